@@ -1,0 +1,31 @@
+"""aotc: an ahead-of-time compiler for JAX and StableHLO.
+
+``aotc.compile`` makes a bundle, ``aotc.load`` runs one. Both resolve on first
+use, so that loading a bundle imports no compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "compile": "aotc.pipeline",
+    "load": "aotc.vmfb.module",
+    "CompileError": "aotc.diagnostics",
+    "BundleError": "aotc.vmfb.errors",
+    "VmError": "aotc.vmfb.errors",
+}
+
+__all__ = ["BundleError", "CompileError", "VmError", "__version__", "compile", "load"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aotc' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,109 @@
+"""Where something came from, and the two ways in which compilation fails.
+
+``CompileError``: the input is at fault; its text is for the person who wrote it.
+``InternalError``: we are; it names the pass and how to repeat the failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Loc:
+    """A place in the model, and what JAX recorded about it.
+
+    ``line`` and ``column`` count from 1 (0: unknown). ``name`` is JAX's name
+    stack (``jit(loss)/add``); ``source`` is the user's line (``train.py:41:8``).
+    """
+
+    path: str = ""
+    line: int = 0
+    column: int = 0
+    name: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        """Return ``path:line:column``, as far as known."""
+        return ":".join([self.path or "<model>", *(str(x) for x in (self.line, self.column) if x)])
+
+    @property
+    def traced_by(self) -> str:
+        """Return what JAX recorded, in one line, or the empty string."""
+        return " at ".join(x for x in (self.name, self.source) if x)
+
+
+UNKNOWN = Loc()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: what was found and expected, where, what to do."""
+
+    message: str
+    loc: Loc = UNKNOWN
+    snippet: str = ""
+    hint: str = ""
+    rule: str = ""
+
+    def render(self) -> str:
+        """Return the finding as it is shown: place, line with a caret, JAX's line, hint."""
+        text = [f"{self.loc}: error: {self.message}"]
+        if self.snippet:
+            body = self.snippet.strip("\n")
+            text.append(f"    {body.strip()}")
+            text.append("    ^")
+        if self.loc.traced_by:
+            text.append(f"  traced by: {self.loc.traced_by}")
+        if self.rule:
+            text.append(f"  breaks: StableHLO {self.rule}")
+        if self.hint:
+            text.append(f"  try: {self.hint}")
+        return "\n".join(text)
+
+
+@dataclass(eq=False)
+class CompileError(Exception):
+    """The model cannot be compiled.
+
+    Parameters
+    ----------
+    findings : list of Finding
+        Up to ten; each says where, what was found, what was expected.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+
+    LIMIT = 10
+
+    @classmethod
+    def at(cls, loc: Loc, message: str, *, hint: str = "", snippet: str = "", rule: str = "") -> CompileError:
+        """Return an error with a single finding."""
+        return cls([Finding(message, loc, snippet, hint, rule)])
+
+    def __str__(self) -> str:
+        shown = [f.render() for f in self.findings[: self.LIMIT]]
+        more = len(self.findings) - self.LIMIT
+        return "\n\n".join(shown + ([f"and {more} more"] if more > 0 else []))
+
+
+class InternalError(Exception):
+    """aotc itself is at fault.
+
+    Parameters
+    ----------
+    message : str
+        What broke, and in which pass.
+    dump : str
+        Folder with the IR before and after, if it was written.
+    repeat : str
+        The command that repeats the failure.
+    """
+
+    def __init__(self, message: str, dump: str = "", repeat: str = "") -> None:
+        text = [f"internal error: {message}", "  this is a bug in aotc, not in your model"]
+        if dump:
+            text.append(f"  IR before the failing pass: {dump}")
+        if repeat:
+            text.append(f"  to repeat: {repeat}")
+        super().__init__("\n".join(text))

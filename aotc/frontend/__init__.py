@@ -1,0 +1,1 @@
+"""StableHLO to tensor IR."""

@@ -1,0 +1,422 @@
+"""Integer expressions over named dims: the one algebra of shapes and indices.
+
+A *dim* is a Python ``int`` or an :class:`Expr`. Expressions are kept in a
+canonical form, a sum of integer multiples of products of atoms, so that two
+equal polynomials are the same object structurally and ``==`` proves equality::
+
+    b = sym("b")
+    (b + 1) * 2 == 2 * b + 2          # True
+    (4 * b + 3) // 4 == b             # True
+    4 * (x // 4) + x % 4 == x         # True
+
+Loop variables are symbols too, with an exclusive upper bound (``extent``); that
+bound is what removes the divisions that reshapes bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TypeAlias, Union
+
+Dim: TypeAlias = Union[int, "Expr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sym:
+    """A named unknown ``lo <= name < extent`` (``extent`` None: unbounded)."""
+
+    name: str
+    lo: int = 0
+    extent: Dim | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An atom ``fn(a, b)``; ``fn`` is ``//``, ``%``, ``max`` or ``min``."""
+
+    fn: str
+    a: Dim
+    b: Dim
+
+    def __str__(self) -> str:
+        if self.fn in ("max", "min"):
+            return f"{self.fn}({self.a}, {self.b})"
+        return f"{_tight(self.a)} {self.fn} {_tight(self.b)}"
+
+
+Atom: TypeAlias = Sym | Call
+Monomial: TypeAlias = tuple[Atom, ...]
+
+
+def _tight(e: Dim) -> str:
+    text = str(e)
+    return f"({text})" if " " in text or text.startswith("-") else text
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """A canonical sum ``const + sum(coefficient * product of atoms)``.
+
+    Build with :func:`sym` and the operators; never directly.
+    """
+
+    const: int
+    terms: tuple[tuple[Monomial, int], ...]
+    _hash: int = field(init=False, compare=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.const, self.terms)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Dim) -> Dim:
+        return _sum(((self, 1), (other, 1)))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _sum(((self, 1), (other, -1)))
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _sum(((other, 1), (self, -1)))
+
+    def __neg__(self) -> Dim:
+        return _sum(((self, -1),))
+
+    def __mul__(self, other: Dim) -> Dim:
+        return _product(self, other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: int) -> Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: int) -> Dim:
+        return mod(other, self)
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for monomial, coefficient in self.terms:
+            factors = [_tight_atom(a) for a in monomial]
+            if abs(coefficient) != 1:
+                factors.insert(0, str(abs(coefficient)))
+            sign = "-" if coefficient < 0 else "+"
+            alone = len(factors) == 1 and isinstance(monomial[0], Call)
+            text = str(monomial[0]) if alone and monomial[0].fn not in ("//", "%") else "*".join(factors)
+            parts.append(f" {sign} {text}")
+        if self.const or not parts:
+            parts.append(f" {'-' if self.const < 0 else '+'} {abs(self.const)}")
+        text = "".join(parts)
+        return text[3:] if text.startswith(" + ") else "-" + text[3:]
+
+
+def _tight_atom(atom: Atom) -> str:
+    text = str(atom)
+    return f"({text})" if isinstance(atom, Call) and atom.fn in ("//", "%") else text
+
+
+def sym(name: str, lo: int = 0, extent: Dim | None = None) -> Expr:
+    """Return the expression that is the symbol ``name``."""
+    return Expr(0, (((Sym(name, lo, extent),), 1),))
+
+
+def _key(monomial: Monomial) -> str:
+    return "*".join(map(str, monomial))
+
+
+def _make(const: int, terms: dict[Monomial, int]) -> Dim:
+    live = {m: c for m, c in terms.items() if c}
+    if any(isinstance(a, Call) and a.fn == "%" for m in live for a in m):
+        const, live = _join_mod(const, live)
+    if not live:
+        return const
+    return Expr(const, tuple(sorted(live.items(), key=lambda t: _key(t[0]))))
+
+
+def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomial, int]]:
+    """Rewrite ``k*d*(x // d) + k*(x % d)`` to ``k*x``."""
+    for monomial, k in terms.items():
+        if len(monomial) != 1 or not isinstance(monomial[0], Call) or monomial[0].fn != "%":
+            continue
+        x, d = monomial[0].a, monomial[0].b
+        partner = _product(Expr(0, (((Call("//", x, d),), 1),)), _product(d, k))
+        if isinstance(partner, int) or len(partner.terms) != 1:
+            continue
+        (pm, pc), = partner.terms
+        if terms.get(pm) == pc:
+            rest = {m: c for m, c in terms.items() if m not in (monomial, pm)}
+            joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (x, k)))
+            return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
+    return const, terms
+
+
+def _sum(parts: Iterable[tuple[Dim, int]]) -> Dim:
+    const, terms = 0, {}
+    for e, k in parts:
+        if isinstance(e, Expr):
+            const += k * e.const
+            for m, c in e.terms:
+                terms[m] = terms.get(m, 0) + k * c
+        else:
+            const += k * int(e)
+    return _make(const, terms)
+
+
+def _product(a: Dim, b: Dim) -> Dim:
+    if not isinstance(a, Expr):
+        a, b = b, a
+    if not isinstance(a, Expr):
+        return int(a) * int(b)
+    if not isinstance(b, Expr):
+        b = int(b)
+        return _make(a.const * b, {m: c * b for m, c in a.terms}) if b else 0
+    terms: dict[Monomial, int] = {}
+    left = [((), a.const), *a.terms] if a.const else list(a.terms)
+    right = [((), b.const), *b.terms] if b.const else list(b.terms)
+    for m, c in left:
+        for n, d in right:
+            key = tuple(sorted(m + n, key=str))
+            terms[key] = terms.get(key, 0) + c * d
+    return _make(terms.pop((), 0), terms)
+
+
+def bounds(e: Dim) -> tuple[int | None, int | None]:
+    """Return inclusive bounds of ``e`` (None: unknown on that side)."""
+    if not isinstance(e, Expr):
+        return int(e), int(e)
+    lo: int | None = e.const
+    hi: int | None = e.const
+    for monomial, c in e.terms:
+        a, b = reduce(_mul_bounds, map(_atom_bounds, monomial))
+        if c < 0:
+            a, b = b, a
+        lo = None if lo is None or a is None else lo + c * a
+        hi = None if hi is None or b is None else hi + c * b
+    return lo, hi
+
+
+def _mul_bounds(x: tuple, y: tuple) -> tuple:
+    if x[0] is None or y[0] is None or x[0] < 0 or y[0] < 0:
+        if None in x or None in y:
+            return None, None
+        corners = [a * b for a in x for b in y]
+        return min(corners), max(corners)
+    return x[0] * y[0], (None if x[1] is None or y[1] is None else x[1] * y[1])
+
+
+def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Sym):
+        top = bounds(atom.extent)[1] if atom.extent is not None else None
+        return atom.lo, None if top is None else max(top - 1, atom.lo)
+    a, b = bounds(atom.a), bounds(atom.b)
+    match atom.fn:
+        case "//" if b[0] is not None and b[0] > 0 and a[0] is not None and a[0] >= 0:
+            return (0 if b[1] is None else a[0] // b[1]), (None if a[1] is None else a[1] // b[0])
+        case "//" if isinstance(atom.b, int) and atom.b > 0:
+            return (None if a[0] is None else a[0] // atom.b), (None if a[1] is None else a[1] // atom.b)
+        case "%" if b[0] is not None and b[0] > 0:
+            top = None if b[1] is None else b[1] - 1
+            if a[0] is not None and a[0] >= 0 and a[1] is not None:
+                top = a[1] if top is None else min(a[1], top)
+            return 0, top
+        case "max":
+            lows = [x for x in (a[0], b[0]) if x is not None]
+            return (max(lows) if lows else None), (None if None in (a[1], b[1]) else max(a[1], b[1]))
+        case "min":
+            highs = [x for x in (a[1], b[1]) if x is not None]
+            return (None if None in (a[0], b[0]) else min(a[0], b[0])), (min(highs) if highs else None)
+    return None, None
+
+
+def _below(e: Dim, d: Dim) -> bool:
+    """Is ``0 <= e < d`` proven?"""
+    lo, hi = bounds(e)
+    if lo is None or lo < 0:
+        return False
+    low_d = bounds(d)[0]
+    if hi is not None and low_d is not None and hi < low_d:
+        return True
+    if isinstance(e, Expr) and not e.const and len(e.terms) == 1 and e.terms[0][1] == 1:
+        monomial = e.terms[0][0]
+        if len(monomial) == 1 and isinstance(monomial[0], Sym):
+            return monomial[0].extent == d
+        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].fn == "%":
+            return monomial[0].b == d
+    return False
+
+
+def _divide_monomial(monomial: Monomial, by: Monomial) -> Monomial | None:
+    rest = list(monomial)
+    for atom in by:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
+    """Return ``(q, r)`` with ``e == d*q + r`` and ``0 <= r < d`` proven, or None."""
+    if isinstance(d, Expr):
+        if d.const or len(d.terms) != 1:
+            return (1, 0) if e == d else None
+        (by, k), = d.terms
+    else:
+        by, k = (), int(d)
+    if k <= 0:
+        return None
+    q: dict[Monomial, int] = {}
+    r: dict[Monomial, int] = {}
+    const_q, const_r = divmod(e.const, k) if not by else (0, e.const)
+    for monomial, c in e.terms:
+        rest = _divide_monomial(monomial, by)
+        if rest is not None and c % k == 0:
+            if rest:
+                q[rest] = c // k
+            else:
+                const_q += c // k
+        else:
+            r[monomial] = c
+    quotient, remainder = _make(const_q, q), _make(const_r, r)
+    return (quotient, remainder) if _below(remainder, d) else None
+
+
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """Return ``a // b`` (rounds down; ``b`` must be positive where it is used)."""
+    if not isinstance(a, Expr) and not isinstance(b, Expr):
+        return int(a) // int(b)
+    if b == 1:
+        return a
+    if a == 0:
+        return 0
+    if isinstance(a, Expr):
+        split = _split(a, b)
+        if split:
+            return split[0]
+        if not isinstance(b, Expr):
+            whole = {m: c // b for m, c in a.terms if c % b == 0}
+            if whole:  # (b*x + y) // b == x + y // b holds for every sign
+                rest = _make(a.const, {m: c for m, c in a.terms if c % b})
+                return _sum(((_make(0, whole), 1), (floordiv(rest, b), 1)))
+            inner = a.terms[0][0][0] if not a.const and len(a.terms) == 1 and a.terms[0][1] == 1 else None
+            if isinstance(inner, Call) and len(a.terms[0][0]) == 1 and inner.fn == "//" and isinstance(inner.b, int):
+                return floordiv(inner.a, inner.b * b)
+    elif _below(a, b):
+        return 0
+    return Expr(0, (((Call("//", a, b),), 1),))
+
+
+def mod(a: Dim, b: Dim) -> Dim:
+    """Return ``a % b`` with the sign of ``b`` (``b`` positive where it is used)."""
+    if not isinstance(a, Expr) and not isinstance(b, Expr):
+        return int(a) % int(b)
+    if b == 1 or a == 0:
+        return 0
+    if isinstance(a, Expr):
+        split = _split(a, b)
+        if split:
+            return split[1]
+        if not isinstance(b, Expr):
+            rest = _make(a.const % b, {m: c % b for m, c in a.terms if c % b})
+            if rest != a:
+                return mod(rest, b)
+    elif _below(a, b):
+        return a
+    return Expr(0, (((Call("%", a, b),), 1),))
+
+
+def maximum(a: Dim, b: Dim) -> Dim:
+    """Return the larger of two dims."""
+    return _extremum("max", a, b)
+
+
+def minimum(a: Dim, b: Dim) -> Dim:
+    """Return the smaller of two dims."""
+    return _extremum("min", a, b)
+
+
+def _extremum(fn: str, a: Dim, b: Dim) -> Dim:
+    if a == b:
+        return a
+    lo, hi = bounds(_sum(((a, 1), (b, -1))))
+    if lo is not None and lo >= 0:
+        return a if fn == "max" else b
+    if hi is not None and hi <= 0:
+        return b if fn == "max" else a
+    first, second = sorted((a, b), key=str)
+    return Expr(0, (((Call(fn, first, second),), 1),))
+
+
+def ceildiv(a: Dim, b: Dim) -> Dim:
+    """Return ``a / b`` rounded up."""
+    return floordiv(a + b - 1, b)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Return the product of ``dims`` (1 for none)."""
+    return reduce(_product, dims, 1)
+
+
+def is_static(shape: Iterable[Dim]) -> bool:
+    """Are all dims plain integers?"""
+    return all(not isinstance(d, Expr) for d in shape)
+
+
+def symbols(e: Dim) -> set[Sym]:
+    """Return the symbols that ``e`` mentions."""
+    found: set[Sym] = set()
+    stack: list[Dim] = [e]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Expr):
+            for monomial, _ in x.terms:
+                for atom in monomial:
+                    if isinstance(atom, Sym):
+                        found.add(atom)
+                    else:
+                        stack += [atom.a, atom.b]
+    return found
+
+
+def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
+    """Return ``e`` with symbols replaced by name."""
+    if not isinstance(e, Expr):
+        return e
+    if not any(s.name in values for s in symbols(e)):
+        return e
+    total: Dim = e.const
+    for monomial, c in e.terms:
+        total = total + product(_substitute_atom(a, values) for a in monomial) * c
+    return total
+
+
+def _substitute_atom(atom: Atom, values: Mapping[str, Dim]) -> Dim:
+    if isinstance(atom, Sym):
+        return values.get(atom.name, Expr(0, (((atom,), 1),)))
+    fn = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}[atom.fn]
+    return fn(substitute(atom.a, values), substitute(atom.b, values))
+
+
+def evaluate(e: Dim, values: Mapping[str, int]) -> int:
+    """Return the number that ``e`` has under ``values``.
+
+    Raises
+    ------
+    KeyError
+        If a symbol has no value.
+    """
+    result = substitute(e, values)
+    if isinstance(result, Expr):
+        raise KeyError(f"no value for {sorted(s.name for s in symbols(result))} in {e}")
+    return result

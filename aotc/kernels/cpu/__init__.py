@@ -1,0 +1,1 @@
+"""CPU kernels: LLVM emission, Numba, linking, the executor."""

@@ -1,0 +1,1 @@
+"""Tensor IR to loop IR, command buffers and VM programs."""

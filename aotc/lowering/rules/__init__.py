@@ -1,0 +1,1 @@
+"""One function per structural op: how it becomes loops."""

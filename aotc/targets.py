@@ -1,0 +1,131 @@
+"""What the compiler knows about the machines it compiles for."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+
+from aotc.diagnostics import UNKNOWN, CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A machine to compile for.
+
+    Attributes
+    ----------
+    name : str
+        As in ``--target`` and in the bundle, e.g. ``cpu:x86-64-v4``.
+    kind : str
+        ``cpu`` or ``cuda``.
+    cpu : str
+        LLVM's name of the processor, or ``sm_90``.
+    features : tuple of str
+        CPU features that the machine must have, as ``/proc/cpuinfo`` names them.
+    llvm_features : str
+        Passed to LLVM's target machine.
+    triple : str
+        LLVM triple.
+    vector_bytes : int
+        Width of a SIMD register.
+    registers : int
+        SIMD registers.
+    l1, l2 : int
+        Data cache bytes of one core.
+    shared_memory : int
+        Bytes of shared memory that a CUDA block may have.
+    """
+
+    name: str
+    kind: str
+    cpu: str
+    features: tuple[str, ...] = ()
+    llvm_features: str = ""
+    triple: str = "x86_64-unknown-linux-gnu"
+    vector_bytes: int = 64
+    registers: int = 32
+    l1: int = 32 << 10
+    l2: int = 1 << 20
+    shared_memory: int = 0
+
+
+_V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+TARGETS = {
+    t.name: t
+    for t in (
+        Target("cpu:x86-64-v2", "cpu", "x86-64-v2", ("sse4_2", "ssse3", "popcnt"), vector_bytes=16, registers=16),
+        Target("cpu:x86-64-v3", "cpu", "x86-64-v3", _V3, vector_bytes=32, registers=16),
+        Target("cpu:x86-64-v4", "cpu", "x86-64-v4", _V4, "-prefer-256-bit"),
+        Target(
+            "cpu:x86-64-v4-vnni", "cpu", "x86-64-v4", (*_V4, "avx512_vnni"), "-prefer-256-bit,+avx512vnni"
+        ),
+        Target(
+            "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
+        ),
+        Target("cuda:sm_80", "cuda", "sm_80", shared_memory=163 << 10),
+        Target("cuda:sm_90", "cuda", "sm_90", shared_memory=227 << 10),
+    )
+}
+
+
+def host_features() -> frozenset[str]:
+    """Return the CPU features of this machine, as ``/proc/cpuinfo`` names them."""
+    try:
+        with open("/proc/cpuinfo") as f:
+            for line in f:
+                if line.startswith(("flags", "Features")):
+                    return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def host() -> Target:
+    """Return the best target that this machine can run."""
+    arch = platform.machine()
+    have = host_features()
+    fit = [
+        t
+        for t in TARGETS.values()
+        if t.kind == "cpu" and t.triple.startswith(arch.replace("arm64", "aarch64")) and have.issuperset(t.features)
+    ]
+    if not fit:
+        raise CompileError.at(UNKNOWN, f"no CPU target fits this machine ({arch})", hint="name one with --target")
+    return replace(fit[-1], l2=_cache_bytes(2) or fit[-1].l2)
+
+
+def _cache_bytes(level: int) -> int:
+    base = "/sys/devices/system/cpu/cpu0/cache"
+    for index in sorted(os.listdir(base)) if os.path.isdir(base) else ():
+        try:
+            with open(f"{base}/{index}/level") as f, open(f"{base}/{index}/size") as g:
+                if int(f.read()) == level:
+                    return int(g.read().strip().rstrip("K")) << 10
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
+def resolve(name: str) -> tuple[Target, ...]:
+    """Return the targets that ``--target name`` means.
+
+    Raises
+    ------
+    CompileError
+        If a name is unknown; the message lists the known ones.
+    """
+    found = []
+    for part in (p.strip() for p in name.split(",")):
+        if part in ("cpu", "cpu:host"):
+            found.append(host())
+        elif part == "cuda":
+            found.append(TARGETS["cuda:sm_90"])
+        elif part in TARGETS:
+            found.append(TARGETS[part])
+        else:
+            known = ", ".join(["cpu", *TARGETS])
+            raise CompileError.at(UNKNOWN, f"unknown target {part!r}", hint=f"one of {known}")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The bundle and its runtime; standard library, numpy, msgpack and ml_dtypes only."""
