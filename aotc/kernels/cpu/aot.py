@@ -3,8 +3,11 @@
 Numba's CPU target is made for this process and this machine: it starts an MCJIT
 engine, links its reference-counting runtime and wraps functions for CPython.
 The three classes here replace those parts, so that what comes out is LLVM IR
-for any :class:`~aotc.targets.Target` with no Python symbol in it. The swap is
-global to the process, which is why the compiler lives in a process of its own
+with no Python symbol in it. Numba always works for one plain 64-bit
+little-endian machine, because its dispatchers remember what they compiled; the
+finished IR, which is the same for all such machines, is then given the triple
+and data layout of the :class:`~aotc.targets.Target`. The swap is global to the
+process, which is why the compiler lives in a process of its own
 (:mod:`aotc.kernels.cpu.worker`).
 """
 
@@ -27,6 +30,9 @@ from aotc.targets import Target
 
 # C library functions that LLVM makes of plain loops; every C program has them.
 LIBC_ALLOWED = frozenset({"memset", "memcpy", "memmove"})
+
+
+_FRONT = Target("front", "cpu", "x86-64")
 
 
 class Export(NamedTuple):
@@ -55,13 +61,9 @@ class _Codegen(codegen.CPUCodegen):
 
     _library_class = _Library
 
-    def __init__(self, target: Target) -> None:
-        self._aotc_target = target
-        super().__init__("aotc")
-
     def _init(self, llvm_module):
-        self._tm = target_machine(self._aotc_target)
-        self._tm_features = self._aotc_target.llvm_features
+        self._tm = target_machine(_FRONT)
+        self._tm_features = _FRONT.llvm_features
         self._engine = None
         self._target_data = self._tm.target_data
         self._data_layout = str(self._target_data)
@@ -70,7 +72,7 @@ class _Codegen(codegen.CPUCodegen):
 
     def _create_empty_module(self, name):
         module = ir.Module(cgutils.normalize_ir_text(name))
-        module.triple = self._aotc_target.triple
+        module.triple = _FRONT.triple
         if self._data_layout:
             module.data_layout = self._data_layout
         return module
@@ -91,12 +93,10 @@ class _Codegen(codegen.CPUCodegen):
 class _Context(cpu.CPUContext):
     """A target context without the reference-counting runtime and the CPython wrappers."""
 
-    aotc_target: Target
-
     @global_compiler_lock
     def init(self):
         self.is32bit = False
-        self._internal_codegen = _Codegen(self.aotc_target)
+        self._internal_codegen = _Codegen("aotc")
 
     def load_additional_registries(self):
         initialize = rtsys.initialize
@@ -134,16 +134,11 @@ def target_machine(target: Target) -> llvm.TargetMachine:
 
 
 @cache
-def _context(target: Target) -> _Context:
-    context = type("Context", (_Context,), {"aotc_target": target})(cpu_target.typing_context)
+def _context() -> _Context:
+    """Return our context, and make every dispatcher (``@njit`` helpers, overloads) compile with it."""
+    context = _Context(cpu_target.typing_context)
     context.refresh()
     cpu_target.typing_context.refresh()
-    return context
-
-
-def _activate(target: Target) -> _Context:
-    """Make every Numba dispatcher of this process (``@njit`` helpers, overloads) compile for ``target``."""
-    context = _context(target)
     cpu_target.__dict__["_toplevel_target_context"] = context
     return context
 
@@ -177,7 +172,7 @@ def front_end(name: str, export: Export, target: Target) -> llvm.ModuleRef:
         All other functions in it are internal and ``alwaysinline`` unless the
         source made them ``noinline``.
     """
-    context = _activate(target)
+    context = _context()
     result = compiler.compile_extra(
         cpu_target.typing_context, context, export.function, tuple(export.arguments), export.result, _flags(), {}
     )
@@ -186,7 +181,14 @@ def front_end(name: str, export: Export, target: Target) -> llvm.ModuleRef:
     module = result.library._final_module
     module.link_in(llvm.parse_assembly(str(_c_wrapper(name, context, result.fndesc))))
     internalize(module, {name})
+    retarget(module, target)
     return module
+
+
+def retarget(module: llvm.ModuleRef, target: Target) -> None:
+    """Make ``module`` one for ``target``, which must be 64-bit and little-endian."""
+    module.triple = target.triple
+    module.data_layout = str(target_machine(target).target_data)
 
 
 def _c_wrapper(name: str, context: _Context, descriptor: Any) -> ir.Module:
