@@ -178,6 +178,12 @@ class Tile:
         ``kernels``' packer of the same name.
     accumulate : bool
         Add to what is in ``out`` instead of overwriting it.
+    a_inner : Dim
+        In forms that take several ``k`` in one step of the innermost level (whose
+        extent and steps count such groups): from one ``k`` to the next in ``a``.
+    prefetch : Dim
+        How far ahead of each row of ``b`` to prefetch; 0 leaves it to the form.
+        The first tile of a panel may fetch the next panel so.
     """
 
     rows: int
@@ -193,6 +199,8 @@ class Tile:
     levels: tuple[tuple[Dim, Dim, Dim], ...]
     form: str = "f32"
     accumulate: bool = False
+    a_inner: Dim = 1
+    prefetch: Dim = 0
 
 
 Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile
