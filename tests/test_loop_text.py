@@ -1,0 +1,127 @@
+"""The loop IR's text reads back to an equal kernel, and runs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from aotc.frontend.dims import floordiv, minimum, mod, sym
+from aotc.lowering import loop_ir as ir
+from aotc.lowering.loop_parser import parse_kernel
+from aotc.lowering.loop_printer import print_kernel
+from aotc.vmfb.dtypes import DTYPES
+
+pytestmark = pytest.mark.ir
+
+TANH_SUM = '''\
+def k0(x: "f32[3, 8]", /, out: "f32[3]", *, grid: "3"):
+    for i in parallel(0, 3):
+        acc = private("f32[]")
+        acc[()] = f32(0.0)
+        for j in range(0, 8):
+            acc[()] += tanh(x[i, j])
+        out[i] = acc[()]
+'''
+
+KITCHEN_SINK = '''\
+def k1(x: "f32[b, 2*b + 1]", q: "i32[4]", /, out: "f32[b]", n: "c64[]", *, b: "dim(lo=1)", grid: "b", \
+aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
+    for i in parallel(0, b):
+        t = scratch("f64[4, 16]")
+        i0 = let(min(max(q[(i % 4)], i32(0)), i32(7)), extent=8)
+        v = -(x[i, i0 + 1] * f32(2.0))
+        n[()] = c64(nan, -0.0)
+        if (v < f32(inf)) & (~is_finite(v)):
+            out[i] = reduce_max(out[i], v)
+        else:
+            pass
+            if select(i1(True), i1(False), i1(True)):
+                barrier()
+        while True:
+            w = convert(x[i, 0], "f64")
+            if not (w > f64(-1e-310)):
+                break
+            t[3, (i % 2) + 4*(i // 2)] *= w
+        for j in unroll(0, b, 4, extent=b + 4):
+            t[0, j] = convert(index(i*j - 3), "f64") + convert(index(j, "i32"), "f64")
+        tile(t, x, x, rows=4, cols=16, out_base=0, out_row=16, a_base=3*i, a_row=2*b, b_base=i, \
+levels=[(b, 1, 16), (3, b, 5)], form="f64", accumulate=True)
+'''.replace("            pass\n", "")
+
+
+@pytest.mark.parametrize("text", [TANH_SUM, KITCHEN_SINK])
+def test_text_reads_back(text):
+    kernel = parse_kernel(text)
+    assert print_kernel(kernel) == text
+    assert parse_kernel(print_kernel(kernel)) == kernel
+
+
+def _store(value, dtype):
+    out = ir.Buffer("out", dtype, ())
+    return ir.Kernel("k", (), (out,), (), 1, (ir.Store(out, (), value),))
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), -float("inf"), 5e-324, -1.5e300, 0.1, 3])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if DTYPES[d].kind == "f"])
+def test_float_literals_are_exact(value, dtype):
+    kernel = _store(ir.Const(value, dtype), dtype)
+    back = parse_kernel(print_kernel(kernel))
+    assert back == kernel
+    assert repr(back.body[0].value.value) == repr(value)
+
+
+def test_nan_and_complex_literals():
+    import struct
+
+    payload = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]
+    for value in (float("nan"), -float("nan"), payload):
+        back = parse_kernel(print_kernel(_store(ir.Const(value, "f32"), "f32"))).body[0].value.value
+        assert struct.pack("<d", back) == struct.pack("<d", value)
+    kernel = _store(ir.Const(complex(-0.0, -float("inf")), "c64"), "c64")
+    assert parse_kernel(print_kernel(kernel)) == kernel
+
+
+def test_symbols_keep_their_ranges():
+    i, j = sym("i", 0, 12), sym("j", 2, sym("b") * 3)
+    x = ir.Buffer("x", "f32", (12, sym("b")))
+    out = ir.Buffer("out", "f32", (4, 3))
+    load = ir.Load(x, (i, minimum(j, 5) - 2))
+    body = ir.For("j", 2, sym("b") * 3, (ir.Store(out, (floordiv(i, 3), mod(i, 3)), load, "min"),), step=2)
+    kernel = ir.Kernel("k", (x,), (out,), ("b",), 12, (ir.For("i", 0, 12, (body,), "parallel"),))
+    assert parse_kernel(print_kernel(kernel)) == kernel
+
+
+def test_one_name_with_two_ranges_is_refused():
+    out = ir.Buffer("out", "f32", (8,))
+    body = tuple(ir.Store(out, (sym("i", 0, n),), ir.Const(0.0, "f32")) for n in (4, 8))
+    with pytest.raises(ValueError, match="two ranges"):
+        print_kernel(ir.Kernel("k", (), (out,), (), 8, (ir.For("i", 0, 8, body, "parallel"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1", "expected one function"),
+        ("def f(:", "line 1"),
+        ('def f(x: "f32[3]"):\n    pass', "no grid"),
+        ('def f(x: "f32[3]", *, grid: "1"):\n    x[i] = f32(0.0)', "line 2: i is not"),
+        ('def f(x: "f32[3]", *, grid: "1"):\n    x[0] = sin(y[0])', "line 2: not a buffer"),
+        ('def f(x: "f32[3]", *, grid: "1"):\n    x[0] = convert(x[1])', "does not say its dtype"),
+        ('def f(x: "f32[3]", *, grid: "1"):\n    import os', "not a statement"),
+    ],
+)
+def test_errors_say_where(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_kernel(text)
+
+
+def test_long_kernels_are_quick():
+    x, out = ir.Buffer("x", "f32", (4096,)), ir.Buffer("out", "f32", (4096,))
+    i = sym("i", 0, 64)
+    values = [ir.Apply("exp", (ir.Load(x, (i + k,)),), "f32") for k in range(2000)]
+    body = tuple(ir.Store(out, (i * 64 + k % 64,), value) for k, value in enumerate(values))
+    kernel = ir.Kernel("k", (x,), (out,), (), 64, (ir.For("i", 0, 64, body, "parallel"),))
+    begin = time.process_time()
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    assert time.process_time() - begin < 0.6
