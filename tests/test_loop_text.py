@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import time
 
+import numpy as np
 import pytest
 
 from aotc.frontend.dims import floordiv, minimum, mod, sym
 from aotc.lowering import loop_ir as ir
 from aotc.lowering.loop_parser import parse_kernel
 from aotc.lowering.loop_printer import print_kernel
+from aotc.lowering.loop_run import run_kernel
+from aotc.lowering.loop_verify import verify_kernel
 from aotc.vmfb.dtypes import DTYPES
 
 pytestmark = pytest.mark.ir
@@ -31,7 +36,7 @@ aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
         t = scratch("f64[4, 16]")
         i0 = let(min(max(q[(i % 4)], i32(0)), i32(7)), extent=8)
         v = -(x[i, i0 + 1] * f32(2.0))
-        n[()] = c64(nan, -0.0)
+        n[()] = c64(inf, -0.0)
         if (v < f32(inf)) & (~is_finite(v)):
             out[i] = reduce_max(out[i], v)
         else:
@@ -72,8 +77,6 @@ def test_float_literals_are_exact(value, dtype):
 
 
 def test_nan_and_complex_literals():
-    import struct
-
     payload = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000123))[0]
     for value in (float("nan"), -float("nan"), payload):
         back = parse_kernel(print_kernel(_store(ir.Const(value, "f32"), "f32"))).body[0].value.value
@@ -125,3 +128,96 @@ def test_long_kernels_are_quick():
     begin = time.process_time()
     assert parse_kernel(print_kernel(kernel)) == kernel
     assert time.process_time() - begin < 0.6
+
+
+def test_kernels_run_by_their_text():
+    x = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    out = np.zeros(3, np.float32)
+    run_kernel(parse_kernel(TANH_SUM), [x, out])
+    np.testing.assert_allclose(out, np.tanh(x.astype(np.float64)).sum(1), rtol=1e-5)
+    part = np.zeros(3, np.float32)
+    run_kernel(TANH_SUM, [x, part], begin=1, end=2)
+    assert part[0] == part[2] == 0
+    assert part[1] == out[1]
+
+
+def test_names_of_ops_and_dtypes_may_be_variables():
+    text = '''\
+def k(x: "i32[n, 4]", q: "u8[n]", /, out: "i32[n]", *, n: "dim", grid: "n"):
+    for i4 in parallel(0, n):
+        max = convert(q[i4], "i32")
+        out[i4] = i32(-100)
+        for i32 in range(0, 4):
+            if x[i4, i32] < i32(7):
+                out[i4] = reduce_max(out[i4], max + (x[i4, i32] * index(i32 - n, "i32")))
+'''
+    x, q = np.arange(12, dtype=np.int32).reshape(3, 4), np.array([250, 1, 2], np.uint8)
+    out = np.zeros(3, np.int32)
+    assert verify_kernel(parse_kernel(text)) == []
+    run_kernel(text, [x, q, out], {"n": 3})
+    values = np.where(x < 7, q[:, None].astype(np.int32) + x * (np.arange(4) - 3), -100)
+    np.testing.assert_array_equal(out, values.max(1))
+
+
+def test_a_while_loop_and_a_let_in_an_index_run():
+    text = '''\
+def k(x: "i64[8]", /, out: "i64[]", *, grid: "1"):
+    at = private("i64[]")
+    at[()] = i64(0)
+    out[()] = i64(0)
+    while True:
+        here = let(min(at[()], i64(7)), extent=8)
+        if not (x[here] > i64(0)):
+            break
+        out[()] += x[here]
+        at[()] = at[()] + i64(1)
+'''
+    out = np.zeros((), np.int64)
+    kernel = parse_kernel(text)
+    assert print_kernel(kernel) == text
+    assert verify_kernel(kernel) == []
+    run_kernel(kernel, [np.array([3, 4, 5, 0, 9, 9, 9, 9]), out])
+    assert out == 12
+
+
+def test_a_tile_is_a_product():
+    text = '''\
+def k(a: "f32[4, 6]", b: "f32[6, 16]", /, out: "f32[4, 16]", *, grid: "1"):
+    tile(out, a, b, rows=4, cols=16, out_base=0, out_row=16, a_base=0, a_row=6, b_base=0, \
+levels=[(2, 3, 48), (3, 1, 16)], form="f32", accumulate=False)
+'''
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(6, 16)).astype(np.float32)
+    out = np.ones((4, 16), np.float32)
+    run_kernel(text, [a, b, out])
+    np.testing.assert_allclose(out, a.astype(np.float64) @ b, rtol=1e-5, atol=1e-6)
+
+
+def test_good_kernels_verify():
+    assert verify_kernel(parse_kernel(TANH_SUM)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("range(0, 8)", "range(0, 9)", r"reaches beyond \[0, 8\)"),
+        ("x[i, j]", "x[i]", "has 2 dims, the index has 1"),
+        ("f32(0.0)", "f64(0.0)", "the value is f64, the buffer f32"),
+        ("tanh(", "tanhh(", "unknown scalar op"),
+        ("tanh(x[i, j])", "select(x[i, j], x[i, j], x[i, j])", "expected i1"),
+        ("tanh(x[i, j])", "and_(x[i, j], x[i, j])", "not defined on f32"),
+        ('grid: "3"', 'grid: "4"', "the grid is 4"),
+        ("parallel(0, 3)", "range(0, 3)", "no parallel loop"),
+        ("x[i, j]", "x[i, -1 - j]", "reaches beyond|never below"),
+    ],
+)
+def test_bad_kernels_are_found(old, new, message):
+    assert re.search(message, "\n".join(verify_kernel(parse_kernel(TANH_SUM.replace(old, new)))))
+
+
+def test_undefined_names_are_found():
+    x, out = ir.Buffer("x", "f32", (8,)), ir.Buffer("out", "f32", ())
+    load = ir.Apply("add", (ir.Load(x, (sym("q"),)), ir.Var("v", "f32")), "f32")
+    found = "\n".join(verify_kernel(ir.Kernel("k", (), (out,), (), 1, (ir.Store(out, (), load),))))
+    for message in ("buffer x is not defined", "q is not defined", "scalar v is not defined"):
+        assert message in found

@@ -292,6 +292,18 @@ def _split(e: Expr, d: Dim) -> tuple[Dim, Dim] | None:
     return (quotient, remainder) if _below(remainder, d) else None
 
 
+def _aligned(e: Expr, d: int) -> tuple[int, Dim, Dim] | None:
+    """Return ``(g, q, r)`` with ``e == g*q + r``, ``0 <= r < g``, ``g`` a proper divisor of ``d``, or None.
+
+    Then ``e // d == q // (d // g)`` and ``e % d == g*(q % (d // g)) + r``.
+    """
+    for g in sorted({abs(c) for _, c in e.terms if 1 < abs(c) < d and d % abs(c) == 0}, reverse=True):
+        split = _split(e, g)
+        if split and isinstance(split[0], Expr):
+            return g, *split
+    return None
+
+
 def floordiv(a: Dim, b: Dim) -> Dim:
     """Return ``a // b`` (rounds down; ``b`` must be positive where it is used)."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
@@ -309,6 +321,10 @@ def floordiv(a: Dim, b: Dim) -> Dim:
             if whole:  # (b*x + y) // b == x + y // b holds for every sign
                 rest = _make(a.const, {m: c for m, c in a.terms if c % b})
                 return _sum(((_make(0, whole), 1), (floordiv(rest, b), 1)))
+            aligned = _aligned(a, b)
+            if aligned:
+                g, q, _ = aligned
+                return floordiv(q, b // g)
             inner = a.terms[0][0][0] if not a.const and len(a.terms) == 1 and a.terms[0][1] == 1 else None
             if isinstance(inner, Call) and len(a.terms[0][0]) == 1 and inner.fn == "//" and isinstance(inner.b, int):
                 return floordiv(inner.a, inner.b * b)
@@ -331,6 +347,10 @@ def mod(a: Dim, b: Dim) -> Dim:
             rest = _make(a.const % b, {m: c % b for m, c in a.terms if c % b})
             if rest != a:
                 return mod(rest, b)
+            aligned = _aligned(a, b)
+            if aligned:
+                g, q, r = aligned
+                return mod(q, b // g) * g + r
     elif _below(a, b):
         return a
     return Expr(0, (((Call("%", a, b),), 1),))

@@ -1,0 +1,79 @@
+"""What only JAX knows: exporting functions, reading blobs, pytrees and argument names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from aotc.diagnostics import CompileError, Loc
+
+
+def export(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
+    """Return ``function`` exported for CPU on the shapes of the examples.
+
+    Arrays are taken by shape and dtype; ``jax.ShapeDtypeStruct`` may have symbolic dims.
+    """
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    specs, keywords = jax.tree.map(_spec, (tuple(args), dict(kwargs)))
+    try:
+        return jax.export.export(jitted, platforms=("cpu",))(*specs, **keywords)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CompileError.at(Loc(), f"jax.export cannot export the function: {reason}") from error
+
+
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    value = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(jax.numpy.asarray(leaf))
+    return jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+
+
+def deserialize(data: bytes) -> jax.export.Exported | None:
+    """Return the ``Exported`` in ``data``, or None if it is no such blob."""
+    try:
+        return jax.export.deserialize(bytearray(data))
+    except Exception:  # the flatbuffer reader fails in many ways on foreign bytes
+        return None
+
+
+def metadata(exported: jax.export.Exported) -> dict[str, Any]:
+    """Return pytrees, flat argument names and the kept argument numbers of ``exported``."""
+    leaves, tree = jax.tree.flatten(jax.tree.unflatten(exported.in_tree, list(range(exported.in_tree.num_leaves))))
+    paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))[0]
+    return {
+        "in_tree": tree_data(exported.in_tree),
+        "out_tree": tree_data(exported.out_tree),
+        "arg_names": [_path_name(path) for path, _ in paths],
+        "result_names": [],
+        "kept": list(exported.module_kept_var_idx),
+        "dims": [[str(d) for d in a.shape] for a in exported.in_avals],
+    }
+
+
+def _path_name(path: Sequence[Any]) -> str:
+    """Return ``args[0]['w']`` for the key path of a leaf of ``(args, kwargs)``."""
+    where = "args" if getattr(path[0], "idx", 0) == 0 else "kwargs"
+    return where + "".join(str(key) for key in path[1:])
+
+
+def tree_data(tree: Any) -> dict[str, Any]:
+    """Return a pytree definition as nested JSON data."""
+    node = tree.node_data()
+    children = [tree_data(child) for child in tree.children()]
+    if node is None:
+        return {"kind": "none" if tree.num_leaves == 0 else "leaf", "keys": [], "children": []}
+    kind, data = node
+    if kind is dict:
+        return {"kind": "dict", "keys": [str(k) for k in data], "children": children}
+    if kind in (tuple, list):
+        return {"kind": kind.__name__, "keys": [], "children": children}
+    if hasattr(kind, "_fields"):
+        return {"kind": "namedtuple", "name": kind.__name__, "keys": list(kind._fields), "children": children}
+    if kind is type(None):
+        return {"kind": "none", "keys": [], "children": []}
+    return {"kind": "tuple", "keys": [], "children": children}

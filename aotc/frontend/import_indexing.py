@@ -1,0 +1,86 @@
+"""Import of dynamic slices, gather, scatter, sort and top-k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.dims import Expr
+from aotc.frontend.import_state import Importer, State, get_value, integers
+
+
+def _dynamic_slice(state: State, op: Any) -> None:
+    attrs = {"sizes": integers(op.attributes["slice_sizes"])}
+    state.bind(op, [state.one("dynamic_slice", state.operands(op), attrs)])
+
+
+def _dynamic_update_slice(state: State, op: Any) -> None:
+    state.bind(op, [state.one("dynamic_update_slice", state.operands(op))])
+
+
+def _gather_attrs(op: Any, sizes: tuple) -> dict[str, Any]:
+    numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    names = ("offset_dims", "collapsed_slice_dims", "operand_batching_dims", "start_indices_batching_dims", "start_index_map")
+    return {
+        **{n: tuple(getattr(numbers, n)) for n in names},
+        "index_vector_dim": numbers.index_vector_dim,
+        "slice_sizes": sizes,
+    }
+
+
+def _gather(state: State, op: Any) -> None:
+    attrs = _gather_attrs(op, integers(op.attributes["slice_sizes"]))
+    state.bind(op, [state.one("gather", state.operands(op), attrs)])
+
+
+def _dynamic_gather(state: State, op: Any) -> None:
+    x, indices, sizes = state.operands(op)
+    attrs = _gather_attrs(op, state.dims_of(sizes, "the slice sizes of dynamic_gather"))
+    state.bind(op, [state.one("gather", [x, indices], attrs)])
+
+
+def _scatter(state: State, op: Any) -> None:
+    numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    operands = state.operands(op)
+    names = ("update_window_dims", "inserted_window_dims", "input_batching_dims", "scatter_indices_batching_dims")
+    attrs = {
+        "inputs": (len(operands) - 1) // 2,
+        **{n: tuple(getattr(numbers, n)) for n in names},
+        "scatter_dims_to_operand_dims": tuple(numbers.scattered_dims_to_operand_dims),
+        "index_vector_dim": numbers.index_vector_dim,
+        "unique_indices": bool(get_value(op, "unique_indices", False)),
+        "indices_are_sorted": bool(get_value(op, "indices_are_sorted", False)),
+    }
+    combiner = state.scalar_region(op.regions[0].blocks[0])
+    state.bind(op, state.emit("scatter", operands, attrs, (), [combiner]))
+
+
+def _sort(state: State, op: Any) -> None:
+    operands = state.operands(op)
+    dim = get_value(op, "dimension", -1)
+    attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(get_value(op, "is_stable", False))}
+    comparator = state.scalar_region(op.regions[0].blocks[0])
+    state.bind(op, state.emit("sort", operands, attrs, (), [comparator]))
+
+
+def _top_k(state: State, op: Any) -> None:
+    state.bind(op, state.emit("top_k", state.operands(op), {"k": op.attributes["k"].value}))
+
+
+def _dynamic_top_k(state: State, op: Any) -> None:
+    x, k = state.operands(op)
+    size = state.dims_of(k, "k of dynamic_top_k")[0]
+    state.bind(op, state.emit("top_k", [x], {"k": size if isinstance(size, Expr) else int(size)}))
+
+
+INDEXING: dict[str, Importer] = {
+    "stablehlo.dynamic_slice": _dynamic_slice,
+    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
+    "stablehlo.gather": _gather,
+    "stablehlo.dynamic_gather": _dynamic_gather,
+    "stablehlo.scatter": _scatter,
+    "stablehlo.sort": _sort,
+    "chlo.top_k": _top_k,
+}
+CUSTOM_INDEXING: dict[str, Importer] = {"stablehlo.dynamic_top_k": _dynamic_top_k}

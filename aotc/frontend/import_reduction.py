@@ -1,0 +1,77 @@
+"""Import of reductions, windows and map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from aotc.frontend.import_elementwise import same_shapes
+from aotc.frontend.import_state import Importer, State, get_integers, integers
+from aotc.frontend.tensor_ir import Value
+
+
+def _reduce(state: State, op: Any) -> None:
+    operands = state.operands(op)
+    half = len(operands) // 2
+    operands[:half] = same_shapes(state, operands[:half])
+    dims = tuple(sorted(integers(op.attributes["dimensions"])))
+    region = state.scalar_region(op.regions[0].blocks[0])
+    state.bind(op, state.emit("reduce", operands, {"dims": dims}, (), [region]))
+
+
+def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
+    """Return a ``rank x 2`` padding attribute as pairs."""
+    values = integers(attribute)
+    if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+        values = tuple(int(x) for x in np.broadcast_to(np.array(attribute), (rank, 2)).reshape(-1))
+    return tuple(zip(values[::2], values[1::2]))
+
+
+def _reduce_window(state: State, op: Any) -> None:
+    operands = state.operands(op)
+    half = len(operands) // 2
+    operands[:half] = same_shapes(state, operands[:half])
+    rank = operands[0].type.rank
+    ones = (1,) * rank
+    attrs = {
+        "window": integers(op.attributes["window_dimensions"]),
+        "strides": get_integers(op, "window_strides", ones),
+        "base_dilations": get_integers(op, "base_dilations", ones),
+        "window_dilations": get_integers(op, "window_dilations", ones),
+        "padding": padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank,
+    }
+    region = state.scalar_region(op.regions[0].blocks[0])
+    state.bind(op, state.emit("reduce_window", operands, attrs, (), [region]))
+
+
+def _select_and_scatter(state: State, op: Any) -> None:
+    operands = state.operands(op)
+    rank = operands[0].type.rank
+    ones = (1,) * rank
+    attrs = {
+        "window": get_integers(op, "window_dimensions", ones),
+        "strides": get_integers(op, "window_strides", ones),
+        "padding": padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank,
+    }
+    regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
+    state.bind(op, state.emit("select_and_scatter", operands, attrs, (), regions))
+
+
+def _map(state: State, op: Any) -> None:
+    """The computation is over scalars; the same ops are emitted over whole tensors."""
+    operands = same_shapes(state, state.operands(op))
+    shape = operands[0].type.shape
+    block = op.regions[0].blocks[0]
+    state.values.update(zip(block.arguments, operands))
+    results: list[Value] = state.session.symbols["import_block"](state, block)
+    state.bind(op, [state.broadcast_scalar(v, shape) for v in results])
+
+
+REDUCTION: dict[str, Importer] = {
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+    "stablehlo.map": _map,
+}

@@ -1,0 +1,129 @@
+"""Import of data movement, static and dynamic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotc.frontend.import_state import Importer, State, integers
+from aotc.frontend.tensor_ir import TensorType
+
+
+def _iota(state: State, op: Any) -> None:
+    attrs = {"dim": op.attributes["iota_dimension"].value}
+    state.bind(op, [state.one("iota", (), attrs, [state.static_type(op.results[0].type)])])
+
+
+def _dynamic_iota(state: State, op: Any) -> None:
+    (shape,) = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_iota"))
+    state.bind(op, [state.one("iota", (), {"dim": op.attributes["iota_dimension"].value}, [t])])
+
+
+def _broadcast_in_dim(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    t, dims = state.static_type(op.results[0].type), integers(op.attributes["broadcast_dimensions"])
+    same = x.type == t and dims == tuple(range(t.rank))
+    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+
+
+def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
+    x, shape = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
+    dims = integers(op.attributes["broadcast_dimensions"])
+    same = x.type == t and dims == tuple(range(t.rank))
+    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+
+
+def _broadcast(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    sizes = integers(op.attributes["broadcast_sizes"])
+    dims = tuple(range(len(sizes), len(sizes) + x.type.rank))
+    state.bind(op, [state.one("broadcast", [x], {"dims": dims}, [TensorType(x.type.dtype, (*sizes, *x.type.shape))])])
+
+
+def _reshape(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    t = state.static_type(op.results[0].type)
+    state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
+
+
+def _dynamic_reshape(state: State, op: Any) -> None:
+    x, shape = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_reshape"))
+    state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
+
+
+def _transpose(state: State, op: Any) -> None:
+    state.bind(op, [state.one("transpose", state.operands(op), {"perm": integers(op.attributes["permutation"])})])
+
+
+def _reverse(state: State, op: Any) -> None:
+    state.bind(op, [state.one("reverse", state.operands(op), {"dims": integers(op.attributes["dimensions"])})])
+
+
+def _slice(state: State, op: Any) -> None:
+    names = {"start": "start_indices", "limit": "limit_indices", "stride": "strides"}
+    state.bind(op, [state.one("slice", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
+
+
+def _real_dynamic_slice(state: State, op: Any) -> None:
+    x, *bounds = state.operands(op)
+    what = ("the start of real_dynamic_slice", "the limit of real_dynamic_slice", "the stride of real_dynamic_slice")
+    start, limit, stride = (state.dims_of(v, w) for v, w in zip(bounds, what))
+    state.bind(op, [state.one("slice", [x], {"start": start, "limit": limit, "stride": stride})])
+
+
+def _pad(state: State, op: Any) -> None:
+    names = {"low": "edge_padding_low", "high": "edge_padding_high", "interior": "interior_padding"}
+    state.bind(op, [state.one("pad", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
+
+
+def _dynamic_pad(state: State, op: Any) -> None:
+    x, value, *widths = state.operands(op)
+    low, high, interior = (state.dims_of(v, "the widths of dynamic_pad") for v in widths)
+    state.bind(op, [state.one("pad", [x, value], {"low": low, "high": high, "interior": interior})])
+
+
+def _concatenate(state: State, op: Any) -> None:
+    operands, attrs = state.operands(op), {"dim": op.attributes["dimension"].value}
+    state.bind(op, operands if len(operands) == 1 else [state.one("concatenate", operands, attrs)])
+
+
+def _get_dimension_size(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    size = x.type.shape[op.attributes["dimension"].value]
+    state.bind(op, [state.one("dim", (), {"expr": size}, [TensorType("i32")])])
+
+
+def _set_dimension_size(state: State, op: Any) -> None:
+    x, size = state.operands(op)
+    wanted = state.dims_of(size, "the size of set_dimension_size")[0]
+    if wanted != x.type.shape[op.attributes["dimension"].value]:
+        state.fail("set_dimension_size to another size is not supported")
+    state.bind(op, [x])
+
+
+def _alias(state: State, op: Any) -> None:
+    state.bind(op, state.operands(op))
+
+
+SHAPE: dict[str, Importer] = {
+    "stablehlo.iota": _iota,
+    "stablehlo.dynamic_iota": _dynamic_iota,
+    "stablehlo.broadcast_in_dim": _broadcast_in_dim,
+    "stablehlo.dynamic_broadcast_in_dim": _dynamic_broadcast_in_dim,
+    "stablehlo.broadcast": _broadcast,
+    "stablehlo.reshape": _reshape,
+    "stablehlo.dynamic_reshape": _dynamic_reshape,
+    "stablehlo.transpose": _transpose,
+    "stablehlo.reverse": _reverse,
+    "stablehlo.slice": _slice,
+    "stablehlo.real_dynamic_slice": _real_dynamic_slice,
+    "stablehlo.pad": _pad,
+    "stablehlo.dynamic_pad": _dynamic_pad,
+    "stablehlo.concatenate": _concatenate,
+    "stablehlo.get_dimension_size": _get_dimension_size,
+    "stablehlo.set_dimension_size": _set_dimension_size,
+    "stablehlo.optimization_barrier": _alias,
+    "sdy.sharding_constraint": _alias,
+}

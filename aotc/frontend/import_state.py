@@ -1,0 +1,214 @@
+"""The state of an import: the session, the function being cloned, and emission of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend import shape_values
+from aotc.frontend.dims import Dim, sym
+from aotc.frontend.opset import OPS, RuleError
+from aotc.frontend.shape_values import Known
+from aotc.frontend.tensor_ir import Function, Op, Region, TensorType, Value
+from aotc.vmfb.dtypes import DTYPES
+
+_DTYPE_NAMES = {
+    **{name: name for name in DTYPES},
+    **{f"ui{bits}": f"u{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    "complex<f32>": "c64", "complex<f64>": "c128", "index": "i64",
+}  # fmt: skip
+DYNAMIC = ir.ShapedType.get_dynamic_size()
+
+
+@dataclass(slots=True)
+class Session:
+    """What the clones of one module share.
+
+    ``memo`` maps a callee with argument types and shape values to its clone;
+    ``dynamic`` says whether the module has any dynamic shape.
+    """
+
+    symbols: Mapping[str, Any]
+    path: str = ""
+    text_lines: Sequence[str] = ()
+    dynamic: bool = False
+    functions: dict[str, Function] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    fresh: int = 0
+
+    def fresh_name(self, name: str) -> str:
+        """Return ``name``, or ``name.N`` if it is taken."""
+        count = self.names.get(name, 0)
+        self.names[name] = count + 1
+        return f"{name}.{count}" if count else name
+
+    def fresh_symbol(self) -> Dim:
+        """Return a new dim symbol ``d0``, ``d1``..."""
+        self.fresh += 1
+        return sym(f"d{self.fresh - 1}")
+
+    def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
+        """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
+        found = self.types.get(t)
+        if found is None:
+            found = self.types[t] = _parts(t)
+        return found
+
+
+def _parts(t: ir.Type) -> tuple[str, tuple[int, ...]]:
+    if not isinstance(t, ir.RankedTensorType):
+        raise CompileError.at(Loc(), f"type {t} is not supported", hint="ranked tensors of numbers only")
+    name = str(t.element_type)
+    if name not in _DTYPE_NAMES:
+        raise CompileError.at(Loc(), f"element type {name} is not supported")
+    return _DTYPE_NAMES[name], tuple(t.shape)
+
+
+class State:
+    """One function being cloned: its values, known shape values, and the open regions."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.values: dict[Any, Value | None] = {}
+        self.known: dict[Value, Known] = {}
+        self.blocks: list[list[Op]] = [[]]
+        self.loc = Loc(session.path)
+        self.count = 0
+
+    def value(self, v: ir.Value) -> Value:
+        """Return the clone of an MLIR value."""
+        found = self.values[v]
+        if found is None:
+            raise Poisoned
+        return found
+
+    def operands(self, op: ir.Operation) -> list[Value]:
+        """Return the clones of an op's operands."""
+        return [self.value(v) for v in op.operands]
+
+    def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
+        """Record ``results`` as the clones of the op's results."""
+        self.values.update(zip(op.results, results))
+
+    def new_value(self, t: TensorType, name: str = "") -> Value:
+        """Return a fresh value of type ``t``."""
+        if not name:
+            name, self.count = str(self.count), self.count + 1
+        return Value(name, t)
+
+    def dtype(self, t: ir.Type) -> str:
+        """Return the dtype name of an MLIR tensor type."""
+        return self.session.parts(t)[0]
+
+    def static_type(self, t: ir.Type) -> TensorType:
+        """Return a type without unknown sizes; refuse others."""
+        dtype, shape = self.session.parts(t)
+        if DYNAMIC in shape:
+            self.fail(f"the size of {t} is not known here")
+        return TensorType(dtype, shape)
+
+    def type_with(self, t: ir.Type, dims: Sequence[Dim]) -> TensorType:
+        """Return the MLIR type with its unknown sizes taken from ``dims``."""
+        dtype, shape = self.session.parts(t)
+        return TensorType(dtype, tuple(d if n == DYNAMIC else n for n, d in zip(shape, dims)))
+
+    def emit(
+        self,
+        name: str,
+        operands: Sequence[Value] = (),
+        attrs: Mapping[str, Any] | None = None,
+        given: Sequence[TensorType] = (),
+        regions: Sequence[Region] = (),
+    ) -> tuple[Value, ...]:
+        """Append op ``name`` and return its results, typed by its rule."""
+        attrs = attrs or {}
+        types = tuple(v.type for v in operands)
+        try:
+            found = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
+        except RuleError as error:
+            raise CompileError.at(self.loc, str(error)) from None
+        results = tuple(self.new_value(t) for t in found)
+        self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
+        if name in shape_values.FOLDED and shape_values.trackable(found[0]):
+            self._track(name, operands, types, attrs, results[0])
+        return results
+
+    def _track(self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value) -> None:
+        known = [self.known[v] for v in operands if v in self.known]
+        if len(known) == len(operands):
+            folded = shape_values.fold(name, known, types, attrs, result.type)
+            if folded is not None:
+                self.known[result] = folded
+
+    def one(self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()) -> Value:
+        """Emit an op of one result and return it."""
+        return self.emit(name, operands, attrs, given)[0]
+
+    def broadcast_scalar(self, v: Value, shape: Sequence[Dim]) -> Value:
+        """Return scalar ``v`` spread over ``shape``."""
+        if v.type.shape == tuple(shape):
+            return v
+        return self.one("broadcast", [v], {"dims": ()}, [TensorType(v.type.dtype, tuple(shape))])
+
+    def dims_of(self, v: Value, what: str) -> tuple[Dim, ...]:
+        """Return the elements of a shape operand as dims."""
+        found = self.known.get(v)
+        if found is None:
+            self.fail(f"{what} depends on data, not only on argument shapes", hint="only sizes computed from shapes are supported")
+        return found
+
+    def constant(self, array: Any, t: TensorType) -> Value:
+        """Emit a constant."""
+        return self.one("constant", (), {"value": array}, [t])
+
+    def fail(self, message: str, hint: str = "") -> Any:
+        """Raise a CompileError at the current op."""
+        raise CompileError.at(self.loc, message, hint=hint)
+
+    def region(self, block: Any, params: Sequence[Value]) -> Region:
+        """Clone an MLIR block as a region with ``params`` for its arguments."""
+        self.values.update(zip(block.arguments, params))
+        self.blocks.append([])
+        try:
+            results = self.session.symbols["import_block"](self, block)
+        finally:
+            ops = self.blocks.pop()
+        return Region(tuple(params), tuple(ops), tuple(results))
+
+    def scalar_region(self, block: Any) -> Region:
+        """Clone a block over scalars (a combiner, a comparator)."""
+        params = [self.new_value(self.static_type(a.type), f"s{i}") for i, a in enumerate(block.arguments)]
+        return self.region(block, params)
+
+
+class Poisoned(Exception):
+    """An operand comes from an op that could not be imported; its error is recorded already."""
+
+
+Importer = Callable[[State, Any], None]
+
+
+def integers(attribute: Any) -> tuple[int, ...]:
+    """Return an integer array attribute as a tuple."""
+    import numpy as np
+
+    if isinstance(attribute, ir.DenseElementsAttr):
+        return tuple(int(x) for x in np.array(attribute).reshape(-1))
+    return tuple(int(x) for x in attribute)
+
+
+def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Return the integer array attribute ``name`` of an op, or ``default``."""
+    return integers(op.attributes[name]) if name in op.attributes else tuple(default)
+
+
+def get_value(op: Any, name: str, default: Any) -> Any:
+    """Return the Python value of a simple attribute, or ``default``."""
+    return op.attributes[name].value if name in op.attributes else default

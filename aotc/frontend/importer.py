@@ -1,0 +1,229 @@
+"""StableHLO to tensor IR: the table of importers and the loop that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend.dims import Dim, is_static
+from aotc.frontend.entry_dims import solve_entry_dims
+from aotc.frontend.import_control import CONTROL
+from aotc.frontend.import_elementwise import ELEMENTWISE
+from aotc.frontend.import_indexing import INDEXING
+from aotc.frontend.import_linalg import LINALG
+from aotc.frontend.import_reduction import REDUCTION
+from aotc.frontend.import_shape import SHAPE
+from aotc.frontend.import_state import DYNAMIC, Importer, Poisoned, Session, State
+from aotc.frontend.locations import to_loc
+from aotc.frontend.opset.spec import merge
+from aotc.frontend.shape_values import Known
+from aotc.frontend.tensor_ir import Function, Module, Region, TensorType, Value
+
+IMPORTERS: dict[str, Importer] = merge(ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL)  # type: ignore[arg-type, assignment]
+
+_TERMINATORS = frozenset({"func.return", "stablehlo.return"})
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A callee cloned for some argument types: its name, results and their shape values."""
+
+    name: str
+    results: tuple[Value, ...]
+    known: tuple[Known | None, ...]
+
+
+def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Module:
+    """Return ``source`` as a tensor IR module.
+
+    Parameters
+    ----------
+    source : str, bytes, path, jax.export.Exported or callable
+        Text, bytecode, portable artifact, blob, a path to one, or a function.
+    example_args, example_kwargs
+        Arguments of a function: arrays, or ``jax.ShapeDtypeStruct`` (symbolic dims allowed).
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read or holds what is not supported; up to ten findings.
+    """
+    from aotc.frontend.mlir import read_source
+
+    read = read_source(source, *example_args, **example_kwargs)
+    with read.context:
+        return import_module(read.module, read.path, read.metadata)
+
+
+def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any] | None = None) -> Module:
+    """Return a verified MLIR module as a tensor IR module."""
+    functions = {}
+    for op in module.body.operations:
+        if op.operation.name == "func.func":
+            functions[op.attributes["sym_name"].value] = op
+    public = [n for n, f in functions.items() if not _is_private(f)]
+    if not public:
+        raise CompileError.at(Loc(path), "the module has no public function")
+    dims = [_public_dims(functions[name], (metadata or {}).get("dims") if name == "main" else None) for name in public]
+    result = _import_public(functions, public, dims, path, metadata or {})
+    if any(not is_static(shape) for shapes in dims for shape in shapes):
+        solved = [solve_entry_dims(result.functions[name], shapes) for name, shapes in zip(public, dims)]
+        if solved != dims:
+            result = _import_public(functions, public, solved, path, metadata or {})
+    return result
+
+
+def _import_public(
+    functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any]
+) -> Module:
+    session = Session({**functions, "import_block": import_block, "clone": clone}, path)
+    session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes)
+    for name in public:
+        session.names[name] = 1
+    for name, shapes in zip(public, dims):
+        _import_entry(session, functions[name], name, shapes, metadata)
+    if session.findings:
+        raise CompileError(session.findings[: CompileError.LIMIT])
+    return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
+
+
+def _is_private(function: Any) -> bool:
+    attributes = function.attributes
+    return "sym_visibility" in attributes and attributes["sym_visibility"].value == "private"
+
+
+def _public_dims(function: Any, names: Any) -> list[tuple[Dim, ...]]:
+    """Return the dims of each argument; every unknown size is a fresh symbol."""
+    session = Session({})
+    shapes = []
+    for argument in function.regions[0].blocks[0].arguments:
+        _, sizes = session.parts(argument.type)
+        shapes.append(tuple(session.fresh_symbol() if n == DYNAMIC else n for n in sizes))
+    return shapes
+
+
+def _import_entry(session: Session, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
+    block = function.regions[0].blocks[0]
+    state = State(session)
+    params = []
+    for i, (argument, shape) in enumerate(zip(block.arguments, shapes)):
+        params.append(Value(f"arg{i}", TensorType(session.parts(argument.type)[0], shape)))
+    body = state.region(block, params)
+    session.functions[name] = Function(name, body, True, _entry_attrs(function, block, metadata), to_loc(function.operation.location, session.path))
+
+
+def _entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = _dictionaries(function, "arg_attrs", len(block.arguments))
+    results = _dictionaries(function, "res_attrs", len(function.type.results))
+    kept = metadata.get("kept", list(range(len(block.arguments))))
+    known = metadata.get("arg_names")
+    names = [known[k] for k in kept] if known and len(kept) == len(block.arguments) else _argument_names(block)
+    leaves = [{"kind": "leaf", "keys": [], "children": []} for _ in results]
+    inputs = [{"kind": "leaf", "keys": [], "children": []} for _ in arguments]
+    return {
+        "arg_names": names,
+        "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
+        "in_tree": metadata.get("in_tree") or {
+            "kind": "tuple", "keys": [],
+            "children": [{"kind": "tuple", "keys": [], "children": inputs}, {"kind": "dict", "keys": [], "children": []}],
+        },
+        "out_tree": metadata.get("out_tree") or (leaves[0] if len(leaves) == 1 else {"kind": "tuple", "keys": [], "children": leaves}),
+        "donated": [i for i, a in enumerate(arguments) if "tf.aliasing_output" in a or "jax.buffer_donor" in a],
+        "kept": kept,
+        "affinity": {
+            "arguments": [_affinity(a) for a in arguments],
+            "results": [_affinity(r) for r in results],
+        },
+    }  # fmt: skip
+
+
+def _affinity(attributes: Mapping[str, Any]) -> str:
+    for name in ("aotc.affinity", "iree.abi.affinity"):
+        if name in attributes:
+            return _text(attributes[name], str(attributes[name]))
+    return ""
+
+
+def _argument_names(block: Any) -> list[str]:
+    names = []
+    for i, argument in enumerate(block.arguments):
+        location = argument.location
+        names.append(location.name_str if isinstance(location, ir.NameLoc) else f"arg{i}")
+    return names
+
+
+def _dictionaries(function: Any, name: str, count: int) -> list[dict[str, Any]]:
+    if name not in function.attributes:
+        return [{} for _ in range(count)]
+    return [{d[i].name: d[i].attr for i in range(len(d))} for d in function.attributes[name]]
+
+
+def _text(attribute: Any, default: str) -> str:
+    return attribute.value if isinstance(attribute, ir.StringAttr) and attribute.value else default
+
+
+def import_block(state: State, block: Any) -> list[Value]:
+    """Import the ops of a block and return the values of its terminator."""
+    session = state.session
+    results: list[Value] = []
+    for view in block.operations:
+        op = view.operation
+        name = op.name
+        outer, state.loc = state.loc, to_loc(op.location, session.path)
+        try:
+            if name in _TERMINATORS:
+                results = state.operands(op)
+            elif name in IMPORTERS:
+                IMPORTERS[name](state, op)
+            else:
+                _refuse(state, op)
+        except Poisoned:
+            state.values.update((r, None) for r in op.results)
+        except CompileError as error:
+            if len(session.findings) >= CompileError.LIMIT:
+                raise CompileError(session.findings) from None
+            session.findings += [_with_snippet(f, state, op) for f in error.findings]
+            state.values.update((r, None) for r in op.results)
+        state.loc = outer
+    return results
+
+
+def _refuse(state: State, op: Any) -> None:
+    types = ", ".join(str(v.type) for v in op.operands)
+    state.fail(f"{op.name} on ({types}) is not supported", hint="express it with ops listed in docs/tensor_ir.md")
+
+
+def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
+    loc = finding.loc if finding.loc.line or finding.loc.name else state.loc
+    text = finding.snippet or str(op).splitlines()[0][:160]
+    return Finding(finding.message, loc, text, finding.hint, finding.rule)
+
+
+def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
+    """Return ``callee`` imported for the types and shape values of ``operands``."""
+    session = state.session
+    known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
+    key = (callee, tuple(v.type for v in operands), known)
+    if key in session.memo:
+        return session.memo[key]
+    function = session.symbols.get(callee)
+    if function is None:
+        state.fail(f"call of {callee}, which the module does not define")
+    block = function.regions[0].blocks[0]
+    inner = State(session)
+    params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
+    inner.known.update((p, k) for p, k in zip(params, known) if k is not None)
+    inner.loc = state.loc
+    count = len(session.findings)
+    body = inner.region(block, params)
+    if len(session.findings) > count:
+        raise Poisoned
+    name = session.fresh_name(callee)
+    session.functions[name] = Function(name, body, False, {}, to_loc(function.operation.location, session.path))
+    found = Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))
+    session.memo[key] = found
+    return found

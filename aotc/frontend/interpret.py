@@ -1,0 +1,141 @@
+"""The NumPy reference interpreter of the tensor IR: slow, plain, the oracle of per-pass tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.diagnostics import InternalError
+from aotc.frontend.dims import Dim, Expr, evaluate, floordiv, substitute
+from aotc.frontend.opset import OPS
+from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value
+from aotc.vmfb.dtypes import to_numpy
+
+Environment = dict[Value, np.ndarray]
+
+
+class ArgumentError(ValueError):
+    """An argument's dtype or shape does not fit the function."""
+
+
+def interpret(module: Module, *arrays: Any, function: str = "main") -> list[np.ndarray]:
+    """Return the results of ``function`` on ``arrays``, computed by NumPy.
+
+    Parameters
+    ----------
+    module : Module
+        A verified module.
+    arrays : array_like
+        One per parameter; shapes fit the parameter types, symbolic dims are bound from them.
+    function : str
+        The name of the function to run.
+
+    Raises
+    ------
+    ArgumentError
+        If an argument does not fit.
+    AssertionFailed
+        If an ``assert`` op of the model fails.
+    """
+    body = module.functions[function].body
+    values = [np.asarray(a) for a in arrays]
+    return _run_function(module, body, values)
+
+
+def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """Return the number of each symbol, solved from the shapes of arguments.
+
+    Raises
+    ------
+    ArgumentError
+        If the shapes contradict each other or the types.
+    """
+    known: dict[str, int] = {}
+    open_pairs: list[tuple[Dim, int, str]] = []
+    for i, (t, shape) in enumerate(zip(params, shapes)):
+        if len(shape) != t.rank:
+            raise ArgumentError(f"argument {i}: expected {t}, found shape {tuple(shape)}")
+        open_pairs += [(d, n, f"argument {i}: expected {t}, found shape {tuple(shape)}") for d, n in zip(t.shape, shape)]
+    while open_pairs:
+        rest = []
+        for dim, number, message in open_pairs:
+            left = substitute(dim, known)
+            if isinstance(left, Expr):
+                if not _solve(left, number, known):
+                    rest.append((dim, number, message))
+            elif left != number:
+                raise ArgumentError(message)
+        if len(rest) == len(open_pairs):
+            break
+        open_pairs = rest
+    return known
+
+
+def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
+    """Bind the only symbol of ``k * symbol + c == number``; False if ``e`` is not of that form."""
+    if len(e.terms) != 1 or len(e.terms[0][0]) != 1 or not hasattr(e.terms[0][0][0], "name"):
+        return False
+    (atom,), k = e.terms[0]
+    known[atom.name] = int(floordiv(number - e.const, k))
+    return k * known[atom.name] + e.const == number or bool(_mismatch(e, number))
+
+
+def _mismatch(e: Expr, number: int) -> None:
+    raise ArgumentError(f"a dim must be of the form {e}, found {number}")
+
+
+def _run_function(module: Module, body: Region, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    if len(arrays) != len(body.params):
+        raise ArgumentError(f"expected {len(body.params)} arguments, found {len(arrays)}")
+    for i, (param, a) in enumerate(zip(body.params, arrays)):
+        if a.dtype != to_numpy(param.type.dtype):
+            raise ArgumentError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
+    dims = bind_dims([p.type for p in body.params], [a.shape for a in arrays])
+    return _Frame(module, dims, {}).run(body, arrays)
+
+
+class _Frame:
+    """One activation of a function: its dims and the values of its regions."""
+
+    def __init__(self, module: Module, dims: Mapping[str, int], environment: Environment) -> None:
+        self.module, self.dims, self.environment = module, dims, environment
+
+    def run(self, region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        environment = self.environment
+        environment.update(zip(region.params, arrays))
+        for op in region.ops:
+            environment.update(zip(op.results, self._apply(op)))
+        return [environment[v] for v in region.results]
+
+    def _apply(self, op: Op) -> Sequence[np.ndarray]:
+        operands = [self.environment[v] for v in op.operands]
+        if op.name == "call":
+            return _run_function(self.module, self.module.functions[op.attrs["callee"]].body, operands)
+        if op.name not in OPS:
+            raise InternalError(f"the reference has no op {op.name}")
+        attrs = self._concrete(op.attrs) if self.dims else op.attrs
+        types = tuple(TensorType(v.type.dtype, self._shape(v.type)) for v in op.results)
+        calls = tuple(self._callable(r) for r in op.regions)
+        found = OPS[op.name].reference(operands, attrs, calls, types)
+        for value, array in zip(op.results, found):
+            if array.dtype != to_numpy(value.type.dtype):
+                raise InternalError(f"the reference of {op.name} gave {array.dtype}, expected {value.type}")
+        return found
+
+    def _callable(self, region: Region) -> Callable[..., list[np.ndarray]]:
+        return lambda *arrays: self.run(region, arrays)
+
+    def _shape(self, t: TensorType) -> tuple[int, ...]:
+        return tuple(evaluate(d, self.dims) if isinstance(d, Expr) else d for d in t.shape)
+
+    def _concrete(self, data: Any) -> Any:
+        match data:
+            case Expr():
+                return evaluate(data, self.dims)
+            case tuple() | list():
+                return tuple(self._concrete(x) for x in data)
+            case Mapping():
+                return {k: self._concrete(v) for k, v in data.items()}
+        return data

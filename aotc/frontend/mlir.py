@@ -1,0 +1,157 @@
+"""From any form of a model to a verified MLIR module in jaxlib's hands.
+
+Accepted: StableHLO text (pretty or generic), MLIR bytecode, VHLO portable
+artifacts, ``jax.export`` blobs, a path to one of these, an ``Exported``, and
+jitted or plain functions with example arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax._src.interpreters import mlir as jax_mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir.passmanager import PassManager
+
+from aotc.diagnostics import CompileError, Finding, Loc
+
+_BYTECODE_MAGIC = b"ML\xefR"
+_PORTABLE_PRODUCER = b"StableHLO_v"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed model: the MLIR module, its context, and what came with it.
+
+    ``metadata`` holds what jax.export knows: ``in_tree``, ``out_tree``,
+    ``arg_names``, ``kept``. ``path`` is the file, for messages.
+    """
+
+    context: ir.Context
+    module: ir.Module
+    path: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_context() -> ir.Context:
+    """Return an MLIR context with every dialect that JAX registers; foreign attributes pass."""
+    context = jax_mlir.make_ir_context()
+    context.allow_unregistered_dialects = True
+    return context
+
+
+def read_source(source: Any, *example_args: Any, **example_kwargs: Any) -> Source:
+    """Return ``source`` parsed and verified.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read, with the place that MLIR names.
+    """
+    if callable(source) or hasattr(source, "mlir_module_serialized"):
+        from aotc.frontend import from_jax
+
+        exported = source if hasattr(source, "mlir_module_serialized") else from_jax.export(source, example_args, example_kwargs)
+        return _parse(exported.mlir_module_serialized, "", from_jax.metadata(exported))
+    path = ""
+    if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
+        path = os.fspath(source)
+        source = _read_file(path)
+    if isinstance(source, str):
+        return _parse(source, path, {})
+    if not isinstance(source, (bytes, bytearray, memoryview)):
+        raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
+    data = bytes(source)
+    if data.startswith(_BYTECODE_MAGIC):
+        return _parse(data, path, {})
+    text = _as_text(data)
+    if text is not None:
+        return _parse(text, path, {})
+    return _parse_blob(data, path)
+
+
+def _is_path(text: str) -> bool:
+    return "\n" not in text and "{" not in text and len(text) < 4096
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise CompileError.at(Loc(path), f"cannot read the model: {error.strerror}") from None
+
+
+def _as_text(data: bytes) -> str | None:
+    """Return ``data`` as text if it looks like MLIR text."""
+    head = data[:4096].lstrip()
+    if not head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b'"func')):
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _parse_blob(data: bytes, path: str) -> Source:
+    from aotc.frontend import from_jax
+
+    exported = from_jax.deserialize(data)
+    if exported is None:
+        raise CompileError.at(
+            Loc(path), "the file is neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged",
+            hint="write it again with jax.export.export(f)(*args).serialize()",
+        )  # fmt: skip
+    return _parse(exported.mlir_module_serialized, path, from_jax.metadata(exported))
+
+
+def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
+    context = make_context()
+    with context:
+        try:
+            if isinstance(data, bytes) and _PORTABLE_PRODUCER in data[:64]:
+                module = stablehlo.deserialize_portable_artifact(context, data)
+            else:
+                module = ir.Module.parse(data)
+            if not module.operation.verify():
+                raise CompileError.at(Loc(path), "the module does not verify")
+        except ir.MLIRError as error:
+            raise CompileError(_findings(error, data, path)) from None
+        except ValueError as error:
+            raise CompileError.at(Loc(path), f"the model cannot be read: {error}") from None
+        _legalize(module)
+    return Source(context, module, path, metadata)
+
+
+def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
+    lines = data.splitlines() if isinstance(data, str) else []
+    found = []
+    for diagnostic in error.error_diagnostics:
+        place = diagnostic.location
+        line, column = (place.start_line, place.start_col) if isinstance(place, ir.FileLineColLoc) else (0, 0)
+        snippet = lines[line - 1] if 0 < line <= len(lines) else ""
+        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet))
+    return found or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
+
+
+def _legalize(module: ir.Module) -> None:
+    """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it."""
+    from aotc.frontend.importer import IMPORTERS
+
+    chlo = False
+    stack = [module.operation]
+    while stack and not chlo:
+        op = stack.pop()
+        for region in op.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    name = inner.operation.name
+                    chlo = chlo or (name.startswith("chlo.") and name not in IMPORTERS)
+                    if inner.operation.regions:
+                        stack.append(inner.operation)
+    if chlo:
+        PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)

@@ -1,0 +1,140 @@
+"""Shape arithmetic on the abstract level: small integer tensors as tuples of dims.
+
+``fold`` gives the value of one op beside the op itself, or None where it is not
+known; a dynamic size is then whatever expression its shape operand turned out to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod
+from aotc.frontend.tensor_ir import TensorType
+from aotc.vmfb.dtypes import DTYPES, kind_of
+
+Known = tuple[Dim, ...]
+LIMIT = 64
+
+
+def trackable(t: TensorType) -> bool:
+    """Is ``t`` an integer or boolean tensor of known, small size?"""
+    if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
+        return False
+    return int(np.prod(t.shape, dtype=np.int64)) <= LIMIT if t.shape else True
+
+
+def _divide(a: Dim, b: Dim) -> Dim | None:
+    if not isinstance(a, Expr) and not isinstance(b, Expr):
+        return None if b == 0 else int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
+    low_a, low_b = bounds(a)[0], bounds(b)[0]
+    return floordiv(a, b) if low_a is not None and low_a >= 0 and (isinstance(b, Expr) or b > 0) and low_b != 0 else None
+
+
+def _remainder(a: Dim, b: Dim) -> Dim | None:
+    quotient = _divide(a, b)
+    if quotient is None:
+        return None
+    return a - quotient * b if not isinstance(a, Expr) and not isinstance(b, Expr) else mod(a, b)
+
+
+def _compare(name: str, a: Dim, b: Dim) -> Dim | None:
+    low, high = bounds(a - b)
+    match name:
+        case "eq" | "ne":
+            if a == b:
+                return int(name == "eq")
+            apart = (low is not None and low > 0) or (high is not None and high < 0)
+            return int(name == "ne") if apart else None
+        case "lt" | "ge":
+            if high is not None and high < 0:
+                return int(name == "lt")
+            return int(name == "ge") if low is not None and low >= 0 else None
+    if low is not None and low > 0:
+        return int(name == "gt")
+    return int(name == "le") if high is not None and high <= 0 else None
+
+
+def _both(a: Dim, b: Dim) -> Dim | None:
+    return _static(a, b, lambda x, y: x & y)
+
+
+def _static(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:
+    return None if isinstance(a, Expr) or isinstance(b, Expr) else fn(int(a), int(b))
+
+
+_BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": _divide,
+    "rem": _remainder, "max": maximum, "min": minimum, "and": _both,
+    "or": lambda a, b: _static(a, b, lambda x, y: x | y),
+    **{n: (lambda a, b, n=n: _compare(n, a, b)) for n in ("eq", "ne", "lt", "le", "gt", "ge")},
+}  # fmt: skip
+
+FOLDED = frozenset(
+    {*_BINARY, "constant", "dim", "convert", "neg", "sign", "abs", "not", "reshape", "concatenate", "slice", "broadcast", "select"}
+)
+
+
+def fold(name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType) -> Known | None:
+    """Return the elements of the result as dims, or None if unknown."""
+    values = _elements(name, operands, types, attrs, result)
+    if values is None or any(v is None or not _fits(v, result.dtype) for v in values):
+        return None
+    return tuple(v if isinstance(v, Expr) else int(v) for v in values)
+
+
+def _fits(value: Dim, dtype: str) -> bool:
+    row = DTYPES[dtype]
+    if row.kind == "b":
+        return value in (0, 1)
+    if isinstance(value, Expr):
+        return row.bits >= 32
+    low, high = (-(1 << (row.bits - 1)), 1 << (row.bits - 1)) if row.kind == "i" else (0, 1 << row.bits)
+    return low <= value < high
+
+
+def _elements(
+    name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType
+) -> Sequence[Dim | None] | None:
+    if name in _BINARY:
+        if types[0].dtype == "i1" and name in ("add", "mul", "sub"):
+            return None
+        return [_BINARY[name](a, b) for a, b in zip(*operands)]
+    match name:
+        case "constant":
+            value = np.broadcast_to(attrs["value"], result.shape).reshape(-1)
+            return [int(v) for v in value]
+        case "dim":
+            return [attrs["expr"]]
+        case "convert":
+            return operands[0] if kind_of(result.dtype) != "b" or kind_of(types[0].dtype) == "b" else None
+        case "neg":
+            return [-a for a in operands[0]]
+        case "abs":
+            return [maximum(a, -a) for a in operands[0]]
+        case "sign":
+            return [1 if (bounds(a)[0] or 0) > 0 else None for a in operands[0]]
+        case "not":
+            return [1 - a for a in operands[0]] if result.dtype == "i1" else None
+        case "select":
+            if types[0].shape != result.shape:
+                return None
+            picked = zip(*operands)
+            return [None if isinstance(p, Expr) else (a if p else b) for p, a, b in picked]
+        case "reshape":
+            return operands[0]
+        case "concatenate" if result.rank == 1:
+            return [v for part in operands for v in part]
+        case "slice" | "broadcast":
+            return _moved(name, operands[0], types[0], attrs, result)
+    return None
+
+
+def _moved(name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType) -> Sequence[Dim] | None:
+    from aotc.frontend.opset.shape import SHAPE
+
+    places = np.arange(len(known)).reshape([int(d) for d in source.shape if isinstance(d, int)])
+    moved = SHAPE[name].reference([places], attrs, (), (result,))[0]
+    return [known[int(i)] for i in moved.reshape(-1)]

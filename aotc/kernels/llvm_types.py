@@ -1,0 +1,63 @@
+"""How an element type lies in memory and in a register, as LLVM types.
+
+The two differ for four families. ``i1`` is a byte of memory and an ``i1``
+register. ``f16`` and ``bf16`` are 16 bits of memory and a ``float`` register that
+always holds a value of the narrow type, so that arithmetic is done in f32 and
+rounded after every op. Integers and floats of less than 8 bits take a byte.
+A complex number is a pair of registers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from llvmlite import ir
+
+from aotc.vmfb.dtypes import DTYPES, DType
+
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
+PTR = ir.PointerType()
+VOID = ir.VoidType()
+
+Scalar: TypeAlias = ir.Value
+Pair: TypeAlias = tuple[ir.Value, ir.Value]
+Register: TypeAlias = Scalar | Pair
+
+
+def part_dtype(name: str) -> str:
+    """Return the dtype of the real part of complex dtype ``name``."""
+    return {"c64": "f32", "c128": "f64"}[name]
+
+
+def register_type(name: str) -> ir.Type:
+    """Return the register type of dtype ``name`` (of one part, if complex)."""
+    row = DTYPES[name]
+    match row.kind:
+        case "b":
+            return I1
+        case "i" | "u":
+            return ir.IntType(row.bits) if row.bits >= 8 else I8
+        case "f":
+            return F64 if row.bits == 64 else F32
+    return register_type(part_dtype(name))
+
+
+def memory_type(name: str) -> ir.Type:
+    """Return the type of one stored element of dtype ``name`` (of one part, if complex)."""
+    row = DTYPES[name]
+    if row.kind == "c":
+        return memory_type(part_dtype(name))
+    if row.kind == "f":
+        return {64: F64, 32: F32, 16: I16}.get(row.bits, I8)
+    return ir.IntType(8 * row.size)
+
+
+def is_signed(row: DType) -> bool:
+    """Does an integer of this dtype have a sign?"""
+    return row.kind == "i"
+
+
+def computes_in(name: str) -> str:
+    """Return the float dtype, ``f32`` or ``f64``, in which dtype ``name`` is computed."""
+    return "f64" if DTYPES[name].bits == 64 else "f32"

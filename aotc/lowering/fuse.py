@@ -1,0 +1,472 @@
+"""Fusion: group ops into regions and outline each as a private function.
+
+Before::
+
+    %2 = exp %1          %5 = reduce %2 {dims = (1,)} (add)     %7 = div %2, %6
+After::
+
+    %7 = dispatch %1 {callee = "k0"}     // k0 holds exp, reduce, broadcast, div; kind = row
+
+Ops are visited in order; each joins the latest region that makes one of its
+operands if the region's iteration space reaches it (``anchors``) and no cycle
+arises, else it opens a region. Movement ops are copied into whoever reads them.
+Then loop regions with a single reader are absorbed by it. Kinds of region:
+``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
+(over leading axes), ``window``, ``contract`` (a product with its epilogue) and
+``single`` (an op with its own lowering).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from aotc.diagnostics import Loc
+from aotc.frontend.dims import Dim, product
+from aotc.frontend.opset.elementwise import SCALARS
+from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
+from aotc.lowering.anchors import Anchors
+from aotc.lowering.elemental import FREE, is_inline
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+MAX_MEMBERS = 96
+MAX_BUFFERS = 40
+ROW_LIMIT = 1 << 16
+CONTROL = frozenset({"while", "case"})
+CONTRACT = frozenset({"matmul", "conv"})
+EXPENSIVE = frozenset(
+    "exp expm1 log log1p tanh logistic erf erfc erf_inv sin cos tan pow atan2 cbrt div rem sqrt rsqrt".split()
+)
+
+
+@dataclass(eq=False)
+class Group:
+    """A region in the making."""
+
+    number: int
+    kind: str
+    members: list[Op]
+    anchors: Anchors | None = None
+    before: int = 0  # bit set of groups that must run earlier
+    absorbed: list[Op] = field(default_factory=list)
+
+
+def fuse(module: Module, options: Options) -> Module:
+    """Outline regions in every function; see the module docstring."""
+    outlined: dict[str, Function] = {}
+    changed = {}
+    for function in module.functions.values():
+        body = _Fuser(options.opt_level, outlined, {}).region(function.body)
+        changed[function.name] = replace(function, body=body)
+    return Module({**changed, **outlined}, module.name)
+
+
+def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op]) -> set[Value]:
+    """Return the values that must exist in memory because of who reads them."""
+    needed: set[Value] = set(results)
+    for op in ops:
+        if op.name in CONTRACT or op.name in CONTROL or not (is_inline(op) or op.name in ("reduce", "reduce_window")):
+            needed.update(op.operands)
+        for r in op.regions:
+            if op.name in CONTROL:
+                needed.update(captured(r))
+    stack = list(needed)
+    while stack:
+        op_ = makers.get(stack.pop())
+        if op_ is not None and op_.name == "reshape" and op_.operands[0] not in needed:
+            needed.add(op_.operands[0])
+            stack.append(op_.operands[0])
+    return needed
+
+
+class _Fuser:
+    """The state of fusing one region."""
+
+    def __init__(self, level: int, outlined: dict[str, Function], outer: Mapping[Value, Op]) -> None:
+        self.level, self.outlined = level, outlined
+        self.makers: dict[Value, Op] = dict(outer)
+        self.outer = frozenset(outer.values())
+        self.groups: list[Group] = []
+        self.group_of: dict[Op, Group] = {}
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with its ops grouped into dispatches."""
+        own = {v: op for op in region.ops for v in op.results}
+        self.makers.update(own)
+        self.needed = needs_buffer(region.ops, region.results, self.makers)
+        for op in region.ops:
+            if self._materialised(op):
+                self._place(op)
+        if self.level >= 2:
+            self._absorb(region)
+        return self._outline(region)
+
+    # --- which ops become part of a group ---
+
+    def _materialised(self, op: Op) -> bool:
+        if op.name == "constant":
+            return False
+        if op.name == "reshape" or (op.name == "dim"):
+            return op.name == "dim" and op.result in self.needed
+        if op.name in FREE:
+            wanted = op.result in self.needed or self.level == 0
+            return wanted or (op.name == "transpose" and _moves_last(op) and _large(op.result.type))
+        return True
+
+    def _place(self, op: Op) -> None:
+        if op.name in CONTROL or op.name == "assert":
+            self._open(op, "single")
+        elif op.name in CONTRACT:
+            self._open(op, "contract")
+        elif op.name == "reduce":
+            self._join(op) or self._open_reduce(op)
+        elif op.name == "reduce_window":
+            self._open(op, "window")
+        elif is_inline(op):
+            self._join(op) or self._open(op, "loop")
+        else:
+            self._open(op, "single")
+
+    def _open(self, op: Op, kind: str) -> None:
+        group = Group(len(self.groups), kind, [op])
+        if kind != "single":
+            group.anchors = Anchors(op.results[0], self.makers)
+        self._add(group, op)
+
+    def _open_reduce(self, op: Op) -> None:
+        """A reduction whose operands come from elsewhere iterates over its operand."""
+        group = Group(len(self.groups), "loop", [op], Anchors(op.operands[0], self.makers))
+        count = len(op.operands) // 2
+        assert group.anchors is not None
+        for v in op.operands[1:count]:
+            group.anchors.index[v], group.anchors.levels[v] = group.anchors.space, 0
+        if not group.anchors.extend(op, {op}):
+            group.anchors, group.kind = None, "single"
+        else:
+            group.kind = _reduce_kind(group.anchors)
+        self._add(group, op)
+
+    def _add(self, group: Group, op: Op) -> None:
+        self.groups.append(group)
+        self.group_of[op] = group
+        group.before = self._before(op, group)
+
+    def _sources(self, op: Op) -> list[Group]:
+        """Return the groups whose results ``op`` reads, movement ops looked through."""
+        found: dict[int, Group] = {}
+        seen: set[Value] = set()
+        stack = [*op.operands, *(v for r in op.regions for v in captured(r))]
+        while stack:
+            v = stack.pop()
+            maker = self.makers.get(v)
+            if v in seen or maker is None or maker in self.outer:
+                continue
+            seen.add(v)
+            group = self.group_of.get(maker)
+            if group is not None:
+                found[group.number] = group
+            else:
+                stack += maker.operands
+        return [found[n] for n in sorted(found, reverse=True)]
+
+    def _before(self, op: Op, group: Group) -> int:
+        bits = 0
+        for source in self._sources(op):
+            if source is not group:
+                bits |= source.before | (1 << source.number)
+        return bits
+
+    # --- joining ---
+
+    def _join(self, op: Op) -> bool:
+        if self.level == 0 or (self.level == 1 and op.name not in SCALARS):
+            return False
+        if op.name in ("pad", "concatenate", "gather", "dynamic_slice", "iota", "dim", "slice", "broadcast"):
+            return False
+        return any(self._try(op, group) for group in self._sources(op))
+
+    def _try(self, op: Op, group: Group) -> bool:
+        if group.anchors is None or len(group.members) >= MAX_MEMBERS:
+            return False
+        if self.level == 1 and group.kind != "loop":
+            return False
+        if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
+            return False
+        before = self._before(op, group)
+        if before >> group.number & 1 or self._buffers(group, op) > MAX_BUFFERS:
+            return False
+        trial = group.anchors.copy()
+        if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
+            return False
+        kind = group.kind
+        if trial.reduced is not None:
+            kind = _reduce_kind(trial)
+            if kind == "reduce" and not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
+                return False
+            if kind == "reduce" and max(trial.levels[v] for v in op.results) > 1 and op.name == "reduce":
+                return False
+        group.anchors, group.kind = trial, kind
+        group.members.append(op)
+        self.group_of[op] = group
+        self._order_after(group, before)
+        return True
+
+    def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
+        """Every operand that comes from ``group`` must be at a known index."""
+        members = {*group.members, op}
+        operands = op.operands[: len(op.operands) // 2] if op.name == "reduce" else op.operands
+        for v in operands:
+            if trial.resolve(v, members) is None and group in self._sources(
+                Op("reads", (v,), ())
+            ):
+                return False
+        return not (op.name == "reduce" and any(group in self._sources(Op("reads", (v,), ())) for v in op.operands[len(operands) :]))
+
+    def _order_after(self, group: Group, before: int) -> None:
+        group.before |= before
+        bit = 1 << group.number
+        for other in self.groups:
+            if other.before & bit:
+                other.before |= before
+
+    def _buffers(self, group: Group, op: Op) -> int:
+        inside = {*group.members, op}
+        return len({v for m in inside for v in m.operands if self.makers.get(v) not in inside})
+
+    # --- absorbing loop regions into their only reader ---
+
+    def _absorb(self, region: Region) -> None:
+        for group in reversed(self.groups):
+            if group.kind == "loop" and len(group.members) + len(group.absorbed) < MAX_MEMBERS:
+                reader = self._only_reader(group, region)
+                if reader is not None and self._worth(group, reader):
+                    reader.absorbed += group.members + group.absorbed
+                    for op in group.members + group.absorbed:
+                        self.group_of[op] = reader
+                    reader.before |= group.before
+                    group.members, group.absorbed = [], []
+
+    def _only_reader(self, group: Group, region: Region) -> Group | None:
+        made = {v for op in group.members for v in op.results}
+        if made & self.needed:
+            return None
+        readers: dict[int, Group] = {}
+        outputs = set()
+        for other in self.groups:
+            if other is group:
+                continue
+            for op in (*other.members, *other.absorbed):
+                hit = self._reads(op) & made
+                if hit:
+                    readers[other.number] = other
+                    outputs |= hit
+        if len(readers) != 1 or len(outputs) != 1:
+            return None
+        (reader,) = readers.values()
+        return reader if reader.kind in ("loop", "row", "reduce", "window", "contract") else None
+
+    def _reads(self, op: Op) -> set[Value]:
+        """Return the group-made values that ``op`` reads through movement ops."""
+        found: set[Value] = set()
+        stack = list(op.operands)
+        while stack:
+            v = stack.pop()
+            maker = self.makers.get(v)
+            if maker is None or maker in self.outer:
+                continue
+            if maker in self.group_of:
+                found.add(v)
+            else:
+                stack += maker.operands
+        return found
+
+    def _worth(self, group: Group, reader: Group) -> bool:
+        """Is computing the group again wherever it is read no more work than storing it?"""
+        if len(group.members) + len(reader.members) + len(reader.absorbed) > MAX_MEMBERS:
+            return False
+        if self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed]) > MAX_BUFFERS:
+            return False
+        cost = sum(1 + 15 * (op.name in EXPENSIVE) for op in group.members + group.absorbed if op.name not in FREE)
+        made = _elements(group.members[-1].result.type)
+        anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
+        read = _elements(anchor.type)
+        repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
+        if reader.kind == "window":
+            window = reader.members[0].attrs["window"]
+            repeats = int(product(window))
+        if reader.kind == "contract" and any(v in reader.members[0].operands for op in group.members for v in op.results):
+            return False
+        if reader.kind == "row":
+            levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
+            repeats *= levels if cost <= 4 else 1
+        return repeats == 1 or cost * (repeats - 1) <= (4 if self.level < 3 else 16)
+
+    def _buffers_of(self, ops: list[Op]) -> int:
+        inside = set(ops)
+        return len({v for m in inside for v in m.operands if self.makers.get(v) not in inside})
+
+    # --- outlining ---
+
+    def _outline(self, region: Region) -> Region:
+        live = [g for g in self.groups if g.members]
+        outputs = self._outputs(region, live)
+        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._kept(op)]
+        emitted = {g.number: self._dispatch(g, outputs[g.number]) for g in live}
+        return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
+
+    def _kept(self, op: Op) -> bool:
+        """Constants and reshapes that stay outside regions: buffers and views."""
+        if op.name == "constant":
+            return True
+        return op.name == "reshape" and op.result in self._read_outside
+
+    def _outputs(self, region: Region, live: list[Group]) -> dict[int, list[Value]]:
+        inside = {op: g for g in live for op in (*g.members, *g.absorbed)}
+        read: set[Value] = set(region.results)
+        by_group: dict[int, set[Value]] = {}
+        for g in live:
+            external = self._external(g)
+            by_group[g.number] = set(external)
+            read.update(external)
+        stack = list(read)
+        while stack:
+            maker = self.makers.get(stack.pop())
+            if maker is not None and maker not in inside and maker not in self.outer:
+                stack += [v for v in maker.operands if v not in read]
+                read.update(maker.operands)
+        self._read_outside = read
+        return {g.number: [v for op in g.members for v in op.results if v in read] for g in live}
+
+    def _external(self, group: Group) -> list[Value]:
+        """Return the buffers that the region of ``group`` reads, in order of first use."""
+        inside = {*group.members, *group.absorbed}
+        found: dict[Value, None] = {}
+        seen: set[Value] = set()
+        stack = [v for op in reversed(group.members) for v in reversed([*op.operands, *_captures(op)])]
+        while stack:
+            v = stack.pop()
+            if v in seen:
+                continue
+            seen.add(v)
+            maker = self.makers.get(v)
+            if maker is not None and maker in inside:
+                stack += reversed([*maker.operands, *_captures(maker)])
+            elif maker is not None and self._copied_into(maker, v, group):
+                stack += reversed(maker.operands)
+            else:
+                found[v] = None
+        return list(found)
+
+    def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
+        """Is this movement op (or small constant) repeated inside the region that reads it?"""
+        if group.kind == "single":
+            return False
+        if group.kind == "contract" and value in group.members[0].operands:
+            return False
+        if maker in self.group_of or maker.name not in FREE:
+            return False
+        if maker in self.outer and maker.name not in ("constant", "iota", "dim", "broadcast", "reshape"):
+            return False
+        if maker in self.outer and maker.name in ("broadcast", "reshape"):
+            source = self.makers.get(maker.operands[0])
+            return source is not None and source.name == "constant" and _is_splat(source)
+        return maker.name != "constant" or _is_splat(maker)
+
+    def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
+        first = group.members[0]
+        if first.name in CONTROL:
+            inner = tuple(_Fuser(self.level, self.outlined, self.makers).region(r) for r in first.regions)
+            return replace(first, regions=inner)
+        if first.name == "assert":
+            return first
+        inputs = self._external(group)
+        name = f"k{len(self.outlined)}_{_label(group)}"
+        while name in self.outlined:
+            name += "_"
+        results = tuple(outputs) if group.kind != "single" else first.results
+        body = Region(tuple(inputs), tuple(self._body(group, set(inputs))), results)
+        anchor = group.anchors.anchor.name if group.anchors else ""
+        self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "anchor": anchor}, loc=first.loc)
+        return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=_loc_of(group))
+
+    def _body(self, group: Group, inputs: set[Value]) -> list[Op]:
+        """Return every op of the region in SSA order, copied movement ops included."""
+        order: dict[Op, None] = {}
+        stack: list[tuple[Value, bool]] = [(v, False) for op in reversed(group.members) for v in op.results]
+        while stack:
+            v, done = stack.pop()
+            op = self.makers.get(v)
+            if op is None or v in inputs or op in order:
+                continue
+            if done:
+                order[op] = None
+                continue
+            stack.append((v, True))
+            stack += [(u, False) for u in (*op.operands, *_captures(op))]
+        return list(order)
+
+    def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
+        """Order dispatches and loose ops so that every value is made before it is read."""
+        position = {op: i for i, op in enumerate(region.ops)}
+        ranked = [(position[op], op) for op in loose]
+        ranked += [(max(position[m] for m in self.groups[n].members), op) for n, op in emitted.items()]
+        ranked.sort(key=lambda t: t[0])
+        makers = {v: op for _, op in ranked for v in op.results}
+        done: dict[Op, None] = {}
+        for _, root in ranked:
+            stack = [(root, False)]
+            while stack:
+                op, ready = stack.pop()
+                if op in done:
+                    continue
+                if ready:
+                    done[op] = None
+                    continue
+                stack.append((op, True))
+                reads = [*op.operands, *(v for r in op.regions for v in captured(r))]
+                stack += [(makers[v], False) for v in reversed(reads) if v in makers and makers[v] not in done]
+        return list(done)
+
+
+def _captures(op: Op) -> list[Value]:
+    return [v for r in op.regions for v in captured(r)]
+
+
+def _reduce_kind(anchors: Anchors) -> str:
+    """``row`` if the reduced axes are the trailing ones, else ``reduce``."""
+    real = [k for k, e in enumerate(anchors.space) if e != 0]
+    reduced = anchors.reduced or frozenset()
+    return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"
+
+
+def _is_splat(op: Op) -> bool:
+    return op.attrs["value"].size == 1
+
+
+def _moves_last(op: Op) -> bool:
+    perm = op.attrs["perm"]
+    moved = [p for p in perm if op.operands[0].type.shape[p] != 1]
+    return bool(moved) and moved[-1] != max(moved)
+
+
+def _elements(type_: TensorType) -> int | None:
+    n = product(type_.shape)
+    return n if isinstance(n, int) else None
+
+
+def _large(type_: TensorType) -> bool:
+    n: Dim = product(type_.shape)
+    return not isinstance(n, int) or n * size_of(type_.dtype) >= 1 << 14
+
+
+def _label(group: Group) -> str:
+    names = [op.name for op in group.members if op.name not in FREE]
+    hero = next((n for n in names if n in CONTRACT or n in ("reduce", "reduce_window", "gather")), None)
+    if group.kind == "row":
+        return "row"
+    return hero or (names[-1] if names else group.members[-1].name)
+
+
+def _loc_of(group: Group) -> Loc:
+    return group.members[0].loc

@@ -1,0 +1,67 @@
+"""Memory that calls borrow: arenas kept between calls and shared by all functions of a process."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.abi import ALIGNMENT
+
+
+class Arena(NamedTuple):
+    """Borrowed memory.
+
+    ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower.
+    """
+
+    address: int
+    size: int
+    memory: np.ndarray
+
+
+class ArenaPool:
+    """Arenas by last use: the one given back last is taken first, for its pages are warm.
+
+    An arena that is too small for a request is dropped for a larger one, so the
+    pool never holds more arenas than there were calls at the same time. Taking
+    and giving are atomic list operations: no lock.
+
+    Attributes
+    ----------
+    high_water : int
+        Bytes of the largest arena ever made.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Arena] = []
+        self.high_water = 0
+
+    def take(self, size: int) -> Arena:
+        """Return an arena of at least ``size`` bytes, of unspecified contents."""
+        try:
+            arena = self._idle.pop()
+        except IndexError:
+            return self._make(size)
+        return arena if arena.size >= size else self._make(size)
+
+    def give(self, arena: Arena) -> None:
+        """Take an arena back."""
+        self._idle.append(arena)
+
+    def trim(self) -> int:
+        """Free every arena that no call uses; return how many bytes that were."""
+        freed = 0
+        while self._idle:
+            freed += self._idle.pop().size
+        return freed
+
+    def idle_bytes(self) -> int:
+        """Return the bytes held for later calls."""
+        return sum(arena.size for arena in tuple(self._idle))
+
+    def _make(self, size: int) -> Arena:
+        self.high_water = max(self.high_water, size)
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        start = memory.ctypes.data
+        return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)

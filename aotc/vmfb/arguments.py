@@ -1,0 +1,150 @@
+"""What a caller passes, made into arrays that kernels can read; or an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.dtypes import from_numpy, to_numpy
+from aotc.vmfb.errors import VmError
+
+GOOD_FLAGS = 0x101  # C-contiguous and aligned, in ndarray.flags.num
+
+_SCALARS: dict[type, str] = {bool: "biufc", int: "iufc", float: "fc", complex: "c"}
+
+
+class Argument:
+    """One argument of a signature.
+
+    Attributes
+    ----------
+    label : str
+        ``argument 0 (x)``, for messages.
+    name : str
+    dtype_name : str
+    dtype : numpy.dtype
+    dims : tuple of int or str
+        A string is the text of a symbolic dimension.
+    donated : bool
+        The program overwrites the argument's memory.
+    static : bool
+        All dims are integers.
+    """
+
+    __slots__ = ("dims", "donated", "dtype", "dtype_name", "label", "name", "static")
+
+    def __init__(self, number: int, entry: dict[str, Any]) -> None:
+        self.name: str = entry["name"]
+        self.label = f"argument {number} ({self.name})" if self.name else f"argument {number}"
+        self.dtype_name: str = entry["dtype"]
+        self.dtype = to_numpy(self.dtype_name)
+        self.dims = tuple(entry["dims"])
+        self.donated: bool = entry["donated"]
+        self.static = all(isinstance(d, int) for d in self.dims)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {type_text(self.dtype_name, self.dims)}"
+
+    def prepare(self, value: Any, where: str) -> np.ndarray:
+        """Return ``value`` as a plain, C-contiguous, aligned array of the right type.
+
+        Raises
+        ------
+        VmError
+            Names the argument, what was found and what was expected.
+        """
+        array = self._as_array(value, where)
+        if array.dtype is not self.dtype:
+            array = self._right_dtype(array, where)
+        shape = array.shape
+        if len(shape) != len(self.dims) or any(isinstance(d, int) and d != n for d, n in zip(self.dims, shape)):
+            raise self._wrong(where, "the wrong shape", type_text(self.dtype_name, shape))
+        if array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
+            array = np.array(array, order="C", copy=True)
+        return array
+
+    def _as_array(self, value: Any, where: str) -> np.ndarray:
+        if isinstance(value, (np.ndarray, np.generic)):
+            return np.asarray(value)
+        if type(value) in _SCALARS:
+            return self._from_scalar(value, where)
+        try:
+            if hasattr(value, "__array__"):
+                return np.asarray(value)
+            if hasattr(value, "__dlpack__"):
+                return np.from_dlpack(value)
+        except (TypeError, RuntimeError, BufferError, ValueError) as error:
+            raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
+        hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
+        raise self._wrong(where, "a value that is no array", type(value).__name__, hint)
+
+    def _from_scalar(self, value: Any, where: str) -> np.ndarray:
+        kind = "f" if self.dtype.kind == "V" else self.dtype.kind
+        if kind not in _SCALARS[type(value)]:
+            raise self._wrong(where, "a scalar that its dtype cannot hold", f"{type(value).__name__} {value!r}")
+        try:
+            return np.asarray(value, self.dtype)
+        except OverflowError:
+            raise self._wrong(where, "a scalar out of range", value) from None
+
+    def _right_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
+        if array.dtype == self.dtype:
+            return array.view(self.dtype)
+        if array.dtype.newbyteorder("=") == self.dtype:
+            return array.astype(self.dtype)
+        raise self._wrong(
+            where,
+            "the wrong dtype",
+            type_text(dtype_text(array.dtype), array.shape),
+            f".astype({str(self.dtype)!r}), if that is what you mean",
+        )
+
+    def _wrong(self, where: str, what: str, found: Any, hint: str = "") -> VmError:
+        return VmError(where, f"{self.label} has {what}", found, type_text(self.dtype_name, self.dims), hint)
+
+
+def dtype_text(dtype: np.dtype) -> str:
+    """Return our name of a NumPy dtype, or NumPy's if we have none."""
+    try:
+        return from_numpy(dtype)
+    except KeyError:
+        return str(dtype)
+
+
+def type_text(dtype: str, dims: Sequence[int | str]) -> str:
+    """Return a type as text: ``f32[2, n]``."""
+    return f"{dtype}[{', '.join(map(str, dims))}]"
+
+
+def own_donated(arguments: Sequence[Argument], arrays: list[np.ndarray], given: bool) -> None:
+    """Replace, in place, the arrays that the program overwrites but the caller has not given away.
+
+    Also those that cannot be overwritten: read-only, or shared with another argument.
+    """
+    for i, argument in enumerate(arguments):
+        if not argument.donated:
+            continue
+        x = arrays[i]
+        shared = any(np.may_share_memory(x, y) for j, y in enumerate(arrays) if j != i)
+        if not given or shared or not x.flags.writeable:
+            arrays[i] = x.copy()
+
+
+def check_out(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:
+    """Refuse a buffer that a result cannot be written to.
+
+    Raises
+    ------
+    VmError
+        Names the result, what was found and what was expected.
+    """
+    expected = type_text(dtype_text(dtype), shape)
+    if type(out) is not np.ndarray:
+        raise VmError(where, f"out[{number}] is no numpy array", type(out).__name__, expected)
+    if out.dtype != dtype or out.shape != shape:
+        found = type_text(dtype_text(out.dtype), out.shape)
+        raise VmError(where, f"out[{number}] does not fit result {number}", found, expected)
+    if out.flags.num & GOOD_FLAGS != GOOD_FLAGS or not out.flags.writeable:
+        raise VmError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")

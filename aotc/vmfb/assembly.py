@@ -1,0 +1,114 @@
+"""Text of a host program, both ways: what ``aotc dump`` prints reads back.
+
+One instruction a line, ``name operand, operand``; a leading ``number:`` is optional
+and checked; ``#`` starts a comment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from aotc.vmfb.isa import BY_NAME, ISA, Dt, Ins, Text
+
+_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,\s]+)\s*(?:,|$)')
+
+
+def disassemble(code: list[list[Any]]) -> str:
+    """Return one line of text per instruction."""
+    lines = []
+    for number, (opcode, *operands) in enumerate(code):
+        row = ISA[opcode]
+        shown = ", ".join(_show(kind, x) for kind, x in zip(row.kinds, operands, strict=True))
+        lines.append(f"{number}: {row.name} {shown}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _show(kind: type, value: Any) -> str:
+    if kind is Text:
+        return json.dumps(value)
+    if kind is Ins:
+        return "[" + ", ".join(f"r{r}" for r in value) + "]"
+    return f"{kind.prefix}{value}"  # type: ignore[attr-defined]
+
+
+def assemble(text: str) -> list[list[Any]]:
+    """Return the program that ``text`` describes.
+
+    Raises
+    ------
+    ValueError
+        Names the line and what is wrong with it.
+    """
+    code: list[list[Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        body = _without_comment(line).strip()
+        if not body:
+            continue
+        try:
+            code.append(_read_line(body, len(code)))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}: {line.strip()}") from None
+    return code
+
+
+def _without_comment(line: str) -> str:
+    quoted = False
+    for i, character in enumerate(line):
+        if character == '"' and (i == 0 or line[i - 1] != "\\"):
+            quoted = not quoted
+        elif character == "#" and not quoted:
+            return line[:i]
+    return line
+
+
+def _read_line(body: str, position: int) -> list[Any]:
+    label, colon, rest = body.partition(":")
+    if colon and label.isdigit():
+        if int(label) != position:
+            raise ValueError(f"this is instruction {position}")
+        body = rest.strip()
+    name, _, rest = body.partition(" ")
+    row = BY_NAME.get(name)
+    if row is None:
+        raise ValueError(f"no instruction {name!r}")
+    operands = _split(rest)
+    if len(operands) != len(row.kinds):
+        raise ValueError(f"{name} has {len(row.kinds)} operands, not {len(operands)}")
+    return [row.opcode, *(_parse(kind, x) for kind, x in zip(row.kinds, operands, strict=True))]
+
+
+def _split(text: str) -> list[str]:
+    found, end = [], 0
+    text = text.strip()
+    while end < len(text):
+        match = _TOKEN.match(text, end)
+        if match is None:
+            raise ValueError("cannot read the operands")
+        found.append(match.group(1))
+        end = match.end()
+    return found
+
+
+def _parse(kind: type, text: str) -> Any:
+    if kind is Text:
+        return json.loads(text)
+    if kind is Ins:
+        if not text.startswith("["):
+            raise ValueError(f"expected a list of registers, found {text}")
+        return [_number("r", part) for part in text[1:-1].split(",") if part.strip()]
+    prefix: str = kind.prefix  # type: ignore[attr-defined]
+    if kind is Dt:
+        if not text.startswith(prefix):
+            raise ValueError(f"expected a dtype such as %f32, found {text}")
+        return text[1:]
+    return _number(prefix, text)
+
+
+def _number(prefix: str, text: str) -> int:
+    text = text.strip()
+    digits = text.removeprefix(prefix)
+    if not text.startswith(prefix) or not re.fullmatch(r"-?[0-9]+", digits):
+        raise ValueError(f"expected {prefix}N, found {text}")
+    return int(digits)

@@ -1,0 +1,316 @@
+"""The bundle: one file that holds a compiled program, its weights and its kernels.
+
+Layout (``docs/bundle.md`` has the promises that go with it)::
+
+    header     64 bytes   magic, version, flags, manifest length, manifest sha256, file length
+    manifest   msgpack, then zeros up to a multiple of 64
+    segments   each at a multiple of 64 from here, zeros between
+
+The file is mapped, never read: weights stay in the page cache, shared by every
+process that runs the same bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from aotc.vmfb import manifest as schema
+from aotc.vmfb.errors import BundleError
+
+MAGIC = b"AOTCVMFB"
+VERSION = 1
+FORMAT = 1
+ALIGNMENT = 64
+EAGER_BYTES = 4 << 20
+
+_HEADER = struct.Struct("<8sIIQ32sQ")
+
+
+def _align(size: int) -> int:
+    return -size % ALIGNMENT + size
+
+
+def _sha256(data: Any) -> bytes:
+    from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
+
+    return sha256(data).digest()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_bundle(
+    path: str | os.PathLike[str] | None, manifest: dict[str, Any], segments: Sequence[tuple[str, Any]]
+) -> bytes | None:
+    """Write a bundle, or return its bytes.
+
+    Parameters
+    ----------
+    path : str, path or None
+        Where to write; the file appears whole or not at all. None returns the bytes.
+    manifest : dict
+        As :data:`aotc.vmfb.manifest.SCHEMA` says, without ``segments``.
+    segments : sequence of (str, buffer)
+        Name and bytes of each segment, in the order that the manifest counts
+        them. Equal contents are stored once.
+
+    Returns
+    -------
+    bytes or None
+        The bundle if ``path`` is None. Equal input gives equal bytes.
+
+    Raises
+    ------
+    BundleError
+        If the manifest breaks the schema or the file cannot be written.
+    """
+    where = "<bytes>" if path is None else os.fspath(path)
+    table, stored = _place_segments(segments)
+    whole = {**manifest, "segments": table}
+    found = next(schema.problems(whole), None)
+    if found:
+        raise BundleError(where, "the compiler made a manifest that breaks the schema", found)
+    packed = msgpack.packb(whole, use_bin_type=True)
+    payload = table_end(table)
+    total = _HEADER.size + _align(len(packed)) + payload
+    header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), _sha256(packed), total)
+    parts: list[Any] = [header, packed, bytes(_align(len(packed)) - len(packed))]
+    for data, padding in stored:
+        parts += [data, bytes(padding)]
+    if path is None:
+        return b"".join(parts)
+    _write_file(where, parts)
+    return None
+
+
+def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[Any, int]]]:
+    table: list[dict[str, Any]] = []
+    stored: list[tuple[Any, int]] = []
+    offsets: dict[tuple[bytes, int], int] = {}
+    end = 0
+    for name, buffer in segments:
+        data = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
+        digest = _sha256(data)
+        offset = offsets.get((digest, data.nbytes))
+        if offset is None:
+            offset = offsets[digest, data.nbytes] = end
+            end += _align(data.nbytes)
+            stored.append((data, _align(data.nbytes) - data.nbytes))
+        table.append({"name": name, "offset": offset, "size": data.nbytes, "sha256": digest})
+    return table, stored
+
+
+def table_end(table: Sequence[dict[str, Any]]) -> int:
+    """Return the bytes that the segments of ``table`` take, padding included."""
+    return max((_align(row["offset"] + row["size"]) for row in table), default=0)
+
+
+def _write_file(path: str, parts: list[Any]) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as f:
+            for part in parts:
+                f.write(part)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        need = sum(len(part) for part in parts)
+        raise BundleError(
+            path,
+            f"cannot write the bundle: {error.strerror}",
+            expected=f"a writable directory with {need:,} free bytes",
+            hint="another place with -o; a bundle that was there before is unchanged",
+        ) from error
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Bundle:
+    """A bundle that has been opened and checked.
+
+    Attributes
+    ----------
+    where : str
+        For messages: the path, or ``<bytes>``.
+    path : str or None
+        None if it came from memory.
+    manifest : dict
+        As :data:`aotc.vmfb.manifest.SCHEMA` says.
+    """
+
+    def __init__(self, where: str, path: str | None, data: memoryview) -> None:
+        self.where = where
+        self.path = path
+        self._data = data
+        self.manifest, self._start = _read_manifest(where, data)
+        self._table = self.manifest["segments"]
+        _check_table(where, data, self._table, self._start)
+        self._verified: set[int] = set()
+        for number, row in enumerate(self._table):
+            if row["size"] <= EAGER_BYTES:
+                self.checked(number)
+
+    def segment(self, number: int) -> memoryview:
+        """Return the bytes of a segment, a read-only view of the file.
+
+        Raises
+        ------
+        BundleError
+            If there is no such segment.
+        """
+        if number >= len(self._table):
+            raise BundleError(
+                self.where, "the manifest names a segment that does not exist", number, f"below {len(self._table)}"
+            )
+        row = self._table[number]
+        start = self._start + row["offset"]
+        return self._data[start : start + row["size"]]
+
+    def checked(self, number: int) -> memoryview:
+        """Return the bytes of a segment after comparing them with their sha256."""
+        data = self.segment(number)
+        if number not in self._verified:
+            row = self._table[number]
+            digest = _sha256(data)
+            if digest != row["sha256"]:
+                raise BundleError(
+                    self.where,
+                    f"segment {number} ({row['name']}) is damaged",
+                    f"sha256 {digest.hex()}",
+                    f"sha256 {row['sha256'].hex()}",
+                    "copy the file again from where it was made",
+                )
+            self._verified.add(number)
+        return data
+
+    def digest(self, number: int) -> bytes:
+        """Return the sha256 that the table gives for a segment."""
+        self.segment(number)
+        return self._table[number]["sha256"]
+
+    def verify_all(self) -> None:
+        """Compare every segment with its sha256.
+
+        Raises
+        ------
+        BundleError
+            Names the first segment that differs.
+        """
+        for number in range(len(self._table)):
+            self.checked(number)
+
+
+def open_bundle(source: Any) -> Bundle:
+    """Open a bundle.
+
+    Parameters
+    ----------
+    source : str, path, bytes or buffer
+        A path is mapped; a buffer is used where it is.
+
+    Raises
+    ------
+    BundleError
+        If it is not a bundle, is truncated, damaged, or of a newer version.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return Bundle("<bytes>", None, memoryview(source).cast("B").toreadonly())
+    path = os.fspath(source)
+    import mmap
+
+    try:
+        with open(path, "rb") as f:
+            size = os.fstat(f.fileno()).st_size
+            if size < _HEADER.size:
+                return Bundle(path, path, memoryview(f.read()))
+            return Bundle(path, path, memoryview(mmap.mmap(f.fileno(), size, access=mmap.ACCESS_READ)))
+    except OSError as error:
+        raise BundleError(path, f"cannot open the bundle: {error.strerror}") from error
+
+
+def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
+    if data.nbytes < _HEADER.size:
+        if bytes(data[:8]) != MAGIC[: data.nbytes] or not data.nbytes:
+            raise _not_a_bundle(where, data)
+        raise BundleError(where, "truncated", f"{data.nbytes} bytes", f"a header of {_HEADER.size}", "copy it again")
+    magic, version, flags, length, digest, total = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise _not_a_bundle(where, data)
+    if version != VERSION:
+        raise BundleError(
+            where,
+            "this bundle has another version of the format",
+            f"version {version}",
+            f"version {VERSION}, which this aotc reads",
+            "a newer aotc, or compile the model again",
+        )
+    if flags:
+        raise BundleError(where, "unknown flags in the header", f"{flags:#x}", "0", "a newer aotc")
+    if data.nbytes != total:
+        what = "truncated" if data.nbytes < total else "longer than its header says"
+        raise BundleError(where, what, f"{data.nbytes:,} bytes", f"{total:,} bytes", "copy the file again")
+    start = _HEADER.size + _align(length)
+    if start > total:
+        raise BundleError(where, "the manifest is longer than the file", f"{length:,} bytes", f"below {total:,}")
+    packed = data[_HEADER.size : _HEADER.size + length]
+    if _sha256(packed) != digest:
+        raise BundleError(where, "the manifest is damaged (sha256 differs)", hint="copy the file again")
+    _check_zeros(where, data[_HEADER.size + length : start])
+    return _decode_manifest(where, packed), start
+
+
+def _not_a_bundle(where: str, data: memoryview) -> BundleError:
+    hint = "the path of a .vmfb that `aotc compile` wrote"
+    return BundleError(where, "not an aotc bundle", f"first bytes {bytes(data[:8])!r}", repr(MAGIC), hint)
+
+
+def _decode_manifest(where: str, packed: memoryview) -> dict[str, Any]:
+    try:
+        found = msgpack.unpackb(packed, raw=False, strict_map_key=False)
+    except Exception as error:  # msgpack raises many unrelated types on bad input
+        raise BundleError(where, f"the manifest is not msgpack: {error}") from error
+    if isinstance(found, dict) and found.get("format") != FORMAT:
+        raise BundleError(
+            where, "another manifest format", found.get("format"), f"{FORMAT}, which this aotc reads", "a newer aotc"
+        )
+    problem = next(schema.problems(found), None)
+    if problem:
+        raise BundleError(where, "the manifest breaks the schema", problem)
+    return found
+
+
+def _check_zeros(where: str, padding: memoryview) -> None:
+    if any(padding):
+        raise BundleError(where, "bytes between segments are not zero", hint="copy the file again")
+
+
+def _check_table(where: str, data: memoryview, table: list[dict[str, Any]], start: int) -> None:
+    """Segments lie inside the file, aligned; two are the same or apart; zeros fill the rest."""
+    extents = sorted({(row["offset"], row["size"]) for row in table if row["size"]})
+    end = 0
+    for offset, size in extents:
+        if offset % ALIGNMENT:
+            raise BundleError(where, "a segment is not aligned", f"offset {offset}", f"a multiple of {ALIGNMENT}")
+        if offset < end:
+            raise BundleError(where, "two segments overlap", f"offset {offset}", f"at least {end}")
+        if start + offset + size > data.nbytes:
+            raise BundleError(where, "a segment reaches past the end of the file", offset + size, data.nbytes - start)
+        _check_zeros(where, data[start + end : start + offset])
+        end = offset + size
+    _check_zeros(where, data[start + end :])
+    if start + _align(end) != data.nbytes:
+        raise BundleError(where, "the file does not end with its last segment", data.nbytes, start + _align(end))
+    for row in table:
+        if not row["size"] and row["offset"] + start > data.nbytes:
+            raise BundleError(where, "a segment reaches past the end of the file", row["offset"], data.nbytes - start)

@@ -1,0 +1,150 @@
+"""Weights: where the constants of a bundle lie in memory.
+
+Inline constants and external ones whose file is laid out as the program wants are
+used where they are mapped. Otherwise they are copied once, when the bundle loads.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.pointers import aligned_bytes
+
+# safetensors' names of dtypes, where they differ from ours in more than the letter case
+_SAFETENSORS = {
+    "BOOL": "i1",
+    "F8_E4M3": "f8E4M3FN",
+    "F8_E5M2": "f8E5M2",
+    "F8_E8M0": "f8E8M0FNU",
+    "F4": "f4E2M1FN",
+}
+
+
+class Constants(NamedTuple):
+    """The constants of a variant; ``owner`` keeps ``size`` bytes at ``address`` alive."""
+
+    address: int
+    size: int
+    copied: bool
+    owner: Any
+
+
+def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> Constants:
+    """Return the constants that a variant's manifest entry describes.
+
+    Raises
+    ------
+    BundleError
+        If the file of external weights is missing or does not fit.
+    """
+    if not entry:
+        return Constants(0, 0, False, None)
+    if entry.get("external"):
+        return _load_external(bundle, entry["external"])
+    view = bundle.segment(entry["segment"])
+    if not view.nbytes:
+        return Constants(0, 0, False, None)
+    array = np.frombuffer(view, np.uint8)
+    if array.ctypes.data % ALIGNMENT == 0:
+        return Constants(array.ctypes.data, array.nbytes, False, array)
+    memory, address = aligned_bytes(array.nbytes, ALIGNMENT)
+    start = address - memory.ctypes.data
+    memory[start : start + array.nbytes] = array
+    return Constants(address, array.nbytes, True, memory)
+
+
+def _load_external(bundle: Bundle, entry: dict[str, Any]) -> Constants:
+    path = _find_file(bundle, entry["file"])
+    data, header, start = _open_safetensors(bundle, path)
+    places = [_find_tensor(bundle, path, header, tensor) for tensor in entry["tensors"]]
+    for tensor, place in zip(entry["tensors"], places):
+        if tensor["offset"] + tensor["size"] > entry["size"]:
+            raise BundleError(bundle.where, f"weight {tensor['name']!r} lies outside of the constants")
+        if start + place + tensor["size"] > data.nbytes:
+            raise BundleError(path, f"truncated: weight {tensor['name']!r} reaches past the end of the file")
+    shifts = {start + place - tensor["offset"] for tensor, place in zip(entry["tensors"], places)}
+    base = np.frombuffer(data, np.uint8)
+    if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
+        return Constants(base.ctypes.data + min(shifts), entry["size"], False, base)
+    memory, address = aligned_bytes(entry["size"], ALIGNMENT)
+    origin = address - memory.ctypes.data
+    for tensor, place in zip(entry["tensors"], places):
+        to, source = origin + tensor["offset"], start + place
+        memory[to : to + tensor["size"]] = base[source : source + tensor["size"]]
+    return Constants(address, entry["size"], True, memory)
+
+
+def _find_file(bundle: Bundle, name: str) -> str:
+    folders = [os.path.dirname(os.path.abspath(bundle.path))] if bundle.path else []
+    folders += [folder for folder in os.environ.get("AOTC_WEIGHTS_PATH", "").split(os.pathsep) if folder]
+    for folder in folders:
+        for path in (os.path.join(folder, name), os.path.join(folder, os.path.basename(name))):
+            if os.path.isfile(path):
+                return path
+    raise BundleError(
+        bundle.where,
+        f"the file of external weights {name!r} is missing",
+        f"not in {', '.join(folders) or 'any folder (the bundle came from memory)'}",
+        hint="put it beside the bundle, or set AOTC_WEIGHTS_PATH to its folder",
+    )
+
+
+def _open_safetensors(bundle: Bundle, path: str) -> tuple[memoryview, dict[str, Any], int]:
+    import json
+    import mmap
+
+    try:
+        with open(path, "rb") as f:
+            data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(bytes(data[8 : 8 + length]))
+        if length + 8 > data.nbytes or not isinstance(header, dict):
+            raise ValueError("its header is longer than the file")
+    except (OSError, ValueError) as error:
+        raise BundleError(path, f"this is not a safetensors file: {error}", hint="the file that was compiled") from None
+    return data, header, 8 + length
+
+
+def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict[str, Any]) -> int:
+    """Return where a tensor's bytes start, counted from the end of the file's header."""
+    name = tensor["name"]
+    row = header.get(name)
+    if not isinstance(row, dict):
+        raise BundleError(path, f"no tensor {name!r}, which {bundle.where} needs", hint="the file that was compiled")
+    found = _SAFETENSORS.get(row.get("dtype"), str(row.get("dtype")).lower())
+    begin, end = row.get("data_offsets", (0, 0))
+    if (found, row.get("shape"), end - begin) != (tensor["dtype"], tensor["shape"], tensor["size"]):
+        raise BundleError(
+            path,
+            f"tensor {name!r} is not the one that was compiled",
+            f"{found}{row.get('shape')}, {end - begin} bytes",
+            f"{tensor['dtype']}{tensor['shape']}, {tensor['size']} bytes",
+        )
+    return begin
+
+
+def verify_external(bundle: Bundle, entry: dict[str, Any] | None) -> None:
+    """Compare every external weight with the sha256 taken at compile time.
+
+    Raises
+    ------
+    BundleError
+        Names the first weight that differs.
+    """
+    if not entry or not entry.get("external"):
+        return
+    from hashlib import sha256
+
+    path = _find_file(bundle, entry["external"]["file"])
+    data, header, start = _open_safetensors(bundle, path)
+    for tensor in entry["external"]["tensors"]:
+        place = start + _find_tensor(bundle, path, header, tensor)
+        digest = sha256(data[place : place + tensor["size"]])
+        if tensor["sha256"] not in (digest.digest(), digest.hexdigest()):
+            raise BundleError(path, f"tensor {tensor['name']!r} is not the one that was compiled (sha256 differs)")

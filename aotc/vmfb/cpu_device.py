@@ -1,0 +1,275 @@
+"""The CPU device: loads kernels, owns the thread pool, submits command buffers.
+
+A submission is one native call that runs the whole command buffer on the pool with
+the GIL released. What a call needs besides its arrays (pointer table, parameters,
+command cells) is made once per concurrent call and reused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb import native
+from aotc.vmfb.abi import ALIGNMENT, STATE_WORDS, TABLE_SYMBOL
+from aotc.vmfb.arena import Arena, ArenaPool
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.constants import Constants, load_constants
+from aotc.vmfb.device import Plan
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.machine import cpu_features, thread_count
+from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.verify import Invalid, check_commands
+
+ARENAS = ArenaPool()
+
+
+def obstacle(variant: dict[str, Any]) -> str:
+    """Return which CPU features this machine lacks, or an empty string."""
+    missing = sorted(set(variant["features"]) - cpu_features())
+    return f"this CPU lacks {', '.join(missing)}" if missing else ""
+
+
+def rank(variant: dict[str, Any]) -> int:
+    """Return how many features the variant uses: more is better."""
+    return len(variant["features"])
+
+
+def open_executable(bundle: Bundle, variant: dict[str, Any], threads: int | None) -> CpuExecutable:
+    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`."""
+    return CpuExecutable(bundle, variant, thread_count(threads))
+
+
+class _Buffer:
+    """A command buffer, ready to run: its words with kernel addresses in place of numbers."""
+
+    __slots__ = ("address", "parameters", "states", "words")
+
+    def __init__(self, words: np.ndarray, states: int, parameters: int) -> None:
+        self.words = words
+        self.address = words.ctypes.data
+        self.states = states
+        self.parameters = parameters
+
+
+class CpuExecutable:
+    """A CPU variant in memory.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    variant : dict
+        Its entry in the manifest.
+    threads : int
+        The caller's thread included.
+
+    Raises
+    ------
+    BundleError
+        If a library lacks a symbol, or a command buffer breaks the rules.
+    """
+
+    def __init__(self, bundle: Bundle, variant: dict[str, Any], threads: int) -> None:
+        self._bundle = bundle
+        self._variant = variant
+        self.threads = threads
+        self._run = native.executor_run(bundle, variant["executor"])
+        self._pool = native.executor_pool(threads - 1)
+        self._constants: Constants = load_constants(bundle, variant.get("constants"))
+        widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
+        self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
+        self._buffers = self._load_buffers()
+
+    def _load_buffers(self) -> list[_Buffer]:
+        kernels = self._variant["kernels"]
+        addresses = self._kernel_addresses(len(kernels))
+        slots = self._fewest_slots()
+        found = []
+        for number, row in enumerate(self._variant["command_buffers"]):
+            words = np.frombuffer(self._bundle.checked(row["code"]), "<i8").astype(np.int64)
+            try:
+                patches = check_commands(words.tolist(), len(kernels), slots[number], row["states"], row["parameters"])
+            except Invalid as error:
+                raise BundleError(self._bundle.where, f"command buffer {number} is invalid: {error}") from None
+            if patches:
+                words[patches] = addresses[words[patches]]
+            found.append(_Buffer(words, row["states"], row["parameters"]))
+        return found
+
+    def _kernel_addresses(self, count: int) -> np.ndarray:
+        if not count:
+            return np.zeros(0, np.int64)
+        library = native.load_library(self._bundle, self._variant["library"], "kernel library")
+        try:
+            table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
+        except ValueError:
+            raise BundleError(self._bundle.where, f"the kernel library exports no {TABLE_SYMBOL!r}") from None
+        addresses = np.array(table, np.int64)
+        if not addresses.all():
+            raise BundleError(self._bundle.where, "the kernel library's table holds a null address")
+        return addresses
+
+    def _fewest_slots(self) -> list[int]:
+        """Return, for each command buffer, the slots of the smallest function that submits it."""
+        from aotc.vmfb.isa import BY_NAME
+
+        submit = BY_NAME["submit"].opcode
+        signatures = self._bundle.manifest["functions"]
+        most = 1 << 62
+        slots = [most] * len(self._variant["command_buffers"])
+        for name, program in self._variant["functions"].items():
+            count = len(signatures[name]["arguments"]) + len(signatures[name]["results"]) + 2
+            for line in program["code"]:
+                if line[0] == submit:
+                    slots[line[1]] = min(slots[line[1]], count)
+        return [0 if count == most else count for count in slots]
+
+    # ------------------------------------------------------------ running
+
+    def call_of(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
+        """Return the native call that runs command buffer ``number``.
+
+        Parameters
+        ----------
+        number : int
+        slots : ctypes array of int64
+            The pointer table, filled in before each call.
+        parameters : sequence of int
+        scratch : ctypes.c_void_p
+            Its value at the time of the call counts.
+        """
+        buffer = self._buffers[number]
+        values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
+        cells, cells_address = aligned_bytes(8 * STATE_WORDS * buffer.states, ALIGNMENT)
+        call = partial(
+            self._run,
+            ctypes.c_void_p(self._pool),
+            ctypes.c_void_p(buffer.address),
+            ctypes.c_int64(len(buffer.words)),
+            slots,
+            values,
+            ctypes.c_void_p(cells_address),
+            scratch,
+            ctypes.c_int64(self._stride),
+            ctypes.c_int64(self.threads),
+        )
+        call.keepalive = (cells, buffer)  # type: ignore[attr-defined]
+        return call
+
+    def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+        """Return the function that runs ``plan`` on argument and result arrays.
+
+        The arrays must be C-contiguous and have the plan's shapes and dtypes.
+        The function may be called by several threads at the same time.
+        """
+        arena_slot = plan.arguments + len(plan.results)
+        arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
+        need = arena_bytes + self._stride * self.threads
+        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        take, give = ARENAS.take, ARENAS.give
+        words, field = WORDS, DATA_FIELD
+
+        def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+            slots = (ctypes.c_int64 * (arena_slot + 2))()
+            slots[arena_slot + 1] = self._constants.address
+            scratch = ctypes.c_void_p()
+            calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
+            return slots, scratch, calls
+
+        def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+            try:
+                state = idle.pop()
+            except IndexError:
+                state = make_state()
+            slots, scratch, calls = state
+            i = 0
+            for x in arrays:
+                slots[i] = words[(id(x) + field) >> 3] if field else address_of(x)
+                i += 1
+            for x in results:
+                slots[i] = words[(id(x) + field) >> 3] if field else address_of(x)
+                i += 1
+            if need:
+                arena = take(need)
+                slots[i] = arena.address
+                scratch.value = arena.address + arena_bytes
+            for call in calls:
+                if call():
+                    raise VmError(self._bundle.where, "the executor refused a command buffer")
+            if need:
+                give(arena)
+            idle.append(state)
+
+        return run
+
+    def session(self, slots: int) -> CpuSession:
+        """Begin a call with a pointer table of ``slots`` slots."""
+        return CpuSession(self, slots, self._constants.address, self._stride * self.threads)
+
+    def stats(self) -> dict[str, Any]:
+        """Return threads, kernels and memory (bytes)."""
+        return {
+            "target": self._variant["target"],
+            "threads": self.threads,
+            "kernels": len(self._variant["kernels"]),
+            "command_buffers": len(self._buffers),
+            "arena_peak": self._variant.get("arena_peak"),
+            "arena_idle_bytes": ARENAS.idle_bytes(),
+            "arena_high_water": ARENAS.high_water,
+            "constants_bytes": self._constants.size,
+            "constants_copied": self._constants.copied,
+        }
+
+    def trim(self) -> int:
+        """Free the arenas that no call uses; return how many bytes that were."""
+        return ARENAS.trim()
+
+
+class CpuSession:
+    """One call of a function whose course depends on its data."""
+
+    def __init__(self, executable: CpuExecutable, slots: int, constants: int, scratch_bytes: int) -> None:
+        self._executable = executable
+        self._slots = (ctypes.c_int64 * slots)()
+        self._slots[slots - 1] = constants
+        self._arena_slot = slots - 2
+        self._arena: Arena | None = None
+        self._arena_bytes = 0
+        self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
+        self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
+
+    def arena(self, size: int) -> None:
+        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
+        found = ARENAS.take(size)
+        if self._arena is not None:
+            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
+            ARENAS.give(self._arena)
+        self._arena, self._arena_bytes = found, size
+        self._slots[self._arena_slot] = found.address
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table."""
+        self._slots[slot] = address_of(array)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer and wait for it."""
+        if self._executable.call_of(number, self._slots, parameters, self._scratch)():
+            raise VmError("", "the executor refused a command buffer")
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+        element = to_numpy(dtype)
+        return int(np.frombuffer(ctypes.string_at(self._slots[slot] + offset, element.itemsize), element)[0])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for arena in (self._arena, self._scratch_arena):
+            if arena is not None:
+                ARENAS.give(arena)
+
+

@@ -1,0 +1,137 @@
+"""What the VM asks of a device, and the table of kinds of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.errors import BundleError
+
+
+class Plan(NamedTuple):
+    """What one call does when its shapes are known: the trace of a host program.
+
+    Attributes
+    ----------
+    arguments : int
+        How many.
+    results : tuple of (tuple of int, dtype)
+        Shape and NumPy dtype of each result.
+    arena : int
+        Bytes.
+    submissions : tuple of (int, tuple of int)
+        Command buffers in order, with their parameters.
+    """
+
+    arguments: int
+    results: tuple[tuple[tuple[int, ...], np.dtype], ...]
+    arena: int
+    submissions: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class DeviceSession(Protocol):
+    """One call of a function whose course depends on its data."""
+
+    def arena(self, size: int) -> None:
+        """Take an arena; what an earlier one of this call held is kept."""
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table."""
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer and wait for it."""
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Executable(Protocol):
+    """A variant of a bundle, loaded on a device."""
+
+    def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+        """Return the function that runs a plan on argument and result arrays."""
+
+    def session(self, slots: int) -> DeviceSession:
+        """Begin a call with a pointer table of so many slots."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters for people."""
+
+    def trim(self) -> int:
+        """Free the memory that no call uses; return how many bytes that were."""
+
+
+class Device(Protocol):
+    """A module that drives one kind of device."""
+
+    def obstacle(self, variant: dict[str, Any]) -> str:
+        """Return why this machine cannot run the variant, or an empty string."""
+
+    def rank(self, variant: dict[str, Any]) -> int:
+        """Return how good a variant is; the best that has no obstacle runs."""
+
+    def open_executable(self, bundle: Bundle, variant: dict[str, Any], threads: int | None) -> Executable:
+        """Load a variant."""
+
+
+DEVICES = {"cpu": "aotc.vmfb.cpu_device", "cuda": "aotc.vmfb.cuda_device"}
+
+
+def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[str, Any], Any]:
+    """Return the variant to run and the module of its device.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    devices : str, sequence of str, or None
+        ``cpu``, ``cuda:0``...; None takes the first kind, in the bundle's order,
+        that this machine can run.
+
+    Raises
+    ------
+    BundleError
+        If no variant can run; lists each variant with the reason.
+    """
+    wanted = [devices] if isinstance(devices, str) else list(devices or ())
+    kinds = {name.partition(":")[0] for name in wanted}
+    for kind in sorted(kinds - DEVICES.keys()):
+        raise BundleError(bundle.where, f"unknown device {kind!r}", expected=", ".join(DEVICES))
+    obstacles: list[str] = []
+    usable: list[tuple[str, int, dict[str, Any], Any]] = []
+    for variant in bundle.manifest["variants"]:
+        kind, target = variant["kind"], variant["target"]
+        if kinds and kind not in kinds:
+            obstacles.append(f"{target}: devices={devices!r} was asked for")
+            continue
+        module = _device_module(kind)
+        obstacle = module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
+        if obstacle:
+            obstacles.append(f"{target}: {obstacle}")
+        else:
+            usable.append((kind, module.rank(variant), variant, module))
+    if not usable:
+        offered = "\n              ".join(obstacles) or "none: the bundle has no variants"
+        raise BundleError(
+            bundle.where, "this machine cannot run the bundle", offered, hint="compile with --target for this machine"
+        )
+    first = usable[0][0]
+    best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
+    return best[2], best[3]
+
+
+def _device_module(kind: str) -> Any:
+    if kind not in DEVICES:
+        return None
+    try:
+        return import_module(DEVICES[kind])
+    except ModuleNotFoundError as error:
+        if error.name != DEVICES[kind]:
+            raise
+        return None

@@ -1,0 +1,51 @@
+"""What the runtime says when a bundle or a call is at fault.
+
+Both errors fit on one screen: where, what was found, what was expected, and what
+to do about it.
+"""
+
+from __future__ import annotations
+
+
+def _render(where: str, what: str, found: object, expected: object, hint: str) -> str:
+    lines = [f"{where}: error: {what}" if where else what]
+    if found is not None:
+        lines.append(f"    found:    {found}")
+    if expected is not None:
+        lines.append(f"    expected: {expected}")
+    if hint:
+        lines.append(f"  try: {hint}")
+    return "\n".join(lines)
+
+
+class BundleError(Exception):
+    """A bundle cannot be written, read, or run on this machine.
+
+    Parameters
+    ----------
+    where : str
+        Path of the bundle, or ``<bytes>``.
+    what : str
+        One sentence.
+    found, expected : object, optional
+        Printed on lines of their own.
+    hint : str, optional
+        What the user can do.
+    """
+
+    def __init__(
+        self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
+    ) -> None:
+        super().__init__(_render(where, what, found, expected, hint))
+
+
+class VmError(Exception):
+    """A call is wrong: arguments that do not fit, or an assertion of the program that failed.
+
+    Parameters are those of :class:`BundleError`; ``where`` names the function.
+    """
+
+    def __init__(
+        self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
+    ) -> None:
+        super().__init__(_render(where, what, found, expected, hint))

@@ -1,0 +1,398 @@
+"""The instruction set of the host program: one table that everyone reads.
+
+An instruction is a decorated function. Its annotations after ``vm`` are the kinds
+of its operands; its docstring is its documentation; its body is what it does.
+Encoder, verifier, assembler, disassembler, interpreter and ``docs/bytecode.md``
+(``python -m aotc.vmfb.isa > docs/bytecode.md``) all read :data:`ISA`.
+
+Opcodes are never reused. A changed meaning takes a new opcode; a changed operand
+list takes a new format version.
+
+The annotations must be objects, so this module does not postpone them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from aotc.vmfb.errors import VmError
+
+# ---------------------------------------------------------------- operand kinds
+
+
+class Out(int):
+    """a register that is written"""
+
+    prefix = "r"
+
+
+class In(int):
+    """a register that is read"""
+
+    prefix = "r"
+
+
+class Imm(int):
+    """a 64-bit integer"""
+
+    prefix = ""
+
+
+class Arg(int):
+    """an argument's number"""
+
+    prefix = "arg"
+
+
+class Axis(int):
+    """a dimension of the argument before it"""
+
+    prefix = "axis"
+
+
+class Res(int):
+    """a result's number"""
+
+    prefix = "res"
+
+
+class Slot(int):
+    """a slot of the pointer table: arguments, results, arena, constants"""
+
+    prefix = "slot"
+
+
+class Cb(int):
+    """a command buffer's number"""
+
+    prefix = "cb"
+
+
+class Target(int):
+    """an instruction's number"""
+
+    prefix = "@"
+
+
+class Text(str):
+    """a message; {0}, {1}... stand for the registers that follow"""
+
+    prefix = '"'
+
+
+class Dt(str):
+    """a dtype's name"""
+
+    prefix = "%"
+
+
+class Ins(list):  # type: ignore[type-arg]
+    """a list of registers that are read"""
+
+    prefix = "["
+
+
+KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text, Dt, Ins)
+
+
+class Session(Protocol):
+    """What the instructions need of whoever runs them: a device, or a recorder."""
+
+    def result(self, index: int, dims: tuple[int, ...]) -> None: ...
+    def arena(self, size: int) -> None: ...
+    def submit(self, number: int, parameters: list[int]) -> None: ...
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int: ...
+
+
+class Frame:
+    """One activation of a host program.
+
+    Attributes
+    ----------
+    registers : list of int
+    dims : list of tuple of int
+        The dimensions of each argument.
+    session : Session
+    where : str
+        The function's name, for messages.
+    names : tuple of str
+        The arguments' names, for messages.
+    """
+
+    __slots__ = ("dims", "names", "registers", "session", "where")
+
+    def __init__(
+        self, count: int, dims: list[tuple[int, ...]], session: Session, where: str, names: tuple[str, ...]
+    ) -> None:
+        self.registers = [0] * count
+        self.dims = dims
+        self.session = session
+        self.where = where
+        self.names = names
+
+
+class Instruction(NamedTuple):
+    """One row of the table."""
+
+    opcode: int
+    name: str
+    kinds: tuple[type, ...]
+    names: tuple[str, ...]
+    run: Callable[..., int | None]
+
+
+ISA: dict[int, Instruction] = {}
+BY_NAME: dict[str, Instruction] = {}
+END = -1  # what `return` gives the interpreter as the next instruction
+
+
+def instruction(opcode: int) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Add a function to the table; operand kinds are the annotations after ``vm``."""
+
+    def add_row(run: Callable[..., int | None]) -> Callable[..., int | None]:
+        hints = {k: v for k, v in run.__annotations__.items() if k not in ("vm", "return")}
+        name = run.__name__.rstrip("_")
+        if opcode in ISA or name in BY_NAME:
+            raise ValueError(f"instruction {opcode:#04x} {name} is there twice")
+        ISA[opcode] = BY_NAME[name] = Instruction(opcode, name, tuple(hints.values()), tuple(hints), run)
+        return run
+
+    return add_row
+
+
+# ---------------------------------------------------------------- integers
+
+
+@instruction(0x01)
+def const(vm: Frame, out: Out, value: Imm) -> None:
+    """out = value"""
+    vm.registers[out] = value
+
+
+@instruction(0x02)
+def dim(vm: Frame, out: Out, argument: Arg, axis: Axis) -> None:
+    """out = the size of a dimension of an argument"""
+    vm.registers[out] = vm.dims[argument][axis]
+
+
+@instruction(0x03)
+def add(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = a + b"""
+    vm.registers[out] = vm.registers[a] + vm.registers[b]
+
+
+@instruction(0x04)
+def sub(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = a - b"""
+    vm.registers[out] = vm.registers[a] - vm.registers[b]
+
+
+@instruction(0x05)
+def mul(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = a * b"""
+    vm.registers[out] = vm.registers[a] * vm.registers[b]
+
+
+@instruction(0x06)
+def floordiv(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = a / b, rounded down; fails if b is 0"""
+    vm.registers[out] = vm.registers[a] // _divisor(vm, b)
+
+
+@instruction(0x07)
+def mod(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = a - b * (a / b rounded down); fails if b is 0"""
+    vm.registers[out] = vm.registers[a] % _divisor(vm, b)
+
+
+@instruction(0x08)
+def max_(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = the larger of a and b"""
+    vm.registers[out] = max(vm.registers[a], vm.registers[b])
+
+
+@instruction(0x09)
+def min_(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = the smaller of a and b"""
+    vm.registers[out] = min(vm.registers[a], vm.registers[b])
+
+
+@instruction(0x0A)
+def eq(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = 1 if a == b, else 0"""
+    vm.registers[out] = int(vm.registers[a] == vm.registers[b])
+
+
+@instruction(0x0B)
+def ne(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = 1 if a != b, else 0"""
+    vm.registers[out] = int(vm.registers[a] != vm.registers[b])
+
+
+@instruction(0x0C)
+def lt(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = 1 if a < b, else 0"""
+    vm.registers[out] = int(vm.registers[a] < vm.registers[b])
+
+
+@instruction(0x0D)
+def le(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = 1 if a <= b, else 0"""
+    vm.registers[out] = int(vm.registers[a] <= vm.registers[b])
+
+
+@instruction(0x0E)
+def and_(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = 1 if neither a nor b is 0, else 0"""
+    vm.registers[out] = int(vm.registers[a] != 0 and vm.registers[b] != 0)
+
+
+@instruction(0x0F)
+def or_(vm: Frame, out: Out, a: In, b: In) -> None:
+    """out = 0 if a and b are 0, else 1"""
+    vm.registers[out] = int(vm.registers[a] != 0 or vm.registers[b] != 0)
+
+
+@instruction(0x10)
+def not_(vm: Frame, out: Out, a: In) -> None:
+    """out = 1 if a is 0, else 0"""
+    vm.registers[out] = int(vm.registers[a] == 0)
+
+
+# ---------------------------------------------------------------- checks
+
+
+@instruction(0x20)
+def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
+    """fail with the message if the condition is 0"""
+    if not vm.registers[condition]:
+        text = message
+        for i, register in enumerate(values):
+            text = Text(text.replace("{%d}" % i, str(vm.registers[register])))
+        raise VmError(vm.where, text)
+
+
+@instruction(0x21)
+def check_dim(vm: Frame, argument: Arg, axis: Axis, expected: In) -> None:
+    """fail unless a dimension of an argument is the register's value"""
+    dims = vm.dims[argument]
+    if dims[axis] != vm.registers[expected]:
+        raise VmError(
+            vm.where,
+            f"argument {argument} ({vm.names[argument]}) has the wrong size in dimension {axis}",
+            f"{dims[axis]}, in shape ({', '.join(map(str, dims))})",
+            vm.registers[expected],
+        )
+
+
+# ---------------------------------------------------------------- memory and work
+
+
+@instruction(0x30)
+def arena(vm: Frame, size: In) -> None:
+    """take an arena of so many bytes for this call; a second one keeps what is in the first"""
+    vm.session.arena(vm.registers[size])
+
+
+@instruction(0x31)
+def result(vm: Frame, index: Res, dims: Ins) -> None:
+    """allocate a result; its dtype is the signature's"""
+    vm.session.result(index, tuple([vm.registers[r] for r in dims]))
+
+
+@instruction(0x32)
+def submit(vm: Frame, buffer: Cb, parameters: Ins) -> None:
+    """run a command buffer with these parameters, and wait for it"""
+    vm.session.submit(buffer, [vm.registers[r] for r in parameters])
+
+
+@instruction(0x33)
+def load_scalar(vm: Frame, out: Out, slot: Slot, offset: In, dtype: Dt) -> None:
+    """out = the integer at a byte offset of a slot, after all work before it"""
+    vm.registers[out] = vm.session.load_scalar(slot, vm.registers[offset], dtype)
+
+
+# ---------------------------------------------------------------- control
+
+
+@instruction(0x40)
+def branch(vm: Frame, target: Target) -> int:
+    """go on at another instruction"""
+    return target
+
+
+@instruction(0x41)
+def branch_if(vm: Frame, condition: In, target: Target) -> int | None:
+    """go on at another instruction unless the condition is 0"""
+    return target if vm.registers[condition] else None
+
+
+@instruction(0x42)
+def return_(vm: Frame) -> int:
+    """end the call"""
+    return END
+
+
+def _divisor(vm: Frame, register: int) -> int:
+    value = vm.registers[register]
+    if value == 0:
+        raise VmError(vm.where, "the shape arithmetic of this function divides by 0 for these arguments")
+    return value
+
+
+# ---------------------------------------------------------------- encoding and documentation
+
+
+def encode(name: str, *operands: Any) -> list[Any]:
+    """Return the instruction as the bundle stores it: opcode, then operands.
+
+    Raises
+    ------
+    KeyError
+        If there is no instruction ``name``.
+    ValueError
+        If the number of operands is wrong.
+    """
+    row = BY_NAME[name]
+    if len(operands) != len(row.kinds):
+        raise ValueError(f"{name} has {len(row.kinds)} operands ({', '.join(row.names)}), not {len(operands)}")
+    return [row.opcode, *operands]
+
+
+def document() -> str:
+    """Return ``docs/bytecode.md``."""
+    lines = [
+        "# Bytecode of the host program",
+        "",
+        "Generated from the table in `aotc/vmfb/isa.py` by `python -m aotc.vmfb.isa`; do not edit.",
+        "",
+        "A function's program is a list of instructions `[opcode, operand, ...]` over registers that hold 64-bit",
+        "integers. It does shape arithmetic, allocates, and submits command buffers; it never touches an element.",
+        "Slots number the pointer table of a submission: arguments, results, the arena, the constants.",
+        "All operands are checked once, when the bundle is loaded.",
+        "",
+        "| opcode | text | meaning |",
+        "|---|---|---|",
+    ]
+    for row in sorted(ISA.values()):
+        text = " ".join([row.name, ", ".join(row.names)]).rstrip()
+        lines.append(f"| `{row.opcode:#04x}` | `{text}` | {row.run.__doc__} |")
+    lines += ["", "| operand | as text | is |", "|---|---|---|"]
+    for kind in KINDS:
+        lines.append(f"| {kind.__name__} | `{_example(kind)}` | {kind.__doc__} |")
+    return "\n".join(lines) + "\n"
+
+
+def _example(kind: type) -> str:
+    match kind.prefix:  # type: ignore[attr-defined]
+        case '"':
+            return '"n is {0}"'
+        case "[":
+            return "[r0, r1]"
+        case "%":
+            return "%i32"
+        case prefix:
+            return f"{prefix}3"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,101 @@
+"""The shape of a bundle's manifest, as data, and the function that checks one against it.
+
+A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list,
+``{"key": schema}`` for a map with these keys (a key that ends in ``?`` may be
+missing; unknown keys are allowed, so that later versions may add facts), or
+``{str: schema}`` for a map of any keys. ``ANY`` accepts everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+ANY = object()
+NONE = type(None)
+
+_VALUE = {"name": str, "dtype": str, "dims": [(int, str)]}
+
+_EXTERNAL = {
+    "file": str,
+    "size": int,
+    "tensors": [{"name": str, "dtype": str, "shape": [int], "offset": int, "size": int, "sha256": (bytes, str)}],
+}
+
+_VARIANT = {
+    "target": str,
+    "kind": str,
+    "features": [str],
+    "executor?": (int, NONE),
+    "library?": (int, NONE),
+    "kernels": [{"name": str, "scratch": int}],
+    "command_buffers": [{"code": int, "states": int, "parameters": int}],
+    "functions": {str: {"registers": int, "code": [[ANY]]}},
+    "arena_peak?": (int, NONE),
+    "constants?": ({"segment?": int, "external?": _EXTERNAL}, NONE),
+}
+
+SCHEMA: dict[Any, Any] = {
+    "format": int,
+    "producer": str,
+    "name": str,
+    "functions": {
+        str: {
+            "arguments": [{**_VALUE, "donated": bool}],
+            "results": [_VALUE],
+            "in_tree?": (dict, NONE),
+            "out_tree?": (dict, NONE),
+        }
+    },
+    "symbols": [str],
+    "variants": [_VARIANT],
+    "segments": [{"name": str, "offset": int, "size": int, "sha256": bytes}],
+    "debug?": (dict, NONE),
+}
+
+
+def problems(value: Any, schema: Any = SCHEMA, place: str = "manifest") -> Iterator[str]:
+    """Yield one sentence for each place where ``value`` breaks ``schema``.
+
+    The depth of the recursion is that of the schema, not of the value.
+    """
+    match schema:
+        case tuple():
+            if all(any(True for _ in problems(value, one, place)) for one in schema):
+                yield f"{place} is {_kind(value)}, which is none of the {len(schema)} allowed forms"
+        case list():
+            if not isinstance(value, list):
+                yield f"{place} is {_kind(value)}, expected a list"
+                return
+            for i, item in enumerate(value):
+                yield from problems(item, schema[0], f"{place}[{i}]")
+        case dict():
+            yield from _map_problems(value, schema, place)
+        case type():
+            if not isinstance(value, schema) or (schema is int and (isinstance(value, bool) or value < 0)):
+                yield f"{place} is {_kind(value)}, expected {schema.__name__}"
+        case _:
+            pass
+
+
+def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{place} is {_kind(value)}, expected a map"
+        return
+    if str in schema:
+        for key, item in value.items():
+            yield from problems(key, str, f"key of {place}")
+            yield from problems(item, schema[str], f"{place}.{key}")
+        return
+    for key, one in schema.items():
+        name = key.rstrip("?")
+        if name in value:
+            yield from problems(value[name], one, f"{place}.{name}")
+        elif name == key:
+            yield f"{place} has no {name!r}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        return f"negative ({value})"
+    return type(value).__name__

@@ -1,0 +1,200 @@
+"""A loaded bundle: what ``aotc.load`` returns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb import trees
+from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.constants import verify_external
+from aotc.vmfb.device import Executable, choose
+from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.verify import Invalid, check_program
+from aotc.vmfb.vm import Function, Signature
+
+
+def load(
+    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    devices: str | Sequence[str] | None = None,
+    threads: int | None = None,
+    verify: bool = False,
+) -> Module:
+    """Load a bundle.
+
+    Parameters
+    ----------
+    source : str, path, bytes or buffer
+        A path is mapped: weights are not copied.
+    devices : str or sequence of str, optional
+        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that
+        this machine can run.
+    threads : int, optional
+        Threads to compute with, the caller's included. By default
+        ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
+    verify : bool
+        Also compare large weights with their sha256.
+
+    Returns
+    -------
+    Module
+
+    Raises
+    ------
+    BundleError
+        If it is no bundle, is damaged, or this machine cannot run it.
+    VmError
+        If ``threads`` is not a positive integer.
+    """
+    bundle = open_bundle(source)
+    if verify:
+        bundle.verify_all()
+    _check_functions(bundle)
+    variant, device = choose(bundle, devices)
+    if verify:
+        verify_external(bundle, variant.get("constants"))
+    return Module(bundle, variant, device.open_executable(bundle, variant, threads))
+
+
+class Module:
+    """A loaded bundle; its functions are attributes.
+
+    ``module(*args, **kwargs)`` runs the default function (``main``, or the only
+    one) with pytrees and keyword names as they were exported. All methods may be
+    called from several threads at once.
+
+    Attributes
+    ----------
+    name : str
+    functions : dict of str to Entry
+    """
+
+    def __init__(self, bundle: Bundle, variant: dict[str, Any], executable: Executable) -> None:
+        entries = bundle.manifest["functions"]
+        self.name: str = bundle.manifest["name"]
+        self._bundle = bundle
+        self._executable = executable
+        self._functions = {
+            name: Function(name, entries[name], program, executable, self.name)
+            for name, program in variant["functions"].items()
+        }
+        self.functions = {name: Entry(function) for name, function in self._functions.items()}
+
+    def invoke(
+        self,
+        name: str,
+        *arrays: Any,
+        out: Sequence[np.ndarray | None] | None = None,
+        donate: bool = False,
+    ) -> list[np.ndarray]:
+        """Run a function on flat arrays.
+
+        Parameters
+        ----------
+        name : str
+        *arrays
+            One for each argument of the signature: NumPy arrays, anything with
+            ``__array__`` or ``__dlpack__`` (not copied), or Python scalars.
+        out : sequence of numpy.ndarray or None, optional
+            Where to write each result.
+        donate : bool
+            Allow donated arguments to be overwritten; else they are copied.
+
+        Returns
+        -------
+        list of numpy.ndarray
+
+        Raises
+        ------
+        VmError
+            If there is no such function, an argument does not fit, or an
+            assertion of the program fails.
+        """
+        function = self._functions.get(name)
+        if function is None:
+            raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
+        if out is None and not donate:
+            return function.call(arrays)
+        return function.run(arrays, out, donate)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
+        if name not in self.functions:
+            raise VmError(self.name, "no default function 'main'", expected=", ".join(self.functions))
+        return self.functions[name](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        functions = self.__dict__.get("functions", {})
+        if name in functions:
+            return functions[name]
+        raise AttributeError(f"module {self.__dict__.get('name')!r} has no function {name!r}; it has {list(functions)}")
+
+    def __repr__(self) -> str:
+        lines = [f"<aotc module {self.name!r} on {self._executable.stats()['target']}>"]
+        return "\n".join(lines + [f"  {function.signature!r}" for function in self._functions.values()])
+
+    def stats(self) -> dict[str, Any]:
+        """Return target, threads, kernels and memory (bytes) of the loaded bundle."""
+        return self._executable.stats()
+
+    def trim(self) -> int:
+        """Free working memory that no call uses; return how many bytes that were."""
+        return self._executable.trim()
+
+
+class Entry:
+    """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self.signature: Signature = function.signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        signature = self.signature
+        if signature.in_tree is not None:
+            values = trees.flatten((args, kwargs), signature.in_tree, self._function.where)
+        else:
+            values = [*args, *self._by_name(len(args), kwargs)] if kwargs else list(args)
+        results = self._function.call(values)
+        if signature.out_tree is not None:
+            return trees.unflatten(iter(results), signature.out_tree)
+        return results[0] if len(results) == 1 else results
+
+    def _by_name(self, given: int, kwargs: dict[str, Any]) -> list[Any]:
+        names = [argument["name"] for argument in self.signature.arguments[given:]]
+        if sorted(names) != sorted(kwargs):
+            raise VmError(self._function.where, "wrong keyword arguments", ", ".join(kwargs), ", ".join(names))
+        return [kwargs[name] for name in names]
+
+    def __repr__(self) -> str:
+        return repr(self.signature)
+
+
+def _check_functions(bundle: Bundle) -> None:
+    """Check signatures and programs of every variant."""
+    entries = bundle.manifest["functions"]
+    for name, entry in entries.items():
+        for value in (*entry["arguments"], *entry["results"]):
+            if value["dtype"] not in DTYPES:
+                raise BundleError(bundle.where, f"function {name!r} has an unknown dtype", value["dtype"])
+        for tree, values in (("in_tree", "arguments"), ("out_tree", "results")):
+            try:
+                found = trees.count_leaves(entry[tree]) if entry.get(tree) else len(entry[values])
+            except ValueError as error:
+                raise BundleError(bundle.where, f"{tree} of function {name!r}: {error}") from None
+            if found != len(entry[values]):
+                raise BundleError(bundle.where, f"{tree} of function {name!r} has {found} leaves", found, len(entry[values]))
+    for variant in bundle.manifest["variants"]:
+        for name, program in variant["functions"].items():
+            where = f"program {name!r} of {variant['target']}"
+            if name not in entries:
+                raise BundleError(bundle.where, f"{where} has no signature")
+            try:
+                check_program(program["code"], program["registers"], entries[name], variant["command_buffers"])
+            except Invalid as error:
+                raise BundleError(bundle.where, f"{where} is invalid: {error}") from None

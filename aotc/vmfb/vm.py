@@ -1,0 +1,304 @@
+"""The VM: runs host programs.
+
+A program's course depends on its arguments' shapes, and seldom on their data. So it
+is run once for each tuple of shapes with a recorder in place of the device; the
+trace, a :class:`~aotc.vmfb.device.Plan`, is replayed for every later call. Only a
+program that loads scalars from memory is interpreted in each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, type_text
+from aotc.vmfb.device import Executable, Plan
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.isa import BY_NAME, ISA, Frame
+
+PLANS = 64  # how many tuples of shapes a function remembers
+_LOAD_SCALAR = BY_NAME["load_scalar"].opcode
+
+Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
+Program = list[tuple[Callable[..., int | None], list[Any]]]
+
+
+def decode(code: list[list[Any]]) -> Program:
+    """Return a verified program with the functions of its instructions in place of opcodes."""
+    return [(ISA[opcode].run, operands) for opcode, *operands in code]
+
+
+def interpret(program: Program, frame: Frame) -> None:
+    """Run a program from its first instruction to its return."""
+    at = 0
+    while at >= 0:
+        run, operands = program[at]
+        to = run(frame, *operands)
+        at = at + 1 if to is None else to
+
+
+class _Recorder:
+    """Notes what a program asks of the device."""
+
+    def __init__(self, results: int) -> None:
+        self.shapes: list[tuple[int, ...] | None] = [None] * results
+        self.size = 0
+        self.submissions: list[tuple[int, tuple[int, ...]]] = []
+
+    def result(self, index: int, dims: tuple[int, ...]) -> None:
+        self.shapes[index] = dims
+
+    def arena(self, size: int) -> None:
+        self.size = max(self.size, size)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        self.submissions.append((number, tuple(parameters)))
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        raise NotImplementedError("a program that loads scalars has no plan")
+
+
+class _Live:
+    """Passes what a program asks on to a device session, and allocates the results."""
+
+    def __init__(self, function: Function, out: Sequence[np.ndarray | None]) -> None:
+        self.function = function
+        self.session = function.executable.session(len(function.arguments) + len(function.result_dtypes) + 2)
+        self.out = out
+        self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
+        self.arena = self.session.arena
+        self.submit = self.session.submit
+        self.load_scalar = self.session.load_scalar
+
+    def result(self, index: int, dims: tuple[int, ...]) -> None:
+        found = _result(self.out[index], self.function.result_dtypes[index], dims, index, self.function.where)
+        self.results[index] = found
+        self.session.bind(len(self.function.arguments) + index, found)
+
+
+def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> np.ndarray:
+    if given is None:
+        return np.empty(shape, dtype)
+    check_out(given, dtype, shape, number, where)
+    return given
+
+
+class Function:
+    """A function of a loaded bundle.
+
+    Attributes
+    ----------
+    name : str
+    signature : Signature
+    call : callable
+        ``call(arrays) -> list of numpy.ndarray``: the fast way for positional
+        arguments, without donation or buffers of the caller.
+    """
+
+    def __init__(
+        self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Executable, where: str
+    ) -> None:
+        self.name = name
+        self.where = f"{where}: {name}"
+        self.executable = executable
+        self.arguments = [Argument(i, a) for i, a in enumerate(entry["arguments"])]
+        self.result_dtypes = [to_numpy(r["dtype"]) for r in entry["results"]]
+        self.signature = Signature(name, entry)
+        self._names = tuple(a.name for a in self.arguments)
+        self._program = decode(program["code"])
+        self._registers = program["registers"]
+        self._planned = all(line[0] != _LOAD_SCALAR for line in program["code"])
+        self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
+        self.call: Callable[[Sequence[Any]], list[np.ndarray]] = self._first_call
+
+    def run(
+        self, values: Sequence[Any], out: Sequence[np.ndarray | None] | None = None, donate: bool = False
+    ) -> list[np.ndarray]:
+        """Run the function on any values that convert to its argument types.
+
+        Parameters
+        ----------
+        values : sequence
+            One for each argument: arrays, objects with ``__array__`` or
+            ``__dlpack__``, Python scalars.
+        out : sequence of numpy.ndarray or None, optional
+            Where to write each result; None allocates.
+        donate : bool
+            Donated arguments may be overwritten; otherwise they are copied.
+
+        Returns
+        -------
+        list of numpy.ndarray
+
+        Raises
+        ------
+        VmError
+            If an argument does not fit or an assertion of the program fails.
+        """
+        if len(values) != len(self.arguments):
+            raise VmError(
+                self.where,
+                "wrong number of arguments",
+                len(values),
+                f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
+            )
+        arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values)]
+        own_donated(self.arguments, arrays, donate)
+        buffers = self._check_out_list(out, arrays)
+        if not self._planned:
+            return self._interpret(arrays, buffers)
+        plan, replay = self._plan(tuple([x.shape for x in arrays]))
+        results = [
+            _result(given, dtype, shape, i, self.where)
+            for i, (given, (shape, dtype)) in enumerate(zip(buffers, plan.results))
+        ]
+        replay(arrays, results)
+        return results
+
+    def _check_out_list(
+        self, out: Sequence[np.ndarray | None] | None, arrays: list[np.ndarray]
+    ) -> Sequence[np.ndarray | None]:
+        if out is None:
+            return [None] * len(self.result_dtypes)
+        if len(out) != len(self.result_dtypes):
+            raise VmError(self.where, "wrong number of out buffers", len(out), len(self.result_dtypes))
+        given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]
+        for i, x in given:
+            others = [*arrays, *(y for j, y in given if j != i)]
+            if any(np.may_share_memory(x, y) for y in others):
+                raise VmError(self.where, f"out[{i}] shares memory with an argument or another result")
+        return out
+
+    def _interpret(self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        live = _Live(self, out)
+        try:
+            for i, x in enumerate(arrays):
+                live.session.bind(i, x)
+            interpret(self._program, self._frame([x.shape for x in arrays], live))
+        finally:
+            live.session.close()
+        return [self._made(x, i) for i, x in enumerate(live.results)]
+
+    def _made(self, x: Any, number: int) -> Any:
+        if x is None:
+            raise VmError(self.where, f"the program returned without result {number}")
+        return x
+
+    def _frame(self, dims: list[tuple[int, ...]], session: Any) -> Frame:
+        return Frame(self._registers, dims, session, self.where, self._names)
+
+    def _plan(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Plan, Replay]:
+        found = self._plans.get(shapes)
+        if found is None:
+            recorder = _Recorder(len(self.result_dtypes))
+            interpret(self._program, self._frame(list(shapes), recorder))
+            made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
+            plan = Plan(
+                len(self.arguments),
+                tuple(zip(made, self.result_dtypes)),
+                recorder.size,
+                tuple(recorder.submissions),
+            )
+            found = plan, self.executable.replay(plan)
+            if len(self._plans) >= PLANS:
+                self._plans.pop(next(iter(self._plans)), None)
+            self._plans[shapes] = found
+        return found
+
+    # ------------------------------------------------------------ the fast way
+
+    def _first_call(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Choose the way for this function, then go it."""
+        if not self._planned or any(a.donated for a in self.arguments):
+            self.call = self.run
+        elif all(a.static for a in self.arguments):
+            self.call = self._static_call()
+        else:
+            self.call = self._dynamic_call()
+        return self.call(values)
+
+    def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """Return a call that checks by identity, allocates and submits: nothing else."""
+        plan, replay = self._plan(tuple([a.dims for a in self.arguments]))  # type: ignore[misc]
+        checks = [(a.dtype, a.dims) for a in self.arguments]
+        count, made, ndarray, empty, good, run = len(checks), plan.results, np.ndarray, np.empty, GOOD_FLAGS, self.run
+
+        def call(values: Sequence[Any]) -> list[np.ndarray]:
+            if len(values) != count:
+                return run(values)
+            i = 0
+            for x in values:
+                dtype, shape = checks[i]
+                if (
+                    type(x) is not ndarray
+                    or x.dtype is not dtype
+                    or x.shape != shape
+                    or x.flags.num & good != good
+                ):
+                    return run(values)
+                i += 1
+            results = [empty(shape, dtype) for shape, dtype in made]
+            replay(values, results)
+            return results
+
+        return call
+
+    def _dynamic_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """Return a call that finds the plan by the shapes."""
+        dtypes = [a.dtype for a in self.arguments]
+        plans, count, ndarray, empty, good, run = (
+            self._plans,
+            len(dtypes),
+            np.ndarray,
+            np.empty,
+            GOOD_FLAGS,
+            self.run,
+        )
+
+        def call(values: Sequence[Any]) -> list[np.ndarray]:
+            if len(values) != count:
+                return run(values)
+            for x, dtype in zip(values, dtypes):
+                if type(x) is not ndarray or x.dtype is not dtype or x.flags.num & good != good:
+                    return run(values)
+            found = plans.get(tuple([x.shape for x in values]))
+            if found is None:
+                return run(values)
+            plan, replay = found
+            results = [empty(shape, dtype) for shape, dtype in plan.results]
+            replay(values, results)
+            return results
+
+        return call
+
+
+class Signature:
+    """What a function takes and gives; ``str`` is for people.
+
+    Attributes
+    ----------
+    name : str
+    arguments, results : list of dict
+        As in the manifest: name, dtype, dims (and donated).
+    in_tree, out_tree : dict or None
+        Pytrees, see :mod:`aotc.vmfb.trees`.
+    """
+
+    def __init__(self, name: str, entry: dict[str, Any]) -> None:
+        self.name = name
+        self.arguments: list[dict[str, Any]] = entry["arguments"]
+        self.results: list[dict[str, Any]] = entry["results"]
+        self.in_tree: dict[str, Any] | None = entry.get("in_tree")
+        self.out_tree: dict[str, Any] | None = entry.get("out_tree")
+
+    def __repr__(self) -> str:
+        takes = ", ".join(
+            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}" for a in self.arguments
+        )
+        gives = ", ".join(
+            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) for r in self.results
+        )
+        return f"{self.name}({takes}) -> ({gives})"
