@@ -176,8 +176,8 @@ def _functions(begin: int, end: int | None) -> dict[str, Callable]:
     functions: dict[str, Callable] = {name: _scalar(row) for name, row in elementwise.SCALARS.items()}
     functions |= {f"{name}_": functions[name] for name in ("and", "or", "not")}
     functions |= {name: _literal(name) for name in DTYPES}
-    functions |= {name: range for name in ("range", "unroll", "block", "thread")}
-    functions |= {name: _allocate for name in ("private", "scratch", "shared")}
+    functions |= dict.fromkeys(("range", "unroll", "block", "thread"), range)
+    functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
     functions |= {f"reduce_{name}": functions[name] for name in ("max", "min")}
     return functions | {
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],

@@ -115,7 +115,7 @@ class _Check:
             self.dim(i, where)
             low, high = bounds(i)
             room = bounds(extent)[1]
-            if high is not None and high < 0 or low is not None and room is not None and low >= room:
+            if (high is not None and high < 0) or (low is not None and room is not None and low >= room):
                 self.say(f"{where}: index {i} of dim {position} is never below {extent}")
             elif self.overruns(i, extent):
                 self.say(f"{where}: index {i} of dim {position} reaches beyond [0, {extent})")
