@@ -331,7 +331,8 @@ class BodyEmitter:
         with self.builder.goto_entry_block():
             memory = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
             memory.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)
-            self._pointers[buffer.name] = self.builder.bitcast(memory, PTR)
+            memory.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
+        self._pointers[buffer.name] = memory
 
     def _unrolled(self, loop: For) -> None:
         begin, end = self._indices.fold(loop.begin), self._indices.fold(loop.end)
