@@ -83,7 +83,7 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     element = attribute.type.element_type
     codes = [
         np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p, type=element, shape=list(t.shape))), np.uint8)
-        for p in (pattern, pattern[::-1] if count % 2 == 0 else (one + two - pattern).astype(word))
+        for p in (pattern, (one + two - pattern).astype(word))
     ]
     start = int(np.argmax(codes[0] != codes[1]))
     code = np.frombuffer(_bytecode(attribute), np.uint8)

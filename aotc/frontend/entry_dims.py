@@ -8,14 +8,75 @@ model are proven equal instead of compared at run time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from aotc.frontend.dims import Call, Dim, Expr, Sym, substitute, sym, symbols
+from aotc.frontend.shape_values import Known
 from aotc.frontend.tensor_ir import Function, Op, Value
 
 Shapes = list[tuple[Dim, ...]]
 
 
-def solve_entry_dims(function: Function, shapes: Shapes) -> Shapes:
-    """Return ``shapes`` with symbols replaced by what the assertions force them to be."""
+def solve_entry_dims(function: Function, known: dict[Value, Known], shapes: Shapes) -> Shapes:
+    """Return ``shapes`` with symbols replaced by what the assertions force them to be.
+
+    Parameters
+    ----------
+    function : Function
+        An entry function imported with plain unknowns in ``shapes``.
+    known : dict
+        The shape values found while importing it.
+    shapes : list of tuple of Dim
+        The dims of its arguments.
+    """
+    for left, right in _equations(function, known):
+        names = {s.name for dims in shapes for d in dims for s in symbols(d)}
+        solved = _solve(left, right, names)
+        if solved:
+            shapes = [tuple(substitute(d, solved) for d in dims) for dims in shapes]
     return shapes
+
+
+def _equations(function: Function, known: dict[Value, Known]) -> Iterator[tuple[Dim, Dim]]:
+    """Yield both sides of each asserted equality, in order, under the earlier solutions."""
+    made: dict[Value, Op] = {v: op for op in function.body.ops for v in op.results}
+    done: dict[str, Dim] = {}
+    for op in function.body.ops:
+        test = made.get(op.operands[0]) if op.name == "assert" else None
+        if test is None or test.name != "eq" or any(v not in known for v in test.operands):
+            continue
+        left, right = (substitute(known[v][0], done) for v in test.operands)
+        names = {s.name for e in (left, right) for s in symbols(e)}
+        found = _solve(left, right, names) or {}
+        done = {**{k: substitute(v, found) for k, v in done.items()}, **found}
+        yield left, right
+
+
+def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
+    """Return one symbol's value from ``left == right``, or None."""
+    difference = left - right
+    if not isinstance(difference, Expr):
+        return None
+    if right == 0 and (multiple := _multiple(left)):
+        symbol, factor = multiple
+        return {symbol.name: factor * sym(symbol.name)} if symbol.name in names else None
+    for monomial, k in difference.terms:
+        atom = monomial[0]
+        if len(monomial) != 1 or not isinstance(atom, Sym) or abs(k) != 1 or atom.name not in names:
+            continue
+        rest = difference - k * sym(atom.name)
+        if atom not in symbols(rest):
+            return {atom.name: rest * -k}
+    return None
+
+
+def _multiple(e: Dim) -> tuple[Sym, int] | None:
+    """Return ``(x, k)`` if ``e`` is ``x % k``."""
+    if not isinstance(e, Expr) or e.const or len(e.terms) != 1 or e.terms[0][1] != 1 or len(e.terms[0][0]) != 1:
+        return None
+    call = e.terms[0][0][0]
+    if not isinstance(call, Call) or call.fn != "%" or not isinstance(call.b, int) or not isinstance(call.a, Expr):
+        return None
+    (atom, *more), k = call.a.terms[0]
+    plain = not call.a.const and len(call.a.terms) == 1 and not more and k == 1
+    return (atom, call.b) if plain and isinstance(atom, Sym) else None

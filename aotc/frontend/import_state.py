@@ -29,7 +29,8 @@ class Session:
     """What the clones of one module share.
 
     ``memo`` maps a callee with argument types and shape values to its clone;
-    ``dynamic`` says whether the module has any dynamic shape.
+    ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
+    shape values of all clones, ``called`` the callees with those of their arguments.
     """
 
     symbols: Mapping[str, Any]
@@ -41,6 +42,8 @@ class Session:
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
+    known: dict[Value, Known] = field(default_factory=dict)
+    called: list[tuple[str, tuple[Known | None, ...]]] = field(default_factory=list)
     fresh: int = 0
 
     def fresh_name(self, name: str) -> str:
@@ -77,7 +80,7 @@ class State:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.values: dict[Any, Value | None] = {}
-        self.known: dict[Value, Known] = {}
+        self.known = session.known
         self.blocks: list[list[Op]] = [[]]
         self.loc = Loc(session.path)
         self.count = 0

@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend.dims import Dim, is_static
+from aotc.frontend.dims import Dim, is_static, substitute, sym, symbols
 from aotc.frontend.entry_dims import solve_entry_dims
 from aotc.frontend.import_control import CONTROL
 from aotc.frontend.import_elementwise import ELEMENTWISE
@@ -68,27 +68,46 @@ def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any]
     public = [n for n, f in functions.items() if not _is_private(f)]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
-    dims = [_public_dims(functions[name], (metadata or {}).get("dims") if name == "main" else None) for name in public]
-    result = _import_public(functions, public, dims, path, metadata or {})
-    if any(not is_static(shape) for shapes in dims for shape in shapes):
-        solved = [solve_entry_dims(result.functions[name], shapes) for name, shapes in zip(public, dims)]
-        if solved != dims:
-            result = _import_public(functions, public, solved, path, metadata or {})
-    return result
+    names = Session({})
+    dims = [_public_dims(names, functions[name]) for name in public]
+    session = _import_public(functions, public, dims, path, metadata or {})
+    if session.dynamic:
+        solved = [solve_entry_dims(session.functions[name], session.known, s) for name, s in zip(public, dims)]
+        named = _named_dims(solved, session, functions)
+        if named != dims:
+            session = _import_public(functions, public, named, path, metadata or {})
+    if session.findings:
+        raise CompileError(session.findings[: CompileError.LIMIT])
+    return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
+
+
+def _named_dims(entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
+    """Return the entries' dims with JAX's own names (``jax.global_constant``) for their symbols."""
+    names: dict[str, Dim] = {}
+    for callee, known in session.called:
+        for attributes, value in zip(_dictionaries(functions[callee], "arg_attrs", len(known)), known):
+            label, symbol = attributes.get("jax.global_constant"), _lone_symbol(value)
+            if label is not None and symbol and sym(label.value) not in names.values():
+                names.setdefault(symbol, sym(label.value))
+    return [[tuple(substitute(d, names) for d in shape) for shape in shapes] for shapes in entries]
+
+
+def _lone_symbol(value: Known | None) -> str:
+    """Return the name of the symbol that a scalar shape value is, or is a fraction of."""
+    found = {s.name for s in symbols(value[0])} if value and len(value) == 1 else set()
+    return found.pop() if len(found) == 1 else ""
 
 
 def _import_public(
     functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any]
-) -> Module:
+) -> Session:
     session = Session({**functions, "import_block": import_block, "clone": clone}, path)
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes)
     for name in public:
         session.names[name] = 1
     for name, shapes in zip(public, dims):
         _import_entry(session, functions[name], name, shapes, metadata)
-    if session.findings:
-        raise CompileError(session.findings[: CompileError.LIMIT])
-    return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
+    return session
 
 
 def _is_private(function: Any) -> bool:
@@ -96,9 +115,8 @@ def _is_private(function: Any) -> bool:
     return "sym_visibility" in attributes and attributes["sym_visibility"].value == "private"
 
 
-def _public_dims(function: Any, names: Any) -> list[tuple[Dim, ...]]:
+def _public_dims(session: Session, function: Any) -> list[tuple[Dim, ...]]:
     """Return the dims of each argument; every unknown size is a fresh symbol."""
-    session = Session({})
     shapes = []
     for argument in function.regions[0].blocks[0].arguments:
         _, sizes = session.parts(argument.type)
@@ -199,7 +217,7 @@ def _refuse(state: State, op: Any) -> None:
 
 def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
     loc = finding.loc if finding.loc.line or finding.loc.name else state.loc
-    text = finding.snippet or str(op).splitlines()[0][:160]
+    text = finding.snippet or op.get_asm(large_elements_limit=8).splitlines()[0][:160]
     return Finding(finding.message, loc, text, finding.hint, finding.rule)
 
 
@@ -226,4 +244,5 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     session.functions[name] = Function(name, body, False, {}, to_loc(function.operation.location, session.path))
     found = Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))
     session.memo[key] = found
+    session.called.append((callee, known))
     return found

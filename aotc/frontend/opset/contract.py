@@ -1,0 +1,58 @@
+"""The canonical contractions that passes make: ``matmul`` and ``conv``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.frontend.opset.linalg import LINALG, matmul
+from aotc.frontend.opset.reduction import window_extent
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table
+from aotc.frontend.tensor_ir import TensorType
+
+
+def _infer_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, rhs = types
+    need(lhs.rank == rhs.rank and lhs.rank in (2, 3), f"matmul: {lhs} and {rhs} are not (batched) matrices")
+    *batch, rows, count = _swapped(lhs.shape, attrs["lhs_transposed"])
+    *other, depth, columns = _swapped(rhs.shape, attrs["rhs_transposed"])
+    need(same_shape(batch, other) and count == depth, f"matmul: {lhs} and {rhs} do not fit")
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, columns)),)
+
+
+def _swapped(shape: tuple, swap: bool) -> tuple:
+    return (*shape[:-2], shape[-1], shape[-2]) if swap else shape
+
+
+def _matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    flags = attrs["lhs_transposed"], attrs["rhs_transposed"]
+    lhs, rhs = (np.swapaxes(a, -1, -2) if swap else a for a, swap in zip(arrays, flags))
+    return [matmul(lhs, rhs, types[0].dtype)]
+
+
+def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, rhs = types
+    need(lhs.rank == rhs.rank >= 2, f"conv: {lhs} and {rhs} differ in rank")
+    *window, features, outputs = rhs.shape
+    groups = attrs["feature_groups"]
+    need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
+    steps = zip(lhs.shape[1:-1], window, attrs["rhs_dilation"], attrs["strides"])
+    spatial = tuple(window_extent(d, 0, 0, 1, w, dilation, stride) for d, w, dilation, stride in steps)  # type: ignore[arg-type]
+    return (TensorType(given[0].dtype if given else lhs.dtype, (lhs.shape[0], *spatial, outputs)),)
+
+
+def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    spatial = arrays[0].ndim - 2
+    middle = tuple(range(1, spatial + 1))
+    full = {
+        **attrs, "padding": ((0, 0),) * spatial, "lhs_dilation": (1,) * spatial, "reversal": (False,) * spatial,
+        "input_batch": 0, "input_feature": spatial + 1, "input_spatial": middle, "output_batch": 0,
+        "output_feature": spatial + 1, "output_spatial": middle, "kernel_input": spatial,
+        "kernel_output": spatial + 1, "kernel_spatial": tuple(range(spatial)), "batch_groups": 1,
+    }  # fmt: skip
+    return LINALG["convolution"].reference(arrays, full, (), types)
+
+
+CONTRACT = table(
+    OpSpec("matmul", _infer_matmul, _matmul, ("lhs_transposed", "rhs_transposed")),
+    OpSpec("conv", _infer_conv, _conv, ("strides", "rhs_dilation", "feature_groups")),
+)
