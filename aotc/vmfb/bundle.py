@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -120,10 +121,8 @@ def _write_file(path: str, parts: list[Any]) -> None:
             os.fsync(f.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        try:
+        with suppress(OSError):
             os.unlink(temporary)
-        except OSError:
-            pass
         need = sum(len(part) for part in parts)
         raise BundleError(
             path,

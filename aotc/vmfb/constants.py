@@ -117,7 +117,7 @@ def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict
     row = header.get(name)
     if not isinstance(row, dict):
         raise BundleError(path, f"no tensor {name!r}, which {bundle.where} needs", hint="the file that was compiled")
-    found = _SAFETENSORS.get(row.get("dtype"), str(row.get("dtype")).lower())
+    found = _SAFETENSORS.get(str(row.get("dtype")), str(row.get("dtype")).lower())
     begin, end = row.get("data_offsets", (0, 0))
     if (found, row.get("shape"), end - begin) != (tensor["dtype"], tensor["shape"], tensor["size"]):
         raise BundleError(

@@ -85,7 +85,7 @@ class Dt(str):
     prefix = "%"
 
 
-class Ins(list):  # type: ignore[type-arg]
+class Ins(list):
     """a list of registers that are read"""
 
     prefix = "["
@@ -267,7 +267,7 @@ def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     if not vm.registers[condition]:
         text = message
         for i, register in enumerate(values):
-            text = Text(text.replace("{%d}" % i, str(vm.registers[register])))
+            text = Text(text.replace(f"{{{i}}}", str(vm.registers[register])))
         raise VmError(vm.where, text)
 
 

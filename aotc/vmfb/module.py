@@ -188,7 +188,7 @@ def _check_functions(bundle: Bundle) -> None:
             except ValueError as error:
                 raise BundleError(bundle.where, f"{tree} of function {name!r}: {error}") from None
             if found != len(entry[values]):
-                raise BundleError(bundle.where, f"{tree} of function {name!r} has {found} leaves", found, len(entry[values]))
+                raise BundleError(bundle.where, f"{tree} of function {name!r}", f"{found} leaves", len(entry[values]))
     for variant in bundle.manifest["variants"]:
         for name, program in variant["functions"].items():
             where = f"program {name!r} of {variant['target']}"

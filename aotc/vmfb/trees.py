@@ -72,7 +72,7 @@ def unflatten(leaves: Iterator[Any], node: Node) -> Any:
         case "namedtuple":
             from collections import namedtuple
 
-            return namedtuple(node.get("name", "Result"), node["keys"])(*children)  # type: ignore[misc]
+            return namedtuple(node.get("name", "Result"), node["keys"])(*children)
     return tuple(children)
 
 

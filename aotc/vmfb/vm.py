@@ -222,16 +222,14 @@ class Function:
 
     def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """Return a call that checks by identity, allocates and submits: nothing else."""
-        plan, replay = self._plan(tuple([a.dims for a in self.arguments]))  # type: ignore[misc]
+        plan, replay = self._plan(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
         count, made, ndarray, empty, good, run = len(checks), plan.results, np.ndarray, np.empty, GOOD_FLAGS, self.run
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
             if len(values) != count:
                 return run(values)
-            i = 0
-            for x in values:
-                dtype, shape = checks[i]
+            for x, (dtype, shape) in zip(values, checks):
                 if (
                     type(x) is not ndarray
                     or x.dtype is not dtype
@@ -239,7 +237,6 @@ class Function:
                     or x.flags.num & good != good
                 ):
                     return run(values)
-                i += 1
             results = [empty(shape, dtype) for shape, dtype in made]
             replay(values, results)
             return results
