@@ -53,9 +53,13 @@ class Session:
         return f"{name}.{count}" if count else name
 
     def fresh_symbol(self) -> Dim:
-        """Return a new dim symbol ``d0``, ``d1``..."""
+        """Return a new dim symbol ``d0``, ``d1``...
+
+        It is taken to be positive while the entry's assertions are solved; the
+        import that counts uses plain symbols.
+        """
         self.fresh += 1
-        return sym(f"d{self.fresh - 1}")
+        return sym(f"d{self.fresh - 1}", lo=1)
 
     def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
         """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
@@ -145,6 +149,10 @@ class State:
 
     def _track(self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value) -> None:
         known = [self.known[v] for v in operands if v in self.known]
+        if name in ("and", "or") and result.type.dtype == "i1":
+            decided = shape_values.absorb(name, known)
+            if decided is not None:
+                self.known[result] = decided
         if len(known) == len(operands):
             folded = shape_values.fold(name, known, types, attrs, result.type)
             if folded is not None:

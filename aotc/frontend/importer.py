@@ -74,8 +74,7 @@ def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any]
     if session.dynamic:
         solved = [solve_entry_dims(session.functions[name], session.known, s) for name, s in zip(public, dims)]
         named = _named_dims(solved, session, functions)
-        if named != dims:
-            session = _import_public(functions, public, named, path, metadata or {})
+        session = _import_public(functions, public, named, path, metadata or {})
     if session.findings:
         raise CompileError(session.findings[: CompileError.LIMIT])
     return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
@@ -83,12 +82,14 @@ def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any]
 
 def _named_dims(entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
     """Return the entries' dims with JAX's own names (``jax.global_constant``) for their symbols."""
-    names: dict[str, Dim] = {}
+    labels: dict[str, Dim] = {}
     for callee, known in session.called:
         for attributes, value in zip(_dictionaries(functions[callee], "arg_attrs", len(known)), known):
             label, symbol = attributes.get("jax.global_constant"), _lone_symbol(value)
-            if label is not None and symbol and sym(label.value) not in names.values():
-                names.setdefault(symbol, sym(label.value))
+            if label is not None and label.value and symbol and sym(label.value) not in labels.values():
+                labels.setdefault(symbol, sym(label.value))
+    used = {s.name for shapes in entries for shape in shapes for d in shape for s in symbols(d)}
+    names = {name: sym(name) for name in used} | labels
     return [[tuple(substitute(d, names) for d in shape) for shape in shapes] for shapes in entries]
 
 

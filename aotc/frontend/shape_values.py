@@ -95,6 +95,15 @@ def _fits(value: Dim, dtype: str) -> bool:
     return low <= value < high
 
 
+def absorb(name: str, known: Sequence[Known]) -> Known | None:
+    """Return the value of a boolean ``and``/``or`` that one operand alone decides."""
+    decisive = 0 if name == "and" else 1
+    for values in known:
+        if all(v == decisive for v in values):
+            return values
+    return None
+
+
 def _elements(
     name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim | None] | None:
