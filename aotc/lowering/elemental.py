@@ -194,9 +194,9 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     for i, d, lo, gap in zip(index, source, low, interior, strict=True):
         at = i - lo
         if gap:
-            tests += _test(at % (gap + 1), 0, "eq")
+            tests += test_index(at % (gap + 1), 0, "eq")
             at = at // (gap + 1)
-        tests += _test(at, 0, "ge") + _test(at, d, "lt")
+        tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
         inner.append(minimum(maximum(at, 0), d - 1))
     padding = self.at(op.operands[1], ())
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
@@ -211,7 +211,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     return Apply("select", (inside, x, padding), op.result.type.dtype), depth + 1
 
 
-def _test(a: Dim, b: Dim, fn: str) -> list[Scalar]:
+def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
     """Return the test ``a fn b`` as zero or one scalars (none if proven true)."""
     lo, hi = bounds(a - b)
     proven = {"ge": lo is not None and lo >= 0, "lt": hi is not None and hi < 0, "eq": lo == hi == 0}[fn]
@@ -240,8 +240,8 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         extent = v.type.shape[axis]
         if extent == 0:
             continue
-        below = _test(index[axis], begin, "ge")
-        above = _test(index[axis], begin + extent, "lt")
+        below = test_index(index[axis], begin, "ge")
+        above = test_index(index[axis], begin + extent, "lt")
         if any(isinstance(t, Const) for t in (*below, *above)):
             continue
         at = minimum(maximum(index[axis] - begin, 0), extent - 1)
@@ -252,7 +252,7 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
             chosen, depth = x, d
         else:
             test = above[0] if above else below[0]
-            chosen = Apply("select", (test, x, chosen) if above else (test, x, chosen), op.result.type.dtype)
+            chosen = Apply("select", (test, x, chosen), op.result.type.dtype)
             depth = max(depth, d) + 1
     if chosen is None:
         raise CompileError.at(op.loc, "concatenate of empty operands is read out of bounds")

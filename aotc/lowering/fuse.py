@@ -34,7 +34,7 @@ MAX_MEMBERS = 96
 MAX_BUFFERS = 40
 ROW_LIMIT = 1 << 16
 CONTROL = frozenset({"while", "case"})
-CONTRACT = frozenset({"matmul", "conv"})
+CONTRACT = frozenset({"matmul", "conv", "packed_matmul", "packed_conv"})
 EXPENSIVE = frozenset(
     "exp expm1 log log1p tanh logistic erf erfc erf_inv sin cos tan pow atan2 cbrt div rem sqrt rsqrt".split()
 )

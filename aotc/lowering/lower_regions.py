@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 
-from aotc.frontend.dims import Dim, Expr, minimum, product, sym, symbols
+from aotc.frontend.dims import Dim, Expr, maximum, minimum, product, substitute, sym, symbols
 from aotc.frontend.tensor_ir import Function, Op, Value
 from aotc.lowering.anchors import Anchors
-from aotc.lowering.elemental import Elements, constant_scalar
+from aotc.lowering.elemental import Elements, test_index
 from aotc.lowering.fuse import EXPENSIVE
-from aotc.lowering.index_maps import Index, delinearize
+from aotc.lowering.index_maps import Index
 from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.lowering.nests import (
     Axis,
@@ -47,14 +46,18 @@ class RegionBuilder:
         The index maps from the region's anchor, extended over all its ops.
     """
 
-    def __init__(self, function: Function, target: Target) -> None:
+    def __init__(self, function: Function, target: Target, skip: int = 0) -> None:
         self.function, self.target = function, target
         body = function.body
         self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
-        self.inputs = tuple(Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params))
+        named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
+        self.inputs = tuple(named[skip:])
         self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
-        self.buffers = dict(zip(body.params, self.inputs, strict=True))
+        self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
         self._count = count()
+        if function.attrs["kind"] == "single":
+            self.shape = body.results[0].type.shape
+            return
         anchor = next(v for v in [*self.ops, *body.params] if v.name == function.attrs["anchor"])
         self.anchors = Anchors(anchor, self.ops)
         self.shape = anchor.type.shape
@@ -87,9 +90,8 @@ class RegionBuilder:
     def kernel(self, grid: Dim, body: tuple[Stmt, ...], flops: Dim) -> Kernel:
         """Assemble the kernel; ``flops`` is the work of the whole grid."""
         shapes = [*(b.shape for b in (*self.inputs, *self.outputs)), (grid,), self.shape]
-        dims = sorted({s.name for shape in shapes for d in shape for s in symbols(d) if not s.name.startswith("p")})
-        used = {b.name for b in self.inputs}
-        traffic = sum((product(b.shape) * size_of(b.dtype) for b in (*self.inputs, *self.outputs) if b.name in used or True), 0)
+        dims = sorted({s.name for shape in shapes for d in shape for s in symbols(d)} | _free_symbols(body))
+        traffic = sum((product(b.shape) * size_of(b.dtype) for b in (*self.inputs, *self.outputs)), 0)
         return Kernel(
             self.function.name, self.inputs, self.outputs, tuple(dims), grid, body, self._aliases(body), flops, traffic
         )
@@ -118,6 +120,12 @@ class RegionBuilder:
         """Return a rough count of scalar operations of the whole region."""
         each = sum(1 + 11 * (op.name in EXPENSIVE) for op in self.function.body.ops if op.name not in ("constant", "iota"))
         return product(self.shape) * max(each, 1)
+
+
+def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
+    """Return the dims that ``body`` mentions and does not bind itself."""
+    bound = {s.var for s in walk(body) if isinstance(s, For)} | {s.var.name for s in walk(body) if isinstance(s, Let)}
+    return {s.name for e in addresses(body) for s in symbols(e)} - bound
 
 
 def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
@@ -156,7 +164,7 @@ def lower_loop(function: Function, target: Target) -> Kernel:
     emit(trial, b.anchors.space)
     axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
     merged = make_axes(b.shape, mergeable(b.shape, axes, addresses(trial)))
-    grid, body = _loops(b, merged, emit, trial)
+    grid, body = loops_over(b, merged, emit, trial)
     return b.kernel(grid, body, b.cost())
 
 
@@ -164,16 +172,10 @@ def _relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     """Return the index of ``value`` when the anchor is at ``at``."""
     index = b.index.get(value, b.anchors.space)
     names = {f"i{k}": e for k, e in enumerate(at)}
-    return tuple(_renamed(i, names) for i in index)
+    return tuple(substitute(i, names) for i in index)
 
 
-def _renamed(e: Dim, names: dict[str, Dim]) -> Dim:
-    from aotc.frontend.dims import substitute
-
-    return substitute(e, names)
-
-
-def _loops(b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
+def loops_over(b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
            ) -> tuple[Dim, tuple[Stmt, ...]]:
     if not merged:
         block: list[Stmt] = []
@@ -260,14 +262,10 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
 
 
 def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> Dim:
-    from aotc.lowering.elemental import _test
-
     if dilation != 1:
-        tests += _test(pos % dilation, 0, "eq")
+        tests += test_index(pos % dilation, 0, "eq")
         pos = pos // dilation
-    tests += _test(pos, 0, "ge") + _test(pos, extent, "lt")
-    from aotc.frontend.dims import maximum
-
+    tests += test_index(pos, 0, "ge") + test_index(pos, extent, "lt")
     return minimum(maximum(pos, 0), extent - 1)
 
 
@@ -490,7 +488,7 @@ class _Rows:
     def _at(self, value: Value, here: Index) -> Index:
         index = self.b.anchors.index[value]
         names = {f"i{k}": x for k, x in enumerate(here)}
-        return tuple(_renamed(i, names) for i in index)  # type: ignore[union-attr]
+        return tuple(substitute(i, names) for i in index)  # type: ignore[union-attr]
 
     def _flat(self, syms: list[Dim]) -> Dim:
         flat: Dim = 0
@@ -542,7 +540,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
             for op in stage:
                 count_ = len(op.operands) // 2
                 values = [
-                    e.at(v, tuple(_renamed(i, names) for i in b.anchors.index[v] or ())) for v in op.operands[:count_]
+                    e.at(v, tuple(substitute(i, names) for i in b.anchors.index[v] or ())) for v in op.operands[:count_]
                 ]
                 _combine(b, e, op, accs[op], values, [], (lane,))
             blk.append(For(last.name, begin, end, tuple(inside)))
@@ -570,4 +568,3 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
     return b.kernel(grid, body, b.cost())
 
 
-__all__ = ["RegionBuilder", "constant_scalar", "delinearize", "lower_loop", "lower_reduction", "replace"]

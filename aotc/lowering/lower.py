@@ -1,0 +1,51 @@
+"""Outlined regions to kernels: which lowering each kind of region gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.diagnostics import CompileError
+from aotc.frontend.tensor_ir import Function
+from aotc.lowering.loop_ir import Kernel
+from aotc.lowering.lower_contract import lower_contract
+from aotc.lowering.lower_regions import lower_loop, lower_reduction
+from aotc.lowering.rules.indexing import lower_dynamic_update_slice, lower_scatter
+from aotc.targets import Target
+
+Lowering = Callable[[Function, Target], Kernel]
+
+KINDS: dict[str, Lowering] = {
+    "loop": lower_loop,
+    "window": lower_loop,
+    "row": lower_reduction,
+    "reduce": lower_reduction,
+    "contract": lower_contract,
+}
+
+SINGLES: dict[str, Lowering] = {
+    "dynamic_update_slice": lower_dynamic_update_slice,
+    "scatter": lower_scatter,
+}
+
+
+def lower_region(function: Function, target: Target) -> Kernel:
+    """Return the kernel of an outlined region.
+
+    Raises
+    ------
+    CompileError
+        If the region is an op that has no lowering for ``target``.
+    """
+    kind = function.attrs["kind"]
+    if kind != "single":
+        return KINDS[kind](function, target)
+    op = function.body.ops[-1]
+    lowering = SINGLES.get(op.name)
+    if lowering is None:
+        known = ", ".join(sorted(SINGLES))
+        raise CompileError.at(
+            op.loc,
+            f"{op.name} is not supported on target {target.name}",
+            hint=f"ops with a lowering of their own are: {known}",
+        )
+    return lowering(function, target)

@@ -1,0 +1,58 @@
+"""Lifetimes to offsets in one arena.
+
+Static storages are placed largest first at the lowest offset that no storage
+alive at the same time occupies. Symbolic ones follow behind them; two of equal
+size that are never alive together share a place.
+"""
+
+from __future__ import annotations
+
+from aotc.frontend.dims import Dim
+from aotc.lowering.bufferize import Storage
+from aotc.vmfb.abi import ALIGNMENT
+
+
+def plan_memory(arena: list[Storage]) -> Dim:
+    """Set the ``offset`` of every storage; return the bytes of the arena."""
+    static = [s for s in arena if isinstance(s.size, int)]
+    total: Dim = _place_static(static)
+    slots: list[tuple[Dim, Dim, list[Storage]]] = []
+    for s in arena:
+        if isinstance(s.size, int):
+            continue
+        for size, offset, holders in slots:
+            if size == s.size and not any(_together(s, h) for h in holders):
+                s.offset = offset
+                holders.append(s)
+                break
+        else:
+            s.offset = total
+            slots.append((s.size, total, [s]))
+            total = total + (s.size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+    return total
+
+
+def _together(a: Storage, b: Storage) -> bool:
+    return a.first <= b.last and b.first <= a.last
+
+
+def _place_static(static: list[Storage]) -> int:
+    placed: list[Storage] = []
+    top = 0
+    order = sorted(range(len(static)), key=lambda n: (-int(static[n].size), static[n].first))  # type: ignore[call-overload]
+    for n in order:
+        s = static[n]
+        size = _aligned(s)
+        at = 0
+        for other in sorted((p for p in placed if _together(s, p)), key=lambda p: int(p.offset)):  # type: ignore[call-overload]
+            if at + size <= other.offset:  # type: ignore[operator]
+                break
+            at = max(at, int(other.offset) + _aligned(other))  # type: ignore[call-overload]
+        s.offset = at
+        placed.append(s)
+        top = max(top, at + size)
+    return top
+
+
+def _aligned(s: Storage) -> int:
+    return -(-int(s.size) // ALIGNMENT) * ALIGNMENT  # type: ignore[call-overload]

@@ -1,0 +1,147 @@
+"""Ops that change part of an array in place: dynamic_update_slice and scatter.
+
+Their kernels do not read operand 0: its memory is that of the result, which
+holds the operand's values when the kernel starts (``bufferize`` sees to that).
+"""
+
+from __future__ import annotations
+
+from aotc.frontend.dims import Dim, minimum, product, sym
+from aotc.frontend.tensor_ir import Function, Op
+from aotc.lowering.elemental import Elements
+from aotc.lowering.index_maps import Index, delinearize
+from aotc.lowering.loop_ir import (
+    Apply,
+    Const,
+    For,
+    If,
+    Index as IndexScalar,
+    Kernel,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+)
+from aotc.lowering.lower_regions import FREE_ORDER, RegionBuilder
+from aotc.targets import Target
+
+IN_PLACE = {"dynamic_update_slice": 1, "scatter": None}
+"""Op name to the number of leading operands that results overwrite (None: ``attrs["inputs"]``)."""
+
+WINDOW_BLOCK = 64
+
+
+def overwritten(op: Op) -> int:
+    """Return how many leading operands of ``op`` share memory with its results."""
+    if op.name not in IN_PLACE:
+        return 0
+    count = IN_PLACE[op.name]
+    return op.attrs["inputs"] if count is None else count
+
+
+def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
+    """Write the update at the clamped start; one grid item a row of the update."""
+    (op,) = function.body.ops
+    x, update, *starts = op.operands
+    b = RegionBuilder(function, target, skip=1)
+    e = b.elements()
+    shape = update.type.shape
+    body: list[Stmt] = []
+    e.enter(body)
+    outer, width = shape[:-1], shape[-1] if shape else 1
+    rows = product(outer)
+    p = sym("p", 0, rows) if rows != 1 else 0
+    j: Dim = sym("j", 0, width) if width != 1 else 0
+    at = [e.clamp(e.at(s, ()), d - u) for s, d, u in zip(starts, x.type.shape, shape, strict=True)]
+    where: Index = (*delinearize(p, outer), j) if shape else ()
+    inner: list[Stmt] = []
+    value = Load(b.buffers[update], where)
+    inner.append(Store(b.outputs[0], tuple(s + i for s, i in zip(at, where, strict=True)), value))
+    body += [For("j", 0, width, tuple(inner))] if width != 1 else inner
+    wrapped = tuple(body) if rows == 1 else (For("p", 0, rows, tuple(body), "parallel"),)
+    return b.kernel(rows, wrapped, product(shape))
+
+
+def lower_scatter(function: Function, target: Target) -> Kernel:
+    """Apply the updates in order, so that duplicates combine deterministically.
+
+    Parallel over blocks of the update window, never over updates: two updates
+    may hit the same element. An update whose window leaves the array is dropped.
+    """
+    (op,) = function.body.ops
+    n = op.attrs["inputs"]
+    b = RegionBuilder(function, target, skip=n)
+    updates = op.operands[n + 1 :]
+    shape = updates[0].type.shape
+    window = op.attrs["update_window_dims"]
+    loops = [d for d in range(len(shape)) if d not in window]
+    last = window[-1] if window else None
+    width = shape[last] if last is not None else 1
+    blocked = last is not None and isinstance(width, int) and width > WINDOW_BLOCK
+    blocks = -(-width // WINDOW_BLOCK) if blocked else 1
+    at: list[Dim] = [sym(f"u{d}", 0, s) if s != 1 else 0 for d, s in enumerate(shape)]
+    body: list[Stmt] = []
+    _scatter_one(b, b.elements(), op, at, body)
+    for d in reversed([*loops, *window]):
+        if shape[d] == 1:
+            continue
+        if blocked and d == last:
+            begin = sym("p", 0, blocks) * WINDOW_BLOCK
+            body = [For(f"u{d}", begin, minimum(begin + WINDOW_BLOCK, width), tuple(body))]
+        else:
+            body = [For(f"u{d}", 0, shape[d], tuple(body))]
+    wrapped = (For("p", 0, blocks, tuple(body), "parallel"),) if blocks != 1 else tuple(body)
+    return b.kernel(blocks, wrapped, product(shape) * 4)
+
+
+def _scatter_one(b: RegionBuilder, e: Elements, op: Op, at: list[Dim], block: list[Stmt]) -> None:
+    """Write the code of one update element at update index ``at``."""
+    a, n = op.attrs, op.attrs["inputs"]
+    indices = op.operands[n]
+    target_shape = op.operands[0].type.shape
+    e.enter(block)
+    window = a["update_window_dims"]
+    batch = [i for d, i in enumerate(at) if d not in window]
+    skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
+    offsets = iter([at[d] for d in window])
+    sizes = iter([op.operands[n + 1].type.shape[d] for d in window])
+    where: list[Dim] = [0 if d in skipped else next(offsets) for d in range(len(target_shape))]
+    extent: list[Dim] = [1 if d in skipped else next(sizes) for d in range(len(target_shape))]
+    tests: list[Scalar] = []
+    vector = a["index_vector_dim"]
+    for k, d in enumerate(a["scatter_dims_to_operand_dims"]):
+        place = list(batch)
+        if vector < indices.type.rank:
+            place.insert(vector, k)
+        raw = e.at(indices, tuple(place))
+        wide = e.bind(raw if raw.dtype == "i64" else Apply("convert", (raw,), "i64"), "s")
+        room = target_shape[d] - extent[d]
+        tests += [
+            Apply("ge", (wide, Const(0, "i64")), "i1"),
+            Apply("le", (wide, IndexScalar(room)), "i1"),
+        ]
+        where[d] = where[d] + sym(wide.name, 0, room + 1)
+    for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True):
+        where[d] = batch[k if k < vector else k - 1]
+    inner: list[Stmt] = []
+    e.enter(inner)
+    _combine_into(b, e, op, tuple(where), tuple(at), inner)
+    cond: Scalar = Const(True, "i1")
+    for t in tests:
+        cond = t if isinstance(cond, Const) else Apply("and", (cond, t), "i1")
+    block += inner if isinstance(cond, Const) else [If(cond, tuple(inner))]
+
+
+def _combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, at: Index, block: list[Stmt]) -> None:
+    n = op.attrs["inputs"]
+    region = op.regions[0]
+    new = [e.bind(e.at(u, at)) for u in op.operands[n + 1 :]]
+    simple = region.ops[0] if len(region.ops) == 1 and n == 1 else None
+    if simple is not None and simple.name in FREE_ORDER and set(simple.operands) == set(region.params):
+        block.append(Store(b.outputs[0], where, Apply(simple.name, (Load(b.outputs[0], where), new[0]), new[0].dtype)))
+        return
+    old = [e.bind(Load(out, where)) for out in b.outputs]
+    held = [e.bind(r) if isinstance(r, Apply) else r for r in e.region(region, (*old, *new))]
+    block += [Store(out, where, r) for out, r in zip(b.outputs, held, strict=True)]
+
+

@@ -1,0 +1,352 @@
+"""START HERE: the compiler in one file.
+
+:data:`PASSES` is the table of everything that happens to a model between import
+and kernels; :func:`run_passes` is the loop that runs it, and the only place that
+times, verifies, prints, dumps, stops and bisects. :func:`compile` is the way
+from a model to the bytes of a bundle::
+
+    model --import_model--> tensor IR --PASSES--> fused tensor IR
+          --lower_region--> loop IR --bufferize, plan_memory, schedule--> program
+          --build_library--> native kernels --write_bundle--> one file
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aotc
+from aotc.diagnostics import CompileError, InternalError
+from aotc.frontend.dims import Expr, symbols
+from aotc.frontend.tensor_ir import Function, Module, TensorType
+from aotc.lowering.bufferize import Check, Constants, bufferize
+from aotc.lowering.canonicalize import canonicalize
+from aotc.lowering.contraction import canonicalize_dot
+from aotc.lowering.convolution import decompose_convolution
+from aotc.lowering.cse import cse
+from aotc.lowering.dce import dce
+from aotc.lowering.emit_program import emit_program
+from aotc.lowering.fold_constants import fold_constants
+from aotc.lowering.fuse import fuse
+from aotc.lowering.inline import inline
+from aotc.lowering.loop_invariant import loop_invariant
+from aotc.lowering.loop_ir import Kernel
+from aotc.lowering.loop_printer import print_kernel
+from aotc.lowering.lower import lower_region
+from aotc.lowering.plan_memory import plan_memory
+from aotc.lowering.schedule import Scheduler
+from aotc.lowering.split_reductions import split_reductions
+from aotc.lowering.tile_contractions import tile_contractions
+from aotc.options import Options
+from aotc.targets import Target, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step of the compiler: a pure function ``Module, Options -> Module``.
+
+    ``required`` passes are never left out by ``--bisect``; ``establishes`` is the
+    property of the module that holds from here on.
+    """
+
+    run: Callable[[Module, Options], Module]
+    required: bool = False
+    establishes: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the pass's name as ``--print-after`` takes it."""
+        return self.run.__name__.replace("_", "-")
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass(inline, required=True, establishes="no calls"),
+    Pass(canonicalize),
+    Pass(cse),
+    Pass(loop_invariant),
+    Pass(canonicalize_dot, required=True, establishes="products are matmul"),
+    Pass(decompose_convolution, required=True, establishes="convolutions are conv"),
+    Pass(tile_contractions),
+    Pass(fold_constants),
+    Pass(split_reductions),
+    Pass(canonicalize),
+    Pass(cse),
+    Pass(dce),
+    Pass(fuse, required=True, establishes="every op in a region"),
+)
+
+
+def run_passes(module: Module, options: Options) -> Module:
+    """Run :data:`PASSES` on ``module`` and return the result."""
+    for number, step in enumerate(PASSES, start=1):
+        if 0 <= options.bisect < number and not step.required:
+            continue
+        begin = time.perf_counter()
+        try:
+            after = step.run(module, options)
+            if options.verify_each:
+                _verify(after, step)
+        except (CompileError, InternalError):
+            raise
+        except Exception as error:
+            raise _internal(error, f"in pass {number} {step.name}", module, options) from error
+        module = after
+        _report(number, step, module, time.perf_counter() - begin, options)
+        if step.name == options.stop_after:
+            break
+    return module
+
+
+def _report(number: int, step: Pass, module: Module, seconds: float, options: Options) -> None:
+    if options.timings:
+        print(f"{number:3} {step.name:<24} {1e3 * seconds:8.1f} ms", file=sys.stderr)
+    if options.print_after == step.name or options.dump_ir:
+        from aotc.frontend.tensor_text import print_module
+
+        text = print_module(module)
+        if options.print_after == step.name:
+            print(text, file=sys.stderr)
+        if options.dump_ir:
+            _dump(options, f"{number:02}-{step.name}.txt", text)
+
+
+def _dump(options: Options, name: str, text: str) -> None:
+    folder = Path(options.dump_ir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def _verify(module: Module, step: Pass) -> None:
+    from aotc.frontend.tensor_verify import verify
+
+    findings = verify(module)
+    if findings:
+        raise InternalError(f"after pass {step.name}: " + "; ".join(f.message for f in findings[:3]))
+
+
+def _internal(error: Exception, where: str, module: Module, options: Options) -> InternalError:
+    from tempfile import mkdtemp
+
+    from aotc.frontend.tensor_text import print_module
+
+    folder = Path(options.dump_ir or mkdtemp(prefix="aotc-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "before.txt").write_text(print_module(module))
+    except Exception:
+        (folder / "before.txt").write_text("the IR could not be printed")
+    (folder / "traceback.txt").write_text(traceback.format_exc())
+    return InternalError(f"{where}: {type(error).__name__}: {error}", str(folder), "aotc compile with --verify-each --dump-ir DIR")
+
+
+@dataclass
+class Variant:
+    """The module compiled for one target, before its kernels are machine code."""
+
+    target: Target
+    kernels: list[Kernel]
+    command_buffers: list[Any]
+    programs: dict[str, Any]
+    constants: Constants
+    arena: int | None
+    locs: dict[str, str]
+
+
+def lower(module: Module, target: Target, options: Options) -> Variant:
+    """Turn a fused module into kernels, command buffers and programs for one target."""
+    kernels: dict[str, Kernel] = {}
+    locs: dict[str, str] = {}
+    for function in module.functions.values():
+        if not function.public:
+            try:
+                kernels[function.name] = lower_region(function, target)
+            except (CompileError, InternalError):
+                raise
+            except Exception as error:
+                raise _internal(error, f"while lowering region {function.name}", module, options) from error
+            locs[function.name] = function.loc.traced_by or str(function.loc)
+    constants = Constants()
+    public = {n: f for n, f in module.functions.items() if f.public}
+    buffered = {n: bufferize(f, module, kernels, constants) for n, f in public.items()}
+    names, unique = _deduplicate({k: v for b in buffered.values() for k, v in b.kernels.items()})
+    variant = Variant(target, unique, [], {}, constants, 0, locs)
+    numbers = {k.name: n for n, k in enumerate(unique)}
+    for name, b in buffered.items():
+        function = public[name]
+        arena = plan_memory(b.arena)
+        slots = len(function.body.params), len(function.body.results)
+        scheduler = Scheduler(_slot_of(*slots), lambda k: numbers[names[k]])
+        buffer = scheduler.encode(b.steps)
+        checks = [s for s in b.steps if isinstance(s, Check)]
+        variant.programs[name] = emit_program(function, arena, buffer, len(variant.command_buffers), checks)
+        variant.command_buffers.append(buffer)
+        static = variant.arena is not None and isinstance(arena, int)
+        variant.arena = max(variant.arena, arena) if static else None  # type: ignore[type-var]
+    return variant
+
+
+def _slot_of(arguments: int, results: int) -> Callable[[Any], int]:
+    base = {"argument": 0, "result": arguments}
+    fixed = {"arena": arguments + results, "constant": arguments + results + 1}
+    return lambda s: base[s.kind] + s.number if s.kind in base else fixed[s.kind]
+
+
+def _deduplicate(kernels: Mapping[str, Kernel]) -> tuple[dict[str, str], list[Kernel]]:
+    """Return the name of the kernel that stands for each, and the distinct kernels."""
+    chosen: dict[Kernel, str] = {}
+    names: dict[str, str] = {}
+    for name, kernel in kernels.items():
+        names[name] = chosen.setdefault(replace(kernel, name=""), name)
+    return names, [kernels[n] for n in dict.fromkeys(names.values())]
+
+
+def compile(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> bytes:
+    """Compile a model and return the bytes of a bundle.
+
+    Parameters
+    ----------
+    model : str, bytes, path, jax.export.Exported or callable
+        StableHLO text or bytecode, a portable artifact, a serialized export, the
+        path of one, or a (jitted) function together with ``example_args``.
+    *example_args
+        Arrays or ``jax.ShapeDtypeStruct`` (symbolic shapes too), for a function.
+    options : Options, optional
+        All options at once; or give its fields as keywords, e.g. ``target="cpu"``.
+
+    Returns
+    -------
+    bytes
+        The bundle; :func:`aotc.load` takes it.
+
+    Raises
+    ------
+    CompileError
+        The model cannot be compiled: where, what was found, what was expected.
+    """
+    chosen = replace(options or Options(), **flags)
+    targets = resolve(chosen.target)
+    _start_compilers(targets, chosen)
+    from aotc.frontend.importer import import_model
+
+    module = import_model(model, *example_args)
+    variants = []
+    for target in targets:
+        one = replace(chosen, target=target.name)
+        variants.append(lower(run_passes(module, one), target, one))
+    return assemble(module, variants, chosen)
+
+
+def _start_compilers(targets: tuple[Target, ...], options: Options) -> None:
+    """Begin starting the compiler processes while the model is being read."""
+    if any(t.kind == "cpu" for t in targets):
+        from aotc.kernels.cpu.build import start_workers
+
+        start_workers(options)
+
+
+def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
+    """Compile the kernels of all variants and write the bundle."""
+    from aotc.vmfb.bundle import write_bundle
+
+    segments: list[tuple[str, Any]] = []
+    entries = [_variant_entry(v, segments, options) for v in variants]
+    main = next(f for f in module.functions.values() if f.public)
+    dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
+    manifest = {
+        "format": 1,
+        "producer": f"aotc {aotc.__version__}",
+        "name": module.name,
+        "functions": {f.name: _signature(f) for f in module.functions.values() if f.public},
+        "symbols": sorted(dims),
+        "variants": entries,
+        "debug": _debug(variants) if options.debug_info else None,
+    }
+    data = write_bundle(None, manifest, segments)
+    assert data is not None
+    return data
+
+
+def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:
+    def add(name: str, data: Any) -> int:
+        segments.append((f"{v.target.name}/{name}", data))
+        return len(segments) - 1
+
+    entry: dict[str, Any] = {
+        "target": v.target.name,
+        "kind": v.target.kind,
+        "features": list(v.target.features),
+        "command_buffers": [
+            {
+                "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
+                "states": b.states,
+                "parameters": len(b.parameters),
+            }
+            for n, b in enumerate(v.command_buffers)
+        ],
+        "functions": {n: {"registers": p.registers, "code": p.code} for n, p in v.programs.items()},
+        "arena_peak": v.arena,
+    }
+    if v.target.kind == "cuda":
+        from aotc.kernels.cuda.build import build_cubins
+
+        built = build_cubins(v.kernels, v.target, options)
+        entry["cubin"] = add("cubin", built.data)
+    else:
+        from aotc.kernels.cpu.build import build_executor, build_library
+
+        built = build_library(v.kernels, v.target, options)
+        entry["library"] = add("kernels.so", built.data)
+        entry["executor"] = add("executor.so", build_executor(v.target, options))
+    entry["kernels"] = [k.entry() for k in built.kernels]
+    entry["constants"] = _constants(v, add, options)
+    return entry
+
+
+def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
+    if not v.constants.arrays:
+        return None
+    if options.weights != "inline":
+        from aotc.weights import write_weights
+
+        return {"external": write_weights(options.weights, v.constants)}
+    blob = np.zeros(v.constants.size, np.uint8)
+    for _, array, offset in v.constants.arrays:
+        blob[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return {"segment": add("constants", blob.data)}
+
+
+def _signature(f: Function) -> dict[str, Any]:
+    names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
+    results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
+    donated = f.attrs.get("donated", ())
+    return {
+        "arguments": [
+            {**_value(name, v.type), "donated": n in donated}
+            for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
+        ],
+        "results": [_value(name, v.type) for name, v in zip(results, f.body.results, strict=True)],
+        "in_tree": f.attrs.get("in_tree"),
+        "out_tree": f.attrs.get("out_tree"),
+    }
+
+
+def _value(name: str, type_: TensorType) -> dict[str, Any]:
+    return {"name": name, "dtype": type_.dtype, "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape]}
+
+
+def _debug(variants: list[Variant]) -> dict[str, Any]:
+    kernels = {}
+    for v in variants:
+        for k in v.kernels:
+            kernels[f"{v.target.name}/{k.name}"] = {"text": print_kernel(k), "loc": v.locs.get(k.name, "")}
+    return {"kernels": kernels}
+
+
+__all__ = ["PASSES", "Pass", "assemble", "compile", "lower", "run_passes"]
