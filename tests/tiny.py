@@ -1,0 +1,325 @@
+"""A small bundle made by hand: a serial executor and four kernels in C, and a builder of command buffers.
+
+The runtime's tests use it so that they need no compiler of ours.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotc.vmfb.abi import CASE, COMMAND_HEADER, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter
+from aotc.vmfb.assembly import assemble
+from aotc.vmfb.bundle import write_bundle
+
+EXECUTOR = r"""
+#include <stdint.h>
+#include <string.h>
+typedef int64_t I;
+typedef void (*Kernel)(void **, I *, I, I, void *);
+I aotc_executor_version(void) { return 1; }
+I aotc_pool_bytes(void) { return 64; }
+I aotc_pool_start(void *pool, I workers) { *(I *)pool = workers; return 0; }
+void aotc_pool_stop(void *pool) { (void)pool; }
+static I value(I word, I *params) { return word & 1 ? params[word >> 1] : word >> 1; }
+static void graph(I *node, void **slots, I *params, void *scratch) {
+  for (I c = 0; c < node[2]; c++) {
+    I *w = node + node[5 + c], *places = w + 8 + w[5], *rest = places + 2 * w[6];
+    void *at[16];
+    I dims[16];
+    for (I i = 0; i < w[6]; i++) at[i] = (char *)slots[places[2 * i]] + value(places[2 * i + 1], params);
+    for (I i = 0; i < w[7]; i++) dims[i] = value(rest[i], params);
+    if (w[0] == 1) memmove(at[1], at[0], dims[0]);
+    else ((Kernel)w[1])(at, dims, 0, value(w[2], params), scratch);
+  }
+}
+static void nodes(I *at, I *end, void **slots, I *params, void *scratch) {
+  for (; at < end; at += at[1]) {
+    if (at[0] == 1) graph(at, slots, params, scratch);
+    else if (at[0] == 2) {
+      I *body = at + 6 + at[2];
+      for (;;) {
+        nodes(at + 6, body, slots, params, scratch);
+        if (!((char *)slots[at[4]])[value(at[5], params)]) break;
+        nodes(body, body + at[3], slots, params, scratch);
+      }
+    } else {
+      I n = at[2], pick = *(int32_t *)((char *)slots[at[3]] + value(at[4], params));
+      if (pick < 0 || pick >= n) pick = n - 1;
+      I *branch = at + 5 + n;
+      for (I i = 0; i < pick; i++) branch += at[5 + i];
+      nodes(branch, branch + at[5 + pick], slots, params, scratch);
+    }
+  }
+}
+I aotc_run(void *pool, I *code, I words, void **slots, I *params, I *cells, void *scratch, I stride, I threads) {
+  (void)pool, (void)cells, (void)stride, (void)threads;
+  nodes(code, code + words, slots, params, scratch);
+  return 0;
+}
+"""
+
+KERNELS = r"""
+#include <stdint.h>
+typedef int64_t I;
+static void add(void **p, I *d, I begin, I end, void *s) {
+  float *a = p[0], *b = p[1], *out = p[2];
+  for (I i = begin; i < end; i++) out[i] = a[i] + b[i];
+}
+static void scale(void **p, I *d, I begin, I end, void *s) {
+  float *a = p[0], *w = p[1], *out = p[2];
+  for (I i = begin; i < end; i++) out[i] = a[i] * w[0];
+}
+static void count(void **p, I *d, I begin, I end, void *s) {
+  I *limit = p[0], *n = p[1];
+  *n += d[0];
+  *(char *)p[2] = *n < *limit;
+}
+static void iota(void **p, I *d, I begin, I end, void *s) {
+  float *out = p[0];
+  for (I i = begin; i < end; i++) out[i] = (float)i;
+}
+void *aotc_kernels[4] = {add, scale, count, iota};
+"""
+
+ADD, SCALE, COUNT, IOTA = range(4)
+
+
+@cache
+def shared_object(source: str) -> bytes:
+    """Return C source as a shared object; skips the test on a machine without a C compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    with tempfile.TemporaryDirectory() as folder:
+        code, out = Path(folder, "x.c"), Path(folder, "x.so")
+        code.write_text(source)
+        subprocess.run([compiler, "-Os", "-s", "-shared", "-fPIC", "-o", out, code], check=True)
+        return out.read_bytes()
+
+
+def place(slot, offset=0):
+    """The words of a place; ``offset`` is an operand if it is odd."""
+    return [slot, offset if offset & 1 else constant(offset)]
+
+
+def dispatch(kernel, items, places, dims=()):
+    """A dispatch: ``items`` and ``dims`` are operands."""
+    return (DISPATCH, kernel, items, places, list(dims))
+
+
+def copy(source, destination, size):
+    """A copy of ``size`` (an operand) bytes."""
+    return (COPY, 0, constant(1), [source, destination], [size])
+
+
+def graph(*commands, state=0, serial=1):
+    """A graph whose commands run one after the other."""
+    last = len(commands) - 1
+    bodies = []
+    for number, (kind, kernel, items, places, dims) in enumerate(commands):
+        successors = [number + 1] if number < last else []
+        head = [kind, kernel, items, constant(1), int(number > 0), len(successors), len(places), len(dims)]
+        assert len(head) == COMMAND_HEADER
+        bodies.append(head + successors + sum(places, []) + dims)
+    offset = GRAPH_HEADER + len(bodies)
+    offsets = []
+    for body in bodies:
+        offsets.append(offset)
+        offset += len(body)
+    return [GRAPH, offset, len(bodies), state, serial, *offsets, *sum(bodies, [])]
+
+
+def loop(condition, body, flag):
+    """A while node; ``flag`` is a place."""
+    return [WHILE, 6 + len(condition) + len(body), len(condition), len(body), *flag, *condition, *body]
+
+
+def case(index, *branches):
+    """A case node; ``index`` is a place."""
+    words = sum(branches, [])
+    return [CASE, 5 + len(branches) + len(words), len(branches), *index, *map(len, branches), *words]
+
+
+def value(name, dtype, *dims, **more):
+    """A value of a signature."""
+    return {"name": name, "dtype": dtype, "dims": list(dims), **more}
+
+
+def argument(name, dtype, *dims, donated=False):
+    """An argument of a signature."""
+    return value(name, dtype, *dims, donated=donated)
+
+
+FUNCTIONS = {
+    "main": {
+        "arguments": [argument("x", "f32", 4), argument("y", "f32", 4)],
+        "results": [value("", "f32", 4)],
+        "in_tree": None,
+        "out_tree": None,
+    },
+    "grow": {  # (2 x) * w, through the arena
+        "arguments": [argument("x", "f32", "n")],
+        "results": [value("", "f32", "n")],
+        "in_tree": None,
+        "out_tree": None,
+    },
+    "count": {
+        "arguments": [argument("limit", "i64")],
+        "results": [value("", "i64")],
+        "in_tree": None,
+        "out_tree": None,
+    },
+    "upto": {
+        "arguments": [argument("n", "i64")],
+        "results": [value("", "f32", "?")],
+        "in_tree": None,
+        "out_tree": None,
+    },
+    "update": {  # x += y in the argument's memory, then out
+        "arguments": [argument("x", "f32", 4, donated=True), argument("y", "f32", 4)],
+        "results": [value("", "f32", 4)],
+        "in_tree": None,
+        "out_tree": None,
+    },
+    "pick": {
+        "arguments": [argument("i", "i32"), argument("x", "f32", 4), argument("y", "f32", 4)],
+        "results": [value("", "f32", 4)],
+        "in_tree": None,
+        "out_tree": None,
+    },
+}
+
+PROGRAMS = {
+    "main": (1, "const r0, 4 \n result 0, [r0] \n submit cb0, [] \n return"),
+    "grow": (
+        4,
+        """
+        dim r0, arg0, axis0
+        const r1, 4
+        le r3, r1, r0
+        assert_true r3, "n is {0}, expected at least 4", [r0]
+        mul r2, r0, r1
+        arena r2
+        result 0, [r0]
+        submit cb1, [r0]
+        return
+        """,
+    ),
+    "count": (1, "const r0, 64 \n arena r0 \n result 0, [] \n submit cb2, [] \n return"),
+    "upto": (
+        3,
+        """
+        const r0, 0
+        load_scalar r1, slot0, r0, %i64
+        lt r2, r1, r0
+        branch_if r2, @6
+        result 0, [r1]
+        branch @7
+        result 0, [r0]
+        submit cb3, [r1]
+        return
+        """,
+    ),
+    "update": (1, "const r0, 4 \n result 0, [r0] \n submit cb4, [] \n return"),
+    "pick": (1, "const r0, 4 \n result 0, [r0] \n submit cb5, [] \n return"),
+}
+PROGRAMS = {
+    name: (registers, text.replace("result 0", "result res0")) for name, (registers, text) in PROGRAMS.items()
+}
+
+
+def command_buffers():
+    """The words of every command buffer, its cells and its parameters."""
+    n, four = parameter(0), constant(4)
+    step = graph(dispatch(COUNT, constant(1), [place(0), place(1), place(2)], [constant(1)]))
+    start = graph(dispatch(COUNT, constant(1), [place(0), place(1), place(2)], [constant(0)]))
+    zero = graph(copy(place(3, 64), place(1), constant(8)))
+    return [
+        (graph(dispatch(ADD, four, [place(0), place(1), place(2)])), 1, 0),
+        (
+            graph(
+                dispatch(ADD, n, [place(0), place(0), place(2)]),
+                dispatch(SCALE, n, [place(2), place(3), place(1)]),
+                serial=0,
+            ),
+            2,
+            1,
+        ),
+        (zero + loop(start, step, place(2)), 1, 0),
+        (graph(dispatch(IOTA, n, [place(1)])), 1, 1),
+        (
+            graph(
+                dispatch(ADD, four, [place(0), place(1), place(0)]),
+                copy(place(0), place(2), constant(16)),
+            ),
+            2,
+            0,
+        ),
+        (
+            case(
+                place(0),
+                graph(copy(place(1), place(3), constant(16))),
+                graph(copy(place(2), place(3), constant(16))),
+            ),
+            1,
+            0,
+        ),
+    ]
+
+
+def constants(size=128):
+    """The constants: the weight 3.0 at 0, zeros from 64."""
+    data = np.zeros(max(size, 128), np.uint8)
+    data[:4] = np.frombuffer(np.float32(3).tobytes(), np.uint8)
+    return data
+
+
+def parts(weights=None):
+    """Return (manifest, segments) of the whole tiny bundle, fresh, to be changed at will."""
+    buffers = command_buffers()
+    segments = [
+        ("executor", shared_object(EXECUTOR)),
+        ("library", shared_object(KERNELS)),
+        ("constants", constants().tobytes() if weights is None else weights),
+        *((f"commands{i}", np.array(words, "<i8").tobytes()) for i, (words, _, _) in enumerate(buffers)),
+    ]
+    variant = {
+        "target": "cpu:any",
+        "kind": "cpu",
+        "features": [],
+        "executor": 0,
+        "library": 1,
+        "kernels": [
+            {"name": name, "scratch": 0, "flops": 0, "bytes": 0} for name in ("add", "scale", "count", "iota")
+        ],
+        "command_buffers": [
+            {"code": 3 + i, "states": states, "parameters": parameters}
+            for i, (_, states, parameters) in enumerate(buffers)
+        ],
+        "functions": {
+            name: {"registers": registers, "code": assemble(text)} for name, (registers, text) in PROGRAMS.items()
+        },
+        "arena_peak": None,
+        "constants": {"segment": 2},
+    }
+    manifest = {
+        "format": 1,
+        "producer": "tests",
+        "name": "tiny",
+        "functions": {name: {**entry} for name, entry in FUNCTIONS.items()},
+        "symbols": ["n"],
+        "variants": [variant],
+        "debug": None,
+    }
+    return manifest, segments
+
+
+@cache
+def bundle() -> bytes:
+    """The whole tiny bundle."""
+    return write_bundle(None, *parts())
