@@ -16,6 +16,9 @@ from aotc.frontend.tensor_ir import Op, Value
 from aotc.lowering.index_maps import Index, forward
 
 
+ELEMENTWISE = frozenset(SCALARS) | {"reduce_precision", "bitcast"}
+
+
 def iteration_space(shape: tuple[Dim, ...]) -> Index:
     """Return one loop symbol per dim, ``i0, i1, ...``; dims of size 1 are the index 0."""
     return tuple(0 if d == 1 else sym(f"i{k}", 0, d) for k, d in enumerate(shape))
@@ -81,7 +84,7 @@ class Anchors:
         if not known:
             return {}
         value, index = known[0]
-        if op.name in SCALARS or op.name == "reduce_precision":
+        if op.name in ELEMENTWISE:
             if any(i != index for _, i in known):
                 return {}
         elif op.name == "broadcast":
@@ -137,7 +140,7 @@ class Anchors:
         kept = tuple(e for d, e in enumerate(known[0]) if d not in op.attrs["dims"])
         kept_axes = {axis_of(e) for e in kept} - {None}
         everything = {k for k, e in enumerate(self.space) if e != 0}
-        if axes & kept_axes or (axes | kept_axes) != everything or not axes:
+        if axes & kept_axes or (axes | kept_axes) != everything:
             return {}
         if any(axis_of(e) is None and e != 0 for e in kept):
             return {}

@@ -30,6 +30,8 @@ INLINE = FREE | {"pad", "concatenate", "dynamic_slice", "gather"}
 
 def is_inline(op: Op) -> bool:
     """Can one element of the result of ``op`` be written as an expression?"""
+    if op.name == "bitcast":
+        return op.operands[0].type.shape == op.result.type.shape
     return op.name in SCALARS or op.name in INLINE or op.name == "reduce_precision"
 
 
@@ -131,7 +133,7 @@ class Elements:
             return self._at(op.operands[0], backward(op, index))
         if op.name in _MAKERS:
             return _MAKERS[op.name](self, op, index)
-        if op.name not in SCALARS:
+        if op.name not in SCALARS and op.name != "bitcast":
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
         parts = [self._at(v, index) for v in op.operands]
         return Apply(op.name, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)

@@ -51,6 +51,10 @@ GRAPH_HEADER = 5
 COMMAND_HEADER = 8
 STATE_WORDS = 8
 
+MAX_PLACES = 64
+MAX_DIMS = 64
+MAX_NESTING = 32
+
 
 def constant(value: int) -> int:
     """Return the operand word of a constant."""

@@ -1,0 +1,209 @@
+"""What the executor needs of the machine, as Numba intrinsics: atomics, calls, futex, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+WORDS = types.CPointer(types.int64)
+I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
+PTR = ir.PointerType()
+
+FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+SYSCALL_FUTEX = 202  # x86-64
+
+
+def _libc(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Type], var_arg: bool = False) -> ir.Function:
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments, var_arg), name)
+
+
+@intrinsic
+def fetch_add(typing_context, pointer, value):
+    """Add atomically; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("add", args[0], args[1], "seq_cst")
+
+    return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
+def exchange(typing_context, pointer, value):
+    """Store atomically; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("xchg", args[0], args[1], "seq_cst")
+
+    return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
+def acquire(typing_context, pointer):
+    """Load; what was released before the value was stored is visible."""
+
+    def generate(context, builder, signature, args):
+        return builder.load_atomic(args[0], "acquire", 8)
+
+    return types.int64(WORDS), generate
+
+
+@intrinsic
+def release(typing_context, pointer, value):
+    """Store; what was written before is visible to whoever acquires the value."""
+
+    def generate(context, builder, signature, args):
+        builder.store_atomic(args[1], args[0], "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(WORDS, types.int64), generate
+
+
+@intrinsic
+def at(typing_context, pointer, index):
+    """Return the pointer to word ``index``."""
+
+    def generate(context, builder, signature, args):
+        return builder.gep(args[0], [args[1]])
+
+    return WORDS(WORDS, types.int64), generate
+
+
+@intrinsic
+def address_of(typing_context, pointer):
+    """Return a pointer as an integer."""
+
+    def generate(context, builder, signature, args):
+        return builder.ptrtoint(args[0], I64)
+
+    return types.int64(WORDS), generate
+
+
+@intrinsic
+def words_at(typing_context, address):
+    """Return an integer as a pointer to words."""
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(WORDS))
+
+    return WORDS(types.int64), generate
+
+
+@intrinsic
+def load_byte(typing_context, address):
+    """Return the byte at an address."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I8.as_pointer())
+        return builder.zext(builder.load(pointer, align=1), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def load_int32(typing_context, address):
+    """Return the signed 32-bit integer at an address."""
+
+    def generate(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], I32.as_pointer())
+        return builder.sext(builder.load(pointer, align=4), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def copy_bytes(typing_context, target, source, size):
+    """Copy memory that does not overlap."""
+
+    def generate(context, builder, signature, args):
+        pointers = [builder.inttoptr(a, I8.as_pointer()) for a in args[:2]]
+        cgutils.raw_memcpy(builder, pointers[0], pointers[1], args[2], ir.Constant(I64, 1))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def stack_words(count: int) -> Callable:
+    """Return an intrinsic that gives ``count`` words of the stack of the function that calls it."""
+
+    @intrinsic
+    def words(typing_context):
+        def generate(context, builder, signature, args):
+            memory = cgutils.alloca_once(builder, ir.ArrayType(I64, count))
+            return builder.bitcast(memory, context.get_value_type(WORDS))
+
+        return WORDS(), generate
+
+    return words
+
+
+@intrinsic
+def call_kernel(typing_context, function, buffers, dims, begin, end, scratch):
+    """Call a kernel by its address; see ``vmfb.abi`` for its arguments."""
+
+    def generate(context, builder, signature, args):
+        kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64, PTR])
+        target = builder.inttoptr(args[0], kind.as_pointer())
+        pointers = [builder.bitcast(args[1], PTR), builder.bitcast(args[2], PTR)]
+        builder.call(target, [*pointers, args[3], args[4], builder.inttoptr(args[5], PTR)])
+        return context.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, WORDS, WORDS, i, i, i), generate
+
+
+@intrinsic
+def pause(typing_context):
+    """Tell the processor that this is a spin loop."""
+
+    def generate(context, builder, signature, args):
+        builder.call(_libc(builder, "llvm.x86.sse2.pause", VOID, []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def yield_processor(typing_context):
+    """Let another thread run."""
+
+    def generate(context, builder, signature, args):
+        builder.call(_libc(builder, "sched_yield", I32, []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def futex(typing_context, word, operation, value):
+    """Wait while ``word``'s low half is ``value``, or wake ``value`` waiters."""
+
+    def generate(context, builder, signature, args):
+        function = _libc(builder, "syscall", I64, [I64], True)
+        zero = ir.Constant(I64, 0)
+        address = builder.ptrtoint(args[0], I64)
+        builder.call(function, [ir.Constant(I64, SYSCALL_FUTEX), address, args[1], args[2], zero, zero, zero])
+        return context.get_dummy_value()
+
+    return types.void(WORDS, types.int64, types.int64), generate
+
+
+@intrinsic
+def start_thread(typing_context, argument):
+    """Start a detached thread that runs ``aotc_worker(argument)``; return 0, or an error number."""
+
+    def generate(context, builder, signature, args):
+        worker = _libc(builder, "aotc_worker", VOID, [PTR])
+        create = _libc(builder, "pthread_create", I32, [PTR] * 4)
+        detach = _libc(builder, "pthread_detach", I32, [I64])
+        identity = cgutils.alloca_once(builder, I64)
+        null = ir.Constant(PTR, None)
+        pointer = builder.bitcast(args[0], PTR)
+        error = builder.call(create, [builder.bitcast(identity, PTR), null, builder.bitcast(worker, PTR), pointer])
+        with builder.if_then(builder.icmp_signed("==", error, ir.Constant(I32, 0))):
+            builder.call(detach, [builder.load(identity)])
+        return builder.sext(error, I64)
+
+    return types.int64(WORDS), generate
