@@ -18,7 +18,7 @@ _HOMES = {
     "VmError": "aotc.vmfb.errors",
 }
 
-__all__ = ["BundleError", "CompileError", "VmError", "__version__", "compile", "load"]  # noqa: F822
+__all__ = ["BundleError", "CompileError", "VmError", "__version__", "compile", "load"]
 
 
 def __getattr__(name: str) -> Any:

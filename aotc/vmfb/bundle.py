@@ -85,7 +85,7 @@ def write_bundle(
         parts += [data, bytes(padding)]
     if path is None:
         return b"".join(parts)
-    _write_file(where, parts)
+    write_file(where, parts)
     return None
 
 
@@ -111,7 +111,14 @@ def table_end(table: Sequence[dict[str, Any]]) -> int:
     return max((_align(row["offset"] + row["size"]) for row in table), default=0)
 
 
-def _write_file(path: str, parts: list[Any]) -> None:
+def write_file(path: str, parts: list[Any]) -> None:
+    """Write ``parts`` one after the other to a file that appears whole or not at all.
+
+    Raises
+    ------
+    BundleError
+        If it cannot be written; a file that was there before is unchanged.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as f:

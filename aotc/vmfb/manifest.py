@@ -72,7 +72,8 @@ def problems(value: Any, schema: Any = SCHEMA, place: str = "manifest") -> Itera
         case dict():
             yield from _map_problems(value, schema, place)
         case type():
-            if not isinstance(value, schema) or (schema is int and (isinstance(value, bool) or int(value) < 0)):
+            bad_integer = schema is int and isinstance(value, int) and (isinstance(value, bool) or value < 0)
+            if bad_integer or not isinstance(value, schema):
                 yield f"{place} is {_kind(value)}, expected {schema.__name__}"
         case _:
             pass

@@ -21,7 +21,8 @@ def _find_data_field() -> int:
     """Return the byte offset of the data pointer in an array object, or 0 if it is not there."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return 0
-    probes: list[np.ndarray] = [np.zeros(3, np.float32), np.zeros((2, 5))[1:], np.zeros(()), np.frombuffer(b"12345678", np.uint8)]
+    read_only = np.frombuffer(b"12345678", np.uint8)
+    probes: list[np.ndarray] = [np.zeros(3, np.float32), np.zeros((2, 5))[1:], np.zeros(()), read_only]
     for offset in range(16, object.__basicsize__ + 32, 8):
         if all(WORDS[(id(x) + offset) >> 3] == x.ctypes.data for x in probes):
             return offset
