@@ -296,13 +296,13 @@ def run(pool, code, words, slots, params, cells, scratch, stride, threads):
 
 
 def start(pool, workers):
-    """Start threads; return how many there are now."""
-    for _ in range(workers):
+    """Start threads; return how many of them the system refused."""
+    for started in range(workers):
         fetch_add(at(pool, ALIVE), 1)
         if start_thread(pool) != 0:
             fetch_add(at(pool, ALIVE), -1)
-            break
-    return acquire(at(pool, ALIVE))
+            return workers - started
+    return 0
 
 
 def stop(pool):

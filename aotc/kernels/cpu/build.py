@@ -1,0 +1,84 @@
+"""Kernels to one library, executor to another: what the pipeline asks of the CPU back end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aotc.frontend.dims import Dim
+from aotc.kernels.cpu import cache
+from aotc.kernels.cpu.pool import POOL
+from aotc.kernels.cpu.worker import target_fields
+from aotc.lowering.loop_ir import Kernel
+from aotc.lowering.loop_printer import print_kernel
+from aotc.options import Options
+from aotc.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """What the bundle says about one kernel; ``scratch`` is bytes per worker."""
+
+    name: str
+    scratch: int
+    flops: Dim
+    bytes: Dim
+
+    def entry(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        return {"name": self.name, "scratch": self.scratch, "flops": str(self.flops), "bytes": str(self.bytes)}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A shared library and the kernels in its table, in order."""
+
+    data: bytes
+    kernels: tuple[KernelInfo, ...]
+
+
+def start_workers(options: Options) -> None:
+    """Begin starting compiler processes; they are ready when the model has been read."""
+    POOL.start(options.jobs)
+
+
+def build_library(kernels: Sequence[Kernel], target: Target, options: Options) -> Library:
+    """Compile and link ``kernels``; those that the cache holds are not compiled again."""
+    from aotc.kernels.cpu.link import function_table, link
+    from aotc.kernels.emit import scratch_bytes
+
+    texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
+    order = list(dict.fromkeys(texts))
+    symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
+    named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
+    objects = _compile([{"text": t, "target": target_fields(target)} for t in named], named, target, options)
+    table = function_table([symbols[t] for t in texts], target)
+    infos = [KernelInfo(k.name, scratch_bytes(k), k.flops, k.bytes) for k in kernels]
+    return Library(link([*objects, table], target), tuple(infos))
+
+
+def build_executor(target: Target, options: Options) -> bytes:
+    """Return the executor's library for ``target``."""
+    from aotc.kernels.cpu.link import link
+
+    objects = _compile([{"executor": True, "target": target_fields(target)}], ["executor"], target, options)
+    return link(objects, target)
+
+
+def _compile(requests: list[dict[str, Any]], texts: list[str], target: Target, options: Options) -> list[bytes]:
+    """Return the objects of ``requests``, from the cache where it has them."""
+    keys = [cache.key_of(text, target) for text in texts]
+    found = {n: data for n, key in enumerate(keys) if options.cache and (data := cache.read(key)) is not None}
+    missing = [n for n in range(len(requests)) if n not in found]
+
+    def done(count: int) -> None:
+        if options.progress:
+            options.progress(len(found) + count, len(requests), "compiling kernels")
+
+    made = POOL.run([requests[n] for n in missing], options.jobs, done) if missing else []
+    compiled = dict(zip(missing, made, strict=True))
+    for n, data in compiled.items():
+        if options.cache:
+            cache.write(keys[n], data)
+    return [found[n] if n in found else compiled[n] for n in range(len(requests))]

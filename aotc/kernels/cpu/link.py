@@ -1,0 +1,110 @@
+"""Objects to one shared library, with a linker from the system or from a wheel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from aotc.diagnostics import UNKNOWN, CompileError, InternalError
+from aotc.kernels.cpu import aot
+from aotc.targets import Target, host
+from aotc.vmfb.abi import TABLE_SYMBOL
+
+ALLOWED_SYMBOLS = frozenset(
+    "memset memcpy memmove syscall sched_yield pthread_create pthread_detach".split()
+)
+
+
+@cache
+def linker(native: bool) -> tuple[str, ...]:
+    """Return the command of a linker; a foreign target needs one that knows every machine.
+
+    Raises
+    ------
+    CompileError
+        If there is none; the message says what to install.
+    """
+    for name in ("ld.lld", "ld") if native else ("ld.lld",):
+        path = shutil.which(name)
+        if path:
+            return (path, "-shared", "--build-id=none")
+    if find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--build-id=none")
+    compiler = shutil.which("cc") or shutil.which("gcc") if native else None
+    if compiler:
+        return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
+    raise CompileError.at(UNKNOWN, "no linker found: neither ld.lld, ld nor cc", hint="pip install 'aotc[compile]'")
+
+
+def function_table(names: Sequence[str], target: Target) -> bytes:
+    """Return an object that defines the table of kernel addresses of ``vmfb.abi``."""
+    module = ir.Module(name="table")
+    module.triple = target.triple
+    kind = ir.FunctionType(ir.VoidType(), [])
+    functions = [ir.Function(module, kind, name) for name in names]
+    pointer = kind.as_pointer()
+    array = ir.ArrayType(pointer, len(functions))
+    table = ir.GlobalVariable(module, array, TABLE_SYMBOL)
+    table.initializer = ir.Constant(array, functions)
+    table.global_constant = True
+    parsed = llvm.parse_assembly(str(module))
+    return aot.emit_object(parsed, target)
+
+
+def link(objects: Sequence[bytes], target: Target) -> bytes:
+    """Link objects to a shared library and return its bytes.
+
+    Raises
+    ------
+    CompileError
+        If there is no linker.
+    InternalError
+        If linking fails, or the library needs a symbol that a bundle must not need.
+    """
+    command = linker(target.triple.split("-")[0] == host().triple.split("-")[0])
+    with tempfile.TemporaryDirectory(prefix="aotc-link-") as folder:
+        names = []
+        for n, data in enumerate(objects):
+            name = f"{n}.o"
+            Path(folder, name).write_bytes(data)
+            names.append(name)
+        Path(folder, "objects").write_text("\n".join(names))
+        result = subprocess.run(
+            [*command, "-o", "out.so", "@objects"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise InternalError(f"{Path(command[0]).name} failed: {result.stderr.strip()[:2000]}")
+        data = Path(folder, "out.so").read_bytes()
+    missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS)
+    if missing:
+        raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
+    return data
+
+
+def undefined_symbols(library: bytes) -> set[str]:
+    """Return the names that a 64-bit little-endian ELF library leaves undefined."""
+    import struct
+
+    sections_at, = struct.unpack_from("<Q", library, 0x28)
+    size, count = struct.unpack_from("<HH", library, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", library, sections_at + n * size) for n in range(count)]
+    found: set[str] = set()
+    for _, kind, _, _, offset, length, linked, _, _, entry in sections:
+        if kind != 11:  # SHT_DYNSYM
+            continue
+        strings = sections[linked][4]
+        for at in range(offset + entry, offset + length, entry):
+            name, _, _, section = struct.unpack_from("<IBBH", library, at)
+            if section == 0:
+                end = library.index(b"\0", strings + name)
+                found.add(library[strings + name : end].decode())
+    return found

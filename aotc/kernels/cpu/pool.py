@@ -1,0 +1,123 @@
+"""The compiler processes of this process: started early, kept, shared out work."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.cpu.worker import read_frame, write_frame
+
+
+def default_jobs() -> int:
+    """Return how many compiler processes to run: one for each core that this process may use."""
+    return max(1, min(8, len(os.sched_getaffinity(0))))
+
+
+class CompilerPool:
+    """Compiler processes that live as long as this process."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def start(self, jobs: int) -> None:
+        """Have at least ``jobs`` processes ready or starting."""
+        with self._lock:
+            while len(self._idle) < (jobs or default_jobs()):
+                self._idle.append(_spawn())
+
+    def run(self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None]) -> list[bytes]:
+        """Answer all requests; the largest go first.
+
+        Raises
+        ------
+        InternalError
+            If a kernel cannot be compiled: its text and the worker's report.
+        """
+        results: list[bytes | None] = [None] * len(requests)
+        errors: list[str] = []
+        queue: SimpleQueue[int] = SimpleQueue()
+        for n in sorted(range(len(requests)), key=lambda n: -len(requests[n].get("text", ""))):
+            queue.put(n)
+        finished = [0]
+
+        def serve() -> None:
+            process = self._take()
+            try:
+                while not errors:
+                    n = queue.get_nowait()
+                    answer, process = _ask(process, {**requests[n], "id": n})
+                    if "error" in answer:
+                        errors.append(f"{requests[n].get('text', 'the executor')}\n{answer['error']}")
+                    else:
+                        results[n] = answer["object"]
+                    with self._lock:
+                        finished[0] += 1
+                        done(finished[0])
+            except Empty:
+                pass
+            finally:
+                with self._lock:
+                    self._idle.append(process)
+
+        threads = [threading.Thread(target=serve) for _ in range(min(jobs or default_jobs(), len(requests)))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        if errors:
+            raise InternalError(f"a kernel could not be compiled:\n{errors[0]}")
+        return [r for r in results if r is not None]
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            return self._idle.pop(0) if self._idle else _spawn()
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._idle:
+            process.kill()
+        self._idle.clear()
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[3])
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "aotc.kernels.cpu.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
+    """Return the answer and the process that gave it; a dead process is replaced once."""
+    for attempt in range(2):
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            write_frame(process.stdin, request)
+            answer = read_frame(process.stdout)
+        except BrokenPipeError:
+            answer = None
+        if answer is not None:
+            return answer, process
+        process.kill()
+        code = process.wait()
+        process = _spawn()
+        if attempt:
+            raise InternalError(f"the compiler process died twice (exit {code}) on:\n{request.get('text', 'the executor')}")
+    raise AssertionError("unreachable")
+
+
+POOL = CompilerPool()

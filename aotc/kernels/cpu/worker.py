@@ -1,0 +1,75 @@
+"""A compiler process: ``python -m aotc.kernels.cpu.worker``.
+
+Numba's compile-time context is replaced here, which would break ``numba.njit``
+for a user, so kernels are never compiled in the user's process. Requests come as
+msgpack maps on standard input, answers go to standard output, both with a
+length of four bytes in front: ``{"id", "target", "text"}`` where text is a kernel
+in loop IR, or ``{"id", "target", "executor": true}``; the answer has ``object``
+or ``error``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+import msgpack
+
+from aotc.targets import Target
+
+
+def read_frame(stream: BinaryIO) -> Any:
+    """Return the next message, or None at the end of the stream."""
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    return msgpack.unpackb(stream.read(struct.unpack("<I", head)[0]))
+
+
+def write_frame(stream: BinaryIO, message: Any) -> None:
+    """Write one message."""
+    data = msgpack.packb(message)
+    stream.write(struct.pack("<I", len(data)) + data)
+    stream.flush()
+
+
+def target_fields(target: Target) -> list[Any]:
+    """Return a target as a list that :func:`target_from` reads."""
+    return [getattr(target, name) for name in Target.__slots__]  # type: ignore[attr-defined]
+
+
+def target_from(fields: list[Any]) -> Target:
+    """Return the target that :func:`target_fields` described."""
+    return Target(*(tuple(f) if isinstance(f, list) else f for f in fields))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    from aotc.kernels.cpu import aot, executor
+    from aotc.kernels.cpu.compile import compile_kernel
+    from aotc.lowering.loop_parser import parse_kernel
+
+    try:
+        target = target_from(request["target"])
+        if request.get("executor"):
+            return {"id": request["id"], "object": aot.compile_functions(executor.EXPORTS, target)}
+        return {"id": request["id"], "object": compile_kernel(parse_kernel(request["text"]), target)}
+    except Exception:
+        return {"id": request["id"], "error": traceback.format_exc()}
+
+
+def main() -> None:
+    """Answer requests until the other side closes the pipe."""
+    sys.setrecursionlimit(20_000)
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from aotc.kernels.cpu import compile  # noqa: F401  (start-up overlaps the reading of the model)
+
+    while (request := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(output, _answer(request))
+
+
+if __name__ == "__main__":
+    main()
