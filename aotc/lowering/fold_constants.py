@@ -1,0 +1,85 @@
+"""Evaluate at compile time what depends on constants only, with the NumPy reference of each op.
+
+Kept as ops: results much larger than what they are made of (they would only
+fatten the file), costly ops, loops, and whatever may differ from call to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aotc.frontend.dims import is_static
+from aotc.frontend.interpret import interpret
+from aotc.frontend.opset import SCALARS
+from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
+from aotc.lowering.known import constant_of
+from aotc.lowering.rewrite import Builder, rewrite_module
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+SMALL = 64 * 1024
+GROWTH = 2
+WORK = 10**9
+_FOLDED = frozenset(SCALARS) | {
+    "bitcast", "reduce_precision", "reshape", "transpose", "reverse", "slice", "pad", "concatenate", "broadcast",
+    "dynamic_slice", "dynamic_update_slice", "gather", "reduce", "dot_general", "matmul", "convolution", "conv",
+}  # fmt: skip
+_PRODUCTS = {"dot_general", "matmul", "convolution", "conv"}
+
+
+def fold_constants(module: Module, options: Options) -> Module:
+    """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
+    return rewrite_module(module, _rule)
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name not in _FOLDED or not op.operands:
+        return None
+    values = [constant_of(v, b.definitions) for v in op.operands]
+    if any(v is None for v in values) or not all(is_static(v.type.shape) for v in op.results):
+        return None
+    arrays = [v for v in values if v is not None]
+    scalar = op.name in SCALARS or op.name == "reduce_precision"
+    if scalar and all(a.ndim == 0 for a in arrays):
+        return _fold(_shrunk(op), arrays, op, b)
+    if op.name in ("reshape", "transpose", "broadcast", "reverse", "slice") and arrays[0].ndim == 0:
+        return _as_constants(op, arrays, b)
+    if not _worth(op, arrays) or any(captured(r) for r in op.regions):
+        return None
+    full = [np.broadcast_to(a, v.type.shape) for a, v in zip(arrays, op.operands)]
+    return _fold(op, full, op, b)
+
+
+def _shrunk(op: Op) -> Op:
+    """Return the elementwise op on the scalars that fill its operands."""
+    operands = tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.operands)
+    return replace(op, operands=operands, results=tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.results))
+
+
+def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
+    elements = [int(np.prod(v.type.shape, dtype=np.int64)) for v in op.results]
+    result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
+    if result > max(SMALL, GROWTH * sum(a.nbytes for a in arrays)):
+        return False
+    if op.name not in _PRODUCTS:
+        return True
+    kernel = arrays[1].size if "conv" in op.name else arrays[0].size
+    return 2 * elements[0] * max(kernel, 1) <= WORK
+
+
+def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
+    params = tuple(Value(f"p{n}", v.type) for n, v in enumerate(op.operands))
+    body = Region(params, (replace(op, operands=params),), op.results)
+    module = Module({"main": Function("main", body, public=True)})
+    return _as_constants(original, interpret(module, *arrays), b)
+
+
+def _as_constants(op: Op, arrays: Sequence[np.ndarray], b: Builder) -> Sequence[Value]:
+    attrs: list[Mapping[str, np.ndarray]] = [{"value": np.ascontiguousarray(a).reshape(a.shape)} for a in arrays]
+    return [
+        b.append(Op("constant", (), (Value(b.names.fresh(v.name), v.type),), held, loc=op.loc))[0]
+        for v, held in zip(op.results, attrs)
+    ]
