@@ -247,7 +247,7 @@ class _Bufferizer:
     def _launch(self, op: Op) -> list[Step]:
         name = op.attrs["callee"]
         kernel = self.used[name] = self.kernels[name]
-        shared = overwritten(self.functions[name].body.ops[-1])
+        shared = overwritten(self.functions[name])
         steps: list[Step] = []
         writes = []
         for n, v in enumerate(op.results):
@@ -310,9 +310,9 @@ class _Bufferizer:
         begin = self.time
         cond, body = op.regions
         self.depth += 1
-        cond_steps = self._carried(cond, carries)
+        cond_steps = self._carried(cond, carries, {})
         predicate = self.storage(cond.results[0])
-        body_steps = self._carried(body, carries)
+        body_steps = self._carried(body, carries, self._wishes(body, carries))
         body_steps += self._moves(body, carries)
         self.depth -= 1
         self.time += 1
@@ -327,25 +327,24 @@ class _Bufferizer:
                 s.first = min(s.first, begin)
                 s.touch(self.time)
 
-    def _carried(self, region: Region, carries: list[Storage]) -> list[Step]:
+    def _carried(self, region: Region, carries: list[Storage], wishes: Mapping[Value, Storage]) -> list[Step]:
         saved = dict(self.wanted)
+        self.wanted.update(wishes)
         for p, carry in zip(region.params, carries, strict=True):
             self.where[p] = carry
         depths = [c.depth for c in carries]
         counts = [c.reads_left for c in carries]
         for p, carry in zip(region.params, carries, strict=True):
             carry.depth, carry.reads_left = self.depth, self.counts.get(p, 0)
-        self._wish(region, carries)
         steps = self.region(region)
         for carry, depth, count in zip(carries, depths, counts, strict=True):
             carry.depth, carry.reads_left = depth, count
         self.wanted = saved
         return steps
 
-    def _wish(self, region: Region, carries: list[Storage]) -> None:
+    def _wishes(self, region: Region, carries: list[Storage]) -> dict[Value, Storage]:
         """Let the maker of the next state write over the old one where nothing reads that later."""
-        if len(region.results) != len(carries) or not region.params:
-            return
+        wishes: dict[Value, Storage] = {}
         position = {v: n for n, op in enumerate(region.ops) for v in op.results}
         roots = {p: p for p in region.params}
         last: dict[Value, int] = {}
@@ -363,11 +362,12 @@ class _Bufferizer:
             op = region.ops[made]
             if op.name != "dispatch":
                 continue
-            updates = overwritten(self.functions[op.attrs["callee"]].body.ops[-1])
+            updates = overwritten(self.functions[op.attrs["callee"]])
             read_last = last.get(p, -1)
             here = read_last == made and self._may_overwrite(op, v, p, roots, updates)
             if read_last < made or here:
-                self.wanted[v] = carry
+                wishes[v] = carry
+        return wishes
 
     def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
         n = op.results.index(new)

@@ -95,6 +95,10 @@ class Elements:
             found = self._cache[key] = (scalar, depth)
         return found
 
+    def keep(self, value: Value, index: Index, scalar: Scalar) -> None:
+        """Let ``scalar`` stand for element ``index`` of ``value`` in the current block."""
+        self._cache[value, index] = (scalar, 0)
+
     def bind(self, scalar: Scalar, prefix: str = "t") -> Var:
         """Bind ``scalar`` to a name in the current block."""
         var = Var(self.names(prefix), scalar.dtype)

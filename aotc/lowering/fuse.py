@@ -34,6 +34,7 @@ MAX_MEMBERS = 96
 MAX_BUFFERS = 40
 ROW_LIMIT = 1 << 16
 CONTROL = frozenset({"while", "case"})
+UPDATE = "dynamic_update_slice"
 CONTRACT = frozenset({"matmul", "conv", "packed_matmul", "packed_conv"})
 EXPENSIVE = frozenset(
     "exp expm1 log log1p tanh logistic erf erfc erf_inv sin cos tan pow atan2 cbrt div rem sqrt rsqrt".split()
@@ -66,7 +67,9 @@ def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Va
     """Return the values that must exist in memory because of who reads them."""
     needed: set[Value] = set(results)
     for op in ops:
-        if op.name in CONTRACT or op.name in CONTROL or not (is_inline(op) or op.name in ("reduce", "reduce_window")):
+        if op.name == UPDATE:
+            needed.add(op.operands[0])
+        elif op.name in CONTRACT or op.name in CONTROL or not (is_inline(op) or op.name in ("reduce", "reduce_window")):
             needed.update(op.operands)
         for r in op.regions:
             if op.name in CONTROL:
@@ -123,6 +126,8 @@ class _Fuser:
             self._join(op) or self._open_reduce(op)
         elif op.name == "reduce_window":
             self._open(op, "window")
+        elif op.name == UPDATE and self.level > 0:
+            self._open(op, "update")
         elif is_inline(op):
             self._join(op) or self._open(op, "loop")
         else:
@@ -130,7 +135,7 @@ class _Fuser:
 
     def _open(self, op: Op, kind: str) -> None:
         group = Group(len(self.groups), kind, [op])
-        if kind != "single":
+        if kind not in ("single", "update"):
             group.anchors = Anchors(op.results[0], self.makers)
         self._add(group, op)
 
@@ -264,7 +269,7 @@ class _Fuser:
         if len(readers) != 1 or len(outputs) != 1:
             return None
         (reader,) = readers.values()
-        return reader if reader.kind in ("loop", "row", "reduce", "window", "contract") else None
+        return reader if reader.kind in ("loop", "row", "reduce", "window", "contract", "update") else None
 
     def _reads(self, op: Op) -> set[Value]:
         """Return the group-made values that ``op`` reads through movement ops."""
@@ -295,6 +300,8 @@ class _Fuser:
         if reader.kind == "window":
             window = reader.members[0].attrs["window"]
             repeats = int(product(window))
+        if reader.kind == "update":
+            return not any(v is reader.members[0].operands[0] for op in group.members for v in op.results)
         if reader.kind == "contract" and any(v in reader.members[0].operands for op in group.members for v in op.results):
             return False
         if reader.kind == "row":
@@ -364,6 +371,8 @@ class _Fuser:
             return False
         if group.kind == "contract" and value in group.members[0].operands:
             return False
+        if group.kind == "update" and value is group.members[0].operands[0]:
+            return False
         if maker in self.group_of or maker.name not in FREE:
             return False
         if maker in self.outer and maker.name not in ("constant", "iota", "dim", "broadcast", "reshape"):
@@ -384,8 +393,12 @@ class _Fuser:
         name = f"k{len(self.outlined)}_{_label(group)}"
         while name in self.outlined:
             name += "_"
-        results = tuple(outputs) if group.kind != "single" else first.results
-        body = Region(tuple(inputs), tuple(self._body(group, set(inputs))), results)
+        results = first.results if group.kind in ("single", "update") else tuple(outputs)
+        ops = self._body(group, set(inputs))
+        params = list(inputs)
+        if group.kind == "update":
+            inputs, params, ops = _old_value_first(first, inputs, ops)
+        body = Region(tuple(params), tuple(ops), results)
         anchor = group.anchors.anchor.name if group.anchors else ""
         self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "anchor": anchor}, loc=first.loc)
         return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=_loc_of(group))
@@ -427,6 +440,16 @@ class _Fuser:
                 reads = [*op.operands, *(v for r in op.regions for v in captured(r))]
                 stack += [(makers[v], False) for v in reversed(reads) if v in makers and makers[v] not in done]
         return list(done)
+
+
+def _old_value_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
+    """Make the value that ``update`` overwrites parameter 0 of its region, apart from other reads of it."""
+    old = update.operands[0]
+    apart = Value(f"{old.name}_old", old.type)
+    changed = replace(update, operands=(apart, *update.operands[1:]))
+    read = {v for op in ops for v in (op.operands if op is not update else update.operands[1:])}
+    rest = [v for v in inputs if v is not old or v in read]
+    return [old, *rest], [apart, *rest], [changed if op is update else op for op in ops]
 
 
 def _captures(op: Op) -> list[Value]:

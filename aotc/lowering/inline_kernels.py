@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aotc.frontend.dims import Dim, Expr, Sym, substitute, sym, symbols
+from aotc.lowering.index_maps import reshape_index
 from aotc.lowering.loop_ir import (
     Alloc,
     Apply,
@@ -67,8 +68,13 @@ class _Renamer:
         return tuple(self.index(i) for i in index)
 
     def buffer(self, buffer: Buffer) -> Buffer:
-        new = self.buffers.get(buffer.name)
-        return buffer if new is None else Buffer(new.name, new.dtype, buffer.shape, new.space)
+        return self.buffers.get(buffer.name, buffer)
+
+    def element(self, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[Buffer, tuple[Dim, ...]]:
+        """Return the memory and index of an element; a view of another shape is indexed in its memory's."""
+        new = self.buffer(buffer)
+        index = self.place(index)
+        return new, index if new.shape == buffer.shape else reshape_index(index, buffer.shape, new.shape)
 
     def scalar(self, s: Scalar) -> Scalar:
         match s:
@@ -77,7 +83,7 @@ class _Renamer:
             case Index(expr, dtype):
                 return Index(self.index(expr), dtype)
             case Load(buffer, index):
-                return Load(self.buffer(buffer), self.place(index))
+                return Load(*self.element(buffer, index))
             case Apply(fn, args, dtype):
                 return Apply(fn, tuple(self.scalar(a) for a in args), dtype)
         return s
@@ -91,7 +97,7 @@ class _Renamer:
             case Let(var, value):
                 return Let(Var(self.name(var.name), var.dtype), self.scalar(value))
             case Store(buffer, index, value, reduce):
-                return Store(self.buffer(buffer), self.place(index), self.scalar(value), reduce)
+                return Store(*self.element(buffer, index), self.scalar(value), reduce)
             case If(cond, then, otherwise):
                 return If(self.scalar(cond), self.block(then), self.block(otherwise))
             case While(cond, pred, body):

@@ -20,6 +20,7 @@ KINDS: dict[str, Lowering] = {
     "row": lower_reduction,
     "reduce": lower_reduction,
     "contract": lower_contract,
+    "update": lower_dynamic_update_slice,
 }
 
 SINGLES: dict[str, Lowering] = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from aotc.frontend.dims import Dim, minimum, product, substitute, sym
 from aotc.frontend.tensor_ir import Function, Op, Value
 from aotc.lowering.index_maps import Index, delinearize
-from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Index as IndexScalar, Kernel, Load, Scalar, Stmt, Store, Tile
-from aotc.lowering.lower_regions import RegionBuilder
+from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Index as IndexScalar, Kernel, Load, Scalar, Stmt, Tile
+from aotc.lowering.lower_regions import RegionBuilder, store_all
 from aotc.lowering.tiling import FORMS, best_tile, split_rows
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -223,9 +223,8 @@ class _Tiles:
         self.e.anchor(self.op.result, lambda _: Load(tile, (r, c)))
         at = p.place(outer, start + r, column + c)
         names = {f"i{k}": x for k, x in enumerate(at)}
-        for out, v in self.results:
-            index = tuple(substitute(i, names) for i in self.b.index[v])
-            inner.append(Store(out, index, self.e.at(v, index)))
+        places = [tuple(substitute(i, names) for i in self.b.index[v]) for _, v in self.results]
+        store_all(self.e, [(out, v, index) for (out, v), index in zip(self.results, places, strict=True)])
         columns = For("c", 0, width, tuple(inner))
         block.append(For("r", 0, height, (columns,)) if height > 1 else columns)
 

@@ -7,7 +7,7 @@ from aotc.frontend.tensor_ir import Op
 from aotc.lowering.elemental import Elements, constant_scalar
 from aotc.lowering.index_maps import Index
 from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
-from aotc.lowering.lower_regions import RegionBuilder, loops_over
+from aotc.lowering.lower_regions import RegionBuilder, loops_over, store_all
 from aotc.lowering.nests import Axis, addresses, make_axes, mergeable, serial
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
@@ -25,9 +25,9 @@ def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
         total = terms(b, e, op, at)
         e.anchor(op.result, lambda _: total)
         names = {f"i{k}": x for k, x in enumerate(at)}
-        for out, v in zip(b.outputs, b.function.body.results, strict=True):
-            index = tuple(substitute(i, names) for i in b.index[v])
-            block.append(Store(out, index, e.at(v, index)))
+        results = b.function.body.results
+        places = [tuple(substitute(i, names) for i in b.index[v]) for v in results]
+        store_all(e, list(zip(b.outputs, results, places, strict=True)))
 
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)

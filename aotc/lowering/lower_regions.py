@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from aotc.frontend.dims import Dim, Expr, maximum, minimum, product, substitute, sym, symbols
@@ -55,7 +55,7 @@ class RegionBuilder:
         self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
         self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
         self._count = count()
-        if function.attrs["kind"] == "single":
+        if function.attrs["kind"] in ("single", "update"):
             self.shape = body.results[0].type.shape
             return
         anchor = next(v for v in [*self.ops, *body.params] if v.name == function.attrs["anchor"])
@@ -156,9 +156,7 @@ def lower_loop(function: Function, target: Target) -> Kernel:
     def emit(block: list[Stmt], at: Index) -> None:
         e.enter(block)
         _anchor_windows(b, e, at)
-        for out, v in zip(b.outputs, function.body.results, strict=True):
-            index = _relocate(b, v, at)
-            block.append(Store(out, index, e.at(v, index)))
+        store_all(e, [(out, v, _relocate(b, v, at)) for out, v in zip(b.outputs, function.body.results, strict=True)])
 
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
@@ -166,6 +164,19 @@ def lower_loop(function: Function, target: Target) -> Kernel:
     merged = make_axes(b.shape, mergeable(b.shape, axes, addresses(trial)))
     grid, body = loops_over(b, merged, emit, trial)
     return b.kernel(grid, body, b.cost())
+
+
+def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
+    """Store values at indices; all are computed before the first store, which may overwrite an input."""
+    block = e.block
+    held = []
+    for _, v, index in stores:
+        scalar = e.at(v, index)
+        if len(stores) > 1 and not isinstance(scalar, Const | Var):
+            scalar = e.bind(scalar)
+            e.keep(v, index, scalar)
+        held.append(scalar)
+    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, held, strict=True)]
 
 
 def _relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
@@ -472,9 +483,7 @@ class _Rows:
                 held = self.e.bind(self.e.at(v, here))
                 inner.append(Store(self.scratch[v], (flat,), held))
                 self.e.anchored[v] = lambda _, held=held: held
-            for out, v in stores:
-                index = _relocate(b, v, here)
-                inner.append(Store(out, index, self.e.at(v, index)))
+            store_all(self.e, [(out, v, _relocate(b, v, here)) for out, v in stores])
             for op in stage:
                 values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
                 _combine(b, self.e, op, accs[op], values, [])
@@ -533,10 +542,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
             e.enter(inside)
             here = place(b.anchors.space, b.shape, [*outer, *middle, last], [*syms, *rows, c])
             names = {f"i{k}": x for k, x in enumerate(here)}
-            for out, v in results:
-                if not b.anchors.is_row(v):
-                    index = _relocate(b, v, here)
-                    inside.append(Store(out, index, e.at(v, index)))
+            store_all(e, [(out, v, _relocate(b, v, here)) for out, v in results if not b.anchors.is_row(v)])
             for op in stage:
                 count_ = len(op.operands) // 2
                 values = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from aotc.frontend.dims import is_static, product, sym
 from aotc.frontend.tensor_ir import Function, Op, Region, Value, captured, uses, walk
+from aotc.lowering.index_maps import reshape_index
 from aotc.lowering.inline_kernels import UNROLL, inline_kernel
 from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Stmt, Store, While
 from aotc.lowering.rules.indexing import overwritten
@@ -43,8 +44,7 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
 
 
 def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
-    body = functions[op.attrs["callee"]].body
-    return len(body.ops) == 1 and overwritten(body.ops[0]) > 0
+    return overwritten(functions[op.attrs["callee"]]) > 0
 
 
 @dataclass
@@ -75,8 +75,7 @@ class _Writer:
                 case "dispatch":
                     self._dispatch(op, block, left)
                 case "reshape":
-                    source = self.memory[op.operands[0]]
-                    self.memory[op.result] = Buffer(source.name, source.dtype, op.result.type.shape, source.space)
+                    self.memory[op.result] = self.memory[op.operands[0]]
                     left[op.operands[0]] += left.get(op.result, 0)
                 case "while":
                     self._while(op, block)
@@ -87,8 +86,7 @@ class _Writer:
 
     def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
         kernel = self.kernels[op.attrs["callee"]]
-        first = self.functions[op.attrs["callee"]].body.ops[-1]
-        shared = overwritten(first)
+        shared = overwritten(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
             old = op.operands[n] if n < shared else None
             if old is not None and left[old] == 1 and old in self.owned:
@@ -170,8 +168,8 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
         else:
             index.append(sym(f"c{d}{suffix}", 0, extent))
             loops.append((f"c{d}{suffix}", extent))
-    source = Buffer(source.name, source.dtype, target.shape, source.space)
-    body: tuple[Stmt, ...] = (Store(target, tuple(index), Load(source, tuple(index))),)
+    load = Load(source, reshape_index(tuple(index), target.shape, source.shape))
+    body: tuple[Stmt, ...] = (Store(target, tuple(index), load),)
     for name, extent in reversed(loops):
         body = (For(name, 0, extent, body, "unroll" if isinstance(extent, int) and extent <= UNROLL else "serial"),)
     block += body

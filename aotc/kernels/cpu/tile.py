@@ -106,9 +106,9 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     """
     shape, given = _shape_of(stmt, context.target)
     builder = context.builder
-    function = context.module_functions.get(shape.name)
+    function = builder.module.globals.get(shape.name)
     if function is None:
-        function = context.module_functions[shape.name] = _build(builder.module, shape, len(given))
+        function = _build(builder.module, shape, len(given))
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
     pointers = [builder.bitcast(context.address(buffer, base), POINTER) for buffer, base in bases]
     builder.call(function, pointers + [context.index(dim) for dim in given])

@@ -25,23 +25,25 @@ from aotc.lowering.loop_ir import (
 from aotc.lowering.lower_regions import FREE_ORDER, RegionBuilder
 from aotc.targets import Target
 
-IN_PLACE = {"dynamic_update_slice": 1, "scatter": None}
-"""Op name to the number of leading operands that results overwrite (None: ``attrs["inputs"]``)."""
-
 WINDOW_BLOCK = 64
 
 
-def overwritten(op: Op) -> int:
-    """Return how many leading operands of ``op`` share memory with its results."""
-    if op.name not in IN_PLACE:
+def overwritten(function: Function) -> int:
+    """Return how many leading parameters of an outlined region share memory with its results."""
+    if function.attrs["kind"] not in ("single", "update"):
         return 0
-    count = IN_PLACE[op.name]
-    return op.attrs["inputs"] if count is None else count
+    op = next(op for op in function.body.ops if op.results[0] is function.body.results[0])
+    match op.name:
+        case "dynamic_update_slice":
+            return 1
+        case "scatter":
+            return op.attrs["inputs"]
+    return 0
 
 
 def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
     """Write the update at the clamped start; one grid item a row of the update."""
-    (op,) = function.body.ops
+    op = next(op for op in function.body.ops if op.results[0] is function.body.results[0])
     x, update, *starts = op.operands
     b = RegionBuilder(function, target, skip=1)
     e = b.elements()
@@ -55,7 +57,8 @@ def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
     at = [e.clamp(e.at(s, ()), d - u) for s, d, u in zip(starts, x.type.shape, shape, strict=True)]
     where: Index = (*delinearize(p, outer), j) if shape else ()
     inner: list[Stmt] = []
-    value = Load(b.buffers[update], where)
+    e.enter(inner)
+    value = e.at(update, where)
     inner.append(Store(b.outputs[0], tuple(s + i for s, i in zip(at, where, strict=True)), value))
     body += [For("j", 0, width, tuple(inner))] if width != 1 else inner
     wrapped = tuple(body) if rows == 1 else (For("p", 0, rows, tuple(body), "parallel"),)
