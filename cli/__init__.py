@@ -1,1 +1,1 @@
-"""The command line; imported as ``aotc_cli``."""
+"""The command line: thin commands around ``aotc`` (import name ``aotc_cli``)."""

@@ -1,0 +1,128 @@
+"""``aotc compile``: a model to a bundle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from aotc.options import Options
+
+SUMMARY = "Compile a model to a bundle."
+EXAMPLES = """
+aotc compile model.mlir -o model.vmfb
+
+aotc compile model.jax -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
+
+aotc compile model.mlir -o model.vmfb -O3 --timings
+
+aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
+"""
+
+
+def command(
+    model: str = typer.Argument(
+        ..., help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
+    ),
+    output: Path = typer.Option(..., "-o", "--output", help="The bundle to write."),
+    target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
+    opt_level: int = typer.Option(
+        2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
+    ),
+    weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
+    debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
+    cache: bool = typer.Option(True, help="Reuse compiled kernels from the cache directory."),
+    jobs: int = typer.Option(0, min=0, help="Compiler processes; 0 is one per core."),
+    dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
+    print_after: str = typer.Option("", help="Print the IR after this pass."),
+    stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output."),
+    verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass."),
+    bisect: int = typer.Option(-1, help="Leave out the optional passes after this number."),
+    timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
+) -> None:
+    """Compile a model to a bundle that runs without JAX, Numba or a compiler."""
+    from dataclasses import replace
+
+    import aotc
+    from aotc.options import Options
+    from aotc.vmfb.bundle import write_file
+
+    options = Options(
+        target=target,
+        opt_level=opt_level,
+        weights=weights,
+        debug_info=debug_info,
+        cache=cache,
+        jobs=jobs,
+        dump_ir=dump_ir,
+        print_after=print_after,
+        stop_after=stop_after,
+        verify_each=verify_each,
+        bisect=bisect,
+        timings=timings,
+    )
+    source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
+    if stop_after:
+        write_file(str(output), [_stopped(source, options)])
+        return
+    start = perf_counter()
+    with _progress(quiet) as progress:
+        data = aotc.compile(source, options=replace(options, progress=progress))
+    write_file(str(output), [data])
+    if not quiet:
+        print(_summary(output, data, perf_counter() - start))
+
+
+def _stopped(source: Any, options: Options) -> bytes:
+    """Return the text of the IR after the pass ``options.stop_after``."""
+    from aotc.diagnostics import UNKNOWN, CompileError
+    from aotc.frontend.importer import import_model
+    from aotc.frontend.tensor_text import print_module
+    from aotc.pipeline import PASSES, run_passes
+
+    names = list(dict.fromkeys(step.name for step in PASSES))
+    if options.stop_after not in names:
+        raise CompileError.at(UNKNOWN, f"no pass {options.stop_after!r}", hint=f"one of {', '.join(names)}")
+    return print_module(run_passes(import_model(source), options)).encode()
+
+
+def _summary(output: Path, data: bytes, seconds: float) -> str:
+    from aotc.vmfb.bundle import open_bundle
+    from aotc_cli.sizes import size_text, time_text
+
+    variants = open_bundle(data).manifest["variants"]
+    kernels = sum(len(v["kernels"]) for v in variants)
+    peaks = [v["arena_peak"] for v in variants if v.get("arena_peak") is not None]
+    arena = f"arena peak {size_text(max(peaks))}" if peaks else "arena peak depends on shapes"
+    return f"{output}: {size_text(len(data))}, {kernels} kernels, {arena}, {time_text(seconds)}"
+
+
+def _progress(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:
+    return nullcontext() if quiet or not sys.stderr.isatty() else _Bar()
+
+
+class _Bar:
+    """A progress bar on stderr, drawn by rich (typer brings it)."""
+
+    def __enter__(self) -> Callable[[int, int, str], None]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("reading", total=None)
+        self.bar.start()
+        return self.update
+
+    def update(self, done: int, total: int, what: str) -> None:
+        self.bar.update(self.task, completed=done, total=total, description=what)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()

@@ -1,0 +1,132 @@
+"""``aotc doctor``: what is installed, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import typer
+
+SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
+EXAMPLES = """
+aotc doctor
+"""
+_COMPILE, _CUDA = "pip install 'aotc[compile]'", "pip install 'aotc[cuda]'"
+_PACKAGES = (
+    ("numpy", True, "pip install numpy"),
+    ("msgpack", True, "pip install msgpack"),
+    ("ml_dtypes", True, "pip install ml_dtypes"),
+    ("jax", False, _COMPILE),
+    ("jaxlib", False, _COMPILE),
+    ("numba", False, _COMPILE),
+    ("llvmlite", False, _COMPILE),
+    ("cuda-bindings", False, _CUDA),
+    ("numba-cuda", False, "pip install 'aotc[cuda-compile]'"),
+)
+_LINKERS = ("ld.lld", "ld", "cc")
+
+
+def command() -> None:
+    """Show what this installation can do, and how to get what it lacks. Exit code 1 if it cannot run bundles."""
+    missing = False
+    for level, what, value, fix in _report():
+        mark = {"ok": "ok     ", "no": "MISSING", "opt": "-      "}[level]
+        print(f"{mark} {what:<14} {value}" + (f"\n        {'':<14} try: {fix}" if fix else ""))
+        missing |= level == "no"
+    if missing:
+        raise typer.Exit(1)
+
+
+def _report() -> Iterator[tuple[str, str, str, str]]:
+    from aotc import __version__
+
+    yield "ok", "aotc", f"{__version__} in {Path(__file__).parent}", ""
+    old = sys.version_info < (3, 11)
+    yield "no" if old else "ok", "python", platform.python_version(), "Python 3.11 or newer" if old else ""
+    yield from _packages()
+    yield _linker()
+    yield from _machine()
+    yield _gpu()
+    yield _cache()
+    yield _threads()
+
+
+def _packages() -> Iterator[tuple[str, str, str, str]]:
+    for name, needed, fix in _PACKAGES:
+        try:
+            yield "ok", name, metadata.version(name), ""
+        except metadata.PackageNotFoundError:
+            why = (
+                "needed to run bundles" if needed else "needed only for CUDA" if "cuda" in name else "needed to compile"
+            )
+            yield "no" if needed else "opt", name, f"not installed ({why})", fix
+
+
+def _linker() -> tuple[str, str, str, str]:
+    found = next((path for name in _LINKERS if (path := shutil.which(name))), "")
+    try:
+        zig = f"ziglang {metadata.version('ziglang')}"
+    except metadata.PackageNotFoundError:
+        zig = ""
+    value = ", ".join(x for x in (found, zig) if x)
+    return (
+        ("ok", "linker", value, "") if value else ("opt", "linker", "none (needed to compile)", "pip install ziglang")
+    )
+
+
+def _machine() -> Iterator[tuple[str, str, str, str]]:
+    from aotc.diagnostics import CompileError
+    from aotc.targets import host
+    from aotc.vmfb.machine import cpu_features
+
+    have = cpu_features()
+    known = ("sse4_2", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
+    yield "ok", "cpu", f"{platform.machine()}: {' '.join(f for f in known if f in have) or 'features unknown'}", ""
+    try:
+        target = host()
+        yield "ok", "target", f"{target.name}, L1 {target.l1 >> 10} KiB, L2 {target.l2 >> 10} KiB", ""
+    except CompileError as error:
+        yield "opt", "target", error.findings[0].message, "name one with --target, see `aotc targets`"
+
+
+def _gpu() -> tuple[str, str, str, str]:
+    driver = Path("/proc/driver/nvidia/version")
+    cards = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if driver.exists():
+        return "ok", "gpu", f"{len(cards)} NVIDIA, {driver.read_text().splitlines()[0]}", ""
+    return "opt", "gpu", "no NVIDIA driver (needed only for CUDA)", "install the NVIDIA driver; --target=cpu needs none"
+
+
+def _cache() -> tuple[str, str, str, str]:
+    try:
+        from aotc.kernels.cpu.cache import folder
+    except ImportError:
+        return "opt", "kernel cache", "not used without the compiler", ""
+    from aotc_cli.sizes import size_text
+
+    path = Path(folder())
+    files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else []
+    place = path if path.is_dir() else next(p for p in path.parents if p.is_dir())
+    value = f"{path}: {size_text(sum(f.stat().st_size for f in files))} in {len(files)} files"
+    if os.access(place, os.W_OK):
+        return "ok", "kernel cache", value, ""
+    return "opt", "kernel cache", f"{path} is not writable", "set AOTC_CACHE_DIR to a folder that is"
+
+
+def _threads() -> tuple[str, str, str, str]:
+    from aotc.vmfb.errors import VmError
+    from aotc.vmfb.machine import cgroup_quota, thread_count
+
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = cgroup_quota("/sys/fs/cgroup")
+    reasons = [f"{os.cpu_count()} cores", f"affinity {affinity}", f"cgroup {quota:g}" if quota else "no cgroup limit"]
+    reasons += [f"{name}={os.environ[name]}" for name in ("AOTC_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
+    try:
+        return "ok", "threads", f"{thread_count(None)} ({', '.join(reasons)})", ""
+    except VmError as error:
+        return "no", "threads", str(error).splitlines()[0], "unset AOTC_NUM_THREADS, or set it to a number"

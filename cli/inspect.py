@@ -1,0 +1,120 @@
+"""``aotc inspect``: what a bundle holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from aotc.vmfb.bundle import Bundle
+
+SUMMARY = "Show what a bundle holds."
+EXAMPLES = """
+aotc inspect model.vmfb
+
+aotc inspect model.vmfb --json | python -m json.tool
+"""
+
+
+def command(
+    bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    as_json: bool = typer.Option(False, "--json", help="Everything, as JSON."),
+) -> None:
+    """Show signatures, symbolic dims, targets, kernels, memory, weights and segments of a bundle.
+
+    Nothing is run: this works for bundles that this machine cannot run.
+    """
+    from aotc.vmfb.bundle import open_bundle
+
+    facts = describe(open_bundle(str(bundle)), bundle.stat().st_size)
+    if as_json:
+        import json
+
+        print(json.dumps(facts, indent=1))
+    else:
+        print("\n".join(_lines(facts)))
+
+
+def describe(opened: Bundle, size: int) -> dict[str, Any]:
+    """Return the facts about a bundle as JSON data."""
+    manifest = opened.manifest
+    segments = [{**row, "sha256": row["sha256"].hex()} for row in manifest["segments"]]
+    return {
+        "path": opened.where,
+        "bytes": size,
+        "name": manifest["name"],
+        "producer": manifest["producer"],
+        "functions": manifest["functions"],
+        "symbols": manifest["symbols"],
+        "variants": [_variant(opened, variant) for variant in manifest["variants"]],
+        "segments": segments,
+        "debug_info": bool(manifest.get("debug")),
+    }
+
+
+def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
+    from aotc_cli.native_code import kernel_sizes
+
+    names = [kernel["name"] for kernel in variant["kernels"]]
+    library = variant.get("library")
+    sizes = kernel_sizes(opened.segment(library), names) if library is not None and names else {}
+    places = ((opened.manifest.get("debug") or {}).get("kernels") or {}) if names else {}
+    kernels = [
+        {
+            "code_bytes": sizes.get(kernel["name"]),
+            "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""),
+            **kernel,
+        }
+        for kernel in variant["kernels"]
+    ]
+    return {
+        "target": variant["target"],
+        "kind": variant["kind"],
+        "features": variant["features"],
+        "kernels": kernels,
+        "command_buffers": len(variant["command_buffers"]),
+        "arena_peak": variant.get("arena_peak"),
+        "weights": _weights(opened, variant.get("constants")),
+    }
+
+
+def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not entry:
+        return None
+    external = entry.get("external")
+    if external:
+        return {"bytes": external["size"], "file": external["file"], "tensors": len(external["tensors"])}
+    return {"bytes": opened.segment(entry["segment"]).nbytes, "segment": entry["segment"]}
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    from aotc.vmfb.vm import Signature
+    from aotc_cli.sizes import size_text
+
+    lines = [f"{facts['path']}: {facts['name']}, {size_text(facts['bytes'])}, made by {facts['producer']}"]
+    lines += [f"  {Signature(name, entry)!r}" for name, entry in facts["functions"].items()]
+    if facts["symbols"]:
+        lines.append(f"  symbolic dims: {', '.join(facts['symbols'])}")
+    for variant in facts["variants"]:
+        lines += _variant_lines(variant)
+    lines += ["", f"{'segment':<40} {'bytes':>14}  sha256"]
+    lines += [f"{row['name']:<40} {row['size']:>14,}  {row['sha256'][:16]}" for row in facts["segments"]]
+    return lines
+
+
+def _variant_lines(variant: dict[str, Any]) -> list[str]:
+    from aotc_cli.sizes import size_text
+
+    peak, weights = variant["arena_peak"], variant["weights"]
+    lines = ["", f"{variant['target']} (needs {' '.join(variant['features']) or 'nothing special'})"]
+    lines.append(f"  arena peak: {'depends on shapes' if peak is None else size_text(peak)}")
+    if weights:
+        where = f" in {weights['file']}" if "file" in weights else ""
+        lines.append(f"  weights: {size_text(weights['bytes'])}{where}")
+    lines.append(f"  {len(variant['kernels'])} kernels, {variant['command_buffers']} command buffers")
+    for kernel in variant["kernels"]:
+        code = "" if kernel["code_bytes"] is None else f"{kernel['code_bytes']:,} B"
+        lines.append(f"    {kernel['name']:<44} {code:>11}  {kernel['from']}".rstrip())
+    return lines

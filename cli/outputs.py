@@ -1,0 +1,87 @@
+"""Results as text, and comparison with expected values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.dtypes import DTYPES, from_numpy
+from aotc.vmfb.errors import VmError
+
+# relative and absolute tolerance for each number of significant bits a float type has room for
+_TOLERANCES = {
+    4: (5e-1, 5e-1),
+    6: (2.5e-1, 2.5e-1),
+    8: (1e-1, 1e-1),
+    16: (2e-2, 1e-2),
+    32: (1e-4, 1e-5),
+    64: (1e-9, 1e-12),
+}
+
+
+def type_text(array: np.ndarray) -> str:
+    """Return the type as IREE writes it: ``2x3xf32``."""
+    return "x".join([*map(str, array.shape), from_numpy(array.dtype)])
+
+
+def array_text(array: np.ndarray, limit: int) -> str:
+    """Return ``2x3xf32=[1 2 3][4 5 6]``, with at most ``limit`` elements."""
+    flat = array.reshape(-1)
+    shown = (
+        [_element(x) for x in flat[:limit].tolist()] if array.dtype.isbuiltin == 1 else [str(x) for x in flat[:limit]]
+    )
+    if array.ndim == 0:
+        return f"{type_text(array)}={shown[0]}"
+    rows = [" ".join(shown[i : i + array.shape[-1]]) for i in range(0, len(shown), max(array.shape[-1], 1))]
+    more = "..." if flat.size > limit else ""
+    body = rows[0] if array.ndim == 1 and rows else "".join(f"[{row}]" for row in rows)
+    return f"{type_text(array)}={body}{more}"
+
+
+def _element(value: Any) -> str:
+    match value:
+        case bool():
+            return "1" if value else "0"
+        case float():
+            return f"{value:.9g}"
+        case complex():
+            return f"({value.real:.9g},{value.imag:.9g})"
+    return str(value)
+
+
+def check_results(
+    results: Sequence[np.ndarray], expected: Sequence[np.ndarray | None], rtol: float | None, atol: float | None
+) -> None:
+    """Compare results with expected values; None expects nothing.
+
+    Raises
+    ------
+    VmError
+        Names the first result that differs, and its worst element.
+    """
+    if len(results) != len(expected):
+        raise VmError("", "wrong number of --expected_output", len(expected), f"{len(results)}, one for each result")
+    for number, (got, want) in enumerate(zip(results, expected)):
+        if want is not None:
+            _check_result(number, got, np.asarray(want), rtol, atol)
+
+
+def _check_result(number: int, got: np.ndarray, want: np.ndarray, rtol: float | None, atol: float | None) -> None:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        raise VmError("", f"result {number} has another type", type_text(got), type_text(want))
+    row = DTYPES[from_numpy(got.dtype)]
+    if row.kind in "biu":
+        bad = np.asarray(got != want)
+    else:
+        bits = row.bits // 2 if row.kind == "c" else row.bits
+        relative, absolute = _TOLERANCES[bits]
+        wide = np.complex128 if row.kind == "c" else np.float64
+        a, b = got.astype(wide), want.astype(wide)
+        close = np.isclose(a, b, relative if rtol is None else rtol, absolute if atol is None else atol, equal_nan=True)
+        bad = ~np.asarray(close)
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        what = f"result {number} differs in {int(bad.sum()):,} of {bad.size:,} elements, first at {list(place)}"
+        raise VmError("", what, got[place], want[place], "--rtol and --atol set how close is close enough")

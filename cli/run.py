@@ -1,0 +1,112 @@
+"""``aotc run``: run one function of a bundle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from aotc.vmfb.module import Module
+
+SUMMARY = "Run a function of a bundle."
+EXAMPLES = """
+aotc run model.vmfb --input=2x3xf32=1,2,3,4,5,6
+
+aotc run model.vmfb --input=@x.npy --output=@y.npy
+
+aotc run model.vmfb --input=@x.npy --expected_output=@y.npy --rtol=1e-3
+
+aotc run model.vmfb --random --dim=batch=8 --threads=2 --repeat=10
+"""
+
+
+def command(
+    bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    function: str = typer.Option("", help="Which function; main by default.", show_default=False),
+    inputs: list[str] = typer.Option(
+        [], "--input", help="SHAPExTYPE=VALUES, a scalar, @x.npy or @x.npz; once per argument, in order."
+    ),
+    outputs: list[str] = typer.Option([], "--output", help="Where results go: @y.npy, +y.npy (append) or - (text)."),
+    expected: list[str] = typer.Option([], "--expected_output", help="Compare: as --input, or (ignored)."),
+    rtol: float | None = typer.Option(None, help="Relative tolerance; by the dtype if not given."),
+    atol: float | None = typer.Option(None, help="Absolute tolerance; by the dtype if not given."),
+    random: bool = typer.Option(False, help="Random values for the arguments without --input."),
+    zeros: bool = typer.Option(False, help="Zeros for the arguments without --input."),
+    seed: int = typer.Option(0, help="For --random."),
+    dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim, for --random and --zeros."),
+    device: str = typer.Option("", help="cpu, cuda:0...; by default the first in the bundle that is here."),
+    threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
+    repeat: int = typer.Option(1, min=1, help="Call so many times and print the median time."),
+    limit: int = typer.Option(1024, "--output_max_element_count", help="Print at most so many elements of a result."),
+) -> None:
+    """Run a function of a bundle, print or save its results, compare them.
+
+    Input and output syntax is that of iree-run-module. A .npy holds bf16, f8 and other types
+    that NumPy cannot name as the unsigned integers of their bits, and i4 and i2 as int8.
+    """
+    import aotc
+    from aotc_cli.inputs import make_values, parse_sizes, parse_values
+    from aotc_cli.outputs import check_results
+
+    module = aotc.load(str(bundle), devices=device or None, threads=threads)
+    name = function or _default_function(module)
+    signature = _signature(module, name)
+    values = parse_values(inputs, signature.arguments)
+    if random or zeros:
+        values += make_values(signature.arguments[len(values) :], parse_sizes(dims), random, seed)
+    results, seconds = _call(module, name, values, repeat)
+    _show(results, outputs, limit)
+    if repeat > 1:
+        from aotc_cli.sizes import time_text
+
+        print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)
+    if expected:
+        wanted = [None if text == "(ignored)" else text for text in expected]
+        rows = iter(parse_values([t for t in wanted if t], _kept(signature.results, wanted), "--expected_output"))
+        check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
+        print("[SUCCESS] all function outputs matched their expected values.")
+
+
+def _kept(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:
+    return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
+
+
+def _default_function(module: Module) -> str:
+    return next(iter(module.functions)) if len(module.functions) == 1 else "main"
+
+
+def _signature(module: Module, name: str) -> Any:
+    from aotc.vmfb.errors import VmError
+
+    if name not in module.functions:
+        raise VmError(module.name, f"no function {name!r}", expected=", ".join(module.functions), hint="--function")
+    return module.functions[name].signature
+
+
+def _call(module: Module, name: str, values: list[Any], repeat: int) -> tuple[list[Any], list[float]]:
+    seconds = []
+    results: list[Any] = []
+    for _ in range(repeat):
+        start = perf_counter()
+        results = module.invoke(name, *values)
+        seconds.append(perf_counter() - start)
+    return results, seconds
+
+
+def _show(results: list[Any], outputs: list[str], limit: int) -> None:
+    from aotc_cli.inputs import save_array
+    from aotc_cli.outputs import array_text
+
+    for number, result in enumerate(results):
+        where = outputs[number] if number < len(outputs) else ("" if outputs else "-")
+        if where[:1] in ("@", "+"):
+            save_array(where[1:], result, append=where[0] == "+")
+        elif where in ("", "-"):
+            if where:
+                print(f"result[{number}]: {array_text(result, limit)}")
+        else:
+            save_array(where, result, append=False)

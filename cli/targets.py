@@ -1,0 +1,37 @@
+"""``aotc targets``: what can be compiled for."""
+
+from __future__ import annotations
+
+import typer
+
+SUMMARY = "List the targets, and which of them this machine can run."
+EXAMPLES = """
+aotc targets
+
+aotc compile model.mlir -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
+"""
+
+
+def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> None:
+    """List the names for --target: processor, features it needs, and whether this machine has them."""
+    import json
+    import platform
+
+    from aotc.targets import TARGETS, host
+    from aotc.vmfb.machine import cpu_features
+
+    best, have, machine = host().name, cpu_features(), platform.machine().replace("arm64", "aarch64")
+    rows = []
+    for target in TARGETS.values():
+        missing = sorted(set(target.features) - have)
+        fits = target.kind == "cpu" and target.triple.startswith(machine) and not missing
+        rows.append(
+            {"name": target.name, "features": list(target.features), "runs_here": fits, "host": target.name == best}
+        )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for target, row in zip(TARGETS.values(), rows):
+        note = "the default here" if row["host"] else "runs here" if row["runs_here"] else ""
+        needs = "an NVIDIA GPU" if target.kind == "cuda" else " ".join(target.features)
+        print(f"{target.name:<22} {note:<17} {needs}")
