@@ -39,18 +39,24 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.name not in _FOLDED or not op.operands:
         return None
     values = [constant_of(v, b.definitions) for v in op.operands]
-    if any(v is None for v in values) or not all(is_static(v.type.shape) for v in op.results):
-        return None
     arrays = [v for v in values if v is not None]
+    if len(arrays) != len(values):
+        return None
     scalar = op.name in SCALARS or op.name == "reduce_precision"
     if scalar and all(a.ndim == 0 for a in arrays):
         return _fold(_shrunk(op), arrays, op, b)
     if op.name in ("reshape", "transpose", "broadcast", "reverse", "slice") and arrays[0].ndim == 0:
         return _as_constants(op, arrays, b)
+    if not all(is_static(v.type.shape) for v in (*op.operands, *op.results)):
+        return None
     if not _worth(op, arrays) or any(captured(r) for r in op.regions):
         return None
-    full = [np.broadcast_to(a, v.type.shape) for a, v in zip(arrays, op.operands)]
+    full = [np.broadcast_to(a, _static(v)) for a, v in zip(arrays, op.operands)]
     return _fold(op, full, op, b)
+
+
+def _static(v: Value) -> tuple[int, ...]:
+    return tuple(d for d in v.type.shape if isinstance(d, int))
 
 
 def _shrunk(op: Op) -> Op:
@@ -60,7 +66,7 @@ def _shrunk(op: Op) -> Op:
 
 
 def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
-    elements = [int(np.prod(v.type.shape, dtype=np.int64)) for v in op.results]
+    elements = [int(np.prod(_static(v), dtype=np.int64)) for v in op.results]
     result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
     if result > max(SMALL, GROWTH * sum(a.nbytes for a in arrays)):
         return False
