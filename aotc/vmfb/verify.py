@@ -142,11 +142,13 @@ def check_commands(words: Sequence[int], kernels: int, slots: int, states: int, 
     """
     limits = _Limits(kernels, slots, states, parameters)
     patches: list[int] = []
-    spans = [(0, len(words))]
+    spans = [(0, len(words), 0)]
     while spans:  # the nodes of a body wait here while those around it are read
-        at, end = spans.pop()
+        at, end, depth = spans.pop()
         if at == end:
             continue
+        if depth > abi.MAX_NESTING:
+            raise Invalid(f"word {at}: loops and branches are nested {depth} deep")
         try:
             length = words[at + 1]
             if length < 2 or at + length > end:
@@ -154,8 +156,8 @@ def check_commands(words: Sequence[int], kernels: int, slots: int, states: int, 
             bodies = _check_node(words, at, at + length, limits, patches)
         except (Invalid, IndexError) as error:
             raise Invalid(f"word {at}: {error}") from None
-        spans.append((at + length, end))
-        spans += bodies
+        spans.append((at + length, end, depth))
+        spans += [(begin, stop, depth + 1) for begin, stop in bodies]
     return patches
 
 
@@ -237,6 +239,8 @@ def _check_command(
     kind, kernel, items, grain, _, successors, places, dims = header
     if min(successors, places, dims) < 0:
         raise Invalid("a command with a negative count")
+    if places > abi.MAX_PLACES or dims > abi.MAX_DIMS:
+        raise Invalid(f"a command with {places} places and {dims} dims")
     first = at + COMMAND_HEADER + successors
     stop = first + 2 * places + dims
     _need(stop, end)

@@ -1,4 +1,9 @@
-"""What the executor needs of the machine, as Numba intrinsics: atomics, calls, futex, threads."""
+"""What the executor needs of the machine, as Numba intrinsics: atomics, calls, futex, threads.
+
+Numba's front end knows no target. The two things that differ between processors,
+the hint of a spin loop and the number of the futex system call, are functions that
+:data:`MACHINES` defines for each architecture and the executor is linked with.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,26 @@ I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType(
 PTR = ir.PointerType()
 
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
-SYSCALL_FUTEX = 202  # x86-64
+
+_MACHINE = """
+declare void @{declared}
+define void @aotc_pause() alwaysinline {{
+  call void @{hint}
+  ret void
+}}
+define i64 @aotc_futex_number() alwaysinline {{
+  ret i64 {futex}
+}}
+"""
+MACHINES = {
+    "x86_64": _MACHINE.format(declared="llvm.x86.sse2.pause()", hint="llvm.x86.sse2.pause()", futex=202),
+    "aarch64": _MACHINE.format(declared="llvm.aarch64.hint(i32)", hint="llvm.aarch64.hint(i32 1)", futex=98),
+}
 
 
-def _libc(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Type], var_arg: bool = False) -> ir.Function:
+def _function(
+    builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Type], var_arg: bool = False
+) -> ir.Function:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments, var_arg), name)
 
 
@@ -159,7 +180,7 @@ def pause(typing_context):
     """Tell the processor that this is a spin loop."""
 
     def generate(context, builder, signature, args):
-        builder.call(_libc(builder, "llvm.x86.sse2.pause", VOID, []), [])
+        builder.call(_function(builder, "aotc_pause", VOID, []), [])
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -170,7 +191,7 @@ def yield_processor(typing_context):
     """Let another thread run."""
 
     def generate(context, builder, signature, args):
-        builder.call(_libc(builder, "sched_yield", I32, []), [])
+        builder.call(_function(builder, "sched_yield", I32, []), [])
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -181,10 +202,11 @@ def futex(typing_context, word, operation, value):
     """Wait while ``word``'s low half is ``value``, or wake ``value`` waiters."""
 
     def generate(context, builder, signature, args):
-        function = _libc(builder, "syscall", I64, [I64], True)
+        function = _function(builder, "syscall", I64, [I64], True)
         zero = ir.Constant(I64, 0)
         address = builder.ptrtoint(args[0], I64)
-        builder.call(function, [ir.Constant(I64, SYSCALL_FUTEX), address, args[1], args[2], zero, zero, zero])
+        number = builder.call(_function(builder, "aotc_futex_number", I64, []), [])
+        builder.call(function, [number, address, args[1], args[2], zero, zero, zero])
         return context.get_dummy_value()
 
     return types.void(WORDS, types.int64, types.int64), generate
@@ -195,9 +217,9 @@ def start_thread(typing_context, argument):
     """Start a detached thread that runs ``aotc_worker(argument)``; return 0, or an error number."""
 
     def generate(context, builder, signature, args):
-        worker = _libc(builder, "aotc_worker", VOID, [PTR])
-        create = _libc(builder, "pthread_create", I32, [PTR] * 4)
-        detach = _libc(builder, "pthread_detach", I32, [I64])
+        worker = _function(builder, "aotc_worker", VOID, [PTR])
+        create = _function(builder, "pthread_create", I32, [PTR] * 4)
+        detach = _function(builder, "pthread_detach", I32, [I64])
         identity = cgutils.alloca_once(builder, I64)
         null = ir.Constant(PTR, None)
         pointer = builder.bitcast(args[0], PTR)

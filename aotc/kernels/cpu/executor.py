@@ -21,12 +21,16 @@ the caller sees the worker and waits. The description of a run is written while
 
 from __future__ import annotations
 
+import llvmlite.binding as llvm
 from numba import njit
 from numba.core import types
 
+from aotc.diagnostics import InternalError
+from aotc.kernels.cpu import aot
 from aotc.kernels.cpu.atomics import (
     FUTEX_WAIT_PRIVATE,
     FUTEX_WAKE_PRIVATE,
+    MACHINES,
     WORDS,
     acquire,
     address_of,
@@ -45,6 +49,7 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
+from aotc.targets import Target
 from aotc.vmfb import abi
 
 # Words of the pool, each on a cache line of its own.
@@ -59,6 +64,7 @@ STATE = abi.STATE_WORDS
 
 SPINS = 4000  # about 60 us before a worker sleeps
 YIELD_AFTER = 2000
+ACTIVE_SPINS = 20 * SPINS  # while a run is active: its next graph may be near, and waking costs 50 us
 ALL = 1 << 30
 GRAPH, WHILE, COPY = abi.GRAPH, abi.WHILE, abi.COPY
 HEADER, COMMAND = abi.GRAPH_HEADER, abi.COMMAND_HEADER
@@ -110,6 +116,15 @@ def run_alone(node, slots, params, scratch):
         items = operand(command[2], params)
         if items > 0:
             run_items(command, 0, items, slots, params, scratch)
+
+
+@njit
+def is_small(node, params):
+    """Is a graph marked as serial, or a single command that one participant would claim whole?"""
+    if node[4] == 1 or node[2] == 0:
+        return True
+    command = at(node, node[HEADER])
+    return node[2] == 1 and operand(command[2], params) <= operand(command[3], params)
 
 
 @njit
@@ -216,6 +231,9 @@ def worker(pool):
             if spins < SPINS:
                 pause()
                 continue
+            if spins < ACTIVE_SPINS and acquire(at(pool, LOCK)) == 1:
+                yield_processor()
+                continue
             fetch_add(at(pool, SLEEPERS), 1)
             if fetch_add(at(pool, EPOCH), 0) == seen and acquire(at(pool, STOP)) == 0:
                 futex(at(pool, EPOCH), FUTEX_WAIT_PRIVATE, seen & 0xFFFFFFFF)
@@ -261,7 +279,7 @@ def run_nodes(pool, code, words, slots, params, cells, scratch, stride, threads)
             continue
         head = at(code, here)
         if head[0] == GRAPH:
-            if threads > 1 and head[4] == 0:
+            if threads > 1 and not is_small(head, params):
                 run_together(pool, head, slots, params, at(cells, head[3] * STATE), scratch, stride, threads)
             else:
                 run_alone(head, slots, params, scratch)
@@ -334,3 +352,24 @@ EXPORTS = {
     "aotc_run": (run, _I, (WORDS, WORDS, _I, WORDS, WORDS, WORDS, _I, _I, _I)),
     "aotc_worker": (worker, types.void, (WORDS,)),
 }
+
+
+def compile_executor(target: Target) -> bytes:
+    """Return the object of the executor; it needs only the C library.
+
+    Raises
+    ------
+    InternalError
+        If the architecture of ``target`` is not in ``atomics.MACHINES``.
+    """
+    machine = MACHINES.get(target.triple.partition("-")[0])
+    if machine is None:
+        raise InternalError(f"no executor for {target.triple}")
+    whole = llvm.parse_assembly(machine)
+    aot.retarget(whole, target)
+    for name, row in EXPORTS.items():
+        whole.link_in(aot.front_end(name, aot.Export(*row), target))
+    aot.internalize(whole, EXPORTS)
+    whole.verify()
+    aot.optimize(whole, target)
+    return aot.emit_object(whole, target)

@@ -47,14 +47,14 @@ def target_from(fields: list[Any]) -> Target:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from aotc.kernels.cpu import aot, executor
     from aotc.kernels.cpu.compile import compile_kernel
+    from aotc.kernels.cpu.executor import compile_executor
     from aotc.lowering.loop_parser import parse_kernel
 
     try:
         target = target_from(request["target"])
         if request.get("executor"):
-            return {"id": request["id"], "object": aot.compile_functions(executor.EXPORTS, target)}
+            return {"id": request["id"], "object": compile_executor(target)}
         return {"id": request["id"], "object": compile_kernel(parse_kernel(request["text"]), target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}
