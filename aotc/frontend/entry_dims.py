@@ -60,6 +60,10 @@ def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
     if right == 0 and (multiple := _multiple(left)):
         symbol, factor = multiple
         return {symbol.name: factor * sym(symbol.name)} if symbol.name in names else None
+    for side, other in ((left, right), (right, left)):
+        lone = _lone(side)
+        if lone and lone.name in names and lone not in symbols(other):
+            return {lone.name: other}
     for monomial, k in difference.terms:
         atom = monomial[0]
         if len(monomial) != 1 or not isinstance(atom, Sym) or abs(k) != 1 or atom.name not in names:
@@ -68,6 +72,12 @@ def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
         if atom not in symbols(rest):
             return {atom.name: rest * -k}
     return None
+
+
+def _lone(e: Dim) -> Sym | None:
+    """Return the symbol that ``e`` is, or None."""
+    found = symbols(e)
+    return next((s for s in found if e == Expr(0, (((s,), 1),))), None) if len(found) == 1 else None
 
 
 def _multiple(e: Dim) -> tuple[Sym, int] | None:
