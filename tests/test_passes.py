@@ -1,0 +1,104 @@
+"""Golden cases of the tensor-level passes: text in, text out, and the same values before and after.
+
+A case is ``tests/golden/passes/<pass>/<case>.txt``: a line that says what it shows,
+the module, ``====``, the module after the pass. A case named ``keeps_...`` must
+not change. ``--update`` rewrites the second part.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotc.frontend.dims import evaluate, symbols
+from aotc.frontend.interpret import interpret
+from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value
+from aotc.frontend.tensor_text import parse_module, print_module
+from aotc.frontend.tensor_verify import verify
+from aotc.lowering.canonicalize import canonicalize
+from aotc.lowering.contraction import canonicalize_dot
+from aotc.lowering.convolution import decompose_convolution
+from aotc.lowering.cse import cse
+from aotc.lowering.dce import dce
+from aotc.lowering.fold_constants import fold_constants
+from aotc.lowering.inline import inline
+from aotc.lowering.loop_invariant import loop_invariant
+from aotc.options import Options
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+pytestmark = pytest.mark.ir
+
+PASSES = {
+    p.__name__: p
+    for p in (
+        inline, canonicalize, cse, loop_invariant, canonicalize_dot, decompose_convolution, fold_constants, dce,
+    )
+}  # fmt: skip
+FOLDER = Path(__file__).parent / "golden" / "passes"
+CASES = sorted(FOLDER.glob("*/*.txt"))
+
+
+def inputs_of(module: Module, seed: int = 0) -> list[np.ndarray]:
+    """Return random arguments of ``main``; every symbolic dim is 3."""
+    rng = np.random.default_rng(seed)
+    arrays = []
+    for p in module.functions["main"].body.params:
+        shape = [evaluate(d, {s.name: 3 for s in symbols(d)}) for d in p.type.shape]
+        integer = kind_of(p.type.dtype) in "iub"
+        array = rng.integers(0, 2, shape) if integer else rng.normal(size=shape)
+        arrays.append(np.asarray(array).astype(to_numpy(p.type.dtype)))
+    return arrays
+
+
+def test_every_pass_has_cases():
+    assert {c.parent.name for c in CASES} == set(PASSES)
+    for name in PASSES:
+        assert sum(c.parent.name == name for c in CASES) >= 3, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.parent.name}/{c.stem}")
+def test_golden(case, update):
+    head, before, after = _sections(case.read_text())
+    module = parse_module(before)
+    assert verify(module) == []
+    changed = PASSES[case.parent.name](module, Options())
+    assert [f.message for f in verify(changed)] == []
+    arrays = inputs_of(module)
+    for x, y in zip(interpret(module, *arrays), interpret(changed, *arrays), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-6, atol=1e-6)
+    text = print_module(changed, locs=False)
+    assert (text == print_module(module, locs=False)) == case.stem.startswith("keeps_")
+    if update:
+        case.write_text(f"{head}{before}====\n{text}")
+    else:
+        assert text == after
+
+
+def _sections(text: str) -> tuple[str, str, str]:
+    head, rest = text.split("\n", 1)
+    before, after = rest.split("====\n")
+    return head + "\n", before, after
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_long_programs_take_little_time(name):
+    """3,000 ops in a chain: neither recursion nor quadratic time."""
+    t = TensorType("f32", (4, 4))
+    x, ops = Value("x", t), []
+    one = Op("constant", (), (Value("c", t),), {"value": np.ones((), np.float32)})
+    last = x
+    for n in range(1000):
+        a, b, c = (Value(f"v{3 * n + k}", t) for k in range(3))
+        ops += [
+            Op("transpose", (last,), (a,), {"perm": (1, 0)}),
+            Op("mul", (a, one.result), (b,)),
+            Op("sub", (b, x), (c,)),
+        ]
+        last = c
+    module = Module({"main": Function("main", Region((x,), (one, *ops), (last,)), public=True)})
+    begin = time.process_time()
+    PASSES[name](module, Options())
+    assert time.process_time() - begin < 1
