@@ -1,0 +1,50 @@
+# make test: a fresh environment, linters and the tests; make demo: a model from Keras to a bundle.
+# Needs Python >= 3.11 and pip; everything else is installed into .venv*.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+  && { echo $$p; break; }; done)
+DEMO ?= resnet50v2
+OUT = build/demo-$(DEMO)
+PIP = bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: test demo check clean
+
+test: .venv-test/ready
+	.venv-test/bin/ruff check aotc cli tests examples benchmarks
+	.venv-test/bin/mypy
+	.venv-test/bin/python -m pytest -m "not slow and not cuda and not peer"
+
+.venv-test/ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	rm -rf .venv-test
+	$(PYTHON) -m venv .venv-test
+	.venv-test/$(PIP) --editable '.[dev]'
+	touch $@
+
+check: .venv-test/ready
+	.venv-test/bin/python -m pytest -m "ir"
+
+demo: .venv/ready-$(DEMO) .venv-run/ready
+	@mkdir -p $(OUT)
+	.venv/bin/python examples/export_$(DEMO).py $(OUT)
+	.venv/bin/aotc compile $(OUT)/model.jaxexp -o $(OUT)/model.vmfb
+	.venv-run/bin/aotc run $(OUT)/model.vmfb --input=@$(OUT)/x.npy --output=@$(OUT)/y_aotc.npy
+	.venv-run/bin/python examples/compare.py $(OUT) .venv/bin/python
+
+.venv/ready-small: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/$(PIP) '.[compile]'
+	touch $@
+
+.venv/ready-resnet50v2: .venv/ready-small
+	.venv/$(PIP) 'keras>=3.8'
+	touch $@
+
+.venv-run/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-run
+	.venv-run/$(PIP) .
+	touch $@
+
+clean:
+	rm -rf .venv .venv-run .venv-test build
