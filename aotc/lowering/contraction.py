@@ -57,13 +57,20 @@ def _is_moved(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bo
     return not (_in_order(x, (*batch, *free, *contract)) or _in_order(x, (*batch, *contract, *free)))
 
 
+def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Does the order ``(batch, *parts)`` need no transpose, or one that leaves contiguous elements together?"""
+    order = (*batch, *parts[0], *parts[1])
+    large = [d for d in order if x.type.shape[d] != 1]
+    return _in_order(x, order) or large[-1] == max(large)
+
+
 def _arrange(
     x: Value, batch: tuple[int, ...], contract: tuple[int, ...], is_lhs: bool, b: Builder
 ) -> tuple[tuple[int, ...], Value, bool]:
     """Return the free dims of ``x``, ``x`` as a (batched) matrix, and whether it is stored swapped."""
     free = _free(x, batch, contract)
     plain, swapped = ((free, contract), (contract, free)) if is_lhs else ((contract, free), (free, contract))
-    transposed = not _in_order(x, (*batch, *plain[0], *plain[1])) and _in_order(x, (*batch, *swapped[0], *swapped[1]))
+    transposed = not _in_order(x, (*batch, *plain[0], *plain[1])) and _keeps_minor(x, batch, swapped)
     first, second = swapped if transposed else plain
     order = (*batch, *first, *second)
     shape = x.type.shape
