@@ -8,10 +8,13 @@ the hint of a spin loop and the number of the futex system call, are functions t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
+from numba import extending
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic  # Numba's is untyped: callers pass no context
 
 WORDS = types.CPointer(types.int64)
 I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()

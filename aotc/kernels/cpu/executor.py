@@ -21,6 +21,8 @@ the caller sees the worker and waits. The description of a run is written while
 
 from __future__ import annotations
 
+from typing import Any
+
 import llvmlite.binding as llvm
 from numba import njit
 from numba.core import types
@@ -344,7 +346,7 @@ def version():
 
 
 _I = types.int64
-EXPORTS = {
+EXPORTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "aotc_executor_version": (version, _I, ()),
     "aotc_pool_bytes": (pool_bytes, _I, ()),
     "aotc_pool_start": (start, _I, (WORDS, _I)),

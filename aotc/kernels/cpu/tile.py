@@ -51,7 +51,7 @@ ELEMENTS = {"f32": ir.FloatType(), "f64": ir.DoubleType(), "i32": I32}
 UNROLL = 4
 LINE = 64
 # One row waits for memory alone. Prefetching b this far ahead took an Intel core from 20 to 29 GB/s and costs an AMD
-# one 2 %; with more rows the prefetches compete with the arithmetic and cost 10 to 25 %.
+# one 3 to 10 %; with 2 or 4 rows it costs that one 9 to 24 %.
 STREAM_ROWS = 1
 STREAM_BYTES = 8192
 
