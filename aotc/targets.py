@@ -53,14 +53,24 @@ class Target:
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
+# LLVM schedules register tiles without spills only by the model of this processor;
+# what it has beyond x86-64-v4 is switched off.
+_V4_MODEL = "sapphirerapids"
+_V4_WITHOUT = (
+    "prefer-256-bit amx-tile amx-int8 amx-bf16 avx512fp16 avx512bf16 avx512vbmi avx512vbmi2 avx512ifma avx512bitalg "
+    "avx512vpopcntdq avxvnni gfni vaes vpclmulqdq sha serialize uintr waitpkg movdiri movdir64b enqcmd tsxldtrk "
+    "ptwrite cldemote shstk pconfig wbnoinvd"
+).split()
+_V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
+
 TARGETS = {
     t.name: t
     for t in (
         Target("cpu:x86-64-v2", "cpu", "x86-64-v2", ("sse4_2", "ssse3", "popcnt"), vector_bytes=16, registers=16),
         Target("cpu:x86-64-v3", "cpu", "x86-64-v3", _V3, vector_bytes=32, registers=16),
-        Target("cpu:x86-64-v4", "cpu", "x86-64-v4", _V4, "-prefer-256-bit"),
+        Target("cpu:x86-64-v4", "cpu", _V4_MODEL, _V4, f"{_V4_FEATURES},-avx512vnni"),
         Target(
-            "cpu:x86-64-v4-vnni", "cpu", "x86-64-v4", (*_V4, "avx512_vnni"), "-prefer-256-bit,+avx512vnni"
+            "cpu:x86-64-v4-vnni", "cpu", _V4_MODEL, (*_V4, "avx512_vnni"), _V4_FEATURES
         ),
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def deserialize(data: bytes) -> jax.export.Exported | None:
     """Return the ``Exported`` in ``data``, or None if it is no such blob."""
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise CompileError.at(Loc(), "to read a jax.export blob JAX needs flatbuffers", hint="pip install flatbuffers")
     try:
         return jax.export.deserialize(bytearray(data))
     except Exception:  # the flatbuffer reader fails in many ways on foreign bytes

@@ -7,8 +7,9 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.frontend.dims import Expr
-from aotc.frontend.import_indexing import CUSTOM_INDEXING
 from aotc.frontend.import_elementwise import CHLO
+from aotc.frontend.import_indexing import CUSTOM_INDEXING
+from aotc.frontend.import_lapack import LAPACK
 from aotc.frontend.import_state import Importer, State, get_value
 from aotc.frontend.tensor_ir import TensorType, Value
 
@@ -75,6 +76,7 @@ def _shape_assertion(state: State, op: Any) -> None:
             state.fail(f"a shape assertion never holds: {message}")
         return
     state.emit("assert", [test, *numbers], {"message": message})
+    state.assume(test)
 
 
 _IDENTITIES = frozenset(
@@ -82,12 +84,15 @@ _IDENTITIES = frozenset(
 )
 
 
+_CUSTOM: dict[str, Importer] = {**CUSTOM_INDEXING, **LAPACK}
+
+
 def _custom_call(state: State, op: Any) -> None:
     target = op.attributes["call_target_name"].value
     if target == "shape_assertion":
         _shape_assertion(state, op)
-    elif target in CUSTOM_INDEXING:
-        CUSTOM_INDEXING[target](state, op)
+    elif target in _CUSTOM:
+        _CUSTOM[target](state, op)
     elif target in _IDENTITIES:
         state.bind(op, state.operands(op))
     else:

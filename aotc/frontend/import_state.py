@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import shape_values
-from aotc.frontend.dims import Dim, sym
+from aotc.frontend.dims import Dim, sym, symbols
 from aotc.frontend.opset import OPS, RuleError
 from aotc.frontend.shape_values import Known
 from aotc.frontend.tensor_ir import Function, Op, Region, TensorType, Value
@@ -30,7 +30,9 @@ class Session:
 
     ``memo`` maps a callee with argument types and shape values to its clone;
     ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
-    shape values of all clones, ``called`` the callees with those of their arguments.
+    shape values of all clones, ``called`` the callees with those of their arguments;
+    ``tests`` the undecided comparisons of shape values; ``positive`` maps each symbol
+    that an assertion has proven positive to itself with that bound.
     """
 
     symbols: Mapping[str, Any]
@@ -44,6 +46,8 @@ class Session:
     names: dict[str, int] = field(default_factory=dict)
     known: dict[Value, Known] = field(default_factory=dict)
     called: list[tuple[str, tuple[Known | None, ...]]] = field(default_factory=list)
+    tests: dict[Value, tuple[str, Known, Known]] = field(default_factory=dict)
+    positive: dict[str, Dim] = field(default_factory=dict)
     fresh: int = 0
 
     def fresh_name(self, name: str) -> str:
@@ -154,9 +158,11 @@ class State:
             if decided is not None:
                 self.known[result] = decided
         if len(known) == len(operands):
-            folded = shape_values.fold(name, known, types, attrs, result.type)
+            folded = shape_values.fold(name, known, types, attrs, result.type, self.session.positive)
             if folded is not None:
                 self.known[result] = folded
+            elif name in shape_values.COMPARISONS:
+                self.session.tests[result] = (name, known[0], known[1])
 
     def one(self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()) -> Value:
         """Emit an op of one result and return it."""
@@ -174,6 +180,12 @@ class State:
         if found is None:
             self.fail(f"{what} depends on data, not only on argument shapes", hint="only sizes computed from shapes are supported")
         return found
+
+    def assume(self, test: Value) -> None:
+        """Learn from an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
+        match self.session.tests.get(test):
+            case ("ge", (left,), (1,)) if name := lone_symbol(left):
+                self.session.positive[name] = sym(name, lo=1)
 
     def constant(self, array: Any, t: TensorType) -> Value:
         """Emit a constant."""
@@ -197,6 +209,12 @@ class State:
         """Clone a block over scalars (a combiner, a comparator)."""
         params = [self.new_value(self.static_type(a.type), f"s{i}") for i, a in enumerate(block.arguments)]
         return self.region(block, params)
+
+
+def lone_symbol(e: Dim) -> str:
+    """Return the name of the symbol that ``e`` is, or the empty string."""
+    found = [s.name for s in symbols(e)]
+    return found[0] if len(found) == 1 and e == sym(found[0]) else ""
 
 
 class Poisoned(Exception):

@@ -21,7 +21,7 @@ from aotc.frontend.import_state import DYNAMIC, Importer, Poisoned, Session, Sta
 from aotc.frontend.locations import to_loc
 from aotc.frontend.opset.spec import merge
 from aotc.frontend.shape_values import Known
-from aotc.frontend.tensor_ir import Function, Module, Region, TensorType, Value
+from aotc.frontend.tensor_ir import Function, Module, TensorType, Value
 
 IMPORTERS: dict[str, Importer] = merge(ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL)  # type: ignore[arg-type, assignment]
 

@@ -8,6 +8,7 @@ jitted or plain functions with example arguments.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 
 _BYTECODE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = b"StableHLO_v"
+_FILE_LINE = re.compile(r'":(\d+):(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,8 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
     lines = data.splitlines() if isinstance(data, str) else []
     found = []
     for diagnostic in error.error_diagnostics:
-        place = diagnostic.location
-        line, column = (place.start_line, place.start_col) if isinstance(place, ir.FileLineColLoc) else (0, 0)
+        place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
+        line, column = (int(place[1]), int(place[2])) if place else (0, 0)
         snippet = lines[line - 1] if 0 < line <= len(lines) else ""
         found.append(Finding(diagnostic.message, Loc(path, line, column), snippet))
     return found or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]

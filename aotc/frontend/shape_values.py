@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod
+from aotc.frontend.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, substitute, sym
 from aotc.frontend.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -72,14 +72,32 @@ _BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {
     **{n: (lambda a, b, n=n: _compare(n, a, b)) for n in ("eq", "ne", "lt", "le", "gt", "ge")},
 }  # fmt: skip
 
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
 FOLDED = frozenset(
     {*_BINARY, "constant", "dim", "convert", "neg", "sign", "abs", "not", "reshape", "concatenate", "slice", "broadcast", "select"}
 )
 
 
-def fold(name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType) -> Known | None:
-    """Return the elements of the result as dims, or None if unknown."""
-    values = _elements(name, operands, types, attrs, result)
+def fold(
+    name: str,
+    operands: Sequence[Known],
+    types: Sequence[TensorType],
+    attrs: Mapping[str, Any],
+    result: TensorType,
+    positive: Mapping[str, Dim],
+) -> Known | None:
+    """Return the elements of the result as dims, or None if unknown.
+
+    ``positive`` maps symbols to stand-ins with the bounds that assertions gave them.
+    """
+    if not positive:
+        values = _elements(name, operands, types, attrs, result)
+    else:
+        bounded = [tuple(substitute(v, positive) for v in known) for known in operands]
+        found = _elements(name, bounded, types, attrs, result)
+        plain = {n: sym(n) for n in positive}
+        values = found and [None if v is None else substitute(v, plain) for v in found]
     if values is None or any(v is None or not _fits(v, result.dtype) for v in values):
         return None
     return tuple(v if isinstance(v, Expr) else int(v) for v in values)

@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from aotc.frontend.dims import Dim, minimum, product, substitute, sym
 from aotc.frontend.tensor_ir import Function, Op, Value
-from aotc.lowering.index_maps import Index, delinearize
-from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Index as IndexScalar, Kernel, Load, Scalar, Stmt, Tile
+from aotc.lowering.index_maps import Index, delinearize, linearize
+from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Index as IndexScalar, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
 from aotc.lowering.lower_regions import RegionBuilder, store_all
 from aotc.lowering.tiling import FORMS, best_tile, split_rows
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 ITEM_FLOPS = 3 << 20
-MIN_ITEMS = 8
+MIN_ITEMS, MANY_ITEMS = 8, 48
 SMALL_FLOPS = 1 << 19
-ROW_GAP = 16
+SPREAD_ROWS, SPREAD_PANELS = 6, 2
+SET_BYTES, LINE = 1024, 64
 Levels = tuple[tuple[Dim, Dim, Dim], ...]
 
 
@@ -105,7 +106,8 @@ class _Tiles:
 
     def lower(self) -> Kernel:
         p = self.p
-        row_block, panel_block = self._blocks()
+        row_block, self.panel_block = self._blocks()
+        panel_block = self.panel_block
         row_blocks = (self.rows.tiles + (row_block - 1)) // row_block
         panel_blocks = (self.panels + (panel_block - 1)) // panel_block
         extents = (*p.outer, panel_blocks, row_blocks)
@@ -129,13 +131,36 @@ class _Tiles:
         outer = product(p.outer)
         outer = outer if isinstance(outer, int) else 8
         total = tile_flops * tiles * panels * outer
-        want = min(ITEM_FLOPS, max(total // MIN_ITEMS, 1)) if total > SMALL_FLOPS else total + 1
-        fits = max(self.target.l2 // 4 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
+        want = min(max(total // MANY_ITEMS, ITEM_FLOPS), 8 * ITEM_FLOPS, max(total // MIN_ITEMS, 1))
+        if total <= SMALL_FLOPS:
+            want = total + 1
+        fits = max(self.target.l2 // 2 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
         row_block = max(min(tiles, fits, want // max(tile_flops, 1)), 1)
         panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
         return row_block, panel_block
 
+    def _spread(self, block: list[Stmt], outer: Index, first: Dim, row_block: int) -> None:
+        """Copy the rows of this item apart if their stride would map them to few cache sets."""
+        p, rows = self.p, self.rows
+        self.a, self.a_row, self.first = p.a, p.a_row, None
+        stride = p.a_row if isinstance(p.a_row, int) else 0
+        if len(p.levels) != 1 or rows.ragged is not None or p.levels[0][1] != 1 or rows.height < SPREAD_ROWS:
+            return
+        if not stride or stride * size_of(p.a.dtype) % SET_BYTES or self.panel_block < SPREAD_PANELS:
+            return
+        count = min(row_block * (rows.height + 1), int(p.m))  # type: ignore[call-overload]
+        pitch = stride + LINE // size_of(p.a.dtype)
+        self.a = Buffer(self.b.fresh("rows"), p.a.dtype, (count, pitch), "scratch")
+        self.a_row, self.first = pitch, rows.start(first)
+        last = rows.start(minimum(first + row_block, rows.tiles))
+        i, j = sym("i", 0, count), sym("j", 0, stride)
+        flat = p.a_at(outer, self.first + i) + j
+        load = Load(p.a, delinearize(flat, p.a.shape))
+        inner = For("j", 0, stride, (Store(self.a, (i, j), load),))
+        block += [Alloc(self.a), For("i", 0, last - self.first, (inner,))]
+
     def _panels(self, block: list[Stmt], outer: Index, begin: Dim, end: Dim, first: Dim, row_block: int) -> None:
+        self._spread(block, outer, first, row_block)
         panel = sym("q", 0, self.panels) if self.panels != 1 else 0
         inner: list[Stmt] = []
         last = minimum(first + row_block, self.rows.tiles)
@@ -172,8 +197,6 @@ class _Tiles:
         self._one(full, outer, panel, start, self.rows.height)
         rest: list[Stmt] = []
         left = self.e.names("left")
-        from aotc.lowering.loop_ir import Let, Var
-
         rest.append(Let(Var(left, "i64"), IndexScalar(m - start)))
         remaining = sym(left, 0, self.rows.height)
         height = 1 << (self.rows.height - 1).bit_length() - 1 if self.rows.height > 1 else 1
@@ -190,17 +213,16 @@ class _Tiles:
         """Write one tile of ``height`` rows from row ``start`` and its epilogue."""
         p = self.p
         column = panel * p.cols
+        base = p.a_at(outer, start) if self.first is None else (start - self.first) * self.a_row
         common = dict(
-            rows=height, cols=p.cols, a=p.a, a_base=p.a_at(outer, start), a_row=p.a_row, b=p.b,
+            rows=height, cols=p.cols, a=self.a, a_base=base, a_row=self.a_row, b=p.b,
             b_base=p.b_at(outer, panel), levels=p.levels, form=p.form, a_inner=p.a_inner,
         )  # fmt: skip
         if self._direct():
             out = self.b.outputs[0]
             index = p.place(outer, start, column)
-            base: Dim = 0
-            for i, d in zip(index, self.op.result.type.shape, strict=True):
-                base = base * d + i
-            block.append(Tile(out=out, out_base=base, out_row=p.n, **common))  # type: ignore[arg-type]
+            at = linearize(index, self.op.result.type.shape)
+            block.append(Tile(out=out, out_base=at, out_row=p.n, **common))  # type: ignore[arg-type]
             return
         tile = Buffer(self.b.fresh("tile"), FORMS[p.form].out, (height, p.cols), "private")
         block += [Alloc(tile), Tile(out=tile, out_base=0, out_row=p.cols, **common)]  # type: ignore[arg-type]

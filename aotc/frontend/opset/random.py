@@ -73,7 +73,7 @@ def _philox_words(state: np.ndarray, size: int, wide: bool) -> tuple[np.ndarray,
     per = 2 if wide else 4
     count = (size + per - 1) // per
     low, high = _counters(int(state[1]), count)
-    extra = int(state[2]) if len(state) > 2 else 0
+    extra = int(state[2] if len(state) > 2 else state[0])  # as XLA: a short state repeats its key
     tail = [np.full(count, part, np.uint32) for part in _split(extra)]
     w = philox(_split(int(state[0])), [low, high, *tail])
     if wide:
