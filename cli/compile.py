@@ -23,6 +23,8 @@ aotc compile model.jax -o model.vmfb --target=cpu:x86-64-v3,cpu:x86-64-v4
 aotc compile model.mlir -o model.vmfb -O3 --timings
 
 aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
+
+aotc compile model.mlir -o - --stop-after=fuse
 """
 
 
@@ -41,7 +43,7 @@ def command(
     jobs: int = typer.Option(0, min=0, help="Compiler processes; 0 is one per core."),
     dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
     print_after: str = typer.Option("", help="Print the IR after this pass."),
-    stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output."),
+    stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output (- prints it)."),
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass."),
     bisect: int = typer.Option(-1, help="Leave out the optional passes after this number."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
@@ -70,7 +72,8 @@ def command(
     )
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     if stop_after:
-        write_file(str(output), [_stopped(source, options)])
+        text = _stopped(source, options)
+        print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
         return
     start = perf_counter()
     with _progress(quiet) as progress:
@@ -80,7 +83,7 @@ def command(
         print(_summary(output, data, perf_counter() - start))
 
 
-def _stopped(source: Any, options: Options) -> bytes:
+def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.diagnostics import UNKNOWN, CompileError
     from aotc.frontend.importer import import_model
@@ -90,7 +93,7 @@ def _stopped(source: Any, options: Options) -> bytes:
     names = list(dict.fromkeys(step.name for step in PASSES))
     if options.stop_after not in names:
         raise CompileError.at(UNKNOWN, f"no pass {options.stop_after!r}", hint=f"one of {', '.join(names)}")
-    return print_module(run_passes(import_model(source), options)).encode()
+    return print_module(run_passes(import_model(source), options))
 
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:

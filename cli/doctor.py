@@ -104,12 +104,12 @@ def _gpu() -> tuple[str, str, str, str]:
 
 def _cache() -> tuple[str, str, str, str]:
     try:
-        from aotc.kernels.cpu.cache import folder
+        from aotc.kernels.cpu.cache import cache_directory
     except ImportError:
         return "opt", "kernel cache", "not used without the compiler", ""
     from aotc_cli.sizes import size_text
 
-    path = Path(folder())
+    path = cache_directory()
     files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else []
     place = path if path.is_dir() else next(p for p in path.parents if p.is_dir())
     value = f"{path}: {size_text(sum(f.stat().st_size for f in files))} in {len(files)} files"

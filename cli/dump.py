@@ -132,14 +132,12 @@ def _place(pair: list[int]) -> str:
     return f"slot{pair[0]}" + ("" if pair[1] == 0 else f"+{_operand(pair[1])}")
 
 
-def _assembly(opened: Bundle, variant: dict[str, Any], kernel: str) -> str:
+def _assembly(opened: Bundle, variant: dict[str, Any], wanted: str) -> str:
     from aotc.vmfb.errors import BundleError
-    from aotc_cli.native_code import disassemble, function_sizes
+    from aotc_cli.native_code import disassemble, kernel_ranges
 
-    library = variant.get("library")
-    if library is None:
+    if variant.get("library") is None:
         raise BundleError(opened.where, f"{variant['target']} has no CPU machine code")
-    data = opened.checked(library)
-    if not kernel:
-        return disassemble(data)
-    return "\n".join(disassemble(data, name) for name in function_sizes(data) if kernel in name)
+    data, names = opened.checked(variant["library"]), [kernel["name"] for kernel in variant["kernels"]]
+    ranges = kernel_ranges(data, len(names))
+    return "\n".join(f"# {name}\n{disassemble(data, *at)}" for name, at in zip(names, ranges) if wanted in name)

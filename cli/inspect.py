@@ -55,19 +55,15 @@ def describe(opened: Bundle, size: int) -> dict[str, Any]:
 
 
 def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
-    from aotc_cli.native_code import kernel_sizes
+    from aotc_cli.native_code import kernel_ranges
 
-    names = [kernel["name"] for kernel in variant["kernels"]]
-    library = variant.get("library")
-    sizes = kernel_sizes(opened.segment(library), names) if library is not None and names else {}
-    places = ((opened.manifest.get("debug") or {}).get("kernels") or {}) if names else {}
+    library, count = variant.get("library"), len(variant["kernels"])
+    ranges = kernel_ranges(opened.segment(library), count) if library is not None and count else []
+    sizes = [end - first for first, end in ranges] or [None] * count
+    places = (opened.manifest.get("debug") or {}).get("kernels") or {}
     kernels = [
-        {
-            "code_bytes": sizes.get(kernel["name"]),
-            "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""),
-            **kernel,
-        }
-        for kernel in variant["kernels"]
+        {"code_bytes": size, "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""), **kernel}
+        for size, kernel in zip(sizes, variant["kernels"])
     ]
     return {
         "target": variant["target"],

@@ -1,50 +1,87 @@
-"""What a shared object holds: sizes of its functions, and their disassembly by the system's objdump."""
+"""Where the kernels of a shared object are, and their disassembly by the system's objdump."""
 
 from __future__ import annotations
 
-import re
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
-_SYMTAB, _DYNSYM, _FUNCTION = 2, 11, 2
+_PROGBITS, _RELA, _DYNSYM = 1, 4, 11
+_EXECUTABLE = 4
+_RELATIVE = (8, 1027)  # R_X86_64_RELATIVE, R_AARCH64_RELATIVE: the addend is the address
+_ABSOLUTE = (1, 257)  # R_X86_64_64, R_AARCH64_ABS64: the addend is counted from a symbol
 
 
-def function_sizes(data: Any) -> dict[str, int]:
-    """Return the bytes of machine code of every named function of a 64-bit little-endian ELF file."""
+class _Section(NamedTuple):
+    """A section header of an ELF64 file, in the file's order of fields."""
+
+    name: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry: int
+
+
+def kernel_ranges(data: Any, count: int) -> list[tuple[int, int]]:
+    """Return the addresses (first, after the last) of each kernel of a library, in the order of its table.
+
+    The relocations of the exported table say where each starts,
+    and the next one, or the end of the code, where it ends (padding included).
+
+    Returns
+    -------
+    list of (int, int)
+        Empty if the library is no ELF64 file with such a table.
+    """
     view = memoryview(data)
     if bytes(view[:6]) != b"\x7fELF\x02\x01":
-        return {}
-    (sections,) = struct.unpack_from("<Q", view, 40)
-    size, count = struct.unpack_from("<HH", view, 58)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", view, sections + i * size) for i in range(count)]
-    found: dict[str, int] = {}
-    for header in headers:
-        if header[1] not in (_SYMTAB, _DYNSYM):
-            continue
-        names = headers[header[6]]
-        for at in range(header[4], header[4] + header[5], 24):
-            name, info, _, _, _, length = struct.unpack_from("<IBBHQQ", view, at)
-            if info & 15 == _FUNCTION and length:
-                start = names[4] + name
-                text = bytes(view[start : start + 512]).split(b"\0", 1)[0]
-                found[text.decode(errors="replace")] = length
-    return found
+        return []
+    (start,) = struct.unpack_from("<Q", view, 40)
+    size, number = struct.unpack_from("<HH", view, 58)
+    sections = [_Section(*struct.unpack_from("<IIQQQQIIQQ", view, start + i * size)) for i in range(number)]
+    table = _table_address(view, sections)
+    found: dict[int, int] = {}
+    for section in (s for s in sections if s.type == _RELA):
+        for offset, info, addend in struct.iter_unpack("<QQq", view[section.offset : section.offset + section.size]):
+            if not 0 <= offset - table < 8 * count:
+                continue
+            if info & 0xFFFFFFFF in _ABSOLUTE:
+                symbol = sections[section.link].offset + 24 * (info >> 32)
+                addend += struct.unpack_from("<Q", view, symbol + 8)[0]
+            elif info & 0xFFFFFFFF not in _RELATIVE:
+                continue
+            found[(offset - table) // 8] = addend
+    if len(found) != count:
+        return []
+    code = [(s.address, s.address + s.size) for s in sections if s.type == _PROGBITS and s.flags & _EXECUTABLE]
+    starts = sorted(set(found.values()))
+    return [(at, _end(at, starts, code)) for at in (found[i] for i in range(count))]
 
 
-def kernel_sizes(data: Any, kernels: list[str]) -> dict[str, int]:
-    """Return the bytes of code of each kernel whose symbol is, or ends in, its name."""
-    sizes = function_sizes(data)
-    found = {}
-    for kernel in kernels:
-        pattern = re.compile(rf"(?:.*[^A-Za-z0-9_])?_*{re.escape(kernel)}")
-        hits = [size for name, size in sizes.items() if pattern.fullmatch(name)]
-        if hits:
-            found[kernel] = max(hits)
-    return found
+def _end(at: int, starts: list[int], code: list[tuple[int, int]]) -> int:
+    section_end = next((end for begin, end in code if begin <= at < end), at)
+    return min([start for start in starts if start > at] + [section_end])
 
 
-def disassemble(data: Any, kernel: str = "") -> str:
-    """Return assembly text of a shared object, or of one function.
+def _table_address(view: memoryview, sections: list[_Section]) -> int:
+    from aotc.vmfb.abi import TABLE_SYMBOL
+
+    wanted = TABLE_SYMBOL.encode() + b"\0"
+    for section in (s for s in sections if s.type == _DYNSYM):
+        names = sections[section.link].offset
+        for at in range(section.offset, section.offset + section.size, 24):
+            name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", view, at)
+            if bytes(view[names + name : names + name + len(wanted)]) == wanted:
+                return value
+    return -1
+
+
+def disassemble(data: Any, first: int, end: int) -> str:
+    """Return assembly text of an address range of a shared object.
 
     Raises
     ------
@@ -63,5 +100,5 @@ def disassemble(data: Any, kernel: str = "") -> str:
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(data)
         file.flush()
-        only = [f"--disassemble={kernel}"] if kernel else ["-d"]
-        return subprocess.run([tool, *only, "-C", file.name], capture_output=True, text=True, check=False).stdout
+        args = [tool, "-d", "--no-show-raw-insn", f"--start-address={first}", f"--stop-address={end}", file.name]
+        return subprocess.run(args, capture_output=True, text=True, check=False).stdout

@@ -211,6 +211,7 @@ def test_inspect(aotc, bundle):
     facts = json.loads(out)
     assert [k["name"] for k in facts["variants"][0]["kernels"]] == ["add", "scale", "count", "iota"]
     assert facts["bytes"] == bundle.stat().st_size
+    assert all(16 <= k["code_bytes"] < 2000 for k in facts["variants"][0]["kernels"])
 
 
 def test_dump(aotc, bundle):

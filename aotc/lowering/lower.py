@@ -44,9 +44,10 @@ def lower_region(function: Function, target: Target) -> Kernel:
     lowering = SINGLES.get(op.name)
     if lowering is None:
         known = ", ".join(sorted(SINGLES))
+        name = f"custom_call @{op.attrs['target']}" if op.name == "custom_call" else op.name
         raise CompileError.at(
             op.loc,
-            f"{op.name} is not supported on target {target.name}",
+            f"{name} is not supported on target {target.name}",
             hint=f"ops with a lowering of their own are: {known}",
         )
     return lowering(function, target)
