@@ -73,6 +73,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(loop_invariant),
     Pass(canonicalize_dot, required=True, establishes="products are matmul"),
     Pass(decompose_convolution, required=True, establishes="convolutions are conv"),
+    Pass(fold_constants),
     Pass(tile_contractions),
     Pass(fold_constants),
     Pass(split_reductions),
