@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -228,7 +229,7 @@ def _norm(x: Any) -> Any:
 @model
 def mlp_bf16() -> Model:
     sizes = [784, 1024, 1024, 1024, 1024, 256]
-    weights = [normal(a, b, seed=a, scale=a**-0.5).astype(jnp.bfloat16) for a, b in zip(sizes, sizes[1:])]
+    weights = [normal(a, b, seed=a, scale=a**-0.5).astype(jnp.bfloat16) for a, b in pairwise(sizes)]
 
     def run(x: Any) -> Any:
         x = x.astype(jnp.bfloat16)
@@ -242,7 +243,7 @@ def mlp_bf16() -> Model:
 @model
 def mlp_dynbatch() -> Model:
     sizes = [128, 512, 512, 512, 100]
-    weights = [normal(a, b, seed=a + b, scale=a**-0.5) for a, b in zip(sizes, sizes[1:])]
+    weights = [normal(a, b, seed=a + b, scale=a**-0.5) for a, b in pairwise(sizes)]
 
     def run(x: Any) -> Any:
         for w in weights[:-1]:

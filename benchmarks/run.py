@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+Loaded = tuple[Callable[[], Any], Callable[[Any], list[Any]] | None]  # a call, and results to NumPy if they are not
 ENGINES = {"xla": "jax", "aotc": "aotc", "iree": "iree", "onnxruntime": "onnxruntime"}
 
 # ---------------------------------------------------------------- export: one process per model
@@ -36,10 +37,7 @@ def export(name: str, folder: Path) -> dict[str, Any]:
     from models import MODELS
 
     model = MODELS[name]()
-    specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype), model.inputs)
-    if model.specs:
-        shapes = jax.export.symbolic_args_specs(model.inputs, model.specs)
-        specs = shapes
+    specs = jax.export.symbolic_args_specs(model.inputs, model.specs or ("...",) * len(model.inputs))
     exported = jax.export.export(jax.jit(model.function), platforms=("cpu",))(*specs)
     (folder / "model.jaxexp").write_bytes(exported.serialize())
     (folder / "model.mlirbc").write_bytes(exported.mlir_module_serialized)
@@ -53,7 +51,7 @@ def export(name: str, folder: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- engines
 
 
-def load_xla(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> tuple[Callable[[], Any], Any]:
+def load_xla(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Loaded:
     import jax
 
     exported = jax.export.deserialize(bytearray((folder / "model.jaxexp").read_bytes()))
@@ -62,7 +60,7 @@ def load_xla(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: in
     return lambda: jax.block_until_ready(jax.tree.leaves(call(*args, **kwargs))), None
 
 
-def load_aotc(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> tuple[Callable[[], Any], Any]:
+def load_aotc(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Loaded:
     import aotc
 
     module = aotc.load(folder / "model.vmfb", threads=threads)
@@ -70,7 +68,7 @@ def load_aotc(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: i
     return lambda: module.invoke("main", *kept), None
 
 
-def load_iree(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> tuple[Callable[[], Any], Any]:
+def load_iree(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Loaded:
     from iree import runtime
 
     runtime.flags.parse_flags(f"--task_topology_group_count={threads}")
@@ -85,7 +83,7 @@ def load_iree(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: i
     return call, lambda found: [x.to_host() for x in found]
 
 
-def load_onnxruntime(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Any:
+def load_onnxruntime(folder: Path, inputs: list[Any], facts: dict[str, Any], threads: int) -> Loaded:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -181,7 +179,7 @@ class Worker:
     def __init__(self, engine: str, folder: Path, threads: int) -> None:
         cores = set(sorted(os.sched_getaffinity(0))[:threads])
         environment = {**os.environ, "BENCH_START": repr(time.time()), "AOTC_NUM_THREADS": str(threads)}
-        self.log = tempfile.TemporaryFile("w+")
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", engine, "--folder", folder, "--threads", str(threads)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment,

@@ -79,11 +79,11 @@ def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
     for number, row in enumerate(variant["command_buffers"]):
         words = np.frombuffer(opened.checked(row["code"]), "<i8").tolist()
         yield f"# {variant['target']} command buffer {number}: {len(words)} words, {row['parameters']} parameters"
-        yield from _nodes(words, 0, len(words), names, 0)
+        yield from node_lines(words, 0, len(words), names, 0)
         yield ""
 
 
-def _nodes(words: list[int], at: int, end: int, names: list[str], depth: int) -> Iterator[str]:
+def node_lines(words: list[int], at: int, end: int, names: list[str], depth: int) -> Iterator[str]:
     """Yield the lines of the nodes in ``words[at:end]``; recursion is as deep as loops nest."""
     from aotc.vmfb.abi import CASE, GRAPH, WHILE
 
@@ -98,14 +98,14 @@ def _nodes(words: list[int], at: int, end: int, names: list[str], depth: int) ->
             case _ if kind == WHILE:
                 body = at + 6 + words[at + 2]
                 yield f"{indent}while {_place(words[at + 4 : at + 6])}: condition"
-                yield from _nodes(words, at + 6, body, names, depth + 1)
+                yield from node_lines(words, at + 6, body, names, depth + 1)
                 yield f"{indent}do"
-                yield from _nodes(words, body, body + words[at + 3], names, depth + 1)
+                yield from node_lines(words, body, body + words[at + 3], names, depth + 1)
             case _ if kind == CASE:
                 start = at + 5 + words[at + 2]
                 for branch, size in enumerate(words[at + 5 : start]):
                     yield f"{indent}case {_place(words[at + 3 : at + 5])} == {branch}"
-                    yield from _nodes(words, start, start + size, names, depth + 1)
+                    yield from node_lines(words, start, start + size, names, depth + 1)
                     start += size
         at += length
 
