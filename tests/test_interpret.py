@@ -105,7 +105,9 @@ MOVEMENT = [
     pytest.param(lambda x, n, u: x.at[n, :2].set(u), (f(5, 3), np.array([4, 0], np.int32), f(2, 2)), id="scatter-set"),
     pytest.param(lambda x, n, u: x.at[n].max(u, mode="drop"), (f(5), i(9, low=-9, high=9), f(9)), id="scatter-drop"),
     pytest.param(jax.vmap(lambda x, n: x[n]), (f(3, 5), i(3, 2, low=0, high=5)), id="gather-batched"),
-    pytest.param(jax.vmap(lambda x, n, u: x.at[n].add(u)), (f(3, 5), i(3, 2, low=0, high=5), f(3, 2)), id="scatter-batched"),
+    pytest.param(
+        jax.vmap(lambda x, n, u: x.at[n].add(u)), (f(3, 5), i(3, 2, low=0, high=5), f(3, 2)), id="scatter-batched"
+    ),
     pytest.param(lambda x: (x + 1).sum(0), (f(0, 4),), id="empty"),
     pytest.param(lambda x: jnp.concatenate([x, x]) @ jnp.zeros((3, 0)), (f(0, 3),), id="empty-dot"),
     pytest.param(lambda x: x * 2 + 1, (np.float32(3),), id="scalar"),

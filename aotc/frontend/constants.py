@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import io
+import math
+import re
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
+from aotc.frontend.opset.spec import sizes
 from aotc.frontend.tensor_ir import TensorType
-from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 
-def elements(attribute: Any, t: TensorType) -> np.ndarray:
-    """Return the elements of a dense attribute as a read-only array.
+def elements(op: Any, t: TensorType) -> np.ndarray:
+    """Return the elements of a constant op as a read-only array.
 
-    A splat comes back with shape ``()``; else the shape is that of ``t``.
+    A splat comes back with shape ``()``; else the shape is that of ``t``, whose dims are numbers.
 
     Raises
     ------
     ValueError
         If the attribute is of a kind that holds no readable elements.
     """
-    dtype = to_numpy(t.dtype)
+    dtype, shape = to_numpy(t.dtype), sizes(t)
+    if kind_of(t.dtype) == "c":
+        return _complex(op, t, dtype)
+    attribute = op.attributes["value"]
     if isinstance(attribute, ir.DenseResourceElementsAttr):
         return _resource(attribute, t, dtype)
     if getattr(attribute, "is_splat", False):
         return np.array(_scalar(attribute.get_splat_value(), dtype))
     if not isinstance(attribute, ir.DenseElementsAttr):
         raise ValueError(f"elements of {type(attribute).__name__} cannot be read")
-    if 0 in t.shape:
-        return np.zeros(t.shape, dtype)
+    if 0 in shape:
+        return np.zeros(shape, dtype)
     if _has_buffer(t.dtype):
         array = np.array(attribute)
-        return array.view(dtype).reshape(t.shape) if array.dtype != dtype else array.reshape(t.shape)
-    return _raw(attribute, t).view(dtype).reshape(t.shape)
+        return array.view(dtype).reshape(shape) if array.dtype != dtype else array.reshape(shape)
+    return _raw(attribute, t).view(dtype).reshape(shape)
 
 
 def _has_buffer(dtype: str) -> bool:
@@ -43,10 +49,6 @@ def _has_buffer(dtype: str) -> bool:
 
 
 def _scalar(value: Any, dtype: np.dtype) -> Any:
-    if isinstance(value, ir.ArrayAttr):
-        return dtype.type(complex(*(float(v.value) for v in value)))
-    if not hasattr(value, "value"):
-        return _complex_text(str(value), dtype)
     number = value.value
     if dtype.kind == "b":
         return bool(number)
@@ -56,18 +58,33 @@ def _scalar(value: Any, dtype: np.dtype) -> Any:
     return np.array(number, np.float64).astype(dtype)
 
 
-def _complex_text(text: str, dtype: np.dtype) -> Any:
-    """A complex splat has no typed accessor; its one number pair is read from text."""
-    body = text.split(":")[0].replace("#complex.number", "").strip(" <>()")
-    real, imag = (float(part) for part in body.split(","))
-    return dtype.type(complex(real, imag))
+def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
+    """The bindings have no accessor for complex elements; the text has all their bits."""
+    text, shape = op.get_asm(), sizes(t)
+    if "dense_resource<" in text:
+        raise ValueError("complex elements in a resource cannot be read")
+    raw = re.search(r'dense<"0x([0-9A-F]*)">', text)
+    if raw:
+        return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
+    part = np.dtype(f"f{dtype.itemsize // 2}")
+    pairs = re.findall(r"\(([-+.\w]+), *([-+.\w]+)\)", text[text.index("dense<") : text.rindex(">")])
+    flat = np.array([_float(x, part) for pair in pairs for x in pair], part).view(dtype)
+    return flat.reshape(() if len(pairs) == 1 else shape)
+
+
+def _float(text: str, dtype: np.dtype) -> Any:
+    """Return a number as MLIR prints it: decimal, or the bits in hexadecimal."""
+    if text.startswith("0x"):
+        return np.array(int(text, 16), f"u{dtype.itemsize}").view(dtype)
+    return float(text)
 
 
 def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     raw = np.frombuffer(memoryview(attribute), np.uint8)
-    if t.dtype == "i1" and raw.size * 8 < int(np.prod(t.shape)) * 8:
-        raw = np.unpackbits(raw, bitorder="little")[: int(np.prod(t.shape))]
-    return np.array(raw).view(dtype).reshape(t.shape)
+    count = math.prod(sizes(t))
+    if t.dtype == "i1" and raw.size < count:
+        raw = np.unpackbits(raw, bitorder="little")[:count]
+    return np.array(raw).view(dtype).reshape(sizes(t))
 
 
 def _raw(attribute: Any, t: TensorType) -> np.ndarray:
@@ -77,12 +94,12 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     of two attributes of the same type with all bytes different differ first.
     """
     word = np.dtype(f"u{DTYPES[t.dtype].size}")
-    count = int(np.prod(t.shape))
+    count = math.prod(sizes(t))
     one, two = (int.from_bytes(bytes([b]) * word.itemsize, "little") for b in (1, 2))
     pattern = np.where(np.arange(count) % 2 == 0, one, two).astype(word)
     element = attribute.type.element_type
     codes = [
-        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p, type=element, shape=list(t.shape))), np.uint8)
+        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p, type=element, shape=list(sizes(t)))), np.uint8)
         for p in (pattern, (one + two - pattern).astype(word))
     ]
     start = int(np.argmax(codes[0] != codes[1]))

@@ -111,7 +111,7 @@ def _reduce_precision(state: State, op: Any) -> None:
 def _constant(state: State, op: Any) -> None:
     t = state.static_type(op.results[0].type)
     try:
-        array = elements(op.attributes["value"], t)
+        array = elements(op, t)
     except ValueError as error:
         state.fail(str(error))
     state.bind(op, [state.constant(array, t)])

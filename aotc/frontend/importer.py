@@ -73,30 +73,35 @@ def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any]
     session = _import_public(functions, public, dims, path, metadata or {})
     if session.dynamic:
         solved = [solve_entry_dims(session.functions[name], session.known, s) for name, s in zip(public, dims)]
-        named = _named_dims(solved, session, functions)
+        named = _named_dims(dims, solved, session, functions)
         session = _import_public(functions, public, named, path, metadata or {})
     if session.findings:
         raise CompileError(session.findings[: CompileError.LIMIT])
     return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
 
 
-def _named_dims(entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
-    """Return the entries' dims with JAX's own names (``jax.global_constant``) for their symbols."""
+def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
+    """Return the entries' dims with JAX's own names (``jax.global_constant``) for their symbols.
+
+    ``entries`` are the dims that the assertions forced upon the plain unknowns of ``unknown``.
+    """
+    used = {s.name for shapes in entries for shape in shapes for d in shape for s in symbols(d)}
+    names = {name: sym(name) for name in used}
+    pairs = [p for old, new in zip(unknown, entries) for a, b in zip(old, new) for p in zip(a, b)]
+    forced = {symbols(a).pop().name: substitute(b, names) for a, b in pairs if symbols(a)}
     labels: dict[str, Dim] = {}
     for callee, known in session.called:
         for attributes, value in zip(_dictionaries(functions[callee], "arg_attrs", len(known)), known):
-            label, symbol = attributes.get("jax.global_constant"), _lone_symbol(value)
-            if label is not None and label.value and symbol and sym(label.value) not in labels.values():
-                labels.setdefault(symbol, sym(label.value))
-    used = {s.name for shapes in entries for shape in shapes for d in shape for s in symbols(d)}
-    names = {name: sym(name) for name in used} | labels
-    return [[tuple(substitute(d, names) for d in shape) for shape in shapes] for shapes in entries]
-
-
-def _lone_symbol(value: Known | None) -> str:
-    """Return the name of the symbol that a scalar shape value is, or is a fraction of."""
-    found = {s.name for s in symbols(value[0])} if value and len(value) == 1 else set()
-    return found.pop() if len(found) == 1 else ""
+            label = attributes.get("jax.global_constant")
+            if label is None or not label.value or value is None or len(value) != 1:
+                continue
+            size = substitute(value[0], forced)
+            for symbol in sorted(s.name for s in symbols(size)):
+                rest = size - sym(symbol)
+                if not symbols(rest):  # size is symbol + rest and is called label
+                    labels.setdefault(symbol, sym(label.value) - rest)
+    named = names | labels
+    return [[tuple(substitute(d, named) for d in shape) for shape in shapes] for shapes in entries]
 
 
 def _import_public(

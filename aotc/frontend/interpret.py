@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import InternalError
-from aotc.frontend.dims import Dim, Expr, evaluate, floordiv, substitute
+from aotc.frontend.dims import Dim, Expr, Sym, evaluate, substitute
 from aotc.frontend.opset import OPS
 from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
@@ -75,24 +75,26 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
 
 def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
     """Bind the only symbol of ``k * symbol + c == number``; False if ``e`` is not of that form."""
-    if len(e.terms) != 1 or len(e.terms[0][0]) != 1 or not hasattr(e.terms[0][0][0], "name"):
+    if len(e.terms) != 1 or len(e.terms[0][0]) != 1 or not isinstance(e.terms[0][0][0], Sym):
         return False
-    (atom,), k = e.terms[0]
-    known[atom.name] = int(floordiv(number - e.const, k))
-    return k * known[atom.name] + e.const == number or bool(_mismatch(e, number))
+    ((atom,), k), = e.terms
+    quotient, rest = divmod(number - e.const, k)
+    if rest:
+        raise ArgumentError(f"a dim must be of the form {e}, found {number}")
+    known[atom.name] = quotient
+    return True
 
 
-def _mismatch(e: Expr, number: int) -> None:
-    raise ArgumentError(f"a dim must be of the form {e}, found {number}")
-
-
-def _run_function(module: Module, body: Region, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _run_function(
+    module: Module, body: Region, arrays: list[np.ndarray], outer: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
     if len(arrays) != len(body.params):
         raise ArgumentError(f"expected {len(body.params)} arguments, found {len(arrays)}")
     for i, (param, a) in enumerate(zip(body.params, arrays)):
         if a.dtype != to_numpy(param.type.dtype):
             raise ArgumentError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
-    dims = bind_dims([p.type for p in body.params], [a.shape for a in arrays])
+    # a callee speaks of its caller's symbols; its own arguments may not fix all of them
+    dims = dict(outer or {}) | bind_dims([p.type for p in body.params], [a.shape for a in arrays])
     return _Frame(module, dims, {}).run(body, arrays)
 
 
@@ -111,8 +113,8 @@ class _Frame:
 
     def _apply(self, op: Op) -> Sequence[np.ndarray]:
         operands = [self.environment[v] for v in op.operands]
-        if op.name == "call":
-            return _run_function(self.module, self.module.functions[op.attrs["callee"]].body, operands)
+        if op.name in ("call", "dispatch"):
+            return _run_function(self.module, self.module.functions[op.attrs["callee"]].body, operands, self.dims)
         if op.name not in OPS:
             raise InternalError(f"the reference has no op {op.name}")
         attrs = self._concrete(op.attrs) if self.dims else op.attrs

@@ -31,14 +31,16 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.dims import Expr, floordiv, maximum, minimum, mod, sym
+from aotc.frontend.dims import Dim, Expr, floordiv, maximum, minimum, mod, sym
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 
 INLINE_ELEMENTS = 16
 
 
-def print_module(module: Module, constants: dict[str, np.ndarray] | None = None, *, full: bool = False, locs: bool = True) -> str:
+def print_module(
+    module: Module, constants: dict[str, np.ndarray] | None = None, *, full: bool = False, locs: bool = True
+) -> str:
     """Return ``module`` as text.
 
     Parameters
@@ -80,38 +82,19 @@ class _Printer:
         kind = "public " if f.public else ""
         attrs = f" attributes {self.attributes(f.attrs)}" if f.attrs else ""
         yield f"func {kind}@{f.name}({self.params(f.body)}){attrs} {{{self.loc(f.loc)}"
-        stack: list[tuple[Region, Iterator[Op], str]] = [(f.body, iter(f.body.ops), "return")]
-        pending: list[list[Region]] = [[]]
-        while stack:
-            region, ops, end = stack[-1]
-            indent = "  " * (2 * len(stack) - 1)
-            if pending[-1]:
-                inner = pending[-1].pop(0)
-                yield f"{indent}  region({self.params(inner)}) {{"
-                stack.append((inner, iter(inner.ops), "yield"))
-                pending.append([])
-                continue
-            if pending[-1] == [] and region in self.open_ops:
-                self.open_ops.discard(region)
-                yield f"{indent}}}"
-            op = next(ops, None)
-            if op is None:
-                yield f"{indent}{end} {', '.join(map(self.name, region.results))}".rstrip()
-                stack.pop()
-                pending.pop()
-                yield "}" if not stack else indent[:-2] + "}"
-                continue
-            yield indent + self.op(op)
-            if op.regions:
-                pending[-1] = list(op.regions)
-                self.open_ops.add(region)
+        yield from self.region(f.body, "  ", "return")
+        yield "}"
 
-    @property
-    def open_ops(self) -> set[Region]:
-        """Regions whose current op has printed its opening brace."""
-        if not hasattr(self, "_open"):
-            self._open: set[Region] = set()
-        return self._open
+    def region(self, region: Region, indent: str, end: str) -> Iterator[str]:
+        for op in region.ops:
+            yield indent + self.op(op)
+            for inner in op.regions:
+                yield f"{indent}  region({self.params(inner)}) {{"
+                yield from self.region(inner, indent + "    ", "yield")
+                yield f"{indent}  }}"
+            if op.regions:
+                yield f"{indent}}}"
+        yield f"{indent}{end} {', '.join(map(self.name, region.results))}".rstrip()
 
     def params(self, region: Region) -> str:
         return ", ".join(f"{self.name(p)}: {p.type}" for p in region.params)
@@ -126,7 +109,8 @@ class _Printer:
         return text + (" {" if op.regions else "") + self.loc(op.loc)
 
     def loc(self, loc: Loc) -> str:
-        return f"  // {loc.traced_by}" if self.locs and loc.traced_by else ""
+        trace = loc.traced_by.replace('"', "'").replace("  // ", " // ")
+        return f"  // {trace}" if self.locs and trace else ""
 
     def attributes(self, attrs: Mapping[str, Any]) -> str:
         return "{" + ", ".join(f"{k} = {self.data(v)}" for k, v in attrs.items()) + "}"
@@ -158,14 +142,16 @@ class _Printer:
         elif self.full:
             body = f'"0x{x.tobytes().hex()}"'
         else:
-            key = "sha256:" + hashlib.sha256(np.ascontiguousarray(x).data.cast("B") if x.dtype.kind in "biufc" and x.dtype.isbuiltin else x.tobytes()).hexdigest()
+            key = f"sha256:{hashlib.sha256(np.ascontiguousarray(x).view(np.uint8)).hexdigest()}"
             self.constants[key] = x
             body = json.dumps(key)
         return f'dense("{dtype}", {shape}, {body})'
 
 
 _FUNCTION = re.compile(r"func (public )?@(\S+?)\((.*?)\)(?: attributes (\{.*\}))? \{$")
-_OP = re.compile(r"(?:(%[^=]*?) = )?([a-z_0-9]+)((?: %[^ ,]+,?)*)(?: (\{.*?\}))?(?: : (.*?))?( \{)?$")
+_HEAD = re.compile(r"(?:(%[^=]*?) = )?([a-z_0-9]+)((?: %[^ ,]+,?)*)")
+_ATTRIBUTES = re.compile(r' (\{(?:[^"{}]|"(?:\\.|[^"\\])*"|\{(?:[^"{}]|"(?:\\.|[^"\\])*"|\{[^{}]*\})*\})+\})')
+_TAIL = re.compile(r"(?: : (.*?))?( \{)?")
 _PARAM = re.compile(r"%(\S+): (\w+\[[^\]]*\])")
 _TYPE = re.compile(r"(\w+)\[([^\]]*)\]")
 
@@ -194,10 +180,25 @@ def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, p
             try:
                 done = reader.read(body)
             except (ValueError, KeyError, SyntaxError, TypeError) as error:
-                raise CompileError.at(Loc(path, number, 1), f"this line cannot be read: {error}", snippet=line) from None
+                message = f"this line cannot be read: {error}"
+                raise CompileError.at(Loc(path, number, 1), message, snippet=line) from None
             if done:
                 functions[done.name] = done
     return Module(functions, name)
+
+
+def parse_dim(text: str) -> Dim:
+    """Return the dim that ``str`` gave, its symbols unbounded.
+
+    Raises
+    ------
+    ValueError
+        If ``text`` is no dim expression.
+    """
+    value = _Reader({}, "")._python(text)
+    if not isinstance(value, (int, Expr)):
+        raise ValueError(f"{text!r} is no dim")
+    return value
 
 
 class _Open:
@@ -264,10 +265,12 @@ class _Reader:
         return Function(name, region, public, attrs, loc)
 
     def _op(self, text: str, loc: Loc) -> None:
-        match = _OP.match(text)
-        if not match:
+        head = _HEAD.match(text)
+        found = _ATTRIBUTES.match(text, head.end()) if head else None
+        tail = _TAIL.fullmatch(text, (found or head).end()) if head else None  # type: ignore[union-attr]
+        if not head or not tail:
             raise ValueError("expected %results = op %operands {attributes} : types")
-        left, name, operands, attrs, types, opens = match.groups()
+        (left, name, operands), attrs, (types, opens) = head.groups(), found and found[1], tail.groups()
         values = self._names(operands)
         kinds = [self._type(*m) for m in _TYPE.findall(types or "")]
         labels = [x.strip().lstrip("%") for x in left.split(",")] if left else []
@@ -294,7 +297,8 @@ class _Reader:
 
     def _attrs(self, text: str) -> dict[str, Any]:
         call = ast.parse(f"f({text[1:-1]})", mode="eval").body
-        assert isinstance(call, ast.Call)
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError(f"expected {{name = value, ...}}, found {text}")
         return {k.arg or "": self._value(k.value) for k in call.keywords}
 
     def _python(self, text: str) -> Any:
@@ -315,7 +319,8 @@ class _Reader:
             case ast.UnaryOp(op=ast.USub(), operand=x):
                 return -self._value(x)
             case ast.BinOp(left=left, op=op, right=right):
-                return _ARITHMETIC[type(op)](self._value(left), self._value(right))
+                if type(op) in _ARITHMETIC:
+                    return _ARITHMETIC[type(op)](self._value(left), self._value(right))
             case ast.Call(func=ast.Name(id="dense"), args=arguments):
                 return self._array(*map(self._value, arguments))
             case ast.Call(func=ast.Name(id=name), args=[a, b]) if name in ("max", "min"):

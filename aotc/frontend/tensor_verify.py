@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from aotc.diagnostics import Finding
 from aotc.frontend.dims import symbols
 from aotc.frontend.opset import OPS, RuleError
-from aotc.frontend.opset.spec import same_shape
+from aotc.frontend.opset.spec import may_equal, same_shape
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
 
 
@@ -46,13 +46,17 @@ def _check_op(module: Module, op: Op) -> Iterator[Finding]:
     if len(op.regions) != spec.regions and (spec.regions >= 0 or not op.regions):
         yield Finding(f"{op.name}: takes {spec.regions} regions, found {len(op.regions)}", op.loc)
         return
-    if op.name == "call":
+    if op.name in ("call", "dispatch"):
         yield from _check_call(module, op)
     given = tuple(v.type for v in op.results)
     try:
         wanted = spec.infer(tuple(v.type for v in op.operands), op.attrs, op.regions, given)
     except RuleError as error:
         yield Finding(str(error), op.loc)
+        return
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        operands = _list(tuple(v.type for v in op.operands))
+        yield Finding(f"{op.name}: operands {operands} or attributes do not fit: {error}", op.loc)
         return
     if not _same(wanted, given):
         yield Finding(f"{op.name}: gives {_list(wanted)}, the results say {_list(given)}", op.loc)
@@ -61,15 +65,19 @@ def _check_op(module: Module, op: Op) -> Iterator[Finding]:
 def _check_call(module: Module, op: Op) -> Iterator[Finding]:
     callee = module.functions.get(op.attrs["callee"])
     if callee is None:
-        yield Finding(f"call of @{op.attrs['callee']}, which does not exist", op.loc)
+        yield Finding(f"{op.name} of @{op.attrs['callee']}, which does not exist", op.loc)
         return
     for what, actual, formal in (
         ("arguments", op.operands, callee.body.params),
         ("results", op.results, callee.body.results),
     ):
         a, b = tuple(v.type for v in actual), tuple(v.type for v in formal)
-        if len(a) != len(b) or any(x.dtype != y.dtype or x.rank != y.rank for x, y in zip(a, b)):
-            yield Finding(f"call of @{callee.name}: {what} are {_list(a)}, expected {_list(b)}", op.loc)
+        if len(a) != len(b) or not all(map(_may_fit, a, b)):
+            yield Finding(f"{op.name} of @{callee.name}: {what} are {_list(a)}, expected {_list(b)}", op.loc)
+
+
+def _may_fit(a: TensorType, b: TensorType) -> bool:
+    return a.dtype == b.dtype and a.rank == b.rank and all(map(may_equal, a.shape, b.shape))
 
 
 def _same(a: tuple[TensorType, ...], b: tuple[TensorType, ...]) -> bool:
@@ -81,34 +89,27 @@ def _list(types: tuple[TensorType, ...]) -> str:
 
 
 def _dominance(function: Function) -> Iterator[Finding]:
-    """Walk regions with an explicit stack; a region's values go out of sight at its end."""
-    visible: set[Value] = set(function.body.params)
-    stack: list[tuple[Region, Iterator[Op], list[Value]]] = [(function.body, iter(function.body.ops), [])]
-    waiting: list[list[Region]] = [[]]
-    while stack:
-        region, ops, own = stack[-1]
-        if waiting[-1]:
-            inner = waiting[-1].pop(0)
-            visible.update(inner.params)
-            stack.append((inner, iter(inner.ops), list(inner.params)))
-            waiting.append([])
-            continue
-        op = next(ops, None)
-        if op is None:
-            for v in region.results:
-                if v not in visible:
-                    yield Finding(f"@{function.name}: result {v} of a region is not defined in it", function.loc)
-            visible.difference_update(own)
-            stack.pop()
-            waiting.pop()
-            continue
+    """Yield the uses of values that are not defined where they are used."""
+    visible: set[Value] = set()
+    yield from _scope(function, function.body, visible)
+
+
+def _scope(function: Function, region: Region, visible: set[Value]) -> Iterator[Finding]:
+    """Check one region; its values go out of sight at its end, an op's results are in sight after its regions."""
+    own = list(region.params)
+    visible.update(own)
+    for op in region.ops:
         for v in op.operands:
             if v not in visible:
                 yield Finding(f"{op.name}: operand {v} is not defined before its use", op.loc)
+        for inner in op.regions:
+            yield from _scope(function, inner, visible)
         for v in op.results:
             if v in visible:
                 yield Finding(f"{op.name}: result {v} is defined twice", op.loc)
-        # results become visible after the op's own regions; these must not use them
-        waiting[-1] = list(op.regions)
         visible.update(op.results)
         own.extend(op.results)
+    for v in region.results:
+        if v not in visible:
+            yield Finding(f"@{function.name}: result {v} of a region is not defined in it", function.loc)
+    visible.difference_update(own)

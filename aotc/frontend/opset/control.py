@@ -84,6 +84,7 @@ CONTROL = table(
     OpSpec("while", _infer_while, _while, regions=2),
     OpSpec("case", _infer_case, _case, regions=-1),
     OpSpec("call", _infer_given, _not_here, ("callee",)),
+    OpSpec("dispatch", _infer_given, _not_here, ("callee",)),
     OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
     OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True),
 )

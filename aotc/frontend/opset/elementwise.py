@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotc.frontend.opset.scalar_reference import REFERENCES, convert, reduce_precision
-from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RuleError, Types, cast, given_one, merge, need, table
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RuleError, Types, cast, given_one, merge, need, sizes, table
 from aotc.frontend.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
@@ -131,8 +131,8 @@ def _reference_bitcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Type
     source, target = np.ascontiguousarray(arrays[0]), to_numpy(types[0].dtype)
     bits = DTYPES[types[0].dtype].bits
     if bits < 8 and source.dtype.itemsize * 8 >= 8 and source.dtype != target:
-        return [_unpack_bits(source, bits).astype(np.uint8).view(target).reshape(types[0].shape)]
-    shape = types[0].shape if len(types[0].shape) != arrays[0].ndim else arrays[0].shape
+        return [_unpack_bits(source, bits).astype(np.uint8).view(target).reshape(sizes(types[0]))]
+    shape = sizes(types[0]) if types[0].rank != arrays[0].ndim else arrays[0].shape
     return [source.reshape(-1).view(target).reshape(shape)]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from aotc.frontend.dims import Dim
-from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, table
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, sizes, table
 from aotc.frontend.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
@@ -51,7 +52,7 @@ def _dynamic_update_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: T
     return [result]
 
 
-def _batch_shape(indices: Sequence[Dim], vector_dim: int) -> tuple[Dim, ...]:
+def _batch_shape(indices: Sequence[Dim], vector_dim: int) -> tuple[Any, ...]:
     return tuple(d for i, d in enumerate(indices) if i != vector_dim)
 
 
@@ -78,7 +79,7 @@ def _index_columns(indices: np.ndarray, vector_dim: int) -> list[np.ndarray]:
 
 def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     x, indices = arrays
-    sizes, rank = attrs["slice_sizes"], len(types[0].shape)
+    widths, rank = attrs["slice_sizes"], types[0].rank
     offset_dims = list(attrs["offset_dims"])
     batch_dims = [i for i in range(rank) if i not in offset_dims]
     columns = _index_columns(indices, attrs["index_vector_dim"])
@@ -93,14 +94,14 @@ def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
     for d in range(x.ndim):
         place = np.zeros([1] * rank, np.int64)
         if d in starts:
-            start = np.clip(np.broadcast_to(starts[d], batch_shape), 0, x.shape[d] - sizes[d])
+            start = np.clip(np.broadcast_to(starts[d], batch_shape), 0, x.shape[d] - widths[d])
             spread = [batch_shape[batch_dims.index(i)] if i in batch_dims else 1 for i in range(rank)]
             place = place + start.reshape(spread)
         if d not in hidden:
             axis = next(windows)
-            place = place + np.arange(sizes[d]).reshape([-1 if i == axis else 1 for i in range(rank)])
+            place = place + np.arange(widths[d]).reshape([-1 if i == axis else 1 for i in range(rank)])
         places.append(place)
-    return [np.broadcast_to(x[tuple(places)] if places else x, types[0].shape)]
+    return [np.broadcast_to(x[tuple(places)] if places else x, sizes(types[0]))]
 
 
 def _infer_scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

@@ -6,8 +6,9 @@ import numpy as np
 
 from aotc.frontend.opset.reduction import window_extent
 from aotc.frontend.opset.shape import pad_array
-from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, cast, need, table
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, cast, need, sizes, table
 from aotc.frontend.tensor_ir import TensorType
+from aotc.vmfb.dtypes import to_numpy
 
 
 def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -76,12 +77,12 @@ def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
     lhs = arrays[0].transpose([attrs["input_batch"], attrs["input_feature"], *attrs["input_spatial"]])
     rhs = arrays[1].transpose([attrs["kernel_output"], attrs["kernel_input"], *attrs["kernel_spatial"]])
     backwards = [i + 2 for i, flip in enumerate(attrs["reversal"]) if flip]
-    rhs = np.flip(rhs, backwards) if backwards else rhs
+    rhs = np.flip(rhs, tuple(backwards)) if backwards else rhs
     low, high = [p[0] for p in attrs["padding"]], [p[1] for p in attrs["padding"]]
     inner = [d - 1 for d in attrs["lhs_dilation"]]
     x = pad_array(lhs, np.zeros((), lhs.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *inner))
-    order = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]
-    shape = [types[0].shape[d] for d in order]
+    order: list[int] = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]
+    shape = [sizes(types[0])[d] for d in order]
     result = np.zeros(shape, arrays[0].dtype) if 0 in shape else _grouped(x, rhs, attrs, shape, types[0].dtype)
     return [cast(result, types[0].dtype).transpose(np.argsort(order))]
 
@@ -133,7 +134,7 @@ def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.
     axes = tuple(range(-len(length), 0))
     call = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
     if arrays[0].size == 0:
-        return [np.zeros(types[0].shape, np.complex64)]
+        return [np.zeros(sizes(types[0]), to_numpy(types[0].dtype))]
     return [cast(call(arrays[0], s=length, axes=axes), types[0].dtype)]
 
 

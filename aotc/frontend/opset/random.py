@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, need, table
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, need, sizes, table
 from aotc.vmfb.dtypes import to_numpy
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -43,7 +45,8 @@ def philox(key: tuple[int, int], counter: list[np.ndarray]) -> list[np.ndarray]:
         p0 = counter[0].astype(np.uint64) * np.uint64(0xD2511F53)
         p1 = counter[2].astype(np.uint64) * np.uint64(0xCD9E8D57)
         high0, high1 = ((p >> np.uint64(32)).astype(np.uint32) for p in (p0, p1))
-        counter = [high1 ^ counter[1] ^ np.uint32(k0), p1.astype(np.uint32), high0 ^ counter[3] ^ np.uint32(k1), p0.astype(np.uint32)]
+        low0, low1 = p0.astype(np.uint32), p1.astype(np.uint32)
+        counter = [high1 ^ counter[1] ^ np.uint32(k0), low1, high0 ^ counter[3] ^ np.uint32(k1), low0]
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return counter
 
@@ -83,7 +86,7 @@ def _philox_words(state: np.ndarray, size: int, wide: bool) -> tuple[np.ndarray,
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (state,), result = arrays, types[1]
-    size = int(np.prod(result.shape, dtype=np.int64))
+    size = math.prod(sizes(result))
     dtype = to_numpy(result.dtype)
     generate = _three_fry_words if attrs["algorithm"] == "THREE_FRY" else _philox_words
     words, moved = generate(state, size, dtype.itemsize == 8)
@@ -91,7 +94,7 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
     with np.errstate(over="ignore"):
         after[1] += np.uint64(moved)
     unsigned = words.astype(f"u{dtype.itemsize}")
-    return [after, unsigned.view(dtype).reshape(result.shape)]
+    return [after, unsigned.view(dtype).reshape(sizes(result))]
 
 
 RANDOM = table(OpSpec("rng_bit_generator", _infer, _reference, ("algorithm",)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.frontend.dims import Dim, floordiv
 from aotc.frontend.opset.shape import pad_array
-from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, table
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, sizes, table
 from aotc.frontend.tensor_ir import TensorType
 
 
@@ -88,7 +88,7 @@ def _window_views(
 
 
 def _reduce_window(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
-    half, shape = len(arrays) // 2, types[0].shape
+    half, shape = len(arrays) // 2, sizes(types[0])
     low, high = zip(*attrs["padding"]) if attrs["padding"] else ((), ())
     interior = tuple(b - 1 for b in attrs["base_dilations"])
     padded = [pad_array(x, init, low, high, interior) for x, init in zip(arrays[:half], arrays[half:])]

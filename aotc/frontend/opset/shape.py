@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from aotc.frontend.dims import product
-from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, given_one, may_equal, need, same_shape, table
+from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, given_one, may_equal, need, same_shape, sizes, table
 from aotc.frontend.tensor_ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of, to_numpy
 
@@ -21,7 +23,7 @@ def _infer_constant(types: Types, attrs: Attrs, regions: tuple, given: Types) ->
 
 
 def _constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [np.broadcast_to(attrs["value"], types[0].shape)]
+    return [np.broadcast_to(attrs["value"], sizes(types[0]))]
 
 
 def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -32,9 +34,9 @@ def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 
 
 def _iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    (result,), dim = types, attrs["dim"]
-    line = np.arange(result.shape[dim]).astype(to_numpy(result.dtype))
-    return [np.broadcast_to(line.reshape([-1 if d == dim else 1 for d in range(result.rank)]), result.shape)]
+    (result,), dim, shape = types, attrs["dim"], sizes(types[0])
+    line = np.arange(shape[dim]).astype(to_numpy(result.dtype))
+    return [np.broadcast_to(line.reshape([-1 if d == dim else 1 for d in range(result.rank)]), shape)]
 
 
 def _infer_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -59,7 +61,7 @@ def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -
 
 
 def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    (x,), shape = arrays, types[0].shape
+    (x,), shape = arrays, sizes(types[0])
     spread = [1] * len(shape)
     for i, d in enumerate(attrs["dims"]):
         spread[d] = x.shape[i]
@@ -75,7 +77,7 @@ def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
 
 
 def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    return [arrays[0].reshape(types[0].shape)]
+    return [arrays[0].reshape(sizes(types[0]))]
 
 
 def _infer_transpose(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -127,7 +129,9 @@ def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     return (TensorType(x.dtype, tuple(shape)),)
 
 
-def pad_array(x: np.ndarray, value: np.ndarray, low: tuple, high: tuple, interior: tuple) -> np.ndarray:
+def pad_array(
+    x: np.ndarray, value: np.ndarray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
+) -> np.ndarray:
     """Return ``x`` padded; widths may be negative, ``interior`` goes between elements."""
     grown = [d + max(d - 1, 0) * i for d, i in zip(x.shape, interior)]
     full = np.full([max(lo, 0) + g + max(hi, 0) for lo, g, hi in zip(low, grown, high)], value, x.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from typing import cast as cast_type
 
 import numpy as np
 
@@ -81,6 +82,11 @@ def may_equal(a: Dim, b: Dim) -> bool:
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Are the two shapes proven equal?"""
     return len(a) == len(b) and all(x == y for x, y in zip(a, b))
+
+
+def sizes(t: TensorType) -> tuple[int, ...]:
+    """Return the dims of a type in which all are numbers, as references see it."""
+    return cast_type("tuple[int, ...]", t.shape)
 
 
 def cast(array: np.ndarray, dtype: str) -> np.ndarray:

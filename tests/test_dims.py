@@ -1,0 +1,140 @@
+"""The dims algebra against brute force: every identity it uses must hold for all values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aotc.frontend.dims import (
+    bounds,
+    ceildiv,
+    evaluate,
+    floordiv,
+    is_static,
+    maximum,
+    minimum,
+    mod,
+    substitute,
+    sym,
+    symbols,
+)
+
+pytestmark = pytest.mark.ir
+
+NAMES = ("a", "b", "c")
+SMALL = st.integers(-7, 7)
+FUNCTIONS = {
+    "+": (lambda x, y: x + y, lambda x, y: x + y),
+    "-": (lambda x, y: x - y, lambda x, y: x - y),
+    "*": (lambda x, y: x * y, lambda x, y: x * y),
+    "max": (maximum, max),
+    "min": (minimum, min),
+}
+
+
+def leaf(bounded: bool):
+    """Return leaves ``(expression, meaning)``; a bounded ``i`` is below 4, ``j`` below ``b``."""
+    leaves = [SMALL.map(lambda n: (n, lambda values: n))]
+    leaves += [st.just((sym(n), lambda values, n=n: values[n])) for n in NAMES]
+    if bounded:
+        leaves.append(st.just((sym("i", 0, 4), lambda values: values["i"])))
+        leaves.append(st.just((sym("j", 0, sym("b")), lambda values: values["j"])))
+    return st.one_of(leaves)
+
+
+def extend(children):
+    """Return an operator applied to children, division and remainder by positive numbers or symbols included."""
+
+    def combine(fn, x, y):
+        build, meaning = FUNCTIONS[fn]
+        return build(x[0], y[0]), lambda values: meaning(x[1](values), y[1](values))
+
+    def divide(x, by, remainder):
+        divisor = by if isinstance(by, int) else sym(by)
+        number = (lambda values: by) if isinstance(by, int) else (lambda values: values[by])
+        if remainder:
+            return mod(x[0], divisor), lambda values: x[1](values) % number(values)
+        return floordiv(x[0], divisor), lambda values: x[1](values) // number(values)
+
+    divisors = st.one_of(st.integers(1, 6), st.sampled_from(NAMES))
+    return st.one_of(
+        st.builds(combine, st.sampled_from(sorted(FUNCTIONS)), children, children),
+        st.builds(divide, children, divisors, st.booleans()),
+    )
+
+
+EXPRESSIONS = st.recursive(leaf(bounded=True), extend, max_leaves=6)
+VALUES = st.tuples(*(st.integers(1, 9) for _ in NAMES), st.integers(0, 3), st.integers(0, 8)).map(
+    lambda t: {"a": t[0], "b": t[1], "c": t[2], "i": t[3], "j": t[4] % t[1]}
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(EXPRESSIONS, VALUES)
+def test_canonical_form_means_the_same(pair, values):
+    expression, meaning = pair
+    assert evaluate(expression, values) == meaning(values)
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, VALUES)
+def test_bounds_hold(pair, values):
+    expression, meaning = pair
+    low, high = bounds(expression)
+    number = meaning(values)
+    assert low is None or low <= number
+    assert high is None or number <= high
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, VALUES)
+def test_equal_expressions_are_equal_numbers(left, right, values):
+    if left[0] == right[0]:
+        assert left[1](values) == right[1](values)
+    difference = left[0] - right[0]
+    assert evaluate(difference, values) == left[1](values) - right[1](values)
+
+
+@settings(max_examples=200, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, VALUES)
+def test_substitution_replaces_the_meaning(outer, inner, values):
+    if not is_static([inner[0]]) and "a" not in {s.name for s in symbols(inner[0])} and inner[1](values) > 0:
+        replaced = substitute(outer[0], {"a": inner[0]})
+        assert evaluate(replaced, values) == outer[1]({**values, "a": inner[1](values)})
+
+
+@settings(max_examples=200, deadline=None)
+@given(EXPRESSIONS)
+def test_text_reads_back(pair):
+    from aotc.frontend.tensor_text import parse_dim
+
+    expression, _ = pair
+    names = {s.name: s for s in (symbols(expression) if not isinstance(expression, int) else ())}
+    plain = substitute(expression, {n: sym(n) for n in names})
+    assert parse_dim(str(plain)) == plain
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (lambda b, i: (b + 1) * 2, lambda b, i: 2 * b + 2),
+        (lambda b, i: (4 * b + 3) // 4, lambda b, i: b),
+        (lambda b, i: (4 * b + i) // 4, lambda b, i: b),
+        (lambda b, i: (4 * b + i) % 4, lambda b, i: i),
+        (lambda b, i: 4 * (b // 4) + b % 4, lambda b, i: b),
+        (lambda b, i: (b * 6) // 3, lambda b, i: 2 * b),
+        (lambda b, i: (b * (b + 1)) - b * b, lambda b, i: b),
+        (lambda b, i: maximum(b + 1, b), lambda b, i: b + 1),
+        (lambda b, i: ceildiv(8 * b, 4), lambda b, i: 2 * b),
+        (lambda b, i: (b // 2) // 3, lambda b, i: b // 6),
+    ],
+)
+def test_simplified(found, expected):
+    b, i = sym("b"), sym("i", 0, 4)
+    assert found(b, i) == expected(b, i)
+
+
+def test_a_symbol_without_a_value_is_named():
+    with pytest.raises(KeyError, match="n"):
+        evaluate(sym("b") + sym("n"), {"b": 1})

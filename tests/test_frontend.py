@@ -1,0 +1,293 @@
+"""Reading models in every form, what the entry function says, and how bad input is reported."""
+
+from __future__ import annotations
+
+import collections
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
+from aotc.frontend.interpret import interpret
+from aotc.frontend.mlir import make_context
+from aotc.frontend.tensor_ir import walk
+from aotc.frontend.tensor_verify import verify
+
+pytestmark = pytest.mark.ir
+
+
+def mlp(params, x):
+    hidden = jax.nn.relu(x @ params["w0"] + params["b0"])
+    return {"logits": hidden @ params["w1"], "norm": jnp.linalg.norm(hidden)}
+
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "w0": RNG.standard_normal((4, 8)).astype(np.float32),
+    "b0": RNG.standard_normal(8).astype(np.float32),
+    "w1": RNG.standard_normal((8, 3)).astype(np.float32),
+}
+X = RNG.standard_normal((5, 4)).astype(np.float32)
+FLAT = [PARAMS["b0"], PARAMS["w0"], PARAMS["w1"], X]
+
+
+@pytest.fixture(scope="module")
+def exported():
+    return export.export(jax.jit(mlp), platforms=("cpu",))(PARAMS, X)
+
+
+def bytecode(exported):
+    from jaxlib.mlir.dialects import stablehlo
+
+    context = make_context()
+    with context:
+        return stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized), context
+
+
+def write_bytecode(exported):
+    import io
+
+    module, _ = bytecode(exported)
+    stream = io.BytesIO()
+    module.operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+def generic_text(exported):
+    module, _ = bytecode(exported)
+    return module.operation.get_asm(print_generic_op_form=True)
+
+
+FORMS = {
+    "function": lambda e: (mlp, PARAMS, X),
+    "jitted": lambda e: (jax.jit(mlp), PARAMS, X),
+    "specs": lambda e: (mlp, *jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (PARAMS, X))),
+    "exported": lambda e: (e,),
+    "text": lambda e: (e.mlir_module(),),
+    "text bytes": lambda e: (e.mlir_module().encode(),),
+    "generic": lambda e: (generic_text(e),),
+    "portable": lambda e: (e.mlir_module_serialized,),
+    "bytecode": lambda e: (write_bytecode(e),),
+    "memoryview": lambda e: (memoryview(write_bytecode(e)),),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_imports_to_the_same_model(form, exported):
+    module = import_model(*FORMS[form](exported))
+    assert verify(module) == []
+    expected = jax.tree.leaves(mlp(PARAMS, X))
+    for found, wanted in zip(interpret(module, *FLAT), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_blob(exported):
+    pytest.importorskip("flatbuffers")
+    module = import_model(bytes(exported.serialize()))
+    assert module.functions["main"].attrs["arg_names"][0] == "args[0]['b0']"
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_path(tmp_path, exported, as_text):
+    path = tmp_path / "model.mlir"
+    path.write_bytes(exported.mlir_module().encode() if as_text else exported.mlir_module_serialized)
+    for source in (path, str(path)):
+        module = import_model(source)
+        assert module.functions["main"].loc.path == str(path)
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def test_the_entry_says_names_and_trees():
+    def fn(point, rest, *, scale=None):
+        return [point.x + rest[0], {"b": point.y * scale, "a": rest[1]["k"]}, None]
+
+    args = (Point(X, X), (X, {"k": X}))
+    module = import_model(jax.jit(fn), *args, scale=np.float32(2))
+    attrs = module.functions["main"].attrs
+    assert attrs["arg_names"] == ["args[0].x", "args[0].y", "args[1][0]", "args[1][1]['k']", "kwargs['scale']"]
+    args_tree, kwargs_tree = attrs["in_tree"]["children"]
+    assert [c["kind"] for c in args_tree["children"]] == ["namedtuple", "tuple"]
+    assert args_tree["children"][0]["keys"] == ["x", "y"]
+    assert kwargs_tree == {
+        "kind": "dict",
+        "keys": ["scale"],
+        "children": [{"kind": "leaf", "keys": [], "children": []}],
+    }
+    out = attrs["out_tree"]
+    assert out["kind"] == "list"
+    assert [c["kind"] for c in out["children"]] == ["leaf", "dict", "none"]
+    assert out["children"][1]["keys"] == ["a", "b"]
+    assert attrs["result_names"] == ["result[0]", "result[1]['a']", "result[1]['b']"]
+    assert attrs["kept"] == [0, 1, 2, 3, 4]
+
+
+def test_unused_arguments_are_dropped_and_donation_is_seen():
+    fn = jax.jit(lambda a, unused, c: (a + c, c * 2), donate_argnums=(0,))
+    attrs = import_model(fn, X, X, X).functions["main"].attrs
+    assert attrs["kept"] == [0, 2]
+    assert attrs["arg_names"] == ["args[0]", "args[2]"]
+    assert attrs["donated"] == [0]
+
+
+def test_locations_name_the_users_line():
+    module = import_model(jax.jit(lambda x: jnp.sin(x)), X)
+    (op,) = [op for op in walk(module.functions["main"].body) if op.name == "sin"]
+    assert "sin" in op.loc.name
+    assert "test_frontend.py" in op.loc.source
+
+
+def test_names_are_unique_in_a_function():
+    module = import_model(jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda k, v: jnp.sort(v) + v.sum(), x)), X)
+    for function in module.functions.values():
+        values = [*function.body.params]
+        regions = [function.body]
+        for op in walk(function.body):
+            values += op.results
+            regions += op.regions
+        values += [p for r in regions[1:] for p in r.params]
+        assert len({v.name for v in values}) == len(values)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e4m3fn", "int4", "uint8", "bool", "complex64", "float16", "int64"]
+)
+def test_constants_keep_their_bits(dtype):
+    with jax.enable_x64(True):
+        value = (np.arange(300).reshape(3, 100) % 7).astype(jnp.dtype(dtype))
+        module = import_model(jax.jit(lambda i: jnp.asarray(value)[i]), np.int32(1))
+        (found,) = interpret(module, np.int32(1))
+    np.testing.assert_array_equal(found.view(np.uint8), value[1].view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "damaged"),
+        (b"\x00\x01garbage", "damaged"),
+        (b"ML\xefR\x0dStableHLO_v1.0.0\x00broken", "error"),
+        (b"ML\xefRbroken", "error"),
+        ("module {\n  func.func @main() -> tensor<f32> {\n    return %x : tensor<f32>\n  }\n}", "undeclared"),
+        (
+            "module {\n  func.func @main(%a: tensor<f32>) -> tensor<f32> {\n    %0 = stablehlo.add %a : tensor<f32>\n",
+            "error",
+        ),
+        ("module {}", "no public function"),
+        (42, "not int"),
+    ],
+)
+def test_unreadable_input_is_a_compile_error(data, message):
+    with pytest.raises(CompileError, match=message):
+        import_model(data)
+
+
+def test_a_damaged_artifact_is_a_compile_error_wherever_it_is_damaged(exported):
+    whole = exported.mlir_module_serialized
+    for cut in range(0, len(whole) - 1, max(len(whole) // 20, 1)):
+        with pytest.raises(CompileError):
+            import_model(whole[:cut])
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(CompileError, match="nowhere.mlir: error: cannot read the model"):
+        import_model("nowhere.mlir")
+
+
+def test_a_parse_error_points_at_its_column(tmp_path):
+    path = tmp_path / "bad.mlir"
+    path.write_text(
+        "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n  %0 = stablehlo.foo %a : tensor<2xf32>\n}\n"
+    )
+    with pytest.raises(CompileError) as error:
+        import_model(path)
+    assert str(error.value).startswith(f"{path}:2:")
+    assert "%0 = stablehlo.foo %a" in str(error.value)
+
+
+UNSUPPORTED = """func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {
+  %t = stablehlo.create_token : !stablehlo.token
+  %0, %t1 = "stablehlo.recv"(%t) {channel_handle = #stablehlo.channel_handle<handle = 1, type = 3>,
+       is_host_transfer = true} : (!stablehlo.token) -> (tensor<2xf32>, !stablehlo.token)
+  return %0 : tensor<2xf32>
+}
+"""
+
+
+def test_an_unsupported_op_is_reported_with_place_and_hint():
+    with pytest.raises(CompileError) as error:
+        import_model(UNSUPPORTED)
+    text = str(error.value)
+    assert "<model>:2:8: error: stablehlo.create_token" in text
+    assert "is not supported" in text
+    assert "try:" in text
+
+
+def test_up_to_ten_findings_are_reported():
+    lines = [f'  %{i} = "foreign.op{i}"(%a) : (tensor<2xf32>) -> tensor<2xf32>' for i in range(14)]
+    text = (
+        "func.func @main(%a: tensor<2xf32>) -> tensor<2xf32> {\n"
+        + "\n".join(lines)
+        + "\n  return %a : tensor<2xf32>\n}"
+    )
+    with pytest.raises(CompileError) as error:
+        import_model(text)
+    assert len(error.value.findings) == CompileError.LIMIT
+    assert {f.loc.line for f in error.value.findings} == set(range(2, 12))
+
+
+def test_data_dependent_shapes_are_refused():
+    text = """func.func @main(%n: tensor<1xi32>) -> tensor<?xf32> {
+      %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>
+      return %0 : tensor<?xf32>
+    }"""
+    with pytest.raises(CompileError, match="depends on data"):
+        import_model(text)
+
+
+def test_a_function_that_jax_cannot_export_is_explained():
+    def callback(x):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(CompileError):
+        import_model(jax.jit(callback), X)
+
+
+@pytest.mark.parametrize("shape", ["b, 4", "2*b, 4", "b + 1, 4", "b, n", "b, 2*b", "b, floordiv(b, 2) + 1"])
+def test_symbolic_dims_keep_jaxs_names(shape):
+    spec = jax.ShapeDtypeStruct(export.symbolic_shape(shape), np.float32)
+    module = import_model(jax.jit(lambda x: (x + 1).sum(1)), spec)
+    (param,) = module.functions["main"].body.params
+    expected = shape.replace("floordiv(b, 2) + 1", "(b // 2) + 1")
+    assert str(param.type) == f"f32[{expected}]"
+    assert all("dynamic" not in op.name for f in module.functions.values() for op in walk(f.body))
+
+
+def test_unnamed_dims_become_symbols():
+    text = """func.func @main(%a: tensor<?x3xf32>, %b: tensor<?x3xf32>) -> tensor<?x3xf32> {
+      %0 = stablehlo.add %a, %b : tensor<?x3xf32>
+      return %0 : tensor<?x3xf32>
+    }"""
+    module = import_model(text)
+    assert verify(module) == []
+    a = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(interpret(module, a, a)[0], a + a)
+
+
+def test_import_is_quick():
+    def deep(x):
+        for k in range(660):
+            x = jnp.sin(x) * (k + 0.5) + x
+        return x
+
+    text = jax.jit(deep).lower(X).as_text()
+    import_model(text)
+    start = time.perf_counter()
+    module = import_model(text)
+    assert len(module.functions["main"].body.ops) > 1900
+    assert time.perf_counter() - start < 1.5
