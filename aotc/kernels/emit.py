@@ -8,6 +8,7 @@ memory with another, tell LLVM what it needs to vectorize.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from llvmlite import ir
@@ -16,7 +17,7 @@ from aotc.diagnostics import InternalError
 from aotc.frontend.dims import Dim, Expr, product
 from aotc.kernels import emit_memory, emit_scalar
 from aotc.kernels.emit_index import Indices
-from aotc.kernels.llvm_types import I1, I8, I64, PTR, VOID, Register, memory_type
+from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
 from aotc.lowering.loop_ir import (
     Alloc,
     Apply,
@@ -91,32 +92,33 @@ def emit_body(module: ir.Module, name: str, kernel: Kernel, target: Target, emit
     function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR]), name)
     function.attributes.add("alwaysinline")
     function.attributes.add("nounwind")
-    if not kernel.aliases:
-        entry = ir.IRBuilder(function.append_basic_block("entry"))
-        BodyEmitter(entry, kernel, target, emit_tile).emit(shared=False)
-        entry.ret_void()
-        return function
-    _emit_versions(function, kernel, target, emit_tile)
+    entry = ir.IRBuilder(function.append_basic_block("entry"))
+    BodyEmitter(entry, kernel, target, emit_tile).emit()
+    entry.ret_void()
     return function
 
 
-def _emit_versions(function: ir.Function, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
-    """Emit the body twice: for the memory being shared as ``aliases`` allows, and for any other case.
+PARALLEL = "aotc.parallel"
+_LOOP = re.compile(rf'^(!\d+) = !\{{ !"{PARALLEL}", !"\d+", (.*) \}}$', re.MULTILINE)
+_GROUP = re.compile(rf'^(!\d+) = !\{{ !"{PARALLEL}" \}}$', re.MULTILINE)
 
-    Where two buffers are one, loads and stores through a single pointer let LLVM
-    see that an iteration touches only its own elements.
+
+def assembly_text(module: ir.Module) -> str:
+    """Return the LLVM assembly of ``module``.
+
+    llvmlite cannot write nodes that are distinct or name themselves, as the
+    metadata of loops must: they are marked, and rewritten in the text.
     """
-    entry = ir.IRBuilder(function.append_basic_block("entry"))
-    same: ir.Value = ir.Constant(I1, 1)
-    for out, given in kernel.aliases:
-        pair = [_pointer_parameter(entry, n) for n in (len(kernel.inputs) + out, given)]
-        same = entry.and_(same, entry.icmp_unsigned("==", *pair))
-    shared, apart = function.append_basic_block("shared"), function.append_basic_block("apart")
-    entry.cbranch(same, shared, apart)
-    for block, flag in ((shared, True), (apart, False)):
-        builder = ir.IRBuilder(block)
-        BodyEmitter(builder, kernel, target, emit_tile).emit(shared=flag)
-        builder.ret_void()
+    text = _LOOP.sub(r"\1 = distinct !{\1, \2}", str(module))
+    return _GROUP.sub(r"\1 = distinct !{}", text)
+
+
+def _independent(loop: For) -> bool:
+    """Are the iterations independent, given that global memory is only touched where it is written?"""
+    return all(
+        not isinstance(s, Tile | While | Alloc) and not (isinstance(s, Store) and s.buffer.space != "global")
+        for s in walk(loop.body)
+    )
 
 
 def _invariant(load: ir.Instruction) -> ir.Value:
@@ -152,11 +154,13 @@ class BodyEmitter:
         self._pointers: dict[str, ir.Value] = {}
         self._tags: dict[str, tuple[ir.MDValue, ir.MDValue]] = {}
         self._scratch = scratch_layout(kernel)[0]
+        self._parallel: ir.MDValue | None = None
+        self._loops = 0
 
-    def emit(self, shared: bool) -> None:
-        """Emit the whole body; ``shared``: the pairs of ``aliases`` have the same memory."""
-        self._bind_parameters(shared)
-        self._make_tags(shared)
+    def emit(self) -> None:
+        """Emit the whole body."""
+        self._bind_parameters()
+        self._make_tags()
         item = self.builder.function.args[2]
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
@@ -169,32 +173,37 @@ class BodyEmitter:
 
     # --- buffers ---
 
-    def _bind_parameters(self, shared: bool) -> None:
+    def _bind_parameters(self) -> None:
         kernel, builder = self.kernel, self.builder
-        partner = {len(kernel.inputs) + out: given for out, given in kernel.aliases} if shared else {}
         buffers = (*kernel.inputs, *kernel.outputs)
         for number, buffer in enumerate(buffers):
-            self._pointers[buffer.name] = _pointer_parameter(builder, partner.get(number, number))
+            self._pointers[buffer.name] = _pointer_parameter(builder, number)
         table = builder.function.args[1]
         for number, name in enumerate(kernel.dims):
             address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=I64)
             self._indices.bind(name, _invariant(builder.load(address, typ=I64)))
 
-    def _make_tags(self, shared: bool) -> None:
-        """Give each buffer, or pair that may be one memory, its alias scope."""
+    def _make_tags(self) -> None:
+        """Give each buffer, or those that may be one memory together, its alias scope.
+
+        Buffers that may share memory are only touched at the element that an
+        iteration writes, so the accesses of a loop without state are independent;
+        LLVM believes that only if every access of the loop says so.
+        """
         kernel, module = self.kernel, self.builder.module
         group = {b.name: b.name for b in (*kernel.inputs, *kernel.outputs)}
         for out, given in kernel.aliases:
             old, new = group[kernel.outputs[out].name], group[kernel.inputs[given].name]
             group = {name: new if g == old else g for name, g in group.items()}
         group |= {name: name for name in self._scratch}
-        version = "shared" if shared else "apart"
-        domain = module.add_metadata([f"{kernel.name} {version}"])
+        domain = module.add_metadata([kernel.name])
         names = list(dict.fromkeys(group.values()))
         scopes = {name: module.add_metadata([name, domain]) for name in names}
         for name, own in group.items():
             others = module.add_metadata([scopes[n] for n in names if n != own])
             self._tags[name] = (module.add_metadata([scopes[own]]), others)
+        if kernel.aliases and self.target.kind == "cpu":
+            self._parallel = module.add_metadata([PARALLEL])
 
     def annotate(self, instruction: ir.Instruction, buffer: Buffer) -> None:
         """Say which memory a load or store of ``buffer`` cannot touch."""
@@ -202,6 +211,8 @@ class BodyEmitter:
         if tag is not None:
             instruction.set_metadata("alias.scope", tag[0])
             instruction.set_metadata("noalias", tag[1])
+        if self._parallel is not None:
+            instruction.set_metadata("llvm.access.group", self._parallel)
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
         """Return the pointer to element ``flat`` of ``buffer``."""
@@ -368,7 +379,12 @@ class BodyEmitter:
         self._indices.pop()
         following = builder.add(variable, ir.Constant(I64, loop.step), flags=("nsw",))
         variable.add_incoming(following, builder.block)
-        builder.cbranch(builder.icmp_signed("<", following, end), body, after)
+        backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
+        if self._parallel is not None and _independent(loop):
+            self._loops += 1
+            module = builder.module
+            accesses = module.add_metadata(["llvm.loop.parallel_accesses", self._parallel])
+            backedge.set_metadata("llvm.loop", module.add_metadata([PARALLEL, str(self._loops), accesses]))
         builder.position_at_end(after)
 
     def _drop(self, block: ir.Block) -> None:

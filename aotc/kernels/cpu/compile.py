@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from aotc.diagnostics import InternalError
 from aotc.kernels.cpu import aot
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.kernels.emit import emit_body
+from aotc.kernels.emit import assembly_text, emit_body
 from aotc.kernels.llvm_types import I64, PTR, VOID
 from aotc.lowering.loop_ir import Kernel
 from aotc.targets import Target
@@ -59,7 +59,7 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     body.triple = target.triple
     body.data_layout = str(aot.target_machine(target).target_data)
     emit_body(body, _BODY, kernel, target, emit_tile)
-    module = llvm.parse_assembly(str(body))
+    module = llvm.parse_assembly(assembly_text(body))
     module.link_in(llvm.parse_bitcode(_shell_bitcode(target)))
     module.get_function(_SHELL).name = kernel.name
     aot.internalize(module, {kernel.name})
