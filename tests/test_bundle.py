@@ -7,10 +7,10 @@ import os
 import msgpack
 import numpy as np
 import pytest
+import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny
 from aotc.vmfb import bundle as fmt
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError

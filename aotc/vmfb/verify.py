@@ -61,7 +61,7 @@ def check_program(
         Target: len(code),
     }
     for number, line in enumerate(code):
-        row = ISA.get(line[0]) if line and isinstance(line[0], int) else None
+        row = ISA.get(line[0]) if line and type(line[0]) is int else None
         if row is None:
             raise Invalid(f"instruction {number}: unknown opcode {line[:1]}")
         if len(line) != len(row.kinds) + 1:
