@@ -1,0 +1,56 @@
+"""Constants outside of the bundle: a safetensors file laid out as the program wants it.
+
+The loader maps the file and uses the tensors in place. The format allows no gaps
+between tensors, so alignment is filled by tensors named ``__align_N``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any
+
+from aotc.lowering.bufferize import Constants
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.bundle import write_file
+from aotc.vmfb.dtypes import from_numpy
+
+_NAMES = {"i1": "BOOL", "f8E4M3FN": "F8_E4M3", "f8E5M2": "F8_E5M2", "f8E8M0FNU": "F8_E8M0", "f4E2M1FN": "F4"}
+
+
+def write_weights(path: str, constants: Constants) -> dict[str, Any]:
+    """Write ``constants`` to ``path`` and return what the manifest says about them.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an old one is then still there.
+    """
+    header: dict[str, Any] = {}
+    parts: list[Any] = []
+    tensors = []
+    at = 0
+    for number, (name, array, offset) in enumerate(constants.arrays):
+        _fill(header, parts, at, offset)
+        dtype = from_numpy(array.dtype)
+        data = memoryview(array.reshape(-1).view("u1"))
+        key = f"{number}_{name}"
+        shape, at = list(array.shape), offset + array.nbytes
+        header[key] = {"dtype": _NAMES.get(dtype, dtype.upper()), "shape": shape, "data_offsets": [offset, at]}
+        parts.append(data)
+        digest = hashlib.sha256(data).digest()
+        tensors.append(
+            {"name": key, "dtype": dtype, "shape": shape, "offset": offset, "size": array.nbytes, "sha256": digest}
+        )
+    _fill(header, parts, at, constants.size)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    write_file(path, [len(text).to_bytes(8, "little"), text, *parts])
+    return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
+
+
+def _fill(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
+    if to > at:
+        header[f"__align_{at}"] = {"dtype": "U8", "shape": [to - at], "data_offsets": [at, to]}
+        parts.append(bytes(to - at))

@@ -1,0 +1,44 @@
+"""Constants in a safetensors file beside the bundle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aotc
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    import jax
+
+    folder = tmp_path_factory.mktemp("weights")
+    rng = np.random.default_rng(0)
+    w = [rng.standard_normal(s).astype("f") for s in ((7, 33), (33, 5))]
+    x = rng.standard_normal((3, 7)).astype("f")
+    data = aotc.compile(jax.jit(lambda x: jax.numpy.tanh(x @ w[0]) @ w[1]), x, weights=str(folder / "w.safetensors"))
+    (folder / "net.vmfb").write_bytes(data)
+    return folder, x, np.tanh(x @ w[0]) @ w[1]
+
+
+def test_the_file_beside_the_bundle_is_used(compiled):
+    folder, x, expected = compiled
+    module = aotc.load(str(folder / "net.vmfb"), verify=True)
+    np.testing.assert_allclose(module.invoke("main", x)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_safetensors_library_reads_the_file(compiled):
+    numpy_files = pytest.importorskip("safetensors.numpy")
+    folder, _, _ = compiled
+    tensors = numpy_files.load_file(folder / "w.safetensors")
+    assert any(t.dtype == np.float32 for t in tensors.values())
+
+
+def test_a_missing_file_is_named(compiled, tmp_path):
+    folder, _, _ = compiled
+    lonely = tmp_path / "net.vmfb"
+    lonely.write_bytes((folder / "net.vmfb").read_bytes())
+    with pytest.raises(aotc.BundleError, match=r"w\.safetensors"):
+        aotc.load(str(lonely))
