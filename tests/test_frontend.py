@@ -195,7 +195,7 @@ def test_a_damaged_artifact_is_a_compile_error_wherever_it_is_damaged(exported):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(CompileError, match="nowhere.mlir: error: cannot read the model"):
+    with pytest.raises(CompileError, match=r"nowhere\.mlir: error: cannot read the model"):
         import_model("nowhere.mlir")
 
 
@@ -291,3 +291,73 @@ def test_import_is_quick():
     module = import_model(text)
     assert len(module.functions["main"].body.ops) > 1900
     assert time.perf_counter() - start < 1.5
+
+
+BATCH_NORM = """func.func @main(%x: tensor<4x5x3xf32>, %s: tensor<3xf32>, %o: tensor<3xf32>, %g: tensor<4x5x3xf32>)
+    -> (tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>) {
+  %y, %m, %v = "stablehlo.batch_norm_training"(%x, %s, %o) {epsilon = 0.001 : f32, feature_index = 2 : i64}
+      : (tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>) -> (tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>)
+  %dx, %ds, %do = "stablehlo.batch_norm_grad"(%x, %s, %m, %v, %g) {epsilon = 0.001 : f32, feature_index = 2 : i64}
+      : (tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<4x5x3xf32>)
+      -> (tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>)
+  return %y, %m, %v, %dx, %ds, %do : tensor<4x5x3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<4x5x3xf32>,
+      tensor<3xf32>, tensor<3xf32>
+}"""
+
+
+def test_batch_normalisation_and_its_gradient():
+    x, g = (RNG.standard_normal((4, 5, 3)).astype(np.float32) for _ in range(2))
+    s, o = (RNG.standard_normal(3).astype(np.float32) for _ in range(2))
+
+    def norm(x, s, o):
+        mean, variance = x.mean((0, 1)), x.var((0, 1))
+        return (x - mean) / jnp.sqrt(variance + 0.001) * s + o, mean, variance
+
+    (y, mean, variance), pull = jax.vjp(norm, x, s, o)
+    expected = (y, mean, variance, *pull((g, jnp.zeros(3), jnp.zeros(3))))
+    for found, wanted in zip(interpret(import_model(BATCH_NORM), x, s, o, g), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_quantized_numbers_become_arithmetic():
+    text = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.uniform_quantize %x : (tensor<4xf32>) -> tensor<4x!quant.uniform<i8:f32, 5.000000e-01:3>>
+      %1 = stablehlo.uniform_dequantize %0 : (tensor<4x!quant.uniform<i8:f32, 5.000000e-01:3>>) -> tensor<4xf32>
+      return %1 : tensor<4xf32>
+    }"""
+    x = np.array([0.3, -1.1, 100, -100], np.float32)
+    expected = (np.clip(np.rint(x / 0.5) + 3, -128, 127) - 3) * np.float32(0.5)
+    np.testing.assert_array_equal(interpret(import_model(text), x)[0], expected)
+
+
+def test_a_function_that_calls_itself_is_refused():
+    text = """func.func @main(%x: tensor<f32>) -> tensor<f32> {
+      %0 = func.call @again(%x) : (tensor<f32>) -> tensor<f32>
+      return %0 : tensor<f32>
+    }
+    func.func private @again(%x: tensor<f32>) -> tensor<f32> {
+      %0 = func.call @again(%x) : (tensor<f32>) -> tensor<f32>
+      return %0 : tensor<f32>
+    }"""
+    with pytest.raises(CompileError, match="calls itself"):
+        import_model(text)
+
+
+def test_shape_assertions_keep_jaxs_message():
+    spec = jax.ShapeDtypeStruct(export.symbolic_shape("2*b, b"), np.float32)
+    module = import_model(jax.jit(lambda x: x + 1), spec)
+    messages = [op.attrs["message"] for op in walk(module.functions["main"].body) if op.name == "assert"]
+    assert any("Expected value >= 1 for dimension variable 'b'" in m for m in messages)
+
+
+def test_impossible_shapes_are_refused_at_compile_time():
+    text = """func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+      %n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<3xf32>) -> tensor<i32>
+      %four = stablehlo.constant dense<4> : tensor<i32>
+      %p = stablehlo.compare EQ, %n, %four : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.custom_call @shape_assertion(%p, %n) {error_message = "size is {0}", has_side_effect = true}
+          : (tensor<i1>, tensor<i32>) -> ()
+      return %x : tensor<3xf32>
+    }"""
+    with pytest.raises(CompileError, match="never holds: size is"):
+        import_model(text)

@@ -52,31 +52,45 @@ def unary(name, make=f):
 
 
 ELEMENTWISE = [
-    *(unary(n) for n in ("sin", "cos", "tan", "tanh", "exp", "expm1", "floor", "ceil", "negative", "abs", "sign", "cbrt")),
+    *(
+        unary(n)
+        for n in ("sin", "cos", "tan", "tanh", "exp", "expm1", "floor", "ceil", "negative", "abs", "sign", "cbrt")
+    ),
     *(unary(n, positive) for n in ("log", "log1p", "sqrt", "rsqrt")),
     *(unary(n, unit) for n in ("arcsin", "arccos", "arctan", "arctanh", "erf_inv")),
     *(unary(n) for n in ("sinh", "cosh", "arcsinh", "erf", "erfc", "logistic", "isfinite", "round")),
-    unary("digamma", positive), unary("lgamma", positive),
-    pytest.param(lambda x: (jnp.isinf(x), jnp.isnan(x), jnp.sign(x), jnp.floor(x), jnp.round(x)), (SPECIAL,), id="special"),
+    unary("digamma", positive),
+    unary("lgamma", positive),
+    pytest.param(
+        lambda x: (jnp.isinf(x), jnp.isnan(x), jnp.sign(x), jnp.floor(x), jnp.round(x)), (SPECIAL,), id="special"
+    ),
     pytest.param(lambda x: x.astype(jnp.int32), (SPECIAL,), id="saturate"),
     pytest.param(lambda x: x.astype(jnp.uint8), (SPECIAL,), id="saturate-u8"),
     pytest.param(lambda x, y: (jnp.maximum(x, y), jnp.minimum(x, y)), (SPECIAL, SPECIAL[::-1].copy()), id="nan-max"),
-    pytest.param(lambda x, y: (x + y, x - y, x * y, x / y, jnp.arctan2(x, y), x > y, x != y), (f(4), f(4)), id="binary"),
+    pytest.param(
+        lambda x, y: (x + y, x - y, x * y, x / y, jnp.arctan2(x, y), x > y, x != y), (f(4), f(4)), id="binary"
+    ),
     pytest.param(lambda x, y: x**y, (positive(4), f(4)), id="pow"),
     pytest.param(lambda x, y: (lax.div(x, y), lax.rem(x, y), x & y, x | y, x ^ y, ~x), (i(20), i(20)), id="integers"),
     pytest.param(
         lambda x, y: (lax.div(x, y), lax.rem(x, y)),
-        (np.array([5, -5, 0, -(2**31), 7], np.int32), np.array([0, 0, 0, -1, -2], np.int32)), id="divide-edge",
+        (np.array([5, -5, 0, -(2**31), 7], np.int32), np.array([0, 0, 0, -1, -2], np.int32)),
+        id="divide-edge",
     ),
     pytest.param(
         lambda x, y: (lax.shift_left(x, y), lax.shift_right_arithmetic(x, y), lax.shift_right_logical(x, y)),
-        (i(8, low=-(2**30), high=2**30), np.array([0, 1, 5, 31, 32, 33, -1, 100], np.int32)), id="shifts",
+        (i(8, low=-(2**30), high=2**30), np.array([0, 1, 5, 31, 32, 33, -1, 100], np.int32)),
+        id="shifts",
     ),
     pytest.param(lambda x: (lax.population_count(x), lax.clz(x)), (i(9, low=-(2**31), high=2**31 - 1),), id="bits"),
     pytest.param(lambda x: lax.integer_pow(x, 5), (i(9),), id="integer_pow"),
     pytest.param(lambda x: jnp.float_power(x, 2), (i(4),), id="float_power"),
-    pytest.param(lambda x: (jnp.real(x), jnp.imag(x), jnp.conj(x), jnp.abs(x), jnp.exp(x), jnp.sqrt(x)), (cx(5),), id="complex"),
-    pytest.param(lambda x, y: (x * y, x / y, x + y, jnp.sin(x), jnp.tanh(x), jnp.log(x)), (cx(5), cx(5)), id="complex2"),
+    pytest.param(
+        lambda x: (jnp.real(x), jnp.imag(x), jnp.conj(x), jnp.abs(x), jnp.exp(x), jnp.sqrt(x)), (cx(5),), id="complex"
+    ),
+    pytest.param(
+        lambda x, y: (x * y, x / y, x + y, jnp.sin(x), jnp.tanh(x), jnp.log(x)), (cx(5), cx(5)), id="complex2"
+    ),
     pytest.param(lambda x, y: lax.complex(x, y), (f(5), f(5)), id="make-complex"),
     pytest.param(lambda x: jnp.clip(x, -0.5, 0.5), (f(7),), id="clamp"),
     pytest.param(lambda p, x, y: jnp.where(p, x, y), (i(7) > 0, f(7), f(7)), id="select"),
@@ -84,11 +98,15 @@ ELEMENTWISE = [
     pytest.param(lambda x: lax.bitcast_convert_type(x, jnp.uint8), (f(3),), id="bitcast-narrow"),
     pytest.param(lambda x: lax.reduce_precision(x, 5, 10), (f(9) * 1000,), id="reduce_precision"),
     pytest.param(lambda x: jnp.nextafter(x, 0.0), (f(9),), id="nextafter"),
-    pytest.param(lambda x, y: (x + y, x * y, jnp.exp(x)), (f(5).astype(ml_dtypes.bfloat16), f(5).astype(ml_dtypes.bfloat16)), id="bf16"),
+    pytest.param(
+        lambda x, y: (x + y, x * y, jnp.exp(x)),
+        (f(5).astype(ml_dtypes.bfloat16), f(5).astype(ml_dtypes.bfloat16)),
+        id="bf16",
+    ),
     pytest.param(lambda x: x.astype(jnp.float8_e4m3fn).astype(jnp.float32), (f(20),), id="f8"),
     pytest.param(lambda x: jax.nn.gelu(x, approximate=False), (f(3, 4),), id="gelu"),
     pytest.param(lambda x, y: x @ y, (f(3, 4).astype(np.float16), f(4, 2).astype(np.float16)), id="f16"),
-]  # fmt: skip
+]
 
 MOVEMENT = [
     pytest.param(lambda x: jnp.broadcast_to(x[:, None], (3, 4)), (f(3),), id="broadcast"),
@@ -122,10 +140,13 @@ REDUCTIONS = [
     pytest.param(lambda x: (jnp.cumsum(x, 1), jnp.cumprod(x, 0), lax.cummax(x)), (f(3, 7),), id="cumulative"),
     pytest.param(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 3), (2, 1), "SAME"), (f(5, 6),), id="max_pool"),
     pytest.param(
-        lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 2), ((1, 0), (0, 2)), (2, 1), (1, 2)), (f(5, 6),), id="window"
+        lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 2), ((1, 0), (0, 2)), (2, 1), (1, 2)),
+        (f(5, 6),),
+        id="window",
     ),
     pytest.param(
-        jax.grad(lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID") ** 2).sum()), (f(6, 6),),
+        jax.grad(lambda x: (lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID") ** 2).sum()),
+        (f(6, 6),),
         id="select_and_scatter",
     ),
     pytest.param(jax.nn.softmax, (f(3, 9),), id="softmax"),
@@ -134,7 +155,7 @@ REDUCTIONS = [
     pytest.param(lambda x: jnp.sort(x), (SPECIAL,), id="sort-special"),
     pytest.param(lambda x, y: lax.sort((x, y), num_keys=2), (i(30, low=0, high=4), f(30)), id="sort-keys"),
     pytest.param(lambda x: jnp.median(x), (f(9),), id="median"),
-]  # fmt: skip
+]
 
 
 def conv(x, w, **k):
@@ -145,21 +166,50 @@ LINEAR = [
     pytest.param(lambda x, y: x @ y, (f(3, 4), f(4, 5)), id="dot"),
     pytest.param(lambda x, y: jnp.einsum("abc,acd->abd", x, y), (f(2, 3, 4), f(2, 4, 5)), id="batched"),
     pytest.param(lambda x, y: jnp.einsum("abcd,cbe->ade", x, y), (f(2, 3, 4, 5), f(4, 3, 2)), id="two-contracted"),
-    pytest.param(lambda x, y: lax.dot(x, y, preferred_element_type=jnp.int32), (i(3, 4, dtype=np.int8), i(4, 5, dtype=np.int8)), id="i8"),
-    pytest.param(lambda x, y: lax.dot(x, y, preferred_element_type=jnp.float32),
-                 (f(3, 4).astype(ml_dtypes.bfloat16), f(4, 5).astype(ml_dtypes.bfloat16)), id="bf16-f32"),
+    pytest.param(
+        lambda x, y: lax.dot(x, y, preferred_element_type=jnp.int32),
+        (i(3, 4, dtype=np.int8), i(4, 5, dtype=np.int8)),
+        id="i8",
+    ),
+    pytest.param(
+        lambda x, y: lax.dot(x, y, preferred_element_type=jnp.float32),
+        (f(3, 4).astype(ml_dtypes.bfloat16), f(4, 5).astype(ml_dtypes.bfloat16)),
+        id="bf16-f32",
+    ),
     pytest.param(conv, (f(2, 3, 6, 5), f(4, 3, 3, 3)), id="conv"),
-    pytest.param(lambda x, w: conv(x, w, window_strides=(2, 1), padding=((1, 0), (0, 2)), rhs_dilation=(1, 2)), (f(1, 2, 7, 8), f(3, 2, 2, 3)), id="conv-strided"),
-    pytest.param(lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=((1, 2), (2, 1))), (f(1, 2, 4, 4), f(3, 2, 3, 3)), id="conv-transpose"),
+    pytest.param(
+        lambda x, w: conv(x, w, window_strides=(2, 1), padding=((1, 0), (0, 2)), rhs_dilation=(1, 2)),
+        (f(1, 2, 7, 8), f(3, 2, 2, 3)),
+        id="conv-strided",
+    ),
+    pytest.param(
+        lambda x, w: conv(x, w, lhs_dilation=(2, 2), padding=((1, 2), (2, 1))),
+        (f(1, 2, 4, 4), f(3, 2, 3, 3)),
+        id="conv-transpose",
+    ),
     pytest.param(lambda x, w: conv(x, w, feature_group_count=4), (f(1, 4, 5, 5), f(8, 1, 3, 3)), id="depthwise"),
-    pytest.param(lambda x, w: conv(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC")), (f(2, 5, 6, 3), f(3, 3, 3, 4)), id="nhwc"),
-    pytest.param(jax.grad(lambda w, x: (conv(x, w, feature_group_count=2) ** 2).sum()), (f(4, 1, 3, 3), f(2, 2, 5, 5)), id="batch-groups"),
+    pytest.param(
+        lambda x, w: conv(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC")), (f(2, 5, 6, 3), f(3, 3, 3, 4)), id="nhwc"
+    ),
+    pytest.param(
+        jax.grad(lambda w, x: (conv(x, w, feature_group_count=2) ** 2).sum()),
+        (f(4, 1, 3, 3), f(2, 2, 5, 5)),
+        id="batch-groups",
+    ),
     pytest.param(lambda x: (jnp.fft.fft(x), jnp.fft.rfft(x), jnp.fft.ifft(x), jnp.fft.fft2(x)), (f(3, 7),), id="fft"),
     pytest.param(lambda x: jnp.fft.irfft(x, 9), (cx(3, 5),), id="irfft"),
     pytest.param(lambda a: lax.linalg.cholesky(a), (spd(4),), id="cholesky"),
-    pytest.param(lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True), (np.tril(spd(4)), f(4, 2)), id="triangular"),
-    pytest.param(lambda a, b: lax.linalg.triangular_solve(a, b, lower=False, transpose_a=True), (np.triu(spd(4)), f(2, 4)), id="triangular-t"),
-]  # fmt: skip
+    pytest.param(
+        lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True),
+        (np.tril(spd(4)), f(4, 2)),
+        id="triangular",
+    ),
+    pytest.param(
+        lambda a, b: lax.linalg.triangular_solve(a, b, lower=False, transpose_a=True),
+        (np.triu(spd(4)), f(2, 4)),
+        id="triangular-t",
+    ),
+]
 
 
 def lstm(x, w):
@@ -189,20 +239,32 @@ def train(w, x, y):
 
 
 CONTROL = [
-    pytest.param(lambda n: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5), (0, 1.0)), (np.int32(7),), id="while"),
+    pytest.param(
+        lambda n: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 1.5), (0, 1.0)),
+        (np.int32(7),),
+        id="while",
+    ),
     pytest.param(lambda n, x: lax.switch(n, [jnp.sin, jnp.cos, lambda v: v * 2], x), (np.int32(5), f(3)), id="switch"),
     pytest.param(lambda p, x: lax.cond(p, jnp.sin, jnp.cos, x), (np.bool_(True), f(3)), id="cond"),
-    pytest.param(lambda x, n: lax.fori_loop(0, n, lambda k, v: v.at[k].add(v[k - 1]), x), (f(6), np.int32(6)), id="fori"),
+    pytest.param(
+        lambda x, n: lax.fori_loop(0, n, lambda k, v: v.at[k].add(v[k - 1]), x), (f(6), np.int32(6)), id="fori"
+    ),
     pytest.param(jax.jit(lambda x: jax.jit(jnp.sin)(x) + jax.jit(jnp.sin)(x + 1)), (f(3),), id="calls"),
     pytest.param(lambda x: jax.checkpoint(jnp.sin)(x), (f(3),), id="barrier"),
-    pytest.param(lambda k: jax.random.normal(jax.random.wrap_key_data(k), (3, 4)), (np.array([1, 2], np.uint32),), id="normal"),
-    pytest.param(lambda k: jax.random.randint(jax.random.wrap_key_data(k), (9,), 0, 7), (np.array([1, 2], np.uint32),), id="randint"),
+    pytest.param(
+        lambda k: jax.random.normal(jax.random.wrap_key_data(k), (3, 4)), (np.array([1, 2], np.uint32),), id="normal"
+    ),
+    pytest.param(
+        lambda k: jax.random.randint(jax.random.wrap_key_data(k), (9,), 0, 7),
+        (np.array([1, 2], np.uint32),),
+        id="randint",
+    ),
     pytest.param(lambda k: lax.rng_bit_generator(k, (5, 3)), (i(4, low=0, high=99, dtype=np.uint32),), id="rng-bits"),
     pytest.param(lambda x: jnp.linalg.matrix_power(x, 3), (f(3, 3),), id="matrix_power"),
     pytest.param(lstm, (f(4, 5), f(8, 12)), id="lstm"),
     pytest.param(attention, (f(5, 4), f(4, 12)), id="attention"),
     pytest.param(train, (f(4, 3), f(6, 4), i(6, low=0, high=3)), id="train"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fn", "args"), ELEMENTWISE + MOVEMENT + REDUCTIONS + LINEAR + CONTROL)

@@ -99,7 +99,7 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     pattern = np.where(np.arange(count) % 2 == 0, one, two).astype(word)
     element = attribute.type.element_type
     codes = [
-        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p, type=element, shape=list(sizes(t)))), np.uint8)
+        np.frombuffer(_bytecode(ir.DenseElementsAttr.get(p.data, type=element, shape=list(sizes(t)))), np.uint8)
         for p in (pattern, (one + two - pattern).astype(word))
     ]
     start = int(np.argmax(codes[0] != codes[1]))

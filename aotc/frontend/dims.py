@@ -393,6 +393,19 @@ def is_static(shape: Iterable[Dim]) -> bool:
     return all(not isinstance(d, Expr) for d in shape)
 
 
+def static(e: Dim) -> int:
+    """Return a dim that is known to be a number.
+
+    Raises
+    ------
+    TypeError
+        If it is an expression: a caller forgot to ask.
+    """
+    if isinstance(e, Expr):
+        raise TypeError(f"{e} is not a number")
+    return int(e)
+
+
 def symbols(e: Dim) -> set[Sym]:
     """Return the symbols that ``e`` mentions."""
     found: set[Sym] = set()

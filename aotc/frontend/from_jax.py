@@ -46,7 +46,7 @@ def deserialize(data: bytes) -> jax.export.Exported | None:
 
 def metadata(exported: jax.export.Exported) -> dict[str, Any]:
     """Return pytrees, flat argument names and the kept argument numbers of ``exported``."""
-    leaves, tree = jax.tree.flatten(jax.tree.unflatten(exported.in_tree, list(range(exported.in_tree.num_leaves))))
+    leaves, tree = jax.tree.flatten(jax.tree.unflatten(exported.in_tree, list(range(len(exported.in_avals)))))
     paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))[0]
     return {
         "in_tree": tree_data(exported.in_tree),

@@ -58,7 +58,7 @@ def call_function(state: State, op: Any, callee: str) -> None:
 
 def _composite(state: State, op: Any) -> None:
     name = op.attributes["name"].value
-    attributes = op.attributes["composite_attributes"] if "composite_attributes" in op.attributes else {}
+    attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
         state.bind(op, state.emit("top_k", state.operands(op), {"k": attributes["k"].value}))
     elif name.removeprefix("chlo.") in CHLO and name.startswith("chlo."):

@@ -85,7 +85,9 @@ def _select(state: State, op: Any) -> None:
 def _clamp(state: State, op: Any) -> None:
     low, x, high = state.operands(op)
     shape = x.type.shape
-    low, high = (state.broadcast_scalar(v, shape) if v.type.rank == 0 else with_shape(state, v, shape) for v in (low, high))
+    low, high = (
+        state.broadcast_scalar(v, shape) if v.type.rank == 0 else with_shape(state, v, shape) for v in (low, high)
+    )
     state.bind(op, [state.one("min", [state.one("max", [x, low]), high])])
 
 

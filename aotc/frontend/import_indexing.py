@@ -21,7 +21,13 @@ def _dynamic_update_slice(state: State, op: Any) -> None:
 
 def _gather_attrs(op: Any, sizes: tuple) -> dict[str, Any]:
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-    names = ("offset_dims", "collapsed_slice_dims", "operand_batching_dims", "start_indices_batching_dims", "start_index_map")
+    names = (
+        "offset_dims",
+        "collapsed_slice_dims",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "start_index_map",
+    )
     return {
         **{n: tuple(getattr(numbers, n)) for n in names},
         "index_vector_dim": numbers.index_vector_dim,

@@ -33,7 +33,13 @@ def _dot_general(state: State, op: Any) -> None:
 
 def _dot(state: State, op: Any) -> None:
     rank = state.value(op.operands[0]).type.rank
-    attrs = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (rank - 1,), "rhs_contract": (0,), "precision": _precision(op)}
+    attrs = {
+        "lhs_batch": (),
+        "rhs_batch": (),
+        "lhs_contract": (rank - 1,),
+        "rhs_contract": (0,),
+        "precision": _precision(op),
+    }
     _emit_dot(state, op, attrs)
 
 

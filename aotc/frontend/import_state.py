@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxlib.mlir import ir
 
@@ -28,7 +28,8 @@ DYNAMIC = ir.ShapedType.get_dynamic_size()
 class Session:
     """What the clones of one module share.
 
-    ``memo`` maps a callee with argument types and shape values to its clone;
+    ``memo`` maps a callee with argument types and shape values to its clone, ``open``
+    holds those being cloned;
     ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
     shape values of all clones, ``called`` the callees with those of their arguments;
     ``tests`` the undecided comparisons of shape values; ``positive`` maps each symbol
@@ -41,6 +42,7 @@ class Session:
     dynamic: bool = False
     functions: dict[str, Function] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
+    open: set[Any] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     names: dict[str, int] = field(default_factory=dict)
@@ -151,7 +153,9 @@ class State:
             self._track(name, operands, types, attrs, results[0])
         return results
 
-    def _track(self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value) -> None:
+    def _track(
+        self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
+    ) -> None:
         known = [self.known[v] for v in operands if v in self.known]
         if name in ("and", "or") and result.type.dtype == "i1":
             decided = shape_values.absorb(name, known)
@@ -164,7 +168,9 @@ class State:
             elif name in shape_values.COMPARISONS:
                 self.session.tests[result] = (name, known[0], known[1])
 
-    def one(self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()) -> Value:
+    def one(
+        self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()
+    ) -> Value:
         """Emit an op of one result and return it."""
         return self.emit(name, operands, attrs, given)[0]
 
@@ -178,7 +184,10 @@ class State:
         """Return the elements of a shape operand as dims."""
         found = self.known.get(v)
         if found is None:
-            self.fail(f"{what} depends on data, not only on argument shapes", hint="only sizes computed from shapes are supported")
+            self.fail(
+                f"{what} depends on data, not only on argument shapes",
+                hint="only sizes computed from shapes are supported",
+            )
         return found
 
     def assume(self, test: Value) -> None:
@@ -191,7 +200,7 @@ class State:
         """Emit a constant."""
         return self.one("constant", (), {"value": array}, [t])
 
-    def fail(self, message: str, hint: str = "") -> Any:
+    def fail(self, message: str, hint: str = "") -> NoReturn:
         """Raise a CompileError at the current op."""
         raise CompileError.at(self.loc, message, hint=hint)
 

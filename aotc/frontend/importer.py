@@ -14,6 +14,7 @@ from aotc.frontend.entry_dims import solve_entry_dims
 from aotc.frontend.import_control import CONTROL
 from aotc.frontend.import_elementwise import ELEMENTWISE
 from aotc.frontend.import_indexing import INDEXING
+from aotc.frontend.import_legacy import LEGACY
 from aotc.frontend.import_linalg import LINALG
 from aotc.frontend.import_reduction import REDUCTION
 from aotc.frontend.import_shape import SHAPE
@@ -23,7 +24,7 @@ from aotc.frontend.opset.spec import merge
 from aotc.frontend.shape_values import Known
 from aotc.frontend.tensor_ir import Function, Module, TensorType, Value
 
-IMPORTERS: dict[str, Importer] = merge(ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL)  # type: ignore[arg-type, assignment]
+IMPORTERS: dict[str, Importer] = merge(ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL, LEGACY)  # type: ignore[arg-type, assignment]
 
 _TERMINATORS = frozenset({"func.return", "stablehlo.return"})
 
@@ -61,10 +62,10 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
 
 def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any] | None = None) -> Module:
     """Return a verified MLIR module as a tensor IR module."""
-    functions = {}
+    functions: dict[str, Any] = {}
     for op in module.body.operations:
         if op.operation.name == "func.func":
-            functions[op.attributes["sym_name"].value] = op
+            functions[op.operation.attributes["sym_name"].value] = op  # type: ignore[attr-defined]
     public = [n for n, f in functions.items() if not _is_private(f)]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
@@ -137,7 +138,9 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     for i, (argument, shape) in enumerate(zip(block.arguments, shapes)):
         params.append(Value(f"arg{i}", TensorType(session.parts(argument.type)[0], shape)))
     body = state.region(block, params)
-    session.functions[name] = Function(name, body, True, _entry_attrs(function, block, metadata), to_loc(function.operation.location, session.path))
+    session.functions[name] = Function(
+        name, body, True, _entry_attrs(function, block, metadata), to_loc(function.operation.location, session.path)
+    )
 
 
 def _entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,23 +149,25 @@ def _entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict
     kept = metadata.get("kept", list(range(len(block.arguments))))
     known = metadata.get("arg_names")
     names = [known[k] for k in kept] if known and len(kept) == len(block.arguments) else _argument_names(block)
-    leaves = [{"kind": "leaf", "keys": [], "children": []} for _ in results]
-    inputs = [{"kind": "leaf", "keys": [], "children": []} for _ in arguments]
+    inputs = _tree("tuple", [_tree("tuple", [_tree("leaf") for _ in arguments]), _tree("dict")])
+    leaves = [_tree("leaf") for _ in results]
+    outputs = leaves[0] if len(leaves) == 1 else _tree("tuple", leaves)
     return {
         "arg_names": names,
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
-        "in_tree": metadata.get("in_tree") or {
-            "kind": "tuple", "keys": [],
-            "children": [{"kind": "tuple", "keys": [], "children": inputs}, {"kind": "dict", "keys": [], "children": []}],
-        },
-        "out_tree": metadata.get("out_tree") or (leaves[0] if len(leaves) == 1 else {"kind": "tuple", "keys": [], "children": leaves}),
+        "in_tree": metadata.get("in_tree") or inputs,
+        "out_tree": metadata.get("out_tree") or outputs,
         "donated": [i for i, a in enumerate(arguments) if "tf.aliasing_output" in a or "jax.buffer_donor" in a],
         "kept": kept,
         "affinity": {
             "arguments": [_affinity(a) for a in arguments],
             "results": [_affinity(r) for r in results],
         },
-    }  # fmt: skip
+    }
+
+
+def _tree(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"kind": kind, "keys": [], "children": list(children)}
 
 
 def _affinity(attributes: Mapping[str, Any]) -> str:
@@ -237,6 +242,9 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     function = session.symbols.get(callee)
     if function is None:
         state.fail(f"call of {callee}, which the module does not define")
+    if key in session.open:
+        state.fail(f"{callee} calls itself")
+    session.open.add(key)
     block = function.regions[0].blocks[0]
     inner = State(session)
     params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
@@ -250,5 +258,6 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     session.functions[name] = Function(name, body, False, {}, to_loc(function.operation.location, session.path))
     found = Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))
     session.memo[key] = found
+    session.open.discard(key)
     session.called.append((callee, known))
     return found

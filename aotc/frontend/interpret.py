@@ -57,7 +57,9 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
     for i, (t, shape) in enumerate(zip(params, shapes)):
         if len(shape) != t.rank:
             raise ArgumentError(f"argument {i}: expected {t}, found shape {tuple(shape)}")
-        open_pairs += [(d, n, f"argument {i}: expected {t}, found shape {tuple(shape)}") for d, n in zip(t.shape, shape)]
+        open_pairs += [
+            (d, n, f"argument {i}: expected {t}, found shape {tuple(shape)}") for d, n in zip(t.shape, shape)
+        ]
     while open_pairs:
         rest = []
         for dim, number, message in open_pairs:
@@ -75,9 +77,11 @@ def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -
 
 def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
     """Bind the only symbol of ``k * symbol + c == number``; False if ``e`` is not of that form."""
-    if len(e.terms) != 1 or len(e.terms[0][0]) != 1 or not isinstance(e.terms[0][0][0], Sym):
+    if len(e.terms) != 1:
         return False
-    ((atom,), k), = e.terms
+    (atom, *more), k = e.terms[0]
+    if more or not isinstance(atom, Sym):
+        return False
     quotient, rest = divmod(number - e.const, k)
     if rest:
         raise ArgumentError(f"a dim must be of the form {e}, found {number}")

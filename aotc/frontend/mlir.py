@@ -57,7 +57,11 @@ def read_source(source: Any, *example_args: Any, **example_kwargs: Any) -> Sourc
     if callable(source) or hasattr(source, "mlir_module_serialized"):
         from aotc.frontend import from_jax
 
-        exported = source if hasattr(source, "mlir_module_serialized") else from_jax.export(source, example_args, example_kwargs)
+        exported = (
+            source
+            if hasattr(source, "mlir_module_serialized")
+            else from_jax.export(source, example_args, example_kwargs)
+        )
         return _parse(exported.mlir_module_serialized, "", from_jax.metadata(exported))
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
@@ -144,16 +148,30 @@ def _legalize(module: ir.Module) -> None:
     """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it."""
     from aotc.frontend.importer import IMPORTERS
 
-    chlo = False
+    wanted: set[str] = set()
     stack = [module.operation]
-    while stack and not chlo:
+    while stack:
         op = stack.pop()
-        for region in op.regions:
-            for block in region.blocks:
-                for inner in block.operations:
-                    name = inner.operation.name
-                    chlo = chlo or (name.startswith("chlo.") and name not in IMPORTERS)
-                    if inner.operation.regions:
-                        stack.append(inner.operation)
-    if chlo:
-        PassManager.parse("builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
+        for block in (block for region in op.regions for block in region.blocks):
+            for inner in block.operations:
+                name = inner.operation.name
+                if name not in IMPORTERS:
+                    wanted.update(_PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ()))
+                if inner.operation.regions:
+                    stack.append(inner.operation)
+    if wanted:
+        passes = ",".join(p for p in _PASS_ORDER if p in wanted)
+        try:
+            PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
+        except ir.MLIRError as error:
+            raise CompileError(_findings(error, "", "")) from None
+
+
+_CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
+_QUANTIZED = "stablehlo-legalize-quant-to-math"
+_PASS_ORDER = (_DEPRECATED, _CHLO, _QUANTIZED)
+_PASSES = {
+    "chlo": (_CHLO,),
+    **{f"stablehlo.{name}": (_DEPRECATED,) for name in ("einsum", "unary_einsum", "cross-replica-sum")},
+    **{f"stablehlo.{name}": (_QUANTIZED,) for name in ("uniform_quantize", "uniform_dequantize")},
+}

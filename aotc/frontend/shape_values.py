@@ -6,12 +6,15 @@ known; a dynamic size is then whatever expression its shape operand turned out t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from aotc.frontend.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, substitute, sym
+from aotc.frontend.opset.spec import sizes
 from aotc.frontend.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -23,14 +26,16 @@ def trackable(t: TensorType) -> bool:
     """Is ``t`` an integer or boolean tensor of known, small size?"""
     if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
         return False
-    return int(np.prod(t.shape, dtype=np.int64)) <= LIMIT if t.shape else True
+    return math.prod(sizes(t)) <= LIMIT
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return None if b == 0 else int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)
     low_a, low_b = bounds(a)[0], bounds(b)[0]
-    return floordiv(a, b) if low_a is not None and low_a >= 0 and (isinstance(b, Expr) or b > 0) and low_b != 0 else None
+    return (
+        floordiv(a, b) if low_a is not None and low_a >= 0 and (isinstance(b, Expr) or b > 0) and low_b != 0 else None
+    )
 
 
 def _remainder(a: Dim, b: Dim) -> Dim | None:
@@ -65,17 +70,31 @@ def _static(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:
     return None if isinstance(a, Expr) or isinstance(b, Expr) else fn(int(a), int(b))
 
 
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
 _BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": _divide,
     "rem": _remainder, "max": maximum, "min": minimum, "and": _both,
     "or": lambda a, b: _static(a, b, lambda x, y: x | y),
-    **{n: (lambda a, b, n=n: _compare(n, a, b)) for n in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: partial(_compare, name) for name in sorted(COMPARISONS)},
 }  # fmt: skip
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-
 FOLDED = frozenset(
-    {*_BINARY, "constant", "dim", "convert", "neg", "sign", "abs", "not", "reshape", "concatenate", "slice", "broadcast", "select"}
+    {
+        *_BINARY,
+        "constant",
+        "dim",
+        "convert",
+        "neg",
+        "sign",
+        "abs",
+        "not",
+        "reshape",
+        "concatenate",
+        "slice",
+        "broadcast",
+        "select",
+    }
 )
 
 
@@ -98,9 +117,12 @@ def fold(
         found = _elements(name, bounded, types, attrs, result)
         plain = {n: sym(n) for n in positive}
         values = found and [None if v is None else substitute(v, plain) for v in found]
-    if values is None or any(v is None or not _fits(v, result.dtype) for v in values):
+    if values is None:
         return None
-    return tuple(v if isinstance(v, Expr) else int(v) for v in values)
+    fitting = [v for v in values if v is not None and _fits(v, result.dtype)]
+    if len(fitting) != len(values):
+        return None
+    return tuple(v if isinstance(v, Expr) else int(v) for v in fitting)
 
 
 def _fits(value: Dim, dtype: str) -> bool:
@@ -131,7 +153,7 @@ def _elements(
         return [_BINARY[name](a, b) for a, b in zip(*operands)]
     match name:
         case "constant":
-            value = np.broadcast_to(attrs["value"], result.shape).reshape(-1)
+            value = np.broadcast_to(attrs["value"], sizes(result)).reshape(-1)
             return [int(v) for v in value]
         case "dim":
             return [attrs["expr"]]
@@ -159,7 +181,9 @@ def _elements(
     return None
 
 
-def _moved(name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType) -> Sequence[Dim] | None:
+def _moved(
+    name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
+) -> Sequence[Dim] | None:
     from aotc.frontend.opset.shape import SHAPE
 
     places = np.arange(len(known)).reshape([int(d) for d in source.shape if isinstance(d, int)])

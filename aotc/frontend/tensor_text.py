@@ -142,7 +142,7 @@ class _Printer:
         elif self.full:
             body = f'"0x{x.tobytes().hex()}"'
         else:
-            key = f"sha256:{hashlib.sha256(np.ascontiguousarray(x).view(np.uint8)).hexdigest()}"
+            key = f"sha256:{hashlib.sha256(np.ascontiguousarray(x).view(np.uint8).data).hexdigest()}"
             self.constants[key] = x
             body = json.dumps(key)
         return f'dense("{dtype}", {shape}, {body})'
@@ -267,7 +267,7 @@ class _Reader:
     def _op(self, text: str, loc: Loc) -> None:
         head = _HEAD.match(text)
         found = _ATTRIBUTES.match(text, head.end()) if head else None
-        tail = _TAIL.fullmatch(text, (found or head).end()) if head else None  # type: ignore[union-attr]
+        tail = _TAIL.fullmatch(text, (found or head).end()) if head else None
         if not head or not tail:
             raise ValueError("expected %results = op %operands {attributes} : types")
         (left, name, operands), attrs, (types, opens) = head.groups(), found and found[1], tail.groups()

@@ -18,7 +18,9 @@ def _infer_while(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
         need(found == types, f"while: {what} takes {_list(found)}, the carried values are {_list(types)}")
     if regions:
         test = tuple(r.type for r in regions[0].results)
-        need(len(test) == 1 and test[0].dtype == "i1" and test[0].rank == 0, f"while: the condition gives {_list(test)}")
+        need(
+            len(test) == 1 and test[0].dtype == "i1" and test[0].rank == 0, f"while: the condition gives {_list(test)}"
+        )
         back = tuple(r.type for r in regions[1].results)
         need(back == types, f"while: the body gives {_list(back)}, the carried values are {_list(types)}")
     return types
@@ -37,7 +39,10 @@ def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types:
 
 
 def _infer_case(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
-    need(len(types) == 1 and types[0].rank == 0 and types[0].dtype == "i32", f"case: the index is {_list(types)}, expected i32[]")
+    need(
+        len(types) == 1 and types[0].rank == 0 and types[0].dtype == "i32",
+        f"case: the index is {_list(types)}, expected i32[]",
+    )
     need(bool(regions), "case: has no branch")
     found = tuple(r.type for r in regions[0].results)
     for region in regions:

@@ -157,6 +157,8 @@ ELEMENTWISE = merge(
     {s.name: _scalar_spec(s) for s in SCALARS.values()},
     table(
         OpSpec("bitcast", _infer_bitcast, _reference_bitcast, lifts=True),
-        OpSpec("reduce_precision", _infer_same, _reference_reduce_precision, ("exponent_bits", "mantissa_bits"), lifts=True),
+        OpSpec(
+            "reduce_precision", _infer_same, _reference_reduce_precision, ("exponent_bits", "mantissa_bits"), lifts=True
+        ),
     ),
 )

@@ -24,7 +24,9 @@ def _infer_dynamic_slice(types: Types, attrs: Attrs, regions: tuple, given: Type
     _check_starts("dynamic_slice", x, types[1:])
     need(len(sizes) == x.rank, f"dynamic_slice: {len(sizes)} sizes for {x}")
     for size, d in zip(sizes, x.shape):
-        need(not isinstance(size, int) or not isinstance(d, int) or 0 <= size <= d, f"dynamic_slice: size {size} of {x}")
+        need(
+            not isinstance(size, int) or not isinstance(d, int) or 0 <= size <= d, f"dynamic_slice: size {size} of {x}"
+        )
     return (TensorType(x.dtype, tuple(sizes)),)
 
 

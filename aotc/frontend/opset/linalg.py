@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from aotc.frontend.opset.reduction import window_extent
@@ -132,7 +134,7 @@ def _infer_fft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
 def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     length = attrs["length"]
     axes = tuple(range(-len(length), 0))
-    call = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
+    call: Any = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
     if arrays[0].size == 0:
         return [np.zeros(sizes(types[0]), to_numpy(types[0].dtype))]
     return [cast(call(arrays[0], s=length, axes=axes), types[0].dtype)]

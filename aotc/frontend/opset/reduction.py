@@ -14,7 +14,9 @@ from aotc.frontend.tensor_ir import TensorType
 
 
 def _halves(name: str, types: Types) -> tuple[Types, Types]:
-    need(len(types) % 2 == 0 and len(types) > 0, f"{name}: as many initial values as inputs, found {len(types)} operands")
+    need(
+        len(types) % 2 == 0 and len(types) > 0, f"{name}: as many initial values as inputs, found {len(types)} operands"
+    )
     half = len(types) // 2
     for t in types[half:]:
         need(t.rank == 0, f"{name}: an initial value is {t}, expected a scalar")
@@ -72,7 +74,12 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
     shape = tuple(
         window_extent(d, lo, hi, base, w, wd, s)
         for d, (lo, hi), base, w, wd, s in zip(
-            x.shape, attrs["padding"], attrs["base_dilations"], attrs["window"], attrs["window_dilations"], attrs["strides"]
+            x.shape,
+            attrs["padding"],
+            attrs["base_dilations"],
+            attrs["window"],
+            attrs["window_dilations"],
+            attrs["strides"],
         )
     )
     return tuple(TensorType(t.dtype, shape) for t in inits)
@@ -110,7 +117,9 @@ def _infer_select_and_scatter(types: Types, attrs: Attrs, regions: tuple, given:
     return (TensorType(init.dtype, x.shape),)
 
 
-def _select_and_scatter(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+def _select_and_scatter(
+    arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types
+) -> list[np.ndarray]:
     x, source, init = arrays
     window, strides, padding = attrs["window"], attrs["strides"], attrs["padding"]
     low, high = [p[0] for p in padding], [p[1] for p in padding]
@@ -144,5 +153,11 @@ _WINDOW = ("window", "strides", "base_dilations", "window_dilations", "padding")
 REDUCTION = table(
     OpSpec("reduce", _infer_reduce, _reduce, ("dims",), regions=1),
     OpSpec("reduce_window", _infer_reduce_window, _reduce_window, _WINDOW, regions=1),
-    OpSpec("select_and_scatter", _infer_select_and_scatter, _select_and_scatter, ("window", "strides", "padding"), regions=2),
+    OpSpec(
+        "select_and_scatter",
+        _infer_select_and_scatter,
+        _select_and_scatter,
+        ("window", "strides", "padding"),
+        regions=2,
+    ),
 )
