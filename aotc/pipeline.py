@@ -24,7 +24,7 @@ import numpy as np
 
 import aotc
 from aotc.diagnostics import CompileError, InternalError
-from aotc.frontend.dims import Expr, symbols
+from aotc.frontend.dims import Expr, static, symbols
 from aotc.frontend.tensor_ir import Function, Module, TensorType
 from aotc.lowering.bufferize import Check, Constants, bufferize
 from aotc.lowering.canonicalize import canonicalize
@@ -144,7 +144,9 @@ def _internal(error: Exception, where: str, module: Module, options: Options) ->
     except Exception:
         (folder / "before.txt").write_text("the IR could not be printed")
     (folder / "traceback.txt").write_text(traceback.format_exc())
-    return InternalError(f"{where}: {type(error).__name__}: {error}", str(folder), "aotc compile with --verify-each --dump-ir DIR")
+    return InternalError(
+        f"{where}: {type(error).__name__}: {error}", str(folder), "aotc compile with --verify-each --dump-ir DIR"
+    )
 
 
 @dataclass
@@ -188,8 +190,8 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
         checks = [s for s in b.steps if isinstance(s, Check)]
         variant.programs[name] = emit_program(function, arena, buffer, len(variant.command_buffers), checks)
         variant.command_buffers.append(buffer)
-        static = variant.arena is not None and isinstance(arena, int)
-        variant.arena = max(variant.arena, arena) if static else None  # type: ignore[type-var]
+        known = variant.arena is not None and isinstance(arena, int)
+        variant.arena = max(variant.arena or 0, static(arena)) if known else None
     return variant
 
 
@@ -339,7 +341,11 @@ def _signature(f: Function) -> dict[str, Any]:
 
 
 def _value(name: str, type_: TensorType) -> dict[str, Any]:
-    return {"name": name, "dtype": type_.dtype, "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape]}
+    return {
+        "name": name,
+        "dtype": type_.dtype,
+        "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
+    }
 
 
 def _debug(variants: list[Variant]) -> dict[str, Any]:

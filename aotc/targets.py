@@ -57,10 +57,11 @@ _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 # what it has beyond x86-64-v4 is switched off.
 _V4_MODEL = "sapphirerapids"
 _V4_WITHOUT = (
-    "prefer-256-bit amx-tile amx-int8 amx-bf16 avx512fp16 avx512bf16 avx512vbmi avx512vbmi2 avx512ifma avx512bitalg "
-    "avx512vpopcntdq avxvnni gfni vaes vpclmulqdq sha serialize uintr waitpkg movdiri movdir64b enqcmd tsxldtrk "
-    "ptwrite cldemote shstk pconfig wbnoinvd"
-).split()
+    "prefer-256-bit", "amx-tile", "amx-int8", "amx-bf16", "avx512fp16", "avx512bf16", "avx512vbmi", "avx512vbmi2",
+    "avx512ifma", "avx512bitalg", "avx512vpopcntdq", "avxvnni", "gfni", "vaes", "vpclmulqdq", "sha", "serialize",
+    "uintr", "waitpkg", "movdiri", "movdir64b", "enqcmd", "tsxldtrk", "ptwrite", "cldemote", "shstk", "pconfig",
+    "wbnoinvd",
+)  # fmt: skip
 _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 
 TARGETS = {

@@ -34,7 +34,7 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
     for number, (name, array, offset) in enumerate(constants.arrays):
         _fill(header, parts, at, offset)
         dtype = from_numpy(array.dtype)
-        data = memoryview(array.reshape(-1).view("u1"))
+        data = array.reshape(-1).view("u1").data
         key = f"{number}_{name}"
         shape, at = list(array.shape), offset + array.nbytes
         header[key] = {"dtype": _NAMES.get(dtype, dtype.upper()), "shape": shape, "data_offsets": [offset, at]}

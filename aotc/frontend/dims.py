@@ -113,8 +113,9 @@ class Expr:
             if abs(coefficient) != 1:
                 factors.insert(0, str(abs(coefficient)))
             sign = "-" if coefficient < 0 else "+"
-            alone = len(factors) == 1 and isinstance(monomial[0], Call)
-            text = str(monomial[0]) if alone and monomial[0].fn not in ("//", "%") else "*".join(factors)
+            only = monomial[0] if len(factors) == 1 else None
+            plain = isinstance(only, Call) and only.fn not in ("//", "%")
+            text = str(only) if plain else "*".join(factors)
             parts.append(f" {sign} {text}")
         if self.const or not parts:
             parts.append(f" {'-' if self.const < 0 else '+'} {abs(self.const)}")
@@ -163,7 +164,8 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
 
 
 def _sum(parts: Iterable[tuple[Dim, int]]) -> Dim:
-    const, terms = 0, {}
+    const = 0
+    terms: dict[Monomial, int] = {}
     for e, k in parts:
         if isinstance(e, Expr):
             const += k * e.const
@@ -178,7 +180,7 @@ def _product(a: Dim, b: Dim) -> Dim:
     if not isinstance(a, Expr):
         a, b = b, a
     if not isinstance(a, Expr):
-        return int(a) * int(b)
+        return static(a) * static(b)
     if not isinstance(b, Expr):
         b = int(b)
         return _make(a.const * b, {m: c * b for m, c in a.terms}) if b else 0
@@ -233,10 +235,12 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
             return 0, top
         case "max":
             lows = [x for x in (a[0], b[0]) if x is not None]
-            return (max(lows) if lows else None), (None if None in (a[1], b[1]) else max(a[1], b[1]))
+            highs = [x for x in (a[1], b[1]) if x is not None]
+            return (max(lows) if lows else None), (max(highs) if len(highs) == 2 else None)
         case "min":
             highs = [x for x in (a[1], b[1]) if x is not None]
-            return (None if None in (a[0], b[0]) else min(a[0], b[0])), (min(highs) if highs else None)
+            lows = [x for x in (a[0], b[0]) if x is not None]
+            return (min(lows) if len(lows) == 2 else None), (min(highs) if highs else None)
     return None, None
 
 
@@ -385,7 +389,10 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of ``dims`` (1 for none)."""
-    return reduce(_product, dims, 1)
+    total: Dim = 1
+    for d in dims:
+        total = _product(total, d)
+    return total
 
 
 def is_static(shape: Iterable[Dim]) -> bool:

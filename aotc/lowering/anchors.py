@@ -15,7 +15,7 @@ from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Op, Value
 from aotc.lowering.index_maps import Index, forward
 
-
+_LOOKED_THROUGH = frozenset({"reshape", "transpose", "reverse", "broadcast"})
 ELEMENTWISE = frozenset(SCALARS) | {"reduce_precision", "bitcast"}
 
 
@@ -27,7 +27,7 @@ def iteration_space(shape: tuple[Dim, ...]) -> Index:
 def axis_of(e: Dim) -> int | None:
     """Return ``k`` if ``e`` is exactly the loop symbol ``ik``."""
     if isinstance(e, Expr) and not e.const and len(e.terms) == 1 and e.terms[0][1] == 1:
-        (monomial, _), = e.terms
+        ((monomial, _),) = e.terms
         name = str(monomial[0])
         if len(monomial) == 1 and name[0] == "i" and name[1:].isdigit():
             return int(name[1:])
@@ -70,7 +70,11 @@ class Anchors:
             return self.index[value]
         op = self.ops.get(value)
         found: Index | None = None
-        if op is not None and op.operands and (op in members or op.name in ("reshape", "transpose", "reverse", "broadcast")):
+        if (
+            op is not None
+            and op.operands
+            and (op in members or op.name in ("reshape", "transpose", "reverse", "broadcast"))
+        ):
             found = self.extend(op, members).get(value)
         if found is not None or op is None or op in members:
             self.index[value] = found
@@ -83,14 +87,14 @@ class Anchors:
         known = [(v, i) for v in op.operands if (i := self.resolve(v, members)) is not None]
         if not known:
             return {}
-        value, index = known[0]
+        value, at = known[0]
+        index: Index | None = None
         if op.name in ELEMENTWISE:
-            if any(i != index for _, i in known):
-                return {}
+            index = at if all(i == at for _, i in known) else None
         elif op.name == "broadcast":
-            index = self._broadcast(op, index)
-        else:
-            index = forward(op, index) if value is op.operands[0] else None
+            index = self._broadcast(op, at)
+        elif value is op.operands[0]:
+            index = forward(op, at)
         if index is None:
             return {}
         self.levels[op.results[0]] = max(self.levels[v] for v, _ in known)
@@ -150,7 +154,7 @@ class Anchors:
         level = 1 + max(self.levels[v] for v, i in zip(op.operands, indices) if i is not None)
         for v in op.results:
             self.index[v], self.levels[v] = kept, level
-        return {v: kept for v in op.results}
+        return dict.fromkeys(op.results, kept)
 
     def is_row(self, value: Value) -> bool:
         """Is ``value`` constant along the reduced axes?"""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from aotc.diagnostics import Loc
-from aotc.frontend.dims import Dim, product
+from aotc.frontend.dims import Dim, product, static
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.rules.indexing import overwritten
@@ -173,7 +173,8 @@ class _Bufferizer:
         found = self.where.get(value)
         if found is None:
             op = self.constant_ops[value]
-            array = np.broadcast_to(op.attrs["value"], value.type.shape).astype(to_numpy(value.type.dtype), copy=False)
+            shape = [static(d) for d in value.type.shape]
+            array = np.broadcast_to(op.attrs["value"], shape).astype(to_numpy(value.type.dtype), copy=False)
             found = self.where[value] = Storage("constant", array.nbytes, self.constants.add(array, value.name))
         if found.kind == "arena":
             found.touch(self.time)

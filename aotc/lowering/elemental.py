@@ -19,7 +19,8 @@ from aotc.frontend.dims import Dim, bounds, maximum, minimum, sym
 from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Op, Region, Value
 from aotc.lowering.index_maps import COPIES, Index, backward
-from aotc.lowering.loop_ir import Apply, Buffer, Const, Index as IndexScalar, Let, Load, Scalar, Stmt, Var
+from aotc.lowering.loop_ir import Apply, Buffer, Const, Let, Load, Scalar, Stmt, Var
+from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.vmfb.dtypes import kind_of
 
 DEPTH_LIMIT = 12
@@ -45,6 +46,17 @@ def constant_scalar(value: np.generic, dtype: str) -> Const:
         case "c":
             return Const(complex(value), dtype)
     return Const(float(value), dtype)
+
+
+def integer(constant: Const) -> int:
+    """Return the value of an integer literal."""
+    assert isinstance(constant.value, int)
+    return constant.value
+
+
+def provide(scalar: Scalar) -> Callable[[Index], Scalar]:
+    """Return the function that gives ``scalar`` whatever the index, for :meth:`Elements.anchor`."""
+    return lambda _: scalar
 
 
 class Elements:
@@ -108,7 +120,7 @@ class Elements:
     def index_of(self, scalar: Scalar, extent: Dim) -> Dim:
         """Bind an integer scalar that is known to lie in ``[0, extent)`` for use in an index."""
         if isinstance(scalar, Const):
-            return int(scalar.value)
+            return integer(scalar)
         if isinstance(scalar, IndexScalar):
             return scalar.expr
         wide = scalar if scalar.dtype == "i64" else Apply("convert", (scalar,), "i64")
@@ -117,7 +129,7 @@ class Elements:
     def clamp(self, scalar: Scalar, last: Dim) -> Dim:
         """Return the integer scalar clamped to ``[0, last]`` as an index expression."""
         if isinstance(scalar, Const) and isinstance(last, int):
-            return min(max(int(scalar.value), 0), last)
+            return min(max(integer(scalar), 0), last)
         if isinstance(scalar, IndexScalar):
             return minimum(maximum(scalar.expr, 0), last)
         if last == 0:
@@ -144,17 +156,15 @@ class Elements:
 
     def region(self, region: Region, arguments: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         """Return the results of a region on scalars (a combiner or comparator)."""
-        inner = Elements(
-            {v: op for op in region.ops for v in op.results}, self.buffers, self.names
-        )
+        inner = Elements({v: op for op in region.ops for v in op.results}, self.buffers, self.names)
         inner.block = self.block
-        inner.anchored.update({p: (lambda _, s=s: s) for p, s in zip(region.params, arguments, strict=True)})
+        inner.anchored.update({p: provide(s) for p, s in zip(region.params, arguments, strict=True)})
         for value, make in self.anchored.items():
             inner.anchored.setdefault(value, make)
         for value in _outer_scalars(region):
             if value not in inner.anchored and value not in inner.buffers:
                 scalar = self.at(value, ())
-                inner.anchored[value] = lambda _, s=scalar: s
+                inner.anchored[value] = provide(scalar)
         return tuple(inner.at(v, ()) for v in region.results)
 
 
@@ -268,7 +278,8 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 def _dynamic_slice(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     source = op.operands[0].type.shape
     starts = [
-        self.clamp(self.at(v, ()), d - size) for v, d, size in zip(op.operands[1:], source, op.attrs["sizes"], strict=True)
+        self.clamp(self.at(v, ()), d - size)
+        for v, d, size in zip(op.operands[1:], source, op.attrs["sizes"], strict=True)
     ]
     return self._at(op.operands[0], tuple(s + i for s, i in zip(starts, index, strict=True)))
 

@@ -76,7 +76,9 @@ class Program:
         return out
 
 
-def emit_program(function: Function, arena: Dim, buffer: CommandBuffer, number: int, checks: Sequence[Check]) -> Program:
+def emit_program(
+    function: Function, arena: Dim, buffer: CommandBuffer, number: int, checks: Sequence[Check]
+) -> Program:
     """Return the VM code that runs ``function`` through command buffer ``number``."""
     p = Program()
     _bind_arguments(p, function)

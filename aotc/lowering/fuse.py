@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from aotc.diagnostics import Loc
-from aotc.frontend.dims import Dim, product
+from aotc.frontend.dims import Dim, product, static
 from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.anchors import Anchors
@@ -36,9 +36,10 @@ ROW_LIMIT = 1 << 16
 CONTROL = frozenset({"while", "case"})
 UPDATE = "dynamic_update_slice"
 CONTRACT = frozenset({"matmul", "conv", "packed_matmul", "packed_conv"})
-EXPENSIVE = frozenset(
-    "exp expm1 log log1p tanh logistic erf erfc erf_inv sin cos tan pow atan2 cbrt div rem sqrt rsqrt".split()
-)
+EXPENSIVE = frozenset({
+    "exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "pow", "atan2",
+    "cbrt", "div", "rem", "sqrt", "rsqrt",
+})  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -123,13 +124,15 @@ class _Fuser:
         elif op.name in CONTRACT:
             self._open(op, "contract")
         elif op.name == "reduce":
-            self._join(op) or self._open_reduce(op)
+            if not self._join(op):
+                self._open_reduce(op)
         elif op.name == "reduce_window":
             self._open(op, "window")
         elif op.name == UPDATE and self.level > 0:
             self._open(op, "update")
         elif is_inline(op):
-            self._join(op) or self._open(op, "loop")
+            if not self._join(op):
+                self._open(op, "loop")
         else:
             self._open(op, "single")
 
@@ -218,15 +221,14 @@ class _Fuser:
         return True
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
-        """Every operand that comes from ``group`` must be at a known index."""
+        """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
         members = {*group.members, op}
-        operands = op.operands[: len(op.operands) // 2] if op.name == "reduce" else op.operands
-        for v in operands:
-            if trial.resolve(v, members) is None and group in self._sources(
-                Op("reads", (v,), ())
-            ):
+        count = len(op.operands) // 2 if op.name == "reduce" else len(op.operands)
+        for n, v in enumerate(op.operands):
+            mapped = n < count and trial.resolve(v, members) is not None
+            if not mapped and group in self._sources(Op("reads", (v,), ())):
                 return False
-        return not (op.name == "reduce" and any(group in self._sources(Op("reads", (v,), ())) for v in op.operands[len(operands) :]))
+        return True
 
     def _order_after(self, group: Group, before: int) -> None:
         group.before |= before
@@ -299,10 +301,12 @@ class _Fuser:
         repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
         if reader.kind == "window":
             window = reader.members[0].attrs["window"]
-            repeats = int(product(window))
+            repeats = static(product(window))
         if reader.kind == "update":
             return not any(v is reader.members[0].operands[0] for op in group.members for v in op.results)
-        if reader.kind == "contract" and any(v in reader.members[0].operands for op in group.members for v in op.results):
+        if reader.kind == "contract" and any(
+            v in reader.members[0].operands for op in group.members for v in op.results
+        ):
             return False
         if reader.kind == "row":
             levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1

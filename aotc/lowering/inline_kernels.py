@@ -34,8 +34,11 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
 
     ``buffers`` maps its parameters' names to the memory to use; local names get ``suffix``.
     """
-    local = {s.buffer.name: Buffer(s.buffer.name + suffix, s.buffer.dtype, s.buffer.shape, s.buffer.space)
-             for s in walk(kernel.body) if isinstance(s, Alloc)}
+    local = {
+        s.buffer.name: Buffer(s.buffer.name + suffix, s.buffer.dtype, s.buffer.shape, s.buffer.space)
+        for s in walk(kernel.body)
+        if isinstance(s, Alloc)
+    }
     bound = {s.var for s in walk(kernel.body) if isinstance(s, For)}
     bound |= {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
     return _Renamer({**local, **buffers}, bound, suffix).block(kernel.body)

@@ -11,10 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aotc.frontend.dims import Dim, minimum, product, substitute, sym
+from aotc.frontend.dims import Dim, minimum, product, static, substitute, sym
 from aotc.frontend.tensor_ir import Function, Op, Value
+from aotc.lowering.elemental import provide
 from aotc.lowering.index_maps import Index, delinearize, linearize
-from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Index as IndexScalar, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
+from aotc.lowering.loop_ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+)
+from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.lowering.lower_regions import RegionBuilder, store_all
 from aotc.lowering.tiling import FORMS, best_tile, split_rows
 from aotc.targets import Target
@@ -116,7 +133,9 @@ class _Tiles:
         *outer, panel_at, row_at = delinearize(item, extents)
         block: list[Stmt] = []
         begin = panel_at * panel_block
-        self._panels(block, tuple(outer), begin, minimum(begin + panel_block, self.panels), row_at * row_block, row_block)
+        self._panels(
+            block, tuple(outer), begin, minimum(begin + panel_block, self.panels), row_at * row_block, row_block
+        )
         body = tuple(block) if grid == 1 else (For("p", 0, grid, tuple(block), "parallel"),)
         flops = product((*p.outer, p.m, p.n, p.k)) * 2
         return self.b.kernel(grid, body, flops)
@@ -148,7 +167,7 @@ class _Tiles:
             return
         if not stride or stride * size_of(p.a.dtype) % SET_BYTES or self.panel_block < SPREAD_PANELS:
             return
-        count = min(row_block * (rows.height + 1), int(p.m))  # type: ignore[call-overload]
+        count = min(row_block * (rows.height + 1), static(p.m))
         pitch = stride + LINE // size_of(p.a.dtype)
         self.a = Buffer(self.b.fresh("rows"), p.a.dtype, (count, pitch), "scratch")
         self.a_row, self.first = pitch, rows.start(first)
@@ -188,7 +207,7 @@ class _Tiles:
             low: list[Stmt] = []
             self._one(tall, outer, panel, start, rows.height + 1)
             self._one(low, outer, panel, start, rows.height)
-            test = Apply("lt", (IndexScalar(tile), Const(int(rows.tall), "i64")), "i1")  # type: ignore[arg-type]
+            test = Apply("lt", (IndexScalar(tile), Const(static(rows.tall), "i64")), "i1")
             block.append(If(test, tuple(tall), tuple(low)))
 
     def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
@@ -214,18 +233,21 @@ class _Tiles:
         p = self.p
         column = panel * p.cols
         base = p.a_at(outer, start) if self.first is None else (start - self.first) * self.a_row
-        common = dict(
-            rows=height, cols=p.cols, a=self.a, a_base=base, a_row=self.a_row, b=p.b,
-            b_base=p.b_at(outer, panel), levels=p.levels, form=p.form, a_inner=p.a_inner,
-        )  # fmt: skip
+
+        def tile_into(out: Buffer, out_base: Dim, out_row: Dim) -> Tile:
+            return Tile(
+                height, p.cols, out, out_base, out_row, self.a, base, self.a_row, p.b, p.b_at(outer, panel), p.levels,
+                p.form, a_inner=p.a_inner,
+            )  # fmt: skip
+
         if self._direct():
             out = self.b.outputs[0]
             index = p.place(outer, start, column)
             at = linearize(index, self.op.result.type.shape)
-            block.append(Tile(out=out, out_base=at, out_row=p.n, **common))  # type: ignore[arg-type]
+            block.append(tile_into(out, at, p.n))
             return
         tile = Buffer(self.b.fresh("tile"), FORMS[p.form].out, (height, p.cols), "private")
-        block += [Alloc(tile), Tile(out=tile, out_base=0, out_row=p.cols, **common)]  # type: ignore[arg-type]
+        block += [Alloc(tile), tile_into(tile, 0, p.cols)]
         self._epilogue(block, tile, outer, start, column, height)
 
     def _direct(self) -> bool:
@@ -242,7 +264,7 @@ class _Tiles:
         inner: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inner)
-        self.e.anchor(self.op.result, lambda _: Load(tile, (r, c)))
+        self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
         at = p.place(outer, start + r, column + c)
         names = {f"i{k}": x for k, x in enumerate(at)}
         places = [tuple(substitute(i, names) for i in self.b.index[v]) for _, v in self.results]
@@ -305,7 +327,7 @@ def _packed_conv(b: RegionBuilder, op: Op, target: Target) -> Product:
     shape, strides = lhs.type.shape, op.attrs["strides"]
     kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
     c = shape[-1]
-    cols = panels.type.shape[-1]
+    cols = static(panels.type.shape[-1])
     steps: list[Dim] = [c]
     for extent in reversed(shape[2:-1]):
         steps.insert(0, steps[0] * extent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotc.frontend.dims import Dim, product, substitute
+from aotc.frontend.dims import Dim, product, static, substitute
 from aotc.frontend.tensor_ir import Op
 from aotc.lowering.elemental import Elements, constant_scalar
 from aotc.lowering.index_maps import Index
@@ -47,8 +47,8 @@ def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) 
         for flat in range(extent):
             at: list[Dim] = []
             for axis in reversed(axes):
-                at.insert(0, flat % int(axis.extent))  # type: ignore[call-overload]
-                flat //= int(axis.extent)  # type: ignore[call-overload]
+                at.insert(0, flat % static(axis.extent))
+                flat //= static(axis.extent)
             x = term(at)  # type: ignore[operator]
             total = e.bind(x if total is None else Apply("add", (total, x), dtype))
         return total if total is not None else constant_scalar(to_numpy(dtype).type(0), dtype)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, pairwise
 
 from aotc.frontend.dims import Dim, Expr, maximum, minimum, product, substitute, sym, symbols
 from aotc.frontend.tensor_ir import Function, Op, Value
 from aotc.lowering.anchors import Anchors
-from aotc.lowering.elemental import Elements, test_index
+from aotc.lowering.elemental import Elements, provide, test_index
 from aotc.lowering.fuse import EXPENSIVE
 from aotc.lowering.index_maps import Index
-from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
+from aotc.lowering.loop_ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Var,
+    walk,
+)
 from aotc.lowering.nests import (
     Axis,
     addresses,
@@ -118,7 +133,9 @@ class RegionBuilder:
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
-        each = sum(1 + 11 * (op.name in EXPENSIVE) for op in self.function.body.ops if op.name not in ("constant", "iota"))
+        each = sum(
+            1 + 11 * (op.name in EXPENSIVE) for op in self.function.body.ops if op.name not in ("constant", "iota")
+        )
         return product(self.shape) * max(each, 1)
 
 
@@ -186,8 +203,9 @@ def _relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     return tuple(substitute(i, names) for i in index)
 
 
-def loops_over(b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
-           ) -> tuple[Dim, tuple[Stmt, ...]]:
+def loops_over(
+    b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
+) -> tuple[Dim, tuple[Stmt, ...]]:
     if not merged:
         block: list[Stmt] = []
         emit(block, b.anchors.space)
@@ -210,7 +228,7 @@ def loops_over(b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt],
             serial(tail, symbols_, lambda blk, syms: _segments(blk, syms), block)
 
     def _segments(block: list[Stmt], syms: list[Dim]) -> None:
-        for lo, hi in zip(cuts[:-1], cuts[1:], strict=True) if cuts else ((0, last.extent),):
+        for lo, hi in pairwise(cuts) if cuts else ((0, last.extent),):
             inside: list[Stmt] = []
             i = sym(last.name, lo, hi)
             emit(inside, place(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, i]))
@@ -231,7 +249,12 @@ def _cuts(axis: Axis, trial: list[Stmt]) -> list[int]:
             stack += s.args
             if s.fn in ("ge", "lt") and s.args[0].dtype == "i64" and hasattr(s.args[0], "expr"):
                 e = s.args[0].expr - s.args[1].expr  # type: ignore[union-attr]
-                if isinstance(e, Expr) and coefficient(e, axis.name) == 1 and len(e.terms) == 1 and 0 < -e.const < axis.extent:
+                if (
+                    isinstance(e, Expr)
+                    and coefficient(e, axis.name) == 1
+                    and len(e.terms) == 1
+                    and 0 < -e.const < axis.extent
+                ):
                     found.add(-e.const)
     cuts = sorted(found)
     return cuts if 2 < len(cuts) <= SEGMENT_LIMIT else []
@@ -241,7 +264,7 @@ def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
     for op in b.function.body.ops:
         if op.name == "reduce_window":
             for v, scalar in zip(op.results, _window(b, e, op, at), strict=True):
-                e.anchor(v, lambda _, s=scalar: s)
+                e.anchor(v, provide(scalar))
 
 
 def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
@@ -259,7 +282,8 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
     def emit(block: list[Stmt], syms: list[Dim]) -> None:
         e.enter(block)
         w = {axis.members[0]: s for axis, s in zip(axes, syms, strict=True)}
-        where, tests = [], []
+        where: list[Dim] = []
+        tests: list[Scalar] = []
         for d in range(rank):
             pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - a["padding"][d][0]
             extent = op.operands[0].type.shape[d]
@@ -283,8 +307,9 @@ def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> D
 FREE_ORDER = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
-def _combine(b: RegionBuilder, e: Elements, op: Op, accs: list[Buffer], values: list[Scalar], tests: list[Scalar],
-             at: Index = ()) -> None:
+def _combine(
+    b: RegionBuilder, e: Elements, op: Op, accs: list[Buffer], values: list[Scalar], tests: list[Scalar], at: Index = ()
+) -> None:
     """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
     block = e.block
     if tests:
@@ -342,9 +367,7 @@ class _Rows:
         self.e = b.elements()
         self.scratch: dict[Value, Buffer] = {}
         results = b.function.body.results
-        self.full = [
-            (out, v) for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)
-        ]
+        self.full = [(out, v) for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)]
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
 
     def lower(self) -> Kernel:
@@ -359,7 +382,9 @@ class _Rows:
             outer, tail = row_axes, []
 
         def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
-            serial(tail, syms, lambda blk, s: self._row(blk, place(b.anchors.space, b.shape, [*outer, *tail], s)), block)
+            serial(
+                tail, syms, lambda blk, s: self._row(blk, place(b.anchors.space, b.shape, [*outer, *tail], s)), block
+            )
 
         grid, body = grid_loop(outer, None, item)
         return b.kernel(grid, body, b.cost())
@@ -372,7 +397,7 @@ class _Rows:
         for op in (op for stage in self.stages for op in stage):
             for v in op.results:
                 acc = Buffer("acc", v.type.dtype, (), "private")
-                self.e.anchor(v, lambda _, acc=acc: Load(acc, ()))
+                self.e.anchor(v, provide(Load(acc, ())))
         for op in (op for stage in self.stages for op in stage):
             for v in op.operands[: len(op.operands) // 2]:
                 self.e.bind(self.e.at(v, b.anchors.index[v]))  # type: ignore[arg-type]
@@ -439,8 +464,7 @@ class _Rows:
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""
         self.e.anchored.clear()
-        for v, buffer in self.scratch.items():
-            block.append(Alloc(buffer))
+        block += [Alloc(buffer) for buffer in self.scratch.values()]
         stored: set[Value] = set()
         roots = self._stage_roots()
         for n, stage in enumerate(self.stages):
@@ -448,7 +472,7 @@ class _Rows:
             self._stage_loop(block, at, stage, accs, n, roots, stored)
             for op in stage:
                 for v, acc in zip(op.results, accs[op], strict=True):
-                    self.e.anchor(v, lambda _, acc=acc: Load(acc, ()))
+                    self.e.anchor(v, provide(Load(acc, ())))
         self._stage_loop(block, at, [], {}, len(self.stages), roots, stored)
         self.e.enter(block)
         for out, v in self.rows:
@@ -466,8 +490,16 @@ class _Rows:
                 accs[op].append(acc)
         return accs
 
-    def _stage_loop(self, block: list[Stmt], at: Index, stage: list[Op], accs: dict[Op, list[Buffer]], n: int,
-                    roots: list[list[Value]], stored: set[Value]) -> None:
+    def _stage_loop(
+        self,
+        block: list[Stmt],
+        at: Index,
+        stage: list[Op],
+        accs: dict[Op, list[Buffer]],
+        n: int,
+        roots: list[list[Value]],
+        stored: set[Value],
+    ) -> None:
         stores = [(out, v) for out, v in self.full if min(self._stage_of(v), len(self.stages)) == n]
         cone = self._cone(roots[n])
         keep = [v for v in self.scratch if v in cone and v not in stored]
@@ -482,17 +514,20 @@ class _Rows:
             for v in keep:
                 held = self.e.bind(self.e.at(v, here))
                 inner.append(Store(self.scratch[v], (flat,), held))
-                self.e.anchored[v] = lambda _, held=held: held
+                self.e.anchored[v] = provide(held)
             store_all(self.e, [(out, v, _relocate(b, v, here)) for out, v in stores])
             for op in stage:
                 values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
                 _combine(b, self.e, op, accs[op], values, [])
             for v in keep:
-                self.e.anchored[v] = lambda index, v=v: Load(self.scratch[v], (self._flat_of(index),))
+                self.e.anchored[v] = self._from_scratch(v)
 
         serial(self.inner, [], emit, block)
         stored.update(keep)
         self.e.enter(block)
+
+    def _from_scratch(self, value: Value) -> Callable[[Index], Scalar]:
+        return lambda index: Load(self.scratch[value], (self._flat_of(index),))
 
     def _at(self, value: Value, here: Index) -> Index:
         index = self.b.anchors.index[value]
@@ -556,7 +591,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
         e.enter(finish)
         for op in stage:
             for v, acc in zip(op.results, accs[op], strict=True):
-                e.anchor(v, lambda _, acc=acc: Load(acc, (lane,)))
+                e.anchor(v, provide(Load(acc, (lane,))))
         here = place(b.anchors.space, b.shape, [*outer, last], [*syms, c])
         for out, v in results:
             if b.anchors.is_row(v):
@@ -565,6 +600,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
         block.append(For(last.name, begin, end, tuple(finish)))
 
     if width == extent:
+
         def whole(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
             item(block, syms, 0, extent)
 
@@ -572,5 +608,3 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
     else:
         grid, body = grid_loop(outer, (last, width), item)
     return b.kernel(grid, body, b.cost())
-
-

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from aotc.frontend.dims import Dim, Expr, Sym, minimum, product, sym
 from aotc.lowering.index_maps import Index, delinearize, linearize
-from aotc.lowering.loop_ir import Apply, For, If, Index as IndexScalar, Let, Load, Scalar, Stmt, Store, While, walk
+from aotc.lowering.loop_ir import Apply, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
+from aotc.lowering.loop_ir import Index as IndexScalar
 
 Emit = Callable[[list[Stmt], Index], None]
 
@@ -100,9 +101,7 @@ def mergeable(shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]) ->
 
 def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[Axis]:
     """Return the loop axes for groups of axes of ``shape``."""
-    return [
-        Axis(g, product(shape[k] for k in g), f"i{g[0]}" if len(g) == 1 else f"{prefix}{g[0]}") for g in groups
-    ]
+    return [Axis(g, product(shape[k] for k in g), f"i{g[0]}" if len(g) == 1 else f"{prefix}{g[0]}") for g in groups]
 
 
 def place(space: Index, shape: Sequence[Dim], axes: Sequence[Axis], symbols: Sequence[Dim]) -> Index:
@@ -114,8 +113,13 @@ def place(space: Index, shape: Sequence[Dim], axes: Sequence[Axis], symbols: Seq
     return tuple(at)
 
 
-def serial(axes: Sequence[Axis], symbols: list[Dim], emit: Callable[[list[Stmt], list[Dim]], None], block: list[Stmt],
-           unroll: bool = False) -> None:
+def serial(
+    axes: Sequence[Axis],
+    symbols: list[Dim],
+    emit: Callable[[list[Stmt], list[Dim]], None],
+    block: list[Stmt],
+    unroll: bool = False,
+) -> None:
     """Write the nest of serial loops over ``axes`` around what ``emit`` writes."""
     if not axes:
         emit(block, symbols)
@@ -123,7 +127,7 @@ def serial(axes: Sequence[Axis], symbols: list[Dim], emit: Callable[[list[Stmt],
     axis = axes[0]
     inner: list[Stmt] = []
     serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
-    kind = "unroll" if unroll and isinstance(axis.extent, int) and axis.extent <= UNROLL_LIMIT else "serial"
+    kind: LoopKind = "unroll" if unroll and isinstance(axis.extent, int) and axis.extent <= UNROLL_LIMIT else "serial"
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 
 

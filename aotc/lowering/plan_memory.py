@@ -7,15 +7,14 @@ size that are never alive together share a place.
 
 from __future__ import annotations
 
-from aotc.frontend.dims import Dim
+from aotc.frontend.dims import Dim, static
 from aotc.lowering.bufferize import Storage
 from aotc.vmfb.abi import ALIGNMENT
 
 
 def plan_memory(arena: list[Storage]) -> Dim:
     """Set the ``offset`` of every storage; return the bytes of the arena."""
-    static = [s for s in arena if isinstance(s.size, int)]
-    total: Dim = _place_static(static)
+    total: Dim = _place_static([s for s in arena if isinstance(s.size, int)])
     slots: list[tuple[Dim, Dim, list[Storage]]] = []
     for s in arena:
         if isinstance(s.size, int):
@@ -36,18 +35,18 @@ def _together(a: Storage, b: Storage) -> bool:
     return a.first <= b.last and b.first <= a.last
 
 
-def _place_static(static: list[Storage]) -> int:
+def _place_static(storages: list[Storage]) -> int:
     placed: list[Storage] = []
     top = 0
-    order = sorted(range(len(static)), key=lambda n: (-int(static[n].size), static[n].first))  # type: ignore[call-overload]
+    order = sorted(range(len(storages)), key=lambda n: (-static(storages[n].size), storages[n].first))
     for n in order:
-        s = static[n]
+        s = storages[n]
         size = _aligned(s)
         at = 0
-        for other in sorted((p for p in placed if _together(s, p)), key=lambda p: int(p.offset)):  # type: ignore[call-overload]
+        for other in sorted((p for p in placed if _together(s, p)), key=lambda p: static(p.offset)):
             if at + size <= other.offset:  # type: ignore[operator]
                 break
-            at = max(at, int(other.offset) + _aligned(other))  # type: ignore[call-overload]
+            at = max(at, static(other.offset) + _aligned(other))
         s.offset = at
         placed.append(s)
         top = max(top, at + size)
@@ -55,4 +54,4 @@ def _place_static(static: list[Storage]) -> int:
 
 
 def _aligned(s: Storage) -> int:
-    return -(-int(s.size) // ALIGNMENT) * ALIGNMENT  # type: ignore[call-overload]
+    return -(-static(s.size) // ALIGNMENT) * ALIGNMENT

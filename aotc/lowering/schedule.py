@@ -117,7 +117,19 @@ class Scheduler:
     def _command(self, step: Launch | Copy, preds: int, succs: list[int]) -> list[int]:
         if isinstance(step, Copy):
             places = [*self.place(step.source), *self.place(step.target)]
-            return [COPY, 0, constant(1), constant(1), preds, len(succs), 2, 1, *succs, *places, self.operand(step.size)]
+            return [
+                COPY,
+                0,
+                constant(1),
+                constant(1),
+                preds,
+                len(succs),
+                2,
+                1,
+                *succs,
+                *places,
+                self.operand(step.size),
+            ]
         kernel = step.kernel
         places = [w for s in (*step.reads, *step.writes) for w in self.place(s)]
         dims = [self.operand(self._dim(name)) for name in kernel.dims]
@@ -188,7 +200,9 @@ def _covers(s: Storage, a: _Access) -> bool:
 
 
 def _guess(value: Dim) -> int:
-    return int(evaluate(value, {s.name: SYMBOL_GUESS for s in symbols(value)})) if isinstance(value, Expr) else int(value)
+    return (
+        int(evaluate(value, {s.name: SYMBOL_GUESS for s in symbols(value)})) if isinstance(value, Expr) else int(value)
+    )
 
 
 def nanoseconds(step: Launch | Copy) -> float:

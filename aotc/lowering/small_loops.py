@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aotc.frontend.dims import is_static, product, sym
+from aotc.frontend.dims import Dim, is_static, product, static, sym
 from aotc.frontend.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.index_maps import reshape_index
 from aotc.lowering.inline_kernels import UNROLL, inline_kernel
@@ -33,14 +33,20 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
     values = {v for o in inner for v in o.results} | {p for r in op.regions for p in r.params}
     if not all(is_static(v.type.shape) for v in values):
         return False
-    made = [int(product(v.type.shape)) for o in inner if o.name == "dispatch" for v in o.results if not _updates(o, functions)]
+    made = [
+        static(product(v.type.shape))
+        for o in inner
+        if o.name == "dispatch"
+        for v in o.results
+        if not _updates(o, functions)
+    ]
     if any(n > SMALL_VALUE for n in made) or sum(made) > SMALL_LOOP:
         return False
     work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
     if len(outer) + len(op.results) > MAX_BUFFERS or any(k.dims for k in work):
         return False
-    return sum(int(k.flops) for k in work) <= SMALL_FLOPS  # type: ignore[call-overload]
+    return sum(static(k.flops) for k in work) <= SMALL_FLOPS
 
 
 def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
@@ -60,7 +66,7 @@ class _Writer:
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
         """Make local memory for ``value``."""
         self.count += 1
-        bytes_ = int(product(value.type.shape)) * size_of(value.type.dtype)
+        bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
         space = "private" if bytes_ <= PRIVATE_BYTES else "scratch"
         made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, space)  # type: ignore[arg-type]
         block.append(Alloc(made))
@@ -160,8 +166,8 @@ class _Writer:
 
 def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
     """Write an element by element copy of whole buffers of equal shape."""
-    index = []
-    loops = []
+    index: list[Dim] = []
+    loops: list[tuple[str, Dim]] = []
     for d, extent in enumerate(target.shape):
         if extent == 1:
             index.append(0)
@@ -175,8 +181,9 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
     block += body
 
 
-def loop_kernel(op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
-                ) -> tuple[Kernel, tuple[Value, ...]]:
+def loop_kernel(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
+) -> tuple[Kernel, tuple[Value, ...]]:
     """Return one kernel for a whole ``while`` and the outer values that it reads, in order."""
     outer = list(dict.fromkeys([*op.operands, *(v for r in op.regions for v in captured(r))]))
     made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
@@ -187,12 +194,12 @@ def loop_kernel(op: Op, name: str, functions: Mapping[str, Function], kernels: M
     block: list[Stmt] = []
     carries = []
     for out, v in zip(outputs, op.results, strict=True):
-        small = int(product(v.type.shape)) * size_of(v.type.dtype) <= PRIVATE_BYTES  # type: ignore[call-overload]
+        small = static(product(v.type.shape)) * size_of(v.type.dtype) <= PRIVATE_BYTES
         carries.append(writer.buffer(v, block) if small else out)
     writer._while(op, block, carries)
     for n, (out, carry) in enumerate(zip(outputs, carries, strict=True)):
         if carry is not out:
             copy(block, carry, out, f"_out{n}")
     inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
-    flops = sum(int(kernels[o.attrs["callee"]].flops) for o in inner) * 16  # type: ignore[call-overload]
+    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * 16
     return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)

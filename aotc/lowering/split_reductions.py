@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from aotc.frontend.dims import product
+from aotc.frontend.dims import product, static
 from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.options import Options
 
@@ -63,10 +63,10 @@ def _split(op: Op, taken: set[str], numbers: count) -> list[Op]:
     x, init = op.operands
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
     first = dims[0]
-    extent = int(x.type.shape[first])  # type: ignore[call-overload]
+    extent = static(x.type.shape[first])
     trailing = first == 0 or len(dims) > 1 or dims[-1] != x.type.rank - 1
     parts = max((p for p in range(1, WANTED_PARTS + 1) if extent % p == 0), default=1)
-    if not trailing and product(op.result.type.shape) >= 8:
+    if not trailing and static(product(op.result.type.shape)) >= 8:
         return [op]
     if len(dims) > 1 and extent <= 4 * WANTED_PARTS:
         return _two_steps(op, x, init, tuple(d for d in op.attrs["dims"] if d != first), [], taken, numbers)
@@ -79,8 +79,9 @@ def _split(op: Op, taken: set[str], numbers: count) -> list[Op]:
     return _two_steps(op, split, init, dims_after, [reshape], taken, numbers)
 
 
-def _two_steps(op: Op, x: Value, init: Value, dims: tuple[int, ...], before: list[Op], taken: set[str], numbers: count
-               ) -> list[Op]:
+def _two_steps(
+    op: Op, x: Value, init: Value, dims: tuple[int, ...], before: list[Op], taken: set[str], numbers: count
+) -> list[Op]:
     kept = tuple(e for d, e in enumerate(x.type.shape) if d not in dims)
     partial = _fresh("partial", TensorType(x.type.dtype, kept), taken, numbers)
     rest = _axis_left(x, dims, op)
@@ -123,7 +124,9 @@ def _copy(region: Region, taken: set[str], numbers: count) -> Region:
     """Return the one-op combiner with fresh values."""
     (inner,) = region.ops
     names = {v: _fresh("c", v.type, taken, numbers) for v in (*region.params, *inner.results)}
-    op = replace(inner, operands=tuple(names[v] for v in inner.operands), results=tuple(names[v] for v in inner.results))
+    op = replace(
+        inner, operands=tuple(names[v] for v in inner.operands), results=tuple(names[v] for v in inner.results)
+    )
     return Region(tuple(names[p] for p in region.params), (op,), op.results)
 
 

@@ -15,13 +15,12 @@ columns is a set of dot products: it becomes multiply and reduce.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
 import numpy as np
 
-from aotc.frontend.dims import Dim, product
+from aotc.frontend.dims import Dim, product, static
 from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.lowering.tiling import FORMS, best_tile
 from aotc.options import Options
@@ -30,6 +29,7 @@ from aotc.vmfb.dtypes import size_of, to_numpy
 
 IN_PLACE_ELEMENTS = 1 << 16
 STREAM_ROWS = 4
+_FOLDED = frozenset({"constant", "reshape", "transpose", "convert", "pad"})
 TINY_FLOPS = 1 << 13
 
 
@@ -86,7 +86,9 @@ class _Rewriter:
         self.taken.add(fresh)
         result = Value(fresh, type_)
         self.new.append(Op(name, operands, (result,), attrs, (), source.loc))
-        if name in ("constant", "reshape", "transpose", "convert", "pad") and all(v in self.constants for v in operands):
+        if name in ("constant", "reshape", "transpose", "convert", "pad") and all(
+            v in self.constants for v in operands
+        ):
             self.constants.add(result)
         return result
 
@@ -136,7 +138,7 @@ class _Rewriter:
         result = op.result.type
         m, n = result.shape[-2:]
         k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-        if not form or isinstance(k, int) and k == 0 or (form == "i8" and result.dtype != "i32"):
+        if not form or (isinstance(k, int) and k == 0) or (form == "i8" and result.dtype != "i32"):
             self.new.append(op)
             return
         if isinstance(m, int) and m <= STREAM_ROWS and op.attrs["rhs_transposed"] and form != "i8":
@@ -226,17 +228,26 @@ class _Rewriter:
         lhs, rhs = op.operands
         form = form_of(lhs.type.dtype, rhs.type.dtype)
         *kernel, c, n = rhs.type.shape
-        if form not in ("f32", "f64") or op.attrs["feature_groups"] != 1 or not isinstance(product(rhs.type.shape), int):
+        if (
+            form not in ("f32", "f64")
+            or op.attrs["feature_groups"] != 1
+            or not isinstance(product(rhs.type.shape), int)
+        ):
             self._plain_conv(op, form)
             return
         if 0 in rhs.type.shape:
             self.new.append(op)
             return
         lhs, rhs = self.convert(lhs, form, op), self.convert(rhs, form, op)
-        k = int(product((*kernel, c)))
+        k = static(product((*kernel, c)))
         _, cols = best_tile(op.result.type.shape[-2], n, k, form, self.target)
         panels = self.pack(self.reshape(rhs, (k, n), op), cols, 1, False, op)
-        attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
+        attrs = {
+            "kernel": tuple(kernel),
+            "strides": op.attrs["strides"],
+            "rhs_dilation": op.attrs["rhs_dilation"],
+            "n": n,
+        }
         self.finish(op, "packed_conv", (lhs, panels), FORMS[form].out, **attrs)
 
     def _plain_conv(self, op: Op, form: str) -> None:
@@ -252,5 +263,3 @@ def _adder(dtype: str, name: str) -> Region:
     x, y = Value(f"{name}_x", TensorType(dtype)), Value(f"{name}_y", TensorType(dtype))
     total = Value(f"{name}_z", TensorType(dtype))
     return Region((x, y), (Op("add", (x, y), (total,)),), (total,))
-
-

@@ -20,7 +20,7 @@ from aotc.targets import Target, host
 from aotc.vmfb.abi import TABLE_SYMBOL
 
 ALLOWED_SYMBOLS = frozenset(
-    "memset memcpy memmove syscall sched_yield pthread_create pthread_detach".split()
+    ["memset", "memcpy", "memmove", "syscall", "sched_yield", "pthread_create", "pthread_detach"]
 )
 
 

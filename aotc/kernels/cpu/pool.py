@@ -65,6 +65,8 @@ class CompilerPool:
                         done(finished[0])
             except Empty:
                 pass
+            except InternalError as error:
+                errors.append(str(error))
             finally:
                 with self._lock:
                     self._idle.append(process)
@@ -104,7 +106,8 @@ def _spawn() -> subprocess.Popen[bytes]:
 def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
     """Return the answer and the process that gave it; a dead process is replaced once."""
     for attempt in range(2):
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             write_frame(process.stdin, request)
             answer = read_frame(process.stdout)
@@ -116,7 +119,8 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dic
         code = process.wait()
         process = _spawn()
         if attempt:
-            raise InternalError(f"the compiler process died twice (exit {code}) on:\n{request.get('text', 'the executor')}")
+            what = request.get("text", "the executor")
+            raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
     raise AssertionError("unreachable")
 
 

@@ -14,14 +14,14 @@ import os
 import struct
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgpack
 
 from aotc.targets import Target
 
 
-def read_frame(stream: BinaryIO) -> Any:
+def read_frame(stream: IO[bytes]) -> Any:
     """Return the next message, or None at the end of the stream."""
     head = stream.read(4)
     if len(head) < 4:
@@ -29,7 +29,7 @@ def read_frame(stream: BinaryIO) -> Any:
     return msgpack.unpackb(stream.read(struct.unpack("<I", head)[0]))
 
 
-def write_frame(stream: BinaryIO, message: Any) -> None:
+def write_frame(stream: IO[bytes], message: Any) -> None:
     """Write one message."""
     data = msgpack.packb(message)
     stream.write(struct.pack("<I", len(data)) + data)
@@ -38,12 +38,13 @@ def write_frame(stream: BinaryIO, message: Any) -> None:
 
 def target_fields(target: Target) -> list[Any]:
     """Return a target as a list that :func:`target_from` reads."""
-    return [getattr(target, name) for name in Target.__slots__]  # type: ignore[attr-defined]
+    return [getattr(target, name) for name in Target.__slots__]
 
 
 def target_from(fields: list[Any]) -> Target:
     """Return the target that :func:`target_fields` described."""
-    return Target(*(tuple(f) if isinstance(f, list) else f for f in fields))
+    given: dict[str, Any] = dict(zip(Target.__slots__, fields, strict=True))
+    return Target(**{**given, "features": tuple(given["features"])})
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from aotc.lowering.loop_ir import (
     Const,
     For,
     If,
-    Index as IndexScalar,
     Kernel,
     Load,
     Scalar,
     Stmt,
     Store,
+)
+from aotc.lowering.loop_ir import (
+    Index as IndexScalar,
 )
 from aotc.lowering.lower_regions import FREE_ORDER, RegionBuilder
 from aotc.targets import Target
