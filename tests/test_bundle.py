@@ -230,6 +230,24 @@ def test_a_library_without_its_table():
         load(write_bundle(None, manifest, segments))
 
 
+def test_a_command_buffer_that_breaks_the_rules():
+    for words in (b"1234567", np.array([7, 2], "<i8").tobytes()):
+        manifest, segments = tiny.parts()
+        segments[3] = ("commands0", words)
+        with pytest.raises(BundleError, match="command buffer 0 is invalid"):
+            load(write_bundle(None, manifest, segments))
+
+
+@pytest.mark.parametrize(
+    "tree", [{"kind": "bush"}, {"kind": "dict", "children": [{}]}, {"kind": "list", "children": [3]}]
+)
+def test_a_pytree_that_is_none(tree):
+    manifest, segments = tiny.parts()
+    manifest["functions"]["main"]["out_tree"] = tree
+    with pytest.raises(BundleError, match="out_tree of function 'main'"):
+        load(write_bundle(None, manifest, segments))
+
+
 def test_a_library_that_is_none():
     manifest, segments = tiny.parts()
     segments[1] = ("library", b"not a library")

@@ -43,10 +43,10 @@ def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> Constants:
     BundleError
         If the file of external weights is missing or does not fit.
     """
-    if not entry:
-        return Constants(0, 0, False, None)
-    if entry.get("external"):
+    if entry and entry.get("external"):
         return _load_external(bundle, entry["external"])
+    if not entry or entry.get("segment") is None:
+        return Constants(0, 0, False, None)
     view = bundle.segment(entry["segment"])
     if not view.nbytes:
         return Constants(0, 0, False, None)

@@ -78,8 +78,9 @@ class CpuExecutable:
         self._bundle = bundle
         self._variant = variant
         self.threads = threads
-        self._run = native.executor_run(bundle, variant["executor"])
-        self._pool = native.executor_pool(threads - 1)
+        executor = native.load_executor(bundle, variant.get("executor"))
+        self._run = executor.aotc_run
+        self._pool = native.worker_pool(executor, threads - 1)
         self._constants: Constants = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
@@ -91,8 +92,11 @@ class CpuExecutable:
         slots = self._fewest_slots()
         found = []
         for number, row in enumerate(self._variant["command_buffers"]):
-            words = np.frombuffer(self._bundle.checked(row["code"]), "<i8").astype(np.int64)
+            data = self._bundle.checked(row["code"])
             try:
+                if data.nbytes % 8:
+                    raise Invalid(f"{data.nbytes} bytes are no whole number of words")
+                words = np.frombuffer(data, "<i8").astype(np.int64)
                 patches = check_commands(words.tolist(), len(kernels), slots[number], row["states"], row["parameters"])
             except Invalid as error:
                 raise BundleError(self._bundle.where, f"command buffer {number} is invalid: {error}") from None
@@ -104,7 +108,7 @@ class CpuExecutable:
     def _kernel_addresses(self, count: int) -> np.ndarray:
         if not count:
             return np.zeros(0, np.int64)
-        library = native.load_library(self._bundle, self._variant["library"], "kernel library")
+        library = native.load_library(self._bundle, self._variant.get("library"), "kernel library")
         try:
             table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
         except ValueError:

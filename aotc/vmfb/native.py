@@ -87,8 +87,8 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def executor_run(bundle: Bundle, number: int | None) -> Any:
-    """Return ``aotc_run`` of the process's executor, loading the bundle's if there is none yet.
+def load_executor(bundle: Bundle, number: int | None) -> ctypes.CDLL:
+    """Return the process's executor; the first bundle brings it.
 
     Raises
     ------
@@ -112,22 +112,13 @@ def executor_run(bundle: Bundle, number: int | None) -> Any:
                 "compile the model again with this version of aotc",
             )
         _PROCESS.executor = library
-    return _PROCESS.executor.aotc_run
+    return _PROCESS.executor
 
 
-def executor_pool(workers: int) -> int:
-    """Return the address of the process's pool of so many worker threads, starting it if needed.
-
-    Raises
-    ------
-    OSError
-        If the system does not start the threads.
-    """
+def worker_pool(executor: ctypes.CDLL, workers: int) -> int:
+    """Return the address of the process's pool of so many worker threads, starting it if needed."""
     with _PROCESS.lock:
         if workers not in _PROCESS.pools:
-            executor = _PROCESS.executor
-            if executor is None:
-                raise OSError("no executor is loaded")
             memory, address = aligned_bytes(executor.aotc_pool_bytes(), ALIGNMENT)
             _start_pool(address, workers)
             # Workers look at this memory until the process is gone, after Python has freed its objects.
@@ -137,9 +128,9 @@ def executor_pool(workers: int) -> int:
 
 
 def _start_pool(address: int, workers: int) -> None:
-    executor = _PROCESS.executor
-    if executor is not None and executor.aotc_pool_start(ctypes.c_void_p(address), ctypes.c_int64(workers)):
-        raise OSError(f"cannot start {workers} worker threads")
+    """Start worker threads; if the system grants fewer, the caller and those do the work."""
+    if _PROCESS.executor is not None:
+        _PROCESS.executor.aotc_pool_start(ctypes.c_void_p(address), ctypes.c_int64(workers))
 
 
 def _restart_after_fork() -> None:

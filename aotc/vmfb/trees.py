@@ -84,11 +84,13 @@ def count_leaves(node: Node) -> int:
     ValueError
         If the node is not well formed.
     """
-    kind, children = node.get("kind"), node.get("children", [])
+    if not isinstance(node, dict):
+        raise ValueError(f"a pytree node is {type(node).__name__}, not a map")
+    kind, children, keys = node.get("kind"), node.get("children", []), node.get("keys", [])
     if kind == "leaf":
         return 1
     if kind not in ("none", "tuple", "list", "dict", "namedtuple") or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
-    if kind in ("dict", "namedtuple") and len(node.get("keys", ())) != len(children):
-        raise ValueError(f"a {kind} with {len(children)} children and {len(node.get('keys', ()))} keys")
+    if kind in ("dict", "namedtuple") and (not isinstance(keys, list) or len(keys) != len(children)):
+        raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")
     return sum(map(count_leaves, children))
