@@ -65,7 +65,7 @@ def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any]
     functions: dict[str, Any] = {}
     for op in module.body.operations:
         if op.operation.name == "func.func":
-            functions[op.operation.attributes["sym_name"].value] = op  # type: ignore[attr-defined]
+            functions[op.operation.attributes["sym_name"].value] = op
     public = [n for n, f in functions.items() if not _is_private(f)]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")

@@ -20,6 +20,8 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
 
+stablehlo.register_stablehlo_passes()
+
 _BYTECODE_MAGIC = b"ML\xefR"
 _PORTABLE_PRODUCER = b"StableHLO_v"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
@@ -140,7 +142,8 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
         place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
         line, column = (int(place[1]), int(place[2])) if place else (0, 0)
         snippet = lines[line - 1] if 0 < line <= len(lines) else ""
-        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet))
+        hint = "write quantized numbers as integers; jaxlib cannot read !quant types" if "!quant." in snippet else ""
+        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint))
     return found or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 
 
@@ -168,10 +171,8 @@ def _legalize(module: ir.Module) -> None:
 
 
 _CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"
-_QUANTIZED = "stablehlo-legalize-quant-to-math"
-_PASS_ORDER = (_DEPRECATED, _CHLO, _QUANTIZED)
+_PASS_ORDER = (_DEPRECATED, _CHLO)
 _PASSES = {
     "chlo": (_CHLO,),
     **{f"stablehlo.{name}": (_DEPRECATED,) for name in ("einsum", "unary_einsum", "cross-replica-sum")},
-    **{f"stablehlo.{name}": (_QUANTIZED,) for name in ("uniform_quantize", "uniform_dequantize")},
 }
