@@ -331,7 +331,7 @@ def _signature(f: Function) -> dict[str, Any]:
     donated = f.attrs.get("donated", ())
     return {
         "arguments": [
-            {**_value(name, v.type), "donated": n in donated}
+            {**_value(name, v.type), "donated": False, "donatable": n in donated}
             for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
         ],
         "results": [_value(name, v.type) for name, v in zip(results, f.body.results, strict=True)],

@@ -98,9 +98,9 @@ def emit_body(module: ir.Module, name: str, kernel: Kernel, target: Target, emit
     return function
 
 
-PARALLEL = "aotc.parallel"
-_LOOP = re.compile(rf'^(!\d+) = !\{{ !"{PARALLEL}", !"\d+", (.*) \}}$', re.MULTILINE)
-_GROUP = re.compile(rf'^(!\d+) = !\{{ !"{PARALLEL}" \}}$', re.MULTILINE)
+MARK = "aotc.distinct"
+_LOOP = re.compile(rf'^(!\d+) = !\{{ !"{MARK}", !"\d+", (.*) \}}$', re.MULTILINE)
+_GROUP = re.compile(rf'^(!\d+) = !\{{ !"{MARK}" \}}$', re.MULTILINE)
 
 
 def assembly_text(module: ir.Module) -> str:
@@ -203,7 +203,7 @@ class BodyEmitter:
             others = module.add_metadata([scopes[n] for n in names if n != own])
             self._tags[name] = (module.add_metadata([scopes[own]]), others)
         if kernel.aliases and self.target.kind == "cpu":
-            self._parallel = module.add_metadata([PARALLEL])
+            self._parallel = module.add_metadata([MARK])
 
     def annotate(self, instruction: ir.Instruction, buffer: Buffer) -> None:
         """Say which memory a load or store of ``buffer`` cannot touch."""
@@ -380,12 +380,20 @@ class BodyEmitter:
         following = builder.add(variable, ir.Constant(I64, loop.step), flags=("nsw",))
         variable.add_incoming(following, builder.block)
         backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
-        if self._parallel is not None and _independent(loop):
-            self._loops += 1
-            module = builder.module
-            accesses = module.add_metadata(["llvm.loop.parallel_accesses", self._parallel])
-            backedge.set_metadata("llvm.loop", module.add_metadata([PARALLEL, str(self._loops), accesses]))
+        self._describe(loop, backedge)
         builder.position_at_end(after)
+
+    def _describe(self, loop: For, backedge: ir.Instruction) -> None:
+        """Tell LLVM what it cannot see, and not to unroll a loop around loops: that only costs time."""
+        module = self.builder.module
+        facts = []
+        if self._parallel is not None and _independent(loop):
+            facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
+        if any(isinstance(s, For) for s in walk(loop.body)) and self.target.kind == "cpu":
+            facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
+        if facts:
+            self._loops += 1
+            backedge.set_metadata("llvm.loop", module.add_metadata([MARK, str(self._loops), *facts]))
 
     def _drop(self, block: ir.Block) -> None:
         self.builder.function.blocks.remove(block)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,14 +17,37 @@ _UNIQUE = frozenset({"call", "custom_call", "rng", "while", "case"})
 
 def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
-    digests: dict[int, tuple] = {}
-    changed = {n: replace(f, body=_Scope(digests).region(f.body, {})) for n, f in module.functions.items()}
+    changed = {n: replace(f, body=_Scope().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
 
 
+class _Bytes:
+    """An array as a key: hashed by a sample of its bytes, equal if all bytes are.
+
+    Hashing every byte of the weights of a large model would take longer than
+    all else in this pass.
+    """
+
+    SAMPLE = 64
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        step = max(self.bytes.size // self.SAMPLE, 1)
+        self.hash = hash((str(array.dtype), array.shape, self.bytes[::step].tobytes()))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Bytes) or self.hash != other.hash:
+            return False
+        a, b = self.array, other.array
+        return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(self.bytes, other.bytes))
+
+
 class _Scope:
-    def __init__(self, digests: dict[int, tuple]) -> None:
-        self.digests = digests
+    def __init__(self) -> None:
         self.mapped: dict[Value, Value] = {}
 
     def region(self, region: Region, outer: Mapping[Any, Sequence[Value]]) -> Region:
@@ -72,10 +94,7 @@ class _Scope:
             case tuple() | list():
                 return tuple(map(self.frozen, data))
             case np.ndarray():
-                if id(data) not in self.digests:
-                    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-                    self.digests[id(data)] = (str(data.dtype), data.shape, hashlib.sha1(raw.data).hexdigest())
-                return self.digests[id(data)]
+                return _Bytes(data)
             case bool() | float():
                 return (type(data).__name__, repr(data))
         return data

@@ -21,6 +21,7 @@ from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
 SMALL = 64 * 1024
+TINY = 1 << 8
 GROWTH = 2
 WORK = 10**9
 _FOLDED = frozenset(SCALARS) | {
@@ -68,6 +69,8 @@ def _shrunk(op: Op) -> Op:
 def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
     elements = [int(np.prod(_static(v), dtype=np.int64)) for v in op.results]
     result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
+    if op.name == "broadcast":
+        return result <= max(TINY, arrays[0].nbytes)
     if result > max(SMALL, GROWTH * sum(a.nbytes for a in arrays)):
         return False
     if op.name not in _PRODUCTS:

@@ -37,6 +37,8 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
         wide = STREAM_VECTORS[max(m, 1)] * min(target.registers, 32) // 32
         return max(m, 1), lanes * max(min(wide, needed), 1)
     vectors = min(2, needed)
+    if target.registers >= 32 and not isinstance(n, Expr) and -n % (3 * lanes) < -n % (2 * lanes):
+        vectors = 3
     if target.registers >= 32 and needed >= 3 and not isinstance(m, Expr) and m <= SMALL_ROWS:
         vectors = 3
     rows = min((room - vectors) // vectors, 14 if vectors > 1 else 24)
