@@ -102,6 +102,10 @@ def shared_object(source: str) -> bytes:
         return out.read_bytes()
 
 
+def _joined(lists):
+    return [word for words in lists for word in words]
+
+
 def place(slot, offset=0):
     """The words of a place; ``offset`` is an operand if it is odd."""
     return [slot, offset if offset & 1 else constant(offset)]
@@ -125,13 +129,13 @@ def graph(*commands, state=0, serial=1):
         successors = [number + 1] if number < last else []
         head = [kind, kernel, items, constant(1), int(number > 0), len(successors), len(places), len(dims)]
         assert len(head) == COMMAND_HEADER
-        bodies.append(head + successors + sum(places, []) + dims)
+        bodies.append([*head, *successors, *(w for place in places for w in place), *dims])
     offset = GRAPH_HEADER + len(bodies)
     offsets = []
     for body in bodies:
         offsets.append(offset)
         offset += len(body)
-    return [GRAPH, offset, len(bodies), state, serial, *offsets, *sum(bodies, [])]
+    return [GRAPH, offset, len(bodies), state, serial, *offsets, *(w for body in bodies for w in body)]
 
 
 def loop(condition, body, flag):
@@ -141,7 +145,7 @@ def loop(condition, body, flag):
 
 def case(index, *branches):
     """A case node; ``index`` is a place."""
-    words = sum(branches, [])
+    words = [w for branch in branches for w in branch]
     return [CASE, 5 + len(branches) + len(words), len(branches), *index, *map(len, branches), *words]
 
 

@@ -70,27 +70,29 @@ def power_of_two(m: Any, n: Any) -> Any:
 
 @function
 def exp(m: Any, x: Any) -> Any:
-    """``2**n * e**r``; the scale is applied in two steps so that subnormal results round once."""
+    """``2**n * e**r``; the scale is applied in two steps so that subnormal results round once.
+
+    Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits,
+    which saves the conversions. NaN passes through every step.
+    """
     low, high = (-104.0, 88.9) if m.bits == 32 else (-746.0, 709.9)
-    nan = x != x
+    magic, magic_bits = (12582912.0, 0x4B400000) if m.bits == 32 else (6755399441055744.0, 0x4338000000000000)
     c = m.select(x > high, m.const(high), x)
     c = m.select(c < low, m.const(low), c)
-    c = m.select(nan, m.const(0.0), c)
-    n = m.rint(c * 1.4426950408889634)
+    t = m.fma(c, m.const(1.4426950408889634), m.const(magic))
+    n = t - magic
+    k = m.to_bits(t) - magic_bits
     if m.bits == 32:
         r = m.fma(n, m.const(-0.693359375), c)
         r = m.fma(n, m.const(2.12194440e-4), r)
         p = polynomial(m, r, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5))
-        p = m.fma(p, r * r, r) + 1.0
     else:
         r = m.fma(n, m.const(-LN2_HIGH), c)
         r = m.fma(n, m.const(-LN2_LOW), r)
         p = polynomial(m, r, tuple(1.0 / math.factorial(k) for k in range(13, 1, -1)))
-        p = m.fma(p, r * r, r) + 1.0
-    k = m.to_int(n)
+    p = m.fma(p, r * r, r) + 1.0
     half = k >> 1
-    y = p * power_of_two(m, half) * power_of_two(m, k - half)
-    return m.select(nan, x, y)
+    return p * power_of_two(m, half) * power_of_two(m, k - half)
 
 
 def _log_parts(m: Any, x: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.pointers import address_of
 
 GOOD_FLAGS = 0x101  # C-contiguous and aligned, in ndarray.flags.num
 
@@ -123,13 +124,25 @@ def own_donated(arguments: Sequence[Argument], arrays: list[np.ndarray], given: 
 
     Also those that cannot be overwritten: read-only, or shared with another argument.
     """
-    for i, argument in enumerate(arguments):
-        if not argument.donated:
-            continue
-        x = arrays[i]
-        shared = any(np.may_share_memory(x, y) for j, y in enumerate(arrays) if j != i)
-        if not given or shared or not x.flags.writeable:
+    donated = [a.donated for a in arguments]
+    if not any(donated):
+        return
+    shared = sharing_memory(arrays) if given else set()
+    for i, x in enumerate(arrays):
+        if donated[i] and (not given or i in shared or not x.flags.writeable):
             arrays[i] = x.copy()
+
+
+def sharing_memory(arrays: Sequence[np.ndarray]) -> set[int]:
+    """Return the numbers of the contiguous arrays that overlap another one in memory."""
+    starts = [address_of(x) for x in arrays]
+    extents = sorted((start, start + x.nbytes, i) for i, (start, x) in enumerate(zip(starts, arrays)) if x.nbytes)
+    found, reached = set(), 0
+    for (start, end, i), after in zip(extents, [*extents[1:], None]):
+        if start < reached or (after is not None and after[0] < end):
+            found.add(i)
+        reached = max(reached, end)
+    return found
 
 
 def check_out(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:

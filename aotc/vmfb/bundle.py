@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+from _thread import get_ident
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -119,7 +120,7 @@ def write_file(path: str, parts: list[Any]) -> None:
     BundleError
         If it cannot be written; a file that was there before is unchanged.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{os.getpid()}.{get_ident()}.tmp"
     try:
         with open(temporary, "wb") as f:
             for part in parts:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, type_text
+from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
@@ -166,9 +166,9 @@ class Function:
         if len(out) != len(self.result_dtypes):
             raise VmError(self.where, "wrong number of out buffers", len(out), len(self.result_dtypes))
         given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]
-        for i, x in given:
-            others = [*arrays, *(y for j, y in given if j != i)]
-            if any(np.may_share_memory(x, y) for y in others):
+        shared = sharing_memory([*arrays, *(x for _, x in given)])
+        for number, (i, _) in enumerate(given, len(arrays)):
+            if number in shared:
                 raise VmError(self.where, f"out[{i}] shares memory with an argument or another result")
         return out
 
