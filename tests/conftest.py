@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -13,3 +15,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update(request: pytest.FixtureRequest) -> bool:
     """Should golden files be rewritten?"""
     return bool(request.config.getoption("--update"))
+
+
+@pytest.fixture(scope="module")
+def fresh_runtime() -> Iterator[None]:
+    """Let a module's tests load an executor of their own: a process keeps the first that it loads."""
+    from aotc.vmfb import native
+
+    before, native._PROCESS = native._PROCESS, native._Process()
+    yield
+    native._PROCESS = before

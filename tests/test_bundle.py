@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -16,7 +18,7 @@ from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
 
-pytestmark = pytest.mark.ir
+pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
 
 
 def empty(**more):
@@ -207,6 +209,13 @@ def test_a_device_that_was_not_compiled_for():
         load(tiny.bundle(), devices="tpu:0")
 
 
+def test_devices_by_number():
+    assert load(tiny.bundle(), devices="cpu:0").stats()["target"] == "cpu:any"
+    assert load(tiny.bundle(), devices=["cuda:1", "cpu"]).stats()["target"] == "cpu:any"
+    with pytest.raises(BundleError, match="device 'cpu:x' has no number"):
+        load(tiny.bundle(), devices="cpu:x")
+
+
 def test_a_kind_of_device_that_this_version_does_not_know():
     with pytest.raises(BundleError, match="no runtime for 'npu'"):
         load(changed(kind="npu"))
@@ -340,3 +349,16 @@ def test_external_weights_that_are_wrong(tmp_path):
     weights.unlink()
     with pytest.raises(BundleError, match="AOTC_WEIGHTS_PATH"):
         load(path)
+
+
+# ---------------------------------------------------------------- the page about the format
+
+
+def test_the_example_of_the_page_runs():
+    page = (Path(__file__).parent.parent / "docs" / "bundle.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {"executor": tiny.shared_object(tiny.EXECUTOR), "library": tiny.shared_object(tiny.KERNELS)}
+    exec(code, names)
+    x = np.arange(5, dtype=np.float32)
+    assert load(names["data"])(x, x).tolist() == [0, 2, 4, 6, 8]
+    assert load(names["data"])(b=x, a=x).tolist() == [0, 2, 4, 6, 8]

@@ -10,15 +10,18 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aotc.vmfb import machine, native, trees
 from aotc.vmfb.arena import ArenaPool
+from aotc.vmfb.arguments import sharing_memory
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
 from aotc.vmfb.pointers import DATA_FIELD, address_of
 
-pytestmark = pytest.mark.ir
+pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
 
 X = np.arange(4, dtype=np.float32)
 Y = np.full(4, 10, np.float32)
@@ -184,6 +187,17 @@ def test_donated_arguments_that_cannot_be_overwritten(module):
     assert both.tolist() == X.tolist()
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6))
+def test_sharing_memory_is_what_numpy_says(parts):
+    whole = np.zeros(40, np.uint8)
+    arrays = [whole[start : start + size] for start, size in parts]
+    expected = {
+        i for i, x in enumerate(arrays) if any(np.may_share_memory(x, y) for j, y in enumerate(arrays) if j != i)
+    }
+    assert sharing_memory(arrays) == expected
+
+
 def test_out_buffers(module):
     out = np.empty(4, np.float32)
     assert module.invoke("main", X, Y, out=[out])[0] is out
@@ -198,7 +212,7 @@ def test_out_buffers(module):
         ([np.empty(5, np.float32)], "does not fit result 0"),
         ([np.empty(4, np.float64)], "does not fit result 0"),
         ([np.empty(8, np.float32)[::2]], "not contiguous"),
-        ([X], "shares memory"),
+        ([X], r"out\[0\] shares memory"),
         ([], "wrong number of out buffers"),
         ([[0.0] * 4], "no numpy array"),
     ],

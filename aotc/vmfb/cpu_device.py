@@ -40,8 +40,8 @@ def rank(variant: dict[str, Any]) -> int:
     return len(variant["features"])
 
 
-def open_executable(bundle: Bundle, variant: dict[str, Any], threads: int | None) -> CpuExecutable:
-    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`."""
+def open_executable(bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int) -> CpuExecutable:
+    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` are the same cores."""
     return CpuExecutable(bundle, variant, thread_count(threads))
 
 

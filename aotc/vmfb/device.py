@@ -1,4 +1,15 @@
-"""What the VM asks of a device, and the table of kinds of device."""
+"""What the VM asks of a device, and the table of kinds of device.
+
+A kind of device is a module that has the functions of :class:`Device`; a row of
+:data:`DEVICES` makes it known. It is imported when a bundle has a variant of its
+kind, so importing it must succeed on machines without the hardware: a missing
+driver is an obstacle, which :func:`choose` reports beside those of other variants.
+
+Arrays are NumPy arrays in host memory, C-contiguous and aligned, of the dtypes of
+the signature. When ``replay``'s function or ``submit`` returns, the results are
+written and the arguments are no longer read. Functions of an executable are called
+from several threads at the same time; a session belongs to one call.
+"""
 
 from __future__ import annotations
 
@@ -77,15 +88,20 @@ class Device(Protocol):
     def rank(self, variant: dict[str, Any]) -> int:
         """Return how good a variant is; the best that has no obstacle runs."""
 
-    def open_executable(self, bundle: Bundle, variant: dict[str, Any], threads: int | None) -> Executable:
-        """Load a variant."""
+    def open_executable(
+        self, bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int
+    ) -> Executable:
+        """Load a variant on device number ``ordinal`` of the kind; ``threads`` matter to host devices only.
+
+        Raises BundleError if the variant is damaged or there is no such device.
+        """
 
 
 DEVICES = {"cpu": "aotc.vmfb.cpu_device", "cuda": "aotc.vmfb.cuda_device"}
 
 
-def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[str, Any], Any]:
-    """Return the variant to run and the module of its device.
+def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[str, Any], Any, int]:
+    """Return the variant to run, the module of its device and the device's number.
 
     Parameters
     ----------
@@ -100,14 +116,19 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
         If no variant can run; lists each variant with the reason.
     """
     wanted = [devices] if isinstance(devices, str) else list(devices or ())
-    kinds = {name.partition(":")[0] for name in wanted}
-    for kind in sorted(kinds - DEVICES.keys()):
-        raise BundleError(bundle.where, f"unknown device {kind!r}", expected=", ".join(DEVICES))
+    ordinals: dict[str, int] = {}
+    for name in wanted:
+        kind, colon, number = name.partition(":")
+        if kind not in DEVICES:
+            raise BundleError(bundle.where, f"unknown device {kind!r}", expected=", ".join(DEVICES))
+        if colon and not number.isdecimal():
+            raise BundleError(bundle.where, f"device {name!r} has no number", expected=f"{kind} or {kind}:N")
+        ordinals.setdefault(kind, int(number or 0))
     obstacles: list[str] = []
     usable: list[tuple[str, int, dict[str, Any], Any]] = []
     for variant in bundle.manifest["variants"]:
         kind, target = variant["kind"], variant["target"]
-        if kinds and kind not in kinds:
+        if ordinals and kind not in ordinals:
             obstacles.append(f"{target}: devices={devices!r} was asked for")
             continue
         module = _device_module(kind)
@@ -123,7 +144,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
         )
     first = usable[0][0]
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
-    return best[2], best[3]
+    return best[2], best[3], ordinals.get(first, 0)
 
 
 def _device_module(kind: str) -> Any:

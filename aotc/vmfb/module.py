@@ -55,10 +55,10 @@ def load(
     if verify:
         bundle.verify_all()
     _check_functions(bundle)
-    variant, device = choose(bundle, devices)
+    variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
-    return Module(bundle, variant, device.open_executable(bundle, variant, threads))
+    return Module(bundle, variant, device.open_executable(bundle, variant, threads, ordinal))
 
 
 class Module:
