@@ -260,6 +260,15 @@ CONTROL = [
         id="randint",
     ),
     pytest.param(lambda k: lax.rng_bit_generator(k, (5, 3)), (i(4, low=0, high=99, dtype=np.uint32),), id="rng-bits"),
+    pytest.param(
+        lambda k: [
+            lax.rng_bit_generator(k, shape, dtype, algorithm=lax.RandomAlgorithm.RNG_THREE_FRY)
+            for shape in ((), (7,), (3, 2), (3, 3), (3, 5, 2))
+            for dtype in (np.uint32, np.uint8)
+        ],
+        (i(4, low=0, high=99, dtype=np.uint32),),
+        id="rng-bits-three-fry",
+    ),
     pytest.param(lambda x: jnp.linalg.matrix_power(x, 3), (f(3, 3),), id="matrix_power"),
     pytest.param(lstm, (f(4, 5), f(8, 12)), id="lstm"),
     pytest.param(attention, (f(5, 4), f(4, 12)), id="attention"),

@@ -65,15 +65,27 @@ def _join(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
 
 
-def _three_fry_words(state: np.ndarray, size: int, wide: bool) -> tuple[np.ndarray, int]:
-    """Return the words (u64 or u32) and how far the counter moves."""
-    count = size if wide else (size + 1) // 2
-    x0, x1 = threefry(_split(int(state[0])), *_counters(int(state[1]), count))
-    return (_join(x0, x1), count) if wide else (np.concatenate([x0, x1])[:size], count)
+def _three_fry_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> tuple[np.ndarray, int]:
+    """Return the words (u64 or u32) and how far the counter moves.
+
+    32-bit words come two per counter. As XLA lays them out, both go side by side
+    along one dim: the first even one, or else the first of the largest.
+    """
+    if wide or not shape:
+        count = math.prod(shape)
+        x0, x1 = threefry(_split(int(state[0])), *_counters(int(state[1]), count))
+        return (_join(x0, x1) if wide else x0), count
+    even = [i for i, n in enumerate(shape) if n % 2 == 0]
+    dim = even[0] if even else shape.index(max(shape))
+    half = [(n + 1) // 2 if i == dim else n for i, n in enumerate(shape)]
+    count = math.prod(half)
+    x0, x1 = (x.reshape(half) for x in threefry(_split(int(state[0])), *_counters(int(state[1]), count)))
+    pairs = np.stack([x0, x1], axis=dim + 1).reshape([2 * n if i == dim else n for i, n in enumerate(half)])
+    return np.take(pairs, range(shape[dim]), axis=dim).reshape(-1), count
 
 
-def _philox_words(state: np.ndarray, size: int, wide: bool) -> tuple[np.ndarray, int]:
-    per = 2 if wide else 4
+def _philox_words(state: np.ndarray, shape: tuple[int, ...], wide: bool) -> tuple[np.ndarray, int]:
+    per, size = 2 if wide else 4, math.prod(shape)
     count = (size + per - 1) // per
     low, high = _counters(int(state[1]), count)
     extra = int(state[2] if len(state) > 2 else state[0])  # as XLA: a short state repeats its key
@@ -86,10 +98,9 @@ def _philox_words(state: np.ndarray, size: int, wide: bool) -> tuple[np.ndarray,
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (state,), result = arrays, types[1]
-    size = math.prod(sizes(result))
     dtype = to_numpy(result.dtype)
     generate = _three_fry_words if attrs["algorithm"] == "THREE_FRY" else _philox_words
-    words, moved = generate(state, size, dtype.itemsize == 8)
+    words, moved = generate(state, sizes(result), dtype.itemsize == 8)
     after = np.array(state)
     with np.errstate(over="ignore"):
         after[1] += np.uint64(moved)
