@@ -87,6 +87,8 @@ PASSES: tuple[Pass, ...] = (
 def run_passes(module: Module, options: Options) -> Module:
     """Run :data:`PASSES` on ``module`` and return the result."""
     for number, step in enumerate(PASSES, start=1):
+        if options.progress:
+            options.progress(number, len(PASSES), step.name)
         if 0 <= options.bisect < number and not step.required:
             continue
         begin = time.perf_counter()

@@ -45,7 +45,8 @@ from aotc.vmfb.dtypes import DTYPES, size_of
 EmitTile = Callable[["BodyEmitter", Tile], None]
 
 
-def _bytes_of(buffer: Buffer) -> int:
+def bytes_of(buffer: Buffer) -> int:
+    """Return the bytes of a private, scratch or shared buffer."""
     size = product(buffer.shape)
     if isinstance(size, Expr):
         raise InternalError(f"kernels: {buffer.space} buffer {buffer.name} has a symbolic shape")
@@ -59,7 +60,7 @@ def scratch_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
     for stmt in walk(kernel.body):
         if isinstance(stmt, Alloc) and stmt.buffer.space == "scratch" and stmt.buffer.name not in offsets:
             offsets[stmt.buffer.name] = end
-            end += -(-_bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
+            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
     return offsets, end
 
 
@@ -68,7 +69,14 @@ def scratch_bytes(kernel: Kernel) -> int:
     return scratch_layout(kernel)[1]
 
 
-def emit_body(module: ir.Module, name: str, kernel: Kernel, target: Target, emit_tile: EmitTile) -> ir.Function:
+def emit_body(
+    module: ir.Module,
+    name: str,
+    kernel: Kernel,
+    target: Target,
+    emit_tile: EmitTile,
+    emitter: type[BodyEmitter] | None = None,
+) -> ir.Function:
     """Add the function of one grid iteration of ``kernel`` to ``module``.
 
     Parameters
@@ -83,6 +91,8 @@ def emit_body(module: ir.Module, name: str, kernel: Kernel, target: Target, emit
         The machine; only tiles look at it.
     emit_tile : callable
         ``emit_tile(context, stmt)`` emits a :class:`Tile` statement.
+    emitter : type, optional
+        What emits the statements; a device may add to :class:`BodyEmitter`.
 
     Raises
     ------
@@ -93,8 +103,9 @@ def emit_body(module: ir.Module, name: str, kernel: Kernel, target: Target, emit
     function.attributes.add("alwaysinline")
     function.attributes.add("nounwind")
     entry = ir.IRBuilder(function.append_basic_block("entry"))
-    BodyEmitter(entry, kernel, target, emit_tile).emit()
-    entry.ret_void()
+    body = (emitter or BodyEmitter)(entry, kernel, target, emit_tile)
+    body.emit()
+    body.builder.ret_void()
     return function
 
 
@@ -338,7 +349,7 @@ class BodyEmitter:
             self._pointers[buffer.name] = self.builder.gep(base, [offset], inbounds=True, source_etype=I8)
             return
         kind = memory_type(buffer.dtype)
-        count = _bytes_of(buffer) // size_of(buffer.dtype) * (2 if DTYPES[buffer.dtype].kind == "c" else 1)
+        count = bytes_of(buffer) // size_of(buffer.dtype) * (2 if DTYPES[buffer.dtype].kind == "c" else 1)
         with self.builder.goto_entry_block():
             memory = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
             memory.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)

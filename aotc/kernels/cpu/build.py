@@ -52,7 +52,7 @@ def build_library(kernels: Sequence[Kernel], target: Target, options: Options) -
     order = list(dict.fromkeys(texts))
     symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
     named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
-    objects = _compile([{"text": t, "target": target_fields(target)} for t in named], named, target, options)
+    objects = compile_texts([{"text": t, "target": target_fields(target)} for t in named], named, target, options)
     table = function_table([symbols[t] for t in texts], target)
     infos = [KernelInfo(k.name, scratch_bytes(k), k.flops, k.bytes) for k in kernels]
     return Library(link([*objects, table], target), tuple(infos))
@@ -62,11 +62,11 @@ def build_executor(target: Target, options: Options) -> bytes:
     """Return the executor's library for ``target``."""
     from aotc.kernels.cpu.link import link
 
-    objects = _compile([{"executor": True, "target": target_fields(target)}], ["executor"], target, options)
+    objects = compile_texts([{"executor": True, "target": target_fields(target)}], ["executor"], target, options)
     return link(objects, target)
 
 
-def _compile(requests: list[dict[str, Any]], texts: list[str], target: Target, options: Options) -> list[bytes]:
+def compile_texts(requests: list[dict[str, Any]], texts: list[str], target: Target, options: Options) -> list[bytes]:
     """Return the objects of ``requests``, from the cache where it has them."""
     keys = [cache.key_of(text, target) for text in texts]
     found = {n: data for n, key in enumerate(keys) if options.cache and (data := cache.read(key)) is not None}

@@ -56,7 +56,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         target = target_from(request["target"])
         if request.get("executor"):
             return {"id": request["id"], "object": compile_executor(target)}
-        return {"id": request["id"], "object": compile_kernel(parse_kernel(request["text"]), target)}
+        kernel = parse_kernel(request["text"])
+        if target.kind == "cuda":
+            from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
+
+            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target)}
+        return {"id": request["id"], "object": compile_kernel(kernel, target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}
 

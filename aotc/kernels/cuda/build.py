@@ -1,0 +1,110 @@
+"""Kernels to cubins: what the pipeline asks of the CUDA back end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.frontend.dims import Dim
+from aotc.kernels.cpu import cache
+from aotc.kernels.cpu.build import compile_texts
+from aotc.kernels.cpu.worker import target_fields
+from aotc.kernels.cuda.emit import FLAT_THREADS, block_threads
+from aotc.lowering.loop_ir import Kernel
+from aotc.lowering.loop_printer import print_kernel
+from aotc.options import Options
+from aotc.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """What the bundle says about one kernel.
+
+    Attributes
+    ----------
+    name, symbol : str
+        For people, and in the cubin.
+    image : tuple of (int, int)
+        First byte and size of its cubin in the segment.
+    threads : int
+        Of a block.
+    items : int
+        How many items of the grid a block runs.
+    inputs : int
+        How many of a command's places are only read.
+    flops, bytes : Dim
+        Work of the whole grid.
+    """
+
+    name: str
+    symbol: str
+    image: tuple[int, int]
+    threads: int
+    items: int
+    inputs: int
+    flops: Dim
+    bytes: Dim
+
+    def entry(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        return {
+            "name": self.name,
+            "symbol": self.symbol,
+            "image": list(self.image),
+            "threads": self.threads,
+            "items": self.items,
+            "inputs": self.inputs,
+            "flops": str(self.flops),
+            "bytes": str(self.bytes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cubins:
+    """All cubins one after the other, and the kernels in them."""
+
+    data: bytes
+    kernels: tuple[CudaKernel, ...]
+
+
+def build_cubins(kernels: Sequence[Kernel], target: Target, options: Options) -> Cubins:
+    """Compile ``kernels``; those that the cache holds are not compiled again.
+
+    Raises
+    ------
+    CompileError
+        If nvJitLink is not installed.
+    """
+    _need_linker(target)
+    texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
+    order = list(dict.fromkeys(texts))
+    symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
+    named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
+    requests = [{"text": text, "target": target_fields(target)} for text in named]
+    images = dict(zip(order, compile_texts(requests, named, target, options), strict=True))
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    for text in order:
+        places[text] = (end, len(images[text]))
+        end += len(images[text])
+    found = []
+    for k, text in zip(kernels, texts, strict=True):
+        threads = block_threads(k)
+        shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
+        found.append(CudaKernel(k.name, symbols[text], places[text], *shape, len(k.inputs), k.flops, k.bytes))
+    return Cubins(b"".join(images[text] for text in order), tuple(found))
+
+
+def _need_linker(target: Target) -> None:
+    try:
+        from cuda.bindings import nvjitlink
+
+        nvjitlink.version()
+    except Exception as error:
+        raise CompileError.at(
+            UNKNOWN,
+            f"target {target.name} needs nvJitLink: {error}",
+            hint='pip install "aotc[cuda-compile]"',
+        ) from error

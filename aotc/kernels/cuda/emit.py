@@ -1,0 +1,91 @@
+"""What the loop IR means on a GPU, where it differs from a CPU: threads, shared memory, barriers.
+
+A kernel has one of two shapes. Flat: one thread runs one item of the grid. Block:
+if the body has loops of kind ``thread``, a block of threads runs one item; all
+statements outside of those loops are run by every thread.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.emit import BodyEmitter, bytes_of
+from aotc.kernels.llvm_algebra import call_intrinsic
+from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
+from aotc.lowering.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Stmt, walk
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import DTYPES, size_of
+
+FLAT_THREADS = 128
+SHARED = 3
+BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
+
+
+def block_threads(kernel: Kernel) -> int:
+    """Return the threads of a block that runs one item together, or 0 if a thread runs one alone.
+
+    Raises
+    ------
+    InternalError
+        If no loop over threads says how many there are.
+    """
+    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
+    if not loops:
+        return 0
+    extents = [s.end for s in loops if isinstance(s.end, int)]
+    if not extents:
+        raise InternalError(f"kernels: {kernel.name} has no loop over all threads of a block")
+    return max(extents)
+
+
+def shared_bytes(kernel: Kernel) -> int:
+    """Return the bytes of shared memory of one block."""
+    return sum(bytes_of(s.buffer) for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.space == "shared")
+
+
+class CudaEmitter(BodyEmitter):
+    """Emits a kernel's body for a thread of the GPU."""
+
+    def _statement(self, stmt: Stmt) -> None:
+        match stmt:
+            case For(kind="thread"):
+                self._threads(stmt)
+            case Barrier():
+                call_intrinsic(self.builder, BARRIER, VOID, [ir.Constant(I32, 0)])
+            case _:
+                super()._statement(stmt)
+
+    def _threads(self, loop: For) -> None:
+        """Run the iterations of a loop on the threads of the block: thread t has t, t + T, ..."""
+        builder = self.builder
+        thread = call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.tid.x", I32, [])
+        first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
+        inside = builder.icmp_signed("<", first, self._indices.emit(loop.end))
+        body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
+        builder.cbranch(inside, body, after)
+        builder.position_at_end(body)
+        self._indices.push()
+        self._indices.bind(loop.var, first)
+        self._block(loop.body)
+        self._indices.pop()
+        builder.branch(after)
+        builder.position_at_end(after)
+
+    def _alloc(self, buffer: Buffer) -> None:
+        """Make memory of a thread (scratch too: a thread is its own worker) or of its block."""
+        kind = memory_type(buffer.dtype)
+        parts = 2 if DTYPES[buffer.dtype].kind == "c" else 1
+        shape = ir.ArrayType(kind, max(bytes_of(buffer) // size_of(buffer.dtype) * parts, 1))
+        if buffer.space == "shared":
+            memory = ir.GlobalVariable(self.builder.module, shape, f"shared_{buffer.name}", addrspace=SHARED)
+            memory.linkage = "internal"
+            memory.initializer = ir.Constant(shape, ir.Undefined)
+            memory.align = ALIGNMENT
+            self._pointers[buffer.name] = self.builder.addrspacecast(memory, PTR)
+            return
+        with self.builder.goto_entry_block():
+            local = self.builder.alloca(shape, name=buffer.name)
+            local.align = size_of(buffer.dtype)
+            local.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
+        self._pointers[buffer.name] = local

@@ -1,0 +1,12 @@
+"""Register tiles on the GPU: there are none; products are lowered without them."""
+
+from __future__ import annotations
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.emit import BodyEmitter
+from aotc.lowering.loop_ir import Tile
+
+
+def emit_tile(context: BodyEmitter, stmt: Tile) -> None:
+    """Refuse a tile statement."""
+    raise InternalError("kernels: a tile of the CPU's kind in a CUDA kernel")
