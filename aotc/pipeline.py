@@ -179,7 +179,7 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
             locs[function.name] = function.loc.traced_by or str(function.loc)
     constants = Constants()
     public = {n: f for n, f in module.functions.items() if f.public}
-    buffered = {n: bufferize(f, module, kernels, constants) for n, f in public.items()}
+    buffered = {n: bufferize(f, module, kernels, constants, target.loop_flops) for n, f in public.items()}
     names, unique = _deduplicate({k: v for b in buffered.values() for k, v in b.kernels.items()})
     variant = Variant(target, unique, [], {}, constants, 0, locs)
     numbers = {k.name: n for n, k in enumerate(unique)}
@@ -250,10 +250,9 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
 
 def _start_compilers(targets: tuple[Target, ...], options: Options) -> None:
     """Begin starting the compiler processes while the model is being read."""
-    if any(t.kind == "cpu" for t in targets):
-        from aotc.kernels.cpu.build import start_workers
+    from aotc.kernels.cpu.build import start_workers
 
-        start_workers(options)
+    start_workers(options)
 
 
 def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
@@ -301,7 +300,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
     if v.target.kind == "cuda":
         from aotc.kernels.cuda.build import build_cubins
 
-        built = build_cubins(v.kernels, v.target, options)
+        built: Any = build_cubins(v.kernels, v.target, options)
         entry["cubin"] = add("cubin", built.data)
     else:
         from aotc.kernels.cpu.build import build_executor, build_library

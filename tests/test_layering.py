@@ -51,7 +51,7 @@ MAY_IMPORT = {
 
 # Packages that only some modules of a part may import.
 ONLY = {
-    "cuda": ("aotc.vmfb.cuda_",),
+    "cuda": ("aotc.kernels.cuda.",),
     "jax": ("aotc.frontend.",),
     "jaxlib": ("aotc.frontend.",),
     "numba": ("aotc.kernels.",),

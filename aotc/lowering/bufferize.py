@@ -18,7 +18,7 @@ from aotc.frontend.dims import Dim, product, static
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.rules.indexing import overwritten
-from aotc.lowering.small_loops import is_small, loop_kernel
+from aotc.lowering.small_loops import SMALL_FLOPS, is_small, loop_kernel
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 
@@ -131,9 +131,19 @@ def bytes_of(type_: TensorType) -> Dim:
     return product(type_.shape) * size_of(type_.dtype)
 
 
-def bufferize(function: Function, module: Module, kernels: Mapping[str, Kernel], constants: Constants) -> Buffered:
-    """Assign storage to every value of ``function`` and list its steps."""
+def bufferize(
+    function: Function,
+    module: Module,
+    kernels: Mapping[str, Kernel],
+    constants: Constants,
+    loop_flops: int = SMALL_FLOPS,
+) -> Buffered:
+    """Assign storage to every value of ``function`` and list its steps.
+
+    A loop of at most ``loop_flops`` operations an iteration becomes one kernel.
+    """
     b = _Bufferizer(module.functions, kernels, constants)
+    b.loop_flops = loop_flops
     return b.function(function)
 
 
@@ -144,6 +154,7 @@ class _Bufferizer:
         self.constant_ops: dict[Value, Op] = {}
         self.arena: list[Storage] = []
         self.used: dict[str, Kernel] = {}
+        self.loop_flops = SMALL_FLOPS
         self.time = 0
         self.depth = 0
         self.wanted: dict[Value, Storage] = {}
@@ -292,7 +303,7 @@ class _Bufferizer:
         return None
 
     def _while(self, op: Op) -> list[Step]:
-        if is_small(op, self.functions, self.kernels):
+        if is_small(op, self.functions, self.kernels, self.loop_flops):
             return [self._loop_kernel(op)]
         steps: list[Step] = []
         carries = []

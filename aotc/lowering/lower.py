@@ -8,6 +8,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.tensor_ir import Function
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.lower_contract import lower_contract
+from aotc.lowering.lower_cuda import lower_reduction_cuda
 from aotc.lowering.lower_regions import lower_loop, lower_reduction
 from aotc.lowering.rules.indexing import lower_dynamic_update_slice, lower_scatter
 from aotc.targets import Target
@@ -21,6 +22,11 @@ KINDS: dict[str, Lowering] = {
     "reduce": lower_reduction,
     "contract": lower_contract,
     "update": lower_dynamic_update_slice,
+}
+
+CUDA_KINDS: dict[str, Lowering] = {
+    "row": lower_reduction_cuda,
+    "reduce": lower_reduction_cuda,
 }
 
 SINGLES: dict[str, Lowering] = {
@@ -38,6 +44,8 @@ def lower_region(function: Function, target: Target) -> Kernel:
         If the region is an op that has no lowering for ``target``.
     """
     kind = function.attrs["kind"]
+    if target.kind == "cuda" and kind in CUDA_KINDS:
+        return CUDA_KINDS[kind](function, target)
     if kind != "single":
         return KINDS[kind](function, target)
     op = function.body.ops[-1]

@@ -173,7 +173,7 @@ def lower_loop(function: Function, target: Target) -> Kernel:
     def emit(block: list[Stmt], at: Index) -> None:
         e.enter(block)
         _anchor_windows(b, e, at)
-        store_all(e, [(out, v, _relocate(b, v, at)) for out, v in zip(b.outputs, function.body.results, strict=True)])
+        store_all(e, [(out, v, relocate(b, v, at)) for out, v in zip(b.outputs, function.body.results, strict=True)])
 
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
@@ -196,7 +196,7 @@ def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> Non
     block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, held, strict=True)]
 
 
-def _relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
+def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     """Return the index of ``value`` when the anchor is at ``at``."""
     index = b.index.get(value, b.anchors.space)
     names = {f"i{k}": e for k, e in enumerate(at)}
@@ -210,6 +210,10 @@ def loops_over(
         block: list[Stmt] = []
         emit(block, b.anchors.space)
         return 1, tuple(block)
+    if b.target.kind == "cuda":
+        return grid_loop(
+            merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
+        )
     outer, inner = split_grid(merged, ITEM_WORK)
     last = inner[-1]
     chunk = None
@@ -289,7 +293,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
             extent = op.operands[0].type.shape[d]
             where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
         values = [e.at(v, tuple(where)) for v in op.operands[:n]]
-        _combine(b, e, op, accs, values, tests)
+        combine(b, e, op, accs, values, tests)
 
     serial(axes, [], emit, outer, unroll=True)
     e.enter(outer)
@@ -307,7 +311,7 @@ def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> D
 FREE_ORDER = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
-def _combine(
+def combine(
     b: RegionBuilder, e: Elements, op: Op, accs: list[Buffer], values: list[Scalar], tests: list[Scalar], at: Index = ()
 ) -> None:
     """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
@@ -318,7 +322,7 @@ def _combine(
             cond = Apply("and", (cond, t), "i1")
         inner: list[Stmt] = []
         e.enter(inner)
-        _combine(b, e, op, accs, values, [], at)
+        combine(b, e, op, accs, values, [], at)
         block.append(If(cond, tuple(inner)))
         e.enter(block)
         return
@@ -346,7 +350,7 @@ def lower_reduction(function: Function, target: Target) -> Kernel:
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
     if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
         return _lower_columns(b, kept, reduced)
-    return _Rows(b, kept, reduced).lower()
+    return Rows(b, kept, reduced).lower()
 
 
 def _stages(b: RegionBuilder) -> list[list[Op]]:
@@ -358,7 +362,7 @@ def _stages(b: RegionBuilder) -> list[list[Op]]:
     return [levels[n] for n in sorted(levels)]
 
 
-class _Rows:
+class Rows:
     """Rows in the grid; each stage is one loop over the reduced axes of a row."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
@@ -376,7 +380,7 @@ class _Rows:
         self.inner = self._inner_axes()
         self._choose_scratch()
         work = product(a.extent for a in self.inner)
-        if isinstance(work, int) and work < 64 and row_axes:
+        if isinstance(work, int) and work < 64 and row_axes and b.target.kind == "cpu":
             outer, tail = split_grid(row_axes, max(ITEM_WORK // max(work, 1), 1))
         else:
             outer, tail = row_axes, []
@@ -476,7 +480,7 @@ class _Rows:
         self._stage_loop(block, at, [], {}, len(self.stages), roots, stored)
         self.e.enter(block)
         for out, v in self.rows:
-            index = _relocate(self.b, v, at)
+            index = relocate(self.b, v, at)
             block.append(Store(out, index, self.e.at(v, index)))
 
     def _accumulators(self, stage: list[Op], block: list[Stmt]) -> dict[Op, list[Buffer]]:
@@ -515,10 +519,10 @@ class _Rows:
                 held = self.e.bind(self.e.at(v, here))
                 inner.append(Store(self.scratch[v], (flat,), held))
                 self.e.anchored[v] = provide(held)
-            store_all(self.e, [(out, v, _relocate(b, v, here)) for out, v in stores])
+            store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
             for op in stage:
                 values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
-                _combine(b, self.e, op, accs[op], values, [])
+                combine(b, self.e, op, accs[op], values, [])
             for v in keep:
                 self.e.anchored[v] = self._from_scratch(v)
 
@@ -577,13 +581,13 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
             e.enter(inside)
             here = place(b.anchors.space, b.shape, [*outer, *middle, last], [*syms, *rows, c])
             names = {f"i{k}": x for k, x in enumerate(here)}
-            store_all(e, [(out, v, _relocate(b, v, here)) for out, v in results if not b.anchors.is_row(v)])
+            store_all(e, [(out, v, relocate(b, v, here)) for out, v in results if not b.anchors.is_row(v)])
             for op in stage:
                 count_ = len(op.operands) // 2
                 values = [
                     e.at(v, tuple(substitute(i, names) for i in b.anchors.index[v] or ())) for v in op.operands[:count_]
                 ]
-                _combine(b, e, op, accs[op], values, [], (lane,))
+                combine(b, e, op, accs[op], values, [], (lane,))
             blk.append(For(last.name, begin, end, tuple(inside)))
 
         serial(middle, [], accumulate, block)
@@ -595,7 +599,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
         here = place(b.anchors.space, b.shape, [*outer, last], [*syms, c])
         for out, v in results:
             if b.anchors.is_row(v):
-                index = _relocate(b, v, here)
+                index = relocate(b, v, here)
                 finish.append(Store(out, index, e.at(v, index)))
         block.append(For(last.name, begin, end, tuple(finish)))
 

@@ -14,7 +14,8 @@ from aotc.frontend.dims import Dim, is_static, product, static, sym
 from aotc.frontend.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.index_maps import reshape_index
 from aotc.lowering.inline_kernels import UNROLL, inline_kernel
-from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Stmt, Store, While
+from aotc.lowering.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Stmt, Store, While
+from aotc.lowering.loop_ir import walk as walk_stmts
 from aotc.lowering.rules.indexing import overwritten
 from aotc.vmfb.dtypes import size_of
 
@@ -25,7 +26,9 @@ PRIVATE_BYTES = 2048
 MAX_BUFFERS = 60
 
 
-def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> bool:
+def is_small(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], flops: int = SMALL_FLOPS
+) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
     inner = [o for r in op.regions for o in walk(r)]
     if any(o.name not in ("dispatch", "while", "case", "constant", "reshape") for o in inner):
@@ -44,9 +47,13 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
         return False
     work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    if len(outer) + len(op.results) > MAX_BUFFERS or any(k.dims for k in work):
+    if len(outer) + len(op.results) > MAX_BUFFERS or any(k.dims or _has_barrier(k) for k in work):
         return False
-    return sum(static(k.flops) for k in work) <= SMALL_FLOPS
+    return sum(static(k.flops) for k in work) <= flops
+
+
+def _has_barrier(kernel: Kernel) -> bool:
+    return any(isinstance(s, Barrier) for s in walk_stmts(kernel.body))
 
 
 def _updates(op: Op, functions: Mapping[str, Function]) -> bool:

@@ -28,7 +28,18 @@ _VARIANT = {
     "features": [str],
     "executor?": (int, NONE),
     "library?": (int, NONE),
-    "kernels": [{"name": str, "scratch": int}],
+    "cubin?": int,
+    "kernels": [
+        {
+            "name": str,
+            "scratch": int,
+            "symbol?": str,
+            "image?": [int],
+            "threads?": int,
+            "items?": int,
+            "inputs?": int,
+        }
+    ],
     "command_buffers": [{"code": int, "states": int, "parameters": int}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
     "arena_peak?": (int, NONE),

@@ -51,6 +51,7 @@ class CudaKernel:
         """Return the manifest's entry."""
         return {
             "name": self.name,
+            "scratch": 0,
             "symbol": self.symbol,
             "image": list(self.image),
             "threads": self.threads,

@@ -57,7 +57,7 @@ class CudaEmitter(BodyEmitter):
                 super()._statement(stmt)
 
     def _threads(self, loop: For) -> None:
-        """Run the iterations of a loop on the threads of the block: thread t has t, t + T, ..."""
+        """Run the iterations of a loop on the threads of the block: there are at most as many."""
         builder = self.builder
         thread = call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.tid.x", I32, [])
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))

@@ -53,11 +53,13 @@ def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
     body: list[Stmt] = []
     e.enter(body)
     outer, width = shape[:-1], shape[-1] if shape else 1
+    if target.kind == "cuda":  # a thread an element
+        outer, width = shape, 1
     rows = product(outer)
     p = sym("p", 0, rows) if rows != 1 else 0
     j: Dim = sym("j", 0, width) if width != 1 else 0
     at = [e.clamp(e.at(s, ()), d - u) for s, d, u in zip(starts, x.type.shape, shape, strict=True)]
-    where: Index = (*delinearize(p, outer), j) if shape else ()
+    where: Index = (*delinearize(p, outer), j)[: len(shape)]
     inner: list[Stmt] = []
     e.enter(inner)
     value = e.at(update, where)
@@ -82,8 +84,9 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     loops = [d for d in range(len(shape)) if d not in window]
     last = window[-1] if window else None
     width = shape[last] if last is not None else 1
-    blocked = last is not None and isinstance(width, int) and width > WINDOW_BLOCK
-    blocks = -(-width // WINDOW_BLOCK) if blocked else 1
+    each = WINDOW_BLOCK if target.kind == "cpu" else 1
+    blocked = last is not None and isinstance(width, int) and width > each
+    blocks = -(-width // each) if blocked else 1
     at: list[Dim] = [sym(f"u{d}", 0, s) if s != 1 else 0 for d, s in enumerate(shape)]
     body: list[Stmt] = []
     _scatter_one(b, b.elements(), op, at, body)
@@ -91,8 +94,8 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
         if shape[d] == 1:
             continue
         if blocked and d == last:
-            begin = sym("p", 0, blocks) * WINDOW_BLOCK
-            body = [For(f"u{d}", begin, minimum(begin + WINDOW_BLOCK, width), tuple(body))]
+            begin = sym("p", 0, blocks) * each
+            body = [For(f"u{d}", begin, minimum(begin + each, width), tuple(body))]
         else:
             body = [For(f"u{d}", 0, shape[d], tuple(body))]
     wrapped = (For("p", 0, blocks, tuple(body), "parallel"),) if blocks != 1 else tuple(body)

@@ -1,0 +1,210 @@
+"""The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
+
+libcuda is loaded when it is first needed; a machine without it gets a reason from
+:func:`missing`, not an exception.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from _thread import allocate_lock
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+from aotc.vmfb.errors import VmError
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_NON_BLOCKING, _THREAD_LOCAL = 1, 1
+_OUT_OF_MEMORY = 2
+
+_HANDLE, _OUT = c_void_p, POINTER(c_void_p)
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetName": (c_char_p, c_int, c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (_OUT, c_int),
+    "cuCtxSetCurrent": (_HANDLE,),
+    "cuModuleLoadData": (_OUT, c_void_p),
+    "cuModuleUnload": (_HANDLE,),
+    "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
+    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
+    "cuMemFree_v2": (c_uint64,),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, _HANDLE),
+    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, _HANDLE),
+    "cuStreamCreate": (_OUT, c_uint),
+    "cuStreamSynchronize": (_HANDLE,),
+    "cuStreamBeginCapture_v2": (_HANDLE, c_int),
+    "cuStreamEndCapture": (_HANDLE, _OUT),
+    "cuGraphInstantiateWithFlags": (_OUT, _HANDLE, c_uint64),
+    "cuGraphDestroy": (_HANDLE,),
+    "cuGraphExecDestroy": (_HANDLE,),
+    "cuGraphLaunch": (_HANDLE, _HANDLE),
+    "cuLaunchKernel": (_HANDLE, *[c_uint] * 7, _HANDLE, c_void_p, c_void_p),
+}
+
+
+class _Driver:
+    """libcuda, loaded and started once."""
+
+    def __init__(self) -> None:
+        self.lock = allocate_lock()
+        self.library: ctypes.CDLL | None = None
+        self.reason = ""
+
+    def load(self) -> str:
+        """Start the driver; return why that cannot be, or an empty string."""
+        with self.lock:
+            if self.library is None and not self.reason:
+                self.reason = self._start()
+        return self.reason
+
+    def _start(self) -> str:
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+            for name, arguments in _SIGNATURES.items():
+                getattr(library, name).argtypes = arguments
+        except (OSError, AttributeError) as error:
+            return f"no NVIDIA driver ({error})"
+        status = library.cuInit(0)
+        count = c_int()
+        if status or library.cuDeviceGetCount(byref(count)) or not count.value:
+            return f"the NVIDIA driver finds no GPU ({_name(library, status)})"
+        self.library = library
+        return ""
+
+
+_DRIVER = _Driver()
+
+
+def _name(library: Any, status: int) -> str:
+    text = c_char_p()
+    library.cuGetErrorName(status, byref(text))
+    return (text.value or b"error %d" % status).decode()
+
+
+def missing() -> str:
+    """Return why this machine cannot use CUDA, or an empty string."""
+    return _DRIVER.load()
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver.
+
+    Raises
+    ------
+    VmError
+        If it fails; names the function and the driver's error.
+    """
+    library: Any = _DRIVER.library
+    status = getattr(library, name)(*arguments)
+    if status:
+        hint = "give the GPU less to do at a time" if status == _OUT_OF_MEMORY else ""
+        raise VmError("", f"{name} failed on the GPU", _name(library, status), hint=hint)
+
+
+def _handle(name: str, *arguments: Any) -> c_void_p:
+    """Call a function whose first argument is where it puts a handle."""
+    found = c_void_p()
+    call(name, byref(found), *arguments)
+    return found
+
+
+def device_count() -> int:
+    """Return how many GPUs there are."""
+    found = c_int()
+    call("cuDeviceGetCount", byref(found))
+    return found.value
+
+
+def capability(ordinal: int) -> tuple[int, int]:
+    """Return the compute capability of a GPU, e.g. (9, 0)."""
+    found = []
+    for attribute in (_MAJOR, _MINOR):
+        value = c_int()
+        call("cuDeviceGetAttribute", byref(value), attribute, ordinal)
+        found.append(value.value)
+    return found[0], found[1]
+
+
+def device_name(ordinal: int) -> str:
+    """Return what the driver calls a GPU."""
+    text = ctypes.create_string_buffer(100)
+    call("cuDeviceGetName", text, 100, ordinal)
+    return text.value.decode()
+
+
+class Gpu:
+    """A GPU's primary context with one stream; methods work on the calling thread's current context."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._context = _handle("cuDevicePrimaryCtxRetain", ordinal)
+        self.enter()
+        self.stream = _handle("cuStreamCreate", _NON_BLOCKING)
+
+    def enter(self) -> None:
+        """Make this GPU the calling thread's."""
+        call("cuCtxSetCurrent", self._context)
+
+    def load(self, image: Any) -> c_void_p:
+        """Return the module of a cubin."""
+        return _handle("cuModuleLoadData", image)
+
+    def function(self, module: c_void_p, symbol: str) -> c_void_p:
+        """Return a kernel of a module."""
+        return _handle("cuModuleGetFunction", module, symbol.encode())
+
+    def allocate(self, size: int) -> int:
+        """Return the address of ``size`` bytes (at least one)."""
+        found = c_uint64()
+        call("cuMemAlloc_v2", byref(found), max(size, 1))
+        return found.value
+
+    def free(self, address: int) -> None:
+        """Give memory back."""
+        call("cuMemFree_v2", address)
+
+    def upload(self, to: int, source: int, size: int) -> None:
+        """Copy from the host; the host's memory may be changed when the stream has come so far."""
+        if size:
+            call("cuMemcpyHtoDAsync_v2", to, source, size, self.stream)
+
+    def download(self, to: int, source: int, size: int) -> None:
+        """Copy to the host; the bytes are there when the stream has come so far."""
+        if size:
+            call("cuMemcpyDtoHAsync_v2", to, source, size, self.stream)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Copy on the GPU."""
+        if size:
+            call("cuMemcpyDtoDAsync_v2", to, source, size, self.stream)
+
+    def launch(self, function: c_void_p, blocks: int, threads: int, parameters: Any) -> None:
+        """Launch a kernel; ``parameters`` is an array of pointers to them."""
+        call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, parameters, None)
+
+    def wait(self) -> None:
+        """Wait until the stream is done."""
+        call("cuStreamSynchronize", self.stream)
+
+    def begin_capture(self) -> None:
+        """Record what the calling thread puts on the stream instead of running it."""
+        call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
+
+    def end_capture(self) -> c_void_p:
+        """Return the recorded graph, ready to run."""
+        graph = _handle("cuStreamEndCapture", self.stream)
+        try:
+            return _handle("cuGraphInstantiateWithFlags", graph, 0)
+        finally:
+            call("cuGraphDestroy", graph)
+
+    def run_graph(self, graph: c_void_p) -> None:
+        """Run a graph on the stream."""
+        call("cuGraphLaunch", graph, self.stream)
+
+    def destroy_graph(self, graph: c_void_p) -> None:
+        """Give a graph back."""
+        call("cuGraphExecDestroy", graph)
