@@ -187,17 +187,19 @@ def flax_mnist_train() -> Model:
 
     network, optimizer = Network(), optax.sgd(0.1, momentum=0.9)
     weights = jitter(network.init(jax.random.PRNGKey(0), normal(1, 28, 28, 1)))
-    state = jax.tree.map(np.asarray, optimizer.init(weights))
+    leaves, tree = jax.tree.flatten(jax.tree.map(np.asarray, optimizer.init(weights)))
 
-    def step(weights: Any, state: Any, x: Any, y: Any) -> Any:
+    def step(weights: Any, leaves: Any, x: Any, y: Any) -> Any:
+        state = jax.tree.unflatten(tree, leaves)  # jax.export does not know optax's types
+
         def loss(weights: Any) -> Any:
             return optax.softmax_cross_entropy_with_integer_labels(network.apply(weights, x), y).mean()
 
         value, gradient = jax.value_and_grad(loss)(weights)
         change, new = optimizer.update(gradient, state, weights)
-        return value, optax.apply_updates(weights, change), new
+        return value, optax.apply_updates(weights, change), jax.tree.leaves(new)
 
-    return Model(step, (weights, state, normal(32, 28, 28, 1), integers(10, 32)))
+    return Model(step, (weights, leaves, normal(32, 28, 28, 1), integers(10, 32)))
 
 
 @model

@@ -38,6 +38,9 @@ class Library:
     kernels: tuple[KernelInfo, ...]
 
 
+_EXECUTORS: dict[Target, bytes] = {}
+
+
 def start_workers(options: Options) -> None:
     """Begin starting compiler processes; they are ready when the model has been read."""
     POOL.start(options.jobs)
@@ -52,18 +55,23 @@ def build_library(kernels: Sequence[Kernel], target: Target, options: Options) -
     order = list(dict.fromkeys(texts))
     symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
     named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
-    objects = compile_texts([{"text": t, "target": target_fields(target)} for t in named], named, target, options)
+    fields = target_fields(target)
+    requests = [{"executor": True, "target": fields}, *({"text": t, "target": fields} for t in named)]
+    executor, *objects = compile_texts(requests, ["executor", *named], target, options)
+    _EXECUTORS[target] = executor
     table = function_table([symbols[t] for t in texts], target)
     infos = [KernelInfo(k.name, scratch_bytes(k), k.flops, k.bytes) for k in kernels]
     return Library(link([*objects, table], target), tuple(infos))
 
 
 def build_executor(target: Target, options: Options) -> bytes:
-    """Return the executor's library for ``target``."""
+    """Return the executor's library for ``target``; its object is compiled beside the first kernels."""
     from aotc.kernels.cpu.link import link
 
-    objects = compile_texts([{"executor": True, "target": target_fields(target)}], ["executor"], target, options)
-    return link(objects, target)
+    if target not in _EXECUTORS:
+        request = {"executor": True, "target": target_fields(target)}
+        (_EXECUTORS[target],) = compile_texts([request], ["executor"], target, options)
+    return link([_EXECUTORS[target]], target)
 
 
 def compile_texts(requests: list[dict[str, Any]], texts: list[str], target: Target, options: Options) -> list[bytes]:

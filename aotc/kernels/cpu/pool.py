@@ -21,6 +21,9 @@ def default_jobs() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
+LONGEST = 1 << 20
+
+
 class CompilerPool:
     """Compiler processes that live as long as this process."""
 
@@ -36,7 +39,7 @@ class CompilerPool:
                 self._idle.append(_spawn())
 
     def run(self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None]) -> list[bytes]:
-        """Answer all requests; the largest go first.
+        """Answer all requests; the largest go first, before them what is not a kernel.
 
         Raises
         ------
@@ -46,7 +49,7 @@ class CompilerPool:
         results: list[bytes | None] = [None] * len(requests)
         errors: list[str] = []
         queue: SimpleQueue[int] = SimpleQueue()
-        for n in sorted(range(len(requests)), key=lambda n: -len(requests[n].get("text", ""))):
+        for n in sorted(range(len(requests)), key=lambda n: -len(requests[n]["text"]) if "text" in requests[n] else -LONGEST):
             queue.put(n)
         finished = [0]
 
