@@ -49,7 +49,8 @@ class CompilerPool:
         results: list[bytes | None] = [None] * len(requests)
         errors: list[str] = []
         queue: SimpleQueue[int] = SimpleQueue()
-        for n in sorted(range(len(requests)), key=lambda n: -len(requests[n]["text"]) if "text" in requests[n] else -LONGEST):
+        sizes = [len(r["text"]) if "text" in r else LONGEST for r in requests]
+        for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
             queue.put(n)
         finished = [0]
 
