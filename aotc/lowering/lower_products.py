@@ -39,8 +39,19 @@ def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
 
 
 def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) -> Scalar:
-    """Return the sum over ``axes`` of ``term(symbols)``."""
+    """Return the sum over ``axes`` of ``term(symbols)``, rounded once to the result's dtype."""
+    total = _wide_sum(b, e, axes, term, _sum_dtype(op))
     dtype = op.result.type.dtype
+    return total if total.dtype == dtype else Apply("convert", (total,), dtype)
+
+
+def _sum_dtype(op: Op) -> str:
+    """Return the dtype to multiply and add in: short floats are summed in f32."""
+    dtype = op.result.type.dtype
+    return "f32" if dtype in ("f16", "bf16") else dtype
+
+
+def _wide_sum(b: RegionBuilder, e: Elements, axes: list[Axis], term: object, dtype: str) -> Scalar:
     extent = product(a.extent for a in axes)
     if isinstance(extent, int) and extent <= UNROLLED_TERMS:
         total: Scalar | None = None
@@ -68,7 +79,7 @@ def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) 
 
 
 def _times(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:
-    dtype = op.result.type.dtype
+    dtype = _sum_dtype(op)
     a, b = (x if x.dtype == dtype else Apply("convert", (x,), dtype) for x in (a, b))
     return Apply("and" if dtype == "i1" else "mul", (a, b), dtype)
 

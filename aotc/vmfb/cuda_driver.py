@@ -195,7 +195,8 @@ class Gpu:
 
     def end_capture(self) -> c_void_p:
         """Return the recorded graph, ready to run."""
-        graph = _handle("cuStreamEndCapture", self.stream)
+        graph = c_void_p()
+        call("cuStreamEndCapture", self.stream, byref(graph))
         try:
             return _handle("cuGraphInstantiateWithFlags", graph, 0)
         finally:
