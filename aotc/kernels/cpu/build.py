@@ -56,7 +56,8 @@ def build_library(kernels: Sequence[Kernel], target: Target, options: Options) -
     symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
     named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
     fields = target_fields(target)
-    requests = [{"executor": True, "target": fields}, *({"text": t, "target": fields} for t in named)]
+    requests: list[dict[str, Any]] = [{"executor": True, "target": fields}]
+    requests += [{"text": t, "target": fields} for t in named]
     executor, *objects = compile_texts(requests, ["executor", *named], target, options)
     _EXECUTORS[target] = executor
     table = function_table([symbols[t] for t in texts], target)
