@@ -102,7 +102,11 @@ def lower_contract(function: Function, target: Target) -> Kernel:
     """Lower a contract region: by tiles where the product allows, else as loops."""
     b = RegionBuilder(function, target)
     op = next(op for op in function.body.ops if op.results[0] is b.anchors.anchor)
-    described = _DESCRIBE[op.name](b, op, target) if target.kind == "cpu" else None
+    if target.kind == "cuda":
+        from aotc.lowering.lower_cuda_products import lower_product_cuda
+
+        return lower_product_cuda(b, op)
+    described = _DESCRIBE[op.name](b, op, target)
     if described is None:
         from aotc.lowering.lower_products import lower_product_loops
 

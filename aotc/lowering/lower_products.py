@@ -40,12 +40,12 @@ def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
 
 def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) -> Scalar:
     """Return the sum over ``axes`` of ``term(symbols)``, rounded once to the result's dtype."""
-    total = _wide_sum(b, e, axes, term, _sum_dtype(op))
+    total = _wide_sum(b, e, axes, term, sum_dtype(op))
     dtype = op.result.type.dtype
     return total if total.dtype == dtype else Apply("convert", (total,), dtype)
 
 
-def _sum_dtype(op: Op) -> str:
+def sum_dtype(op: Op) -> str:
     """Return the dtype to multiply and add in: short floats are summed in f32."""
     dtype = op.result.type.dtype
     return "f32" if dtype in ("f16", "bf16") else dtype
@@ -79,7 +79,7 @@ def _wide_sum(b: RegionBuilder, e: Elements, axes: list[Axis], term: object, dty
 
 
 def _times(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:
-    dtype = _sum_dtype(op)
+    dtype = sum_dtype(op)
     a, b = (x if x.dtype == dtype else Apply("convert", (x,), dtype) for x in (a, b))
     return Apply("and" if dtype == "i1" else "mul", (a, b), dtype)
 

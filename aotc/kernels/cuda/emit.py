@@ -7,9 +7,12 @@ statements outside of those loops are run by every thread.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.frontend.dims import Dim
 from aotc.kernels.emit import BodyEmitter, bytes_of
 from aotc.kernels.llvm_algebra import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
@@ -45,7 +48,23 @@ def shared_bytes(kernel: Kernel) -> int:
 
 
 class CudaEmitter(BodyEmitter):
-    """Emits a kernel's body for a thread of the GPU."""
+    """Emits a kernel's body for a thread of the GPU.
+
+    A private buffer made outside of the loops over threads whose first dim counts
+    the threads is one array a thread: thread t touches only ``[t, ...]``, so its
+    part can live in registers from one such loop to the next.
+    """
+
+    def emit(self) -> None:
+        """Emit the whole body."""
+        self._count, self._inside = block_threads(self.kernel), False
+        self._parts: set[str] = set()
+        super().emit()
+
+    def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        if buffer.name in self._parts:
+            return super()._element(replace(buffer, shape=buffer.shape[1:]), index[1:])
+        return super()._element(buffer, index)
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
@@ -67,7 +86,9 @@ class CudaEmitter(BodyEmitter):
         builder.position_at_end(body)
         self._indices.push()
         self._indices.bind(loop.var, first)
+        self._inside = True
         self._block(loop.body)
+        self._inside = False
         self._indices.pop()
         builder.branch(after)
         builder.position_at_end(after)
@@ -84,6 +105,9 @@ class CudaEmitter(BodyEmitter):
             memory.align = ALIGNMENT
             self._pointers[buffer.name] = self.builder.addrspacecast(memory, PTR)
             return
+        if not self._inside and len(buffer.shape) > 1 and buffer.shape[0] == self._count:
+            self._parts.add(buffer.name)
+            shape = ir.ArrayType(kind, shape.count // self._count)
         with self.builder.goto_entry_block():
             local = self.builder.alloca(shape, name=buffer.name)
             local.align = size_of(buffer.dtype)

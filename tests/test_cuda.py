@@ -1,0 +1,207 @@
+"""The CUDA target: what it compiles to, what its kernels mean, and what it does on a GPU.
+
+Without a GPU, kernels are compiled to cubins but run as the Python of their loop IR,
+by the real CUDA device on a simulated GPU; with one, everything runs on it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from simulated_gpu import install
+from test_models import MODELS, array, close
+
+import aotc
+from aotc.vmfb import cuda_driver
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.errors import BundleError, VmError
+
+pytest.importorskip("cuda.bindings.nvjitlink")
+
+sim = pytest.mark.cudasim
+gpu = [pytest.mark.cuda, pytest.mark.skipif(bool(cuda_driver.missing()), reason="no GPU")]
+EM_CUDA = 190
+
+
+def layernorm(x, scale):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def places(x, i):
+    x = jax.lax.dynamic_update_slice(x, x[:2, :3] * 2, (i[0], i[1]))
+    return x.at[i].add(1.0), x[i], jnp.take_along_axis(x, jnp.argmax(x, -1, keepdims=True), -1)
+
+
+def steps(n, x):
+    return jax.lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ x) + i, x)
+
+
+def branches(i, x):
+    return jax.lax.switch(i, [lambda x: x @ x, lambda x: x * 2, jnp.sin], x)
+
+
+def numbers(x):
+    return x // 7, x % 5, jnp.abs(x).astype(jnp.float16) * 3, x.astype(jnp.bfloat16), jax.lax.population_count(x)
+
+
+CASES = {
+    "layernorm_long_rows": (layernorm, (array(3, 300), array(300, seed=1)), 1e-6),
+    "softmax_long_rows": (jax.nn.softmax, (array(2, 130),), 1e-6),
+    "sum_of_all": (jnp.sum, (array(13, 41),), 1e-6),
+    "sum_of_columns": (lambda x: x.sum(0), (array(40, 30),), 1e-6),
+    "argmax_long_rows": (lambda x: jnp.argmax(x, -1), (array(3, 200),), 0),
+    "places": (places, (array(8, 9), np.array([3, 7, 7, 1], "i4")), 1e-6),
+    "steps": (steps, (np.int32(3), array(12, 12, scale=0.3)), 1e-5),
+    "branches": (branches, (np.int32(5), array(8, 8)), 1e-5),
+    "transposed_product": (
+        lambda x, y: jax.nn.relu(jnp.einsum("bhqd,bhkd->bhqk", x, y)),
+        (array(1, 2, 7, 5), array(1, 2, 9, 5, seed=1)),
+        1e-6,
+    ),
+    "tiled_product": (lambda x, y, b: jnp.tanh(x @ y + b), (array(35, 37), array(37, 33), array(33)), 1e-5),
+    "tiled_bf16_product": (
+        lambda x, y: jnp.einsum("bmk,bnk->bmn", x, y),
+        (array(1, 33, 32).astype(jnp.bfloat16), array(1, 32, 32, seed=1).astype(jnp.bfloat16)),
+        1e-2,
+    ),
+    "tiled_convolution": (
+        lambda x, w: jax.nn.relu(
+            jax.lax.conv_general_dilated(x, w, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        ),
+        (array(1, 9, 7, 4), array(3, 3, 4, 32, seed=1, scale=0.2)),
+        1e-5,
+    ),
+    "wide_product": (lambda x, y, b: jnp.tanh(x @ y + b), (array(19, 33), array(33, 21), array(21)), 1e-5),
+    "bf16_product": (lambda x, y: x @ y, (array(9, 60).astype(jnp.bfloat16), array(60, 8).astype(jnp.bfloat16)), 1e-2),
+    "numbers": (numbers, (np.arange(-40, 40, dtype="i4"),), 1e-6),
+    **{name: (f, (w, x), tolerance) for name, (f, w, x, tolerance) in MODELS.items()},
+}
+
+
+def check(name, **options):
+    """Compile a case, run it, and compare it with JAX; return the module."""
+    function, args, tolerance = CASES[name]
+    module = aotc.load(aotc.compile(jax.jit(function), *args, target="cuda:sm_90", **options), devices="cuda")
+    for _ in range(2):
+        close(module.invoke("main", *jax.tree.leaves(args)), jax.jit(function)(*args), tolerance)
+    return module
+
+
+@sim
+@pytest.mark.parametrize("name", CASES)
+def test_meaning_on_a_simulated_gpu(name, monkeypatch):
+    function, args, tolerance = CASES[name]
+    data = aotc.compile(jax.jit(function), *args, target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    for _ in range(2):
+        close(module.invoke("main", *jax.tree.leaves(args)), jax.jit(function)(*args), tolerance)
+    assert module.stats()["device_bytes"] > 0
+    assert module.trim() > 0
+    close(module.invoke("main", *jax.tree.leaves(args)), jax.jit(function)(*args), tolerance)
+
+
+@sim
+def test_graphs_are_recorded_once(monkeypatch):
+    function, w, x, _ = MODELS["mlp"]
+    data = aotc.compile(jax.jit(lambda x: function(w, x)), x, target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    log = module._executable.gpu.log
+    module.invoke("main", x)
+    launches = log.count("launch")
+    module.invoke("main", x)
+    assert (log.count("launch"), log.count("graph")) == (launches, 2)
+
+
+@sim
+def test_dynamic_shapes(monkeypatch):
+    shape = jax.export.symbolic_shape("b, 130")
+    exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(shape, "float32"))
+    data = aotc.compile(exported, target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    for size in (1, 4, 3):
+        x = array(size, 130)
+        np.testing.assert_allclose(module.invoke("main", x)[0], jax.nn.softmax(x), rtol=0, atol=1e-6)
+
+
+@sim
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_cubins_hold_their_kernels(architecture):
+    function, args, _ = CASES["attention"]
+    data, again = (aotc.compile(jax.jit(function), *args, target=f"cuda:{architecture}") for _ in range(2))
+    assert data == again
+    bundle = open_bundle(data)
+    (variant,) = bundle.manifest["variants"]
+    cubins = bytes(bundle.checked(variant["cubin"]))
+    for kernel in variant["kernels"]:
+        begin, size = kernel["image"]
+        image = cubins[begin : begin + size]
+        assert image[:4] == b"\x7fELF"
+        assert int.from_bytes(image[18:20], "little") == EM_CUDA
+        assert b".text." + kernel["symbol"].encode() in image
+
+
+@sim
+def test_one_bundle_for_both_kinds(monkeypatch):
+    function, args, tolerance = CASES["mlp"]
+    data = aotc.compile(jax.jit(function), *args, target="cpu,cuda:sm_90")
+    want = jax.jit(function)(*args)
+    close(aotc.load(data, devices="cpu").invoke("main", *jax.tree.leaves(args)), want, tolerance)
+    install(monkeypatch, data)
+    close(aotc.load(data, devices="cuda:0").invoke("main", *jax.tree.leaves(args)), want, tolerance)
+    with pytest.raises(BundleError, match="no GPU 3"):
+        aotc.load(data, devices="cuda:3")
+
+
+@sim
+def test_machines_that_cannot_run_it(monkeypatch):
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90")
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
+        with pytest.raises(BundleError, match="no NVIDIA driver"):
+            aotc.load(data)
+    install(monkeypatch, data, capability=(8, 0))
+    with pytest.raises(BundleError, match=r"another GPU \(a simulated GPU is sm_80\)"):
+        aotc.load(data)
+
+
+@sim
+def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
+    monkeypatch.setattr(cuda_driver, "_DRIVER", cuda_driver._Driver())
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    assert cuda_driver.missing() == "no NVIDIA driver (libcuda.so.1: not found)"
+
+
+@sim
+def test_incomplete_entries_are_refused(monkeypatch):
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90")
+    install(monkeypatch, data)
+    bundle = open_bundle(data)
+    (variant,) = bundle.manifest["variants"]
+    from aotc.vmfb import cuda_device
+
+    broken = {**variant, "kernels": [{**variant["kernels"][0], "image": [0, 1 << 40]}]}
+    with pytest.raises(BundleError, match="outside of the cubins"):
+        cuda_device.open_executable(bundle, broken, None, 0)
+    broken = {**variant, "kernels": [{"name": "k", "scratch": 0}]}
+    with pytest.raises(BundleError, match="incomplete"):
+        cuda_device.open_executable(bundle, broken, None, 0)
+
+
+class TestOnAGpu:
+    """End to end on the hardware."""
+
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("level", [0, 2])
+    @pytest.mark.parametrize("name", CASES)
+    def test_meaning(self, name, level):
+        check(name, opt_level=level)
+
+    def test_out_of_memory_is_an_error(self):
+        module = aotc.load(aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90"))
+        with pytest.raises(VmError, match="OUT_OF_MEMORY"):
+            module._executable.gpu.allocate(1 << 50)
