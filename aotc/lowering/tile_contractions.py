@@ -61,6 +61,7 @@ class _Rewriter:
         self.constants = {op.result for op in walk(body) if op.name == "constant"}
         self.taken = {v.name for op in walk(body) for v in op.results}
         self.new: list[Op] = []
+        self.makers: dict[Value, Op] = {}
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its products prepared, nested regions first."""
@@ -73,6 +74,7 @@ class _Rewriter:
                 self.new.append(op)
             else:
                 handler(op)
+            self.makers.update((v, op) for v in op.results)
         ops, self.new = self.new, saved
         return Region(region.params, tuple(ops), region.results)
 
@@ -132,7 +134,20 @@ class _Rewriter:
 
     # --- the two products ---
 
+    def _stored(self, op: Op) -> Op:
+        """Return a matmul that reads its operands as they are stored, not their transposes."""
+        operands = list(op.operands)
+        flags = {name: bool(op.attrs[name]) for name in ("lhs_transposed", "rhs_transposed")}
+        for n, name in enumerate(flags):
+            maker = self.makers.get(operands[n])
+            rank = operands[n].type.rank
+            if maker is not None and maker.name == "transpose":
+                if tuple(maker.attrs["perm"]) == (*range(rank - 2), rank - 1, rank - 2):
+                    operands[n], flags[name] = maker.operands[0], not flags[name]
+        return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
+
     def _matmul(self, op: Op) -> None:
+        op = self._stored(op)
         lhs, rhs = op.operands
         form = form_of(lhs.type.dtype, rhs.type.dtype)
         result = op.result.type

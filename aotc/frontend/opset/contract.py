@@ -1,4 +1,8 @@
-"""The canonical contractions that passes make: ``matmul`` and ``conv``."""
+"""The contractions that passes make: ``matmul`` and ``conv``, and both with a packed right operand.
+
+Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
+is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,43 @@ def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
     return LINALG["convolution"].reference(arrays, full, (), types)
 
 
+def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:
+    """Return the right operand ``([B,] K, n)`` that was packed."""
+    *batch, count, steps, wide = panels.shape
+    axes = len(batch)
+    split = panels.reshape(*batch, count, steps, wide // group, group)
+    order = (*range(axes), axes + 1, axes + 3, axes, axes + 2)
+    return split.transpose(order).reshape(*batch, steps * group, count * (wide // group))[..., :n]
+
+
+def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, panels = types
+    need(panels.rank == lhs.rank + 1 and lhs.rank in (2, 3), f"packed_matmul: {lhs} and panels {panels} do not fit")
+    *batch, rows, depth = _swapped(lhs.shape, attrs["lhs_transposed"])
+    need(panels.shape[-2] * attrs["group"] == depth, f"packed_matmul: {lhs} and panels {panels} differ in depth")
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, attrs["n"])),)
+
+
+def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    lhs = np.swapaxes(arrays[0], -1, -2) if attrs["lhs_transposed"] else arrays[0]
+    return [matmul(lhs, _unpacked(arrays[1], attrs["group"], attrs["n"]), types[0].dtype)]
+
+
+def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, panels = types
+    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1], attrs["n"]))
+    return _infer_conv((lhs, rhs), {**attrs, "feature_groups": 1}, regions, given)
+
+
+def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    lhs, panels = arrays
+    rhs = _unpacked(panels, 1, attrs["n"]).reshape(*attrs["kernel"], lhs.shape[-1], attrs["n"])
+    return _conv([lhs, rhs], {**attrs, "feature_groups": 1}, regions, types)
+
+
 CONTRACT = table(
     OpSpec("matmul", _infer_matmul, _matmul, ("lhs_transposed", "rhs_transposed")),
     OpSpec("conv", _infer_conv, _conv, ("strides", "rhs_dilation", "feature_groups")),
+    OpSpec("packed_matmul", _infer_packed_matmul, _packed_matmul, ("n", "group", "lhs_transposed")),
+    OpSpec("packed_conv", _infer_packed_conv, _packed_conv, ("kernel", "strides", "rhs_dilation", "n")),
 )
