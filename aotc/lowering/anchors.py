@@ -89,7 +89,7 @@ class Anchors:
             return {}
         value, at = known[0]
         index: Index | None = None
-        if op.name in ELEMENTWISE:
+        if op.name in ELEMENTWISE and op.operands[0].type.rank == op.results[0].type.rank:
             index = at if all(i == at for _, i in known) else None
         elif op.name == "broadcast":
             index = self._broadcast(op, at)

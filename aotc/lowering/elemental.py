@@ -21,7 +21,7 @@ from aotc.frontend.tensor_ir import Op, Region, Value
 from aotc.lowering.index_maps import COPIES, Index, backward
 from aotc.lowering.loop_ir import Apply, Buffer, Const, Let, Load, Scalar, Stmt, Var
 from aotc.lowering.loop_ir import Index as IndexScalar
-from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.dtypes import DTYPES, kind_of
 
 DEPTH_LIMIT = 12
 
@@ -32,7 +32,9 @@ INLINE = FREE | {"pad", "concatenate", "dynamic_slice", "gather"}
 def is_inline(op: Op) -> bool:
     """Can one element of the result of ``op`` be written as an expression?"""
     if op.name == "bitcast":
-        return op.operands[0].type.shape == op.result.type.shape
+        source, target = op.operands[0].type, op.result.type
+        whole = all(DTYPES[t.dtype].bits >= 8 and kind_of(t.dtype) in "iuf" for t in (source, target))
+        return source.shape == target.shape or whole
     return op.name in SCALARS or op.name in INLINE or op.name == "reduce_precision"
 
 
@@ -149,7 +151,7 @@ class Elements:
             return self._at(op.operands[0], backward(op, index))
         if op.name in _MAKERS:
             return _MAKERS[op.name](self, op, index)
-        if op.name not in SCALARS and op.name != "bitcast":
+        if op.name not in SCALARS:
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
         parts = [self._at(v, index) for v in op.operands]
         return Apply(op.name, tuple(p[0] for p in parts), value.type.dtype), 1 + max(p[1] for p in parts)
@@ -199,6 +201,33 @@ def _reduce_precision(self: Elements, op: Op, index: Index) -> tuple[Scalar, int
     x, depth = self._at(op.operands[0], index)
     bits = (Const(op.attrs["exponent_bits"], "i32"), Const(op.attrs["mantissa_bits"], "i32"))
     return Apply("reduce_precision", (x, *bits), op.result.type.dtype), depth + 1
+
+
+def _bitcast(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """Several narrow elements are one wide one, the least significant first."""
+    source, target = op.operands[0].type, op.result.type
+    if source.rank == target.rank:
+        x, depth = self._at(op.operands[0], index)
+        return Apply("bitcast", (x,), target.dtype), depth + 1
+    bits, wanted = DTYPES[source.dtype].bits, DTYPES[target.dtype].bits
+    wide = f"u{max(bits, wanted)}"
+    if bits > wanted:
+        x, depth = self._at(op.operands[0], index[:-1])
+        word = _reinterpret(x, wide)
+        shifted = Apply("shr_logic", (word, _integer(index[-1] * wanted, wide)), wide)
+        return _reinterpret(Apply("convert", (shifted,), f"u{wanted}"), target.dtype), depth + 4
+    total: Scalar = Const(0, wide)
+    deepest = 0
+    for k in range(wanted // bits):
+        x, depth = self._at(op.operands[0], (*index, k))
+        deepest = max(deepest, depth)
+        part = Apply("convert", (_reinterpret(x, f"u{bits}"),), wide)
+        total = Apply("or", (total, Apply("shl", (part, Const(k * bits, wide)), wide)), wide)
+    return _reinterpret(total, target.dtype), deepest + 4
+
+
+def _reinterpret(x: Scalar, dtype: str) -> Scalar:
+    return x if x.dtype == dtype else Apply("bitcast", (x,), dtype)
 
 
 def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
@@ -310,6 +339,7 @@ _MAKERS: dict[str, Callable[[Elements, Op, Index], tuple[Scalar, int]]] = {
     "iota": _iota,
     "dim": _dim,
     "reduce_precision": _reduce_precision,
+    "bitcast": _bitcast,
     "pad": _pad,
     "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,

@@ -28,7 +28,7 @@ def delinearize(flat: Dim, shape: Sequence[Dim]) -> Index:
     """Return the index in ``shape`` of row-major offset ``flat``."""
     index: list[Dim] = []
     for axis in range(len(shape) - 1, -1, -1):
-        if shape[axis] == 1:
+        if shape[axis] == 1 or shape[axis] == 0:  # an empty array has no element to find
             index.append(0)
         elif all(d == 1 for d in shape[:axis]):
             index.append(flat)

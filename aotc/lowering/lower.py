@@ -9,8 +9,12 @@ from aotc.frontend.tensor_ir import Function
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.lower_contract import lower_contract
 from aotc.lowering.lower_cuda import lower_reduction_cuda
-from aotc.lowering.lower_regions import lower_loop, lower_reduction
+from aotc.lowering.lower_loop import lower_loop
+from aotc.lowering.lower_reduction import lower_reduction
 from aotc.lowering.rules.indexing import lower_dynamic_update_slice, lower_scatter
+from aotc.lowering.rules.random import lower_rng_bit_generator
+from aotc.lowering.rules.sorting import lower_sort, lower_top_k
+from aotc.lowering.rules.windows import lower_select_and_scatter
 from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
@@ -31,7 +35,11 @@ CUDA_KINDS: dict[str, Lowering] = {
 
 SINGLES: dict[str, Lowering] = {
     "dynamic_update_slice": lower_dynamic_update_slice,
+    "rng_bit_generator": lower_rng_bit_generator,
     "scatter": lower_scatter,
+    "select_and_scatter": lower_select_and_scatter,
+    "sort": lower_sort,
+    "top_k": lower_top_k,
 }
 
 

@@ -32,7 +32,7 @@ from aotc.lowering.loop_ir import (
     Var,
 )
 from aotc.lowering.loop_ir import Index as IndexScalar
-from aotc.lowering.lower_regions import RegionBuilder, store_all
+from aotc.lowering.region import RegionBuilder, store_all
 from aotc.lowering.tiling import FORMS, best_tile, split_rows
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of

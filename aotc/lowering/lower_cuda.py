@@ -22,8 +22,9 @@ from aotc.frontend.tensor_ir import Function, Op, Value
 from aotc.lowering.elemental import provide
 from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Store
-from aotc.lowering.lower_regions import RegionBuilder, Rows, combine, relocate, store_all
+from aotc.lowering.lower_reduction import Rows
 from aotc.lowering.nests import grid_loop, make_axes, place
+from aotc.lowering.region import RegionBuilder, combine, relocate, store_all
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

@@ -4,8 +4,8 @@ A block of threads computes ``rows x cols`` elements of the result; each thread
 sums a small part of them in registers while slices of both operands pass through
 shared memory::
 
-    for q in range(K / 16):
-        for t in thread(0, 256): left[kk, r] = a[row + r, 16*q + kk]; right[kk, c] = b[16*q + kk, column + c]
+    for q in range(K / depth):
+        for t in thread(0, 256): left[kk, r] = a[row + r, q*depth + kk]; right[kk, c] = b[q*depth + kk, column + c]
         barrier()
         for t in thread(0, 256): acc[t, i, j] += left[kk, ...] * right[kk, ...]
         barrier()
@@ -27,22 +27,26 @@ from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.lowering.lower_products import lower_product_loops, sum_dtype
-from aotc.lowering.lower_regions import RegionBuilder, store_all
+from aotc.lowering.region import RegionBuilder, store_all
 from aotc.vmfb.dtypes import to_numpy
 
-DEPTH = 16
 PAD = 4
-FEWEST = 32
+FEWEST = 24
+SKINNY_ROWS = 8
 ENOUGH_BLOCKS = 128
 
 
 class Shape(NamedTuple):
-    """A block of the result, and the part of it that one thread sums."""
+    """A block of the result, the part of it that one thread sums, and the k of a slice.
+
+    Small blocks take deep slices: there are few of them, so each must have many loads under way.
+    """
 
     rows: int
     cols: int
     thread_rows: int
     thread_cols: int
+    depth: int
 
     @property
     def threads(self) -> int:
@@ -50,7 +54,8 @@ class Shape(NamedTuple):
         return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
 
 
-SHAPES = (Shape(128, 64, 8, 4), Shape(64, 64, 4, 4), Shape(32, 32, 2, 2))
+SHAPES = (Shape(128, 64, 8, 4, 16), Shape(64, 64, 4, 4, 32), Shape(32, 32, 2, 2, 64))
+SKINNY = Shape(SKINNY_ROWS, 32, 1, 1, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +79,17 @@ class Product:
 def lower_product_cuda(b: RegionBuilder, op: Op) -> Kernel:
     """Lower a product in blocks if it is large enough to fill them, else with a thread an element."""
     p = _conv(op) if op.name == "conv" else _matmul(op)
-    small = any(isinstance(d, int) and d < FEWEST for d in (p.m, p.n, p.k))
-    if small or sum_dtype(op) not in ("f32", "i32"):
+    small = any(isinstance(d, int) and d < FEWEST for d in (p.n, p.k))
+    thin = isinstance(p.m, int) and p.m < FEWEST
+    if small or (thin and isinstance(p.k, int) and p.k < SKINNY.depth) or sum_dtype(op) not in ("f32", "i32"):
         return lower_product_loops(b, op)
     return _Blocks(b, op, p, _shape(p)).lower()
 
 
 def _shape(p: Product) -> Shape:
     """Return the largest block of which there are enough to occupy the GPU."""
+    if isinstance(p.m, int) and p.m < FEWEST:
+        return SKINNY
     if not isinstance(p.m, int) or not isinstance(p.n, int):
         return SHAPES[1]
     batch = product(p.batch)
@@ -134,8 +142,8 @@ class _Blocks:
         self.b, self.op, self.p, self.shape = b, op, p, shape
         self.e = b.elements()
         self.dtype = sum_dtype(op)
-        self.left = Buffer("left", self.dtype, (DEPTH, shape.rows + PAD), "shared")
-        self.right = Buffer("right", self.dtype, (DEPTH, shape.cols + PAD), "shared")
+        self.left = Buffer("left", self.dtype, (shape.depth, shape.rows + PAD), "shared")
+        self.right = Buffer("right", self.dtype, (shape.depth, shape.cols + PAD), "shared")
         self.acc = Buffer("acc", self.dtype, (shape.threads, shape.thread_rows, shape.thread_cols), "private")
         self.sums = Buffer("sums", self.dtype, (shape.rows, shape.cols), "shared")
 
@@ -148,9 +156,9 @@ class _Blocks:
         at, first, start = tuple(batch), row * s.rows, column * s.cols
         zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
         clear: tuple[Stmt, ...] = (Store(self.acc, self._part(), zero),)
-        steps = (p.k + (DEPTH - 1)) // DEPTH
+        steps = (p.k + (s.depth - 1)) // s.depth
         q = sym("q", 0, steps) if steps != 1 else 0
-        slice_ = (*self._stage(at, first, start, q * DEPTH), Barrier(), self._sum(), Barrier())
+        slice_ = (*self._stage(at, first, start, q * s.depth), Barrier(), self._sum(), Barrier())
         block: list[Stmt] = [Alloc(x) for x in (self.left, self.right, self.acc, self.sums)]
         block.append(self._threads(self._unrolled(clear)))
         block += [For("q", 0, steps, slice_)] if steps != 1 else slice_
@@ -193,10 +201,11 @@ class _Blocks:
         self, source: Value, to: Buffer, width: int, by_k: bool, k0: Dim, index: Callable[[Dim, Dim], Index]
     ) -> For:
         """Return the loop of one thread's copies; neighbouring threads copy neighbours in memory."""
-        each = width * DEPTH // self.shape.threads
+        depth = self.shape.depth
+        each = width * depth // self.shape.threads
         u = self.b.fresh("u")
         flat = sym(u, 0, each) * self.shape.threads + self._thread()
-        other, kk = (flat // DEPTH, flat % DEPTH) if by_k else (flat % width, flat // width)
+        other, kk = (flat // depth, flat % depth) if by_k else (flat % width, flat // width)
         k = k0 + kk
         inside: list[Stmt] = []
         self.e.anchored.clear()
@@ -204,7 +213,7 @@ class _Blocks:
         value: Scalar = self.e.at(source, index(other, minimum(k, self.p.k - 1)))
         if value.dtype != self.dtype:
             value = Apply("convert", (value,), self.dtype)
-        if not isinstance(self.p.k, int) or self.p.k % DEPTH:
+        if not isinstance(self.p.k, int) or self.p.k % depth:
             there = Apply("lt", (IndexScalar(k), IndexScalar(self.p.k)), "i1")
             zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
             value = Apply("select", (there, value, zero), self.dtype)
@@ -212,11 +221,11 @@ class _Blocks:
         return For(u, 0, each, tuple(inside), "unroll")
 
     def _sum(self) -> For:
-        kk = sym("kk", 0, DEPTH)
+        kk = sym("kk", 0, self.shape.depth)
         row, column = self._corner()
         term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
         add = self._unrolled((Store(self.acc, self._part(), term, "add"),))
-        return self._threads((For("kk", 0, DEPTH, add),))
+        return self._threads((For("kk", 0, self.shape.depth, add),))
 
     def _keep(self) -> For:
         """Put the sums where any thread can read them."""

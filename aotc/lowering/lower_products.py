@@ -7,8 +7,9 @@ from aotc.frontend.tensor_ir import Op
 from aotc.lowering.elemental import Elements, constant_scalar
 from aotc.lowering.index_maps import Index
 from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
-from aotc.lowering.lower_regions import RegionBuilder, loops_over, store_all
+from aotc.lowering.lower_loop import loops_over
 from aotc.lowering.nests import Axis, addresses, make_axes, mergeable, serial
+from aotc.lowering.region import RegionBuilder, store_all
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
 UNROLLED_TERMS = 49

@@ -141,9 +141,9 @@ class _Rewriter:
         for n, name in enumerate(flags):
             maker = self.makers.get(operands[n])
             rank = operands[n].type.rank
-            if maker is not None and maker.name == "transpose":
-                if tuple(maker.attrs["perm"]) == (*range(rank - 2), rank - 1, rank - 2):
-                    operands[n], flags[name] = maker.operands[0], not flags[name]
+            swapped = (*range(rank - 2), rank - 1, rank - 2)
+            if maker is not None and maker.name == "transpose" and tuple(maker.attrs["perm"]) == swapped:
+                operands[n], flags[name] = maker.operands[0], not flags[name]
         return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 
     def _matmul(self, op: Op) -> None:

@@ -24,7 +24,7 @@ from aotc.lowering.loop_ir import (
 from aotc.lowering.loop_ir import (
     Index as IndexScalar,
 )
-from aotc.lowering.lower_regions import FREE_ORDER, RegionBuilder
+from aotc.lowering.region import FREE_ORDER, RegionBuilder
 from aotc.targets import Target
 
 WINDOW_BLOCK = 64
