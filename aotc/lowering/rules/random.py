@@ -11,7 +11,7 @@ from aotc.lowering.elemental import Elements, test_index
 from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.loop_ir import Index as IndexScalar
-from aotc.lowering.lower_regions import RegionBuilder
+from aotc.lowering.region import RegionBuilder
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 

@@ -11,7 +11,7 @@ from aotc.lowering.elemental import Elements
 from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.lowering.loop_ir import Index as IndexScalar
-from aotc.lowering.lower_regions import RegionBuilder
+from aotc.lowering.region import RegionBuilder
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 

@@ -8,7 +8,7 @@ from aotc.lowering.elemental import Elements, test_index
 from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.lowering.loop_ir import Index as IndexScalar
-from aotc.lowering.lower_regions import RegionBuilder
+from aotc.lowering.region import RegionBuilder
 from aotc.targets import Target
 
 
@@ -76,7 +76,8 @@ def _scatter_window(
     inside.append(If(better, tuple(taken)))
     for t in reversed(tests):
         inside = [If(t, tuple(inside))]
-    block += [Store(best, (), Const(0 if x.type.dtype[0] in "iu" else 0.0, x.type.dtype))] if x.type.dtype != "i1" else []
+    if x.type.dtype != "i1":
+        block.append(Store(best, (), Const(0 if x.type.dtype[0] in "iu" else 0.0, x.type.dtype)))
     block += _loops([(f"w{d}", a["window"][d]) for d in spanned], inside)
     combined: list[Stmt] = []
     e.enter(combined)
