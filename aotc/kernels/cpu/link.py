@@ -50,7 +50,8 @@ def function_table(names: Sequence[str], target: Target) -> bytes:
     module = ir.Module(name="table")
     module.triple = target.triple
     kind = ir.FunctionType(ir.VoidType(), [])
-    functions = [ir.Function(module, kind, name) for name in names]
+    declared = {name: ir.Function(module, kind, name) for name in dict.fromkeys(names)}
+    functions = [declared[name] for name in names]
     pointer = kind.as_pointer()
     array = ir.ArrayType(pointer, len(functions))
     table = ir.GlobalVariable(module, array, TABLE_SYMBOL)
