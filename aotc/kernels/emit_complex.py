@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels import scalar_math
+from aotc.kernels import scalar_complex
 from aotc.kernels.llvm_algebra import Algebra, Value
 from aotc.kernels.llvm_types import F32, Register
 
@@ -18,7 +18,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> R
     InternalError
         If there is no such op on complex numbers.
     """
-    formula = scalar_math.COMPLEX.get(fn)
+    formula = scalar_complex.COMPLEX.get(fn)
     if formula is None:
         raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
     first = args[0][0]  # type: ignore[index]

@@ -1,0 +1,129 @@
+"""Functions of complex numbers, as pairs of scalars of the algebra of ``scalar_math``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aotc.kernels import scalar_math as real
+
+COMPLEX: dict[str, Callable[..., Any]] = {}
+Pair = tuple[Any, Any]
+
+
+def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a formula to :data:`COMPLEX` as the op ``name``."""
+
+    def add(formula: Callable[..., Any]) -> Callable[..., Any]:
+        assert name not in COMPLEX
+        COMPLEX[name] = formula
+        return formula
+
+    return add
+
+
+COMPLEX.update({
+    "add": lambda m, a, b: (a[0] + b[0], a[1] + b[1]),
+    "sub": lambda m, a, b: (a[0] - b[0], a[1] - b[1]),
+    "mul": lambda m, a, b: (a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]),
+    "neg": lambda m, a: (-a[0], -a[1]),
+    "conj": lambda m, a: (a[0], -a[1]),
+    "real": lambda m, a: a[0],
+    "imag": lambda m, a: a[1],
+    "eq": lambda m, a, b: (a[0] == b[0]) & (a[1] == b[1]),
+    "ne": lambda m, a, b: (a[0] != b[0]) | (a[1] != b[1]),
+})  # fmt: skip
+
+
+@function("div")
+def divide(m: Any, a: Pair, b: Pair) -> Pair:
+    """Smith's method: the divisor is scaled by its larger part."""
+    size = m.select(m.abs(b[0]) < m.abs(b[1]), m.abs(b[1]), m.abs(b[0]))
+    c, d = b[0] / size, b[1] / size
+    below = b[0] * c + b[1] * d
+    return (a[0] * c + a[1] * d) / below, (a[1] * c - a[0] * d) / below
+
+
+@function("abs")
+def absolute(m: Any, a: Pair) -> Any:
+    """The hypotenuse, scaled so that squares neither overflow nor vanish."""
+    x, y = m.abs(a[0]), m.abs(a[1])
+    large, small = m.select(x < y, y, x), m.select(x < y, x, y)
+    t = small / large
+    h = large * m.sqrt(m.fma(t, t, m.const(1.0)))
+    h = m.select(large == 0.0, large, h)
+    h = m.select((x != x) | (y != y), x + y, h)
+    return m.select((x == real.INF) | (y == real.INF), m.const(real.INF), h)
+
+
+@function("exp")
+def exponential(m: Any, a: Pair) -> Pair:
+    """``e**x * (cos y + i sin y)``."""
+    size = real.exp(m, a[0])
+    return size * real.cos(m, a[1]), m.select(a[1] == 0.0, a[1], size * real.sin(m, a[1]))
+
+
+@function("log")
+def logarithm(m: Any, a: Pair) -> Pair:
+    """``log |z| + i arg z``."""
+    return real.log(m, absolute(m, a)), real.atan2(m, a[1], a[0])
+
+
+@function("sqrt")
+def root(m: Any, a: Pair) -> Pair:
+    """The root with a real part that is not negative; no cancellation on either side."""
+    t = m.sqrt((absolute(m, a) + m.abs(a[0])) * 0.5)
+    other = m.select(t == 0.0, m.const(0.0), m.abs(a[1]) / (t + t))
+    right = a[0] >= 0.0
+    return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
+
+
+@function("rsqrt")
+def reciprocal_root(m: Any, a: Pair) -> Pair:
+    """``1 / sqrt(z)``."""
+    return divide(m, (m.const(1.0), m.const(0.0)), root(m, a))
+
+
+def _hyperbolic(m: Any, x: Any) -> Pair:
+    """Return (sinh x, cosh x)."""
+    less = real.expm1(m, m.abs(x))
+    e = less + 1.0
+    return m.copysign((less + less / e) * 0.5, x), (e + 1.0 / e) * 0.5
+
+
+@function("sin")
+def sine(m: Any, a: Pair) -> Pair:
+    """``sin x cosh y + i cos x sinh y``."""
+    s, c = _hyperbolic(m, a[1])
+    return real.sin(m, a[0]) * c, real.cos(m, a[0]) * s
+
+
+@function("cos")
+def cosine(m: Any, a: Pair) -> Pair:
+    """``cos x cosh y - i sin x sinh y``."""
+    s, c = _hyperbolic(m, a[1])
+    return real.cos(m, a[0]) * c, -(real.sin(m, a[0]) * s)
+
+
+@function("tanh")
+def hyperbolic_tangent(m: Any, a: Pair) -> Pair:
+    """``(t + iu) / (1 + itu)`` with ``t = tanh x, u = tan y``."""
+    t, u = real.tanh(m, a[0]), real.tan(m, a[1])
+    return divide(m, (t, u), (m.const(1.0), t * u))
+
+
+@function("sign")
+def sign(m: Any, a: Pair) -> Pair:
+    """``z / |z|``, and 0 for 0."""
+    size = absolute(m, a)
+    zero = size == 0.0
+    return m.select(zero, a[0], a[0] / size), m.select(zero, a[1], a[1] / size)
+
+
+@function("pow")
+def power(m: Any, a: Pair, b: Pair) -> Pair:
+    """``exp(b log a)``; a base of 0 gives 0, and 1 to the power of 0."""
+    x, y = exponential(m, COMPLEX["mul"](m, b, logarithm(m, a)))
+    zero = (a[0] == 0.0) & (a[1] == 0.0)
+    one = m.select((b[0] == 0.0) & (b[1] == 0.0), m.const(1.0), m.const(0.0))
+    return m.select(zero, one, x), m.select(zero, m.const(0.0), y)
