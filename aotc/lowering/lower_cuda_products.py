@@ -221,11 +221,12 @@ class _Blocks:
         return For(u, 0, each, tuple(inside), "unroll")
 
     def _sum(self) -> For:
+        """Add one slice's products; unrolled, so that LLVM sees which loads are neighbours and makes them wide."""
         kk = sym("kk", 0, self.shape.depth)
         row, column = self._corner()
         term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
         add = self._unrolled((Store(self.acc, self._part(), term, "add"),))
-        return self._threads((For("kk", 0, self.shape.depth, add),))
+        return self._threads((For("kk", 0, self.shape.depth, add, "unroll"),))
 
     def _keep(self) -> For:
         """Put the sums where any thread can read them."""

@@ -80,9 +80,11 @@ class CudaEmitter(BodyEmitter):
         builder = self.builder
         thread = call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.tid.x", I32, [])
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
-        inside = builder.icmp_signed("<", first, self._indices.emit(loop.end))
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
-        builder.cbranch(inside, body, after)
+        if (loop.begin, loop.end) == (0, self._count):
+            builder.branch(body)
+        else:
+            builder.cbranch(builder.icmp_signed("<", first, self._indices.emit(loop.end)), body, after)
         builder.position_at_end(body)
         self._indices.push()
         self._indices.bind(loop.var, first)
