@@ -69,7 +69,7 @@ class CompilerPool:
                         done(finished[0])
             except Empty:
                 pass
-            except InternalError as error:
+            except Exception as error:  # whatever it is, the caller must hear of it: threads have no other way
                 errors.append(str(error))
             finally:
                 with self._lock:
@@ -86,7 +86,11 @@ class CompilerPool:
 
     def _take(self) -> subprocess.Popen[bytes]:
         with self._lock:
-            return self._idle.pop(0) if self._idle else _spawn()
+            while self._idle:
+                process = self._idle.pop(0)
+                if process.poll() is None:
+                    return process
+        return _spawn()
 
     def close(self) -> None:
         """End all processes."""
@@ -115,17 +119,16 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dic
         try:
             write_frame(process.stdin, request)
             answer = read_frame(process.stdout)
-        except BrokenPipeError:
+        except (OSError, ValueError):  # its end of the pipe is closed, or half a message came
             answer = None
         if answer is not None:
             return answer, process
         process.kill()
         code = process.wait()
-        process = _spawn()
-        if attempt:
-            what = request.get("text", "the executor")
-            raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
-    raise AssertionError("unreachable")
+        if attempt == 0:
+            process = _spawn()
+    what = request.get("text", "the executor")
+    raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
 
 
 POOL = CompilerPool()

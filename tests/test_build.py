@@ -1,0 +1,161 @@
+"""The compiler processes, the cache and the linker."""
+
+import stat
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import aotc
+from aotc.diagnostics import InternalError
+from aotc.kernels.cpu import cache, link, pool
+from aotc.kernels.cpu.build import build_executor, build_library
+from aotc.kernels.cpu.worker import target_fields, target_from
+from aotc.lowering.loop_parser import parse_kernel
+from aotc.options import Options
+from aotc.targets import host
+
+pytestmark = pytest.mark.cpu
+
+KERNEL = """def double(a: "f32[8]", /, o: "f32[8]", *, grid: "1", flops: "8", bytes: "64"):
+    for i in range(0, 8):
+        o[i] = a[i] + a[i]
+"""
+BROKEN = KERNEL.replace("a[i] + a[i]", "missing[i]")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compilers():
+    made = pool.CompilerPool()
+    yield made
+    made.close()
+
+
+def request(text=KERNEL):
+    return {"text": text, "target": target_fields(host())}
+
+
+def quiet(count):
+    """Progress that nobody watches."""
+
+
+def test_a_target_survives_the_pipe():
+    assert target_from(target_fields(host())) == host()
+
+
+def test_one_worker_answers_many_requests(compilers):
+    compilers.start(1)
+    counts = []
+    texts = [KERNEL.replace("double", f"double{n}") for n in range(3)]
+    objects = compilers.run([request(t) for t in texts], 1, counts.append)
+    assert [o[:4] for o in objects] == [b"\x7fELF"] * 3
+    assert counts == [1, 2, 3]
+    assert compilers.run([request()], 1, quiet) == compilers.run([request()], 1, quiet)
+
+
+def test_a_killed_worker_is_replaced(compilers):
+    compilers.start(1)
+    (process,) = compilers._idle
+    process.kill()
+    process.wait()
+    assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+
+
+def dying(spawned):
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(3)"], stdin=-1, stdout=-1)
+    spawned.append(process)
+    return process
+
+
+def test_a_worker_that_dies_twice_is_an_error_of_the_caller(compilers, monkeypatch):
+    spawned = []
+    monkeypatch.setattr(pool, "_spawn", lambda: dying(spawned))
+    with pytest.raises(InternalError, match=r"died twice .*\n.*def double"):
+        compilers.run([request()], 1, quiet)
+    assert len(spawned) == 2
+    monkeypatch.undo()
+    assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+
+
+def test_a_failure_of_any_kind_reaches_the_caller(compilers):
+    def done(count):
+        raise RuntimeError("the terminal is gone")
+
+    with pytest.raises(InternalError, match="the terminal is gone"):
+        compilers.run([request()], 1, done)
+
+
+def test_a_kernel_that_does_not_compile_names_itself(compilers):
+    with pytest.raises(InternalError, match=r"missing\[i\]"):
+        compilers.run([request(BROKEN), request()], 2, quiet)
+    assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+
+
+def test_the_cache_keeps_objects(own_cache):
+    kernel = parse_kernel(KERNEL)
+    cold = build_library([kernel], host(), Options())
+    files = [p for p in own_cache.rglob("*") if p.is_file()]
+    assert files
+    warm = build_library([kernel], host(), Options())
+    assert warm == cold
+    stamps = [p.stat().st_mtime_ns for p in files]
+    assert build_library([kernel], host(), Options(cache=False)) == cold
+    assert [p.stat().st_mtime_ns for p in files] == stamps
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(blocked / "below"))
+    cache.write("ab" * 32, b"data")
+    assert cache.read("ab" * 32) is None
+
+
+def test_keys_depend_on_text_and_target():
+    other = target_from([*target_fields(host())[:1], *target_fields(host())[1:]])
+    assert cache.key_of("a", host()) == cache.key_of("a", other)
+    assert cache.key_of("a", host()) != cache.key_of("b", host())
+
+
+def test_equal_kernels_stand_twice_in_the_table():
+    kernel = parse_kernel(KERNEL)
+    library = build_library([kernel, kernel], host(), Options())
+    assert [k.name for k in library.kernels] == ["double", "double"]
+    assert link.undefined_symbols(library.data) <= link.ALLOWED_SYMBOLS
+
+
+def test_the_executor_needs_only_known_symbols():
+    assert link.undefined_symbols(build_executor(host(), Options())) <= link.ALLOWED_SYMBOLS
+
+
+def test_a_linker_that_fails_is_reported(tmp_path, monkeypatch):
+    fake = tmp_path / "ld"
+    fake.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(link, "linker", lambda native: (str(fake),))
+    with pytest.raises(InternalError, match="ld failed: no room"):
+        link.link([b""], host())
+
+
+def test_numba_of_the_user_works_before_and_after():
+    numba = pytest.importorskip("numba")
+
+    def total(x):
+        s = 0.0
+        for v in x:
+            s += np.exp(v)
+        return s
+
+    x = np.arange(5.0)
+    before = numba.njit(total)(x)
+    module = aotc.load(aotc.compile(jax.jit(lambda a: a * 2.5), np.ones(3, "float32"), cache=False))
+    assert module.invoke("main", np.ones(3, "float32"))[0].tolist() == [2.5] * 3
+    assert numba.njit(total)(x) == before == pytest.approx(float(np.exp(x).sum()))
