@@ -1,0 +1,121 @@
+"""Memory plans and dependency edges, against brute force on random programs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aotc.diagnostics import UNKNOWN
+from aotc.frontend.dims import evaluate, static, sym
+from aotc.lowering.bufferize import Copy, Launch, Storage
+from aotc.lowering.loop_ir import Kernel
+from aotc.lowering.plan_memory import plan_memory
+from aotc.lowering.schedule import Scheduler
+from aotc.vmfb.abi import ALIGNMENT
+
+pytestmark = pytest.mark.ir
+
+B = sym("b", 1)
+KERNEL = Kernel("k", (), (), (), 1, ())
+SIZES = st.one_of(st.integers(0, 300), st.sampled_from([B * 4, B * 8, B * 4 + 64]))
+
+
+@st.composite
+def storages(draw, sizes=SIZES):
+    first = draw(st.integers(0, 12))
+    return Storage("arena", draw(sizes), first=first, last=first + draw(st.integers(0, 6)))
+
+
+def together(a, b):
+    return a.first <= b.last and b.first <= a.last
+
+
+def span(s, b):
+    at = evaluate(s.offset, {"b": b}) if not isinstance(s.offset, int) else s.offset
+    size = evaluate(s.size, {"b": b}) if not isinstance(s.size, int) else s.size
+    return int(at), int(at) + int(size)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(storages(), max_size=14), st.integers(1, 90))
+def test_no_two_storages_alive_together_overlap(arena, b):
+    total = plan_memory(arena)
+    end = evaluate(total, {"b": b}) if not isinstance(total, int) else total
+    for n, s in enumerate(arena):
+        lo, hi = span(s, b)
+        assert lo % ALIGNMENT == 0
+        assert 0 <= lo <= hi <= end
+        for t in arena[:n]:
+            if together(s, t):
+                lo2, hi2 = span(t, b)
+                assert hi <= lo2 or hi2 <= lo or lo == hi or lo2 == hi2
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(storages(st.integers(1, 500)), min_size=1, max_size=12))
+def test_the_arena_is_no_larger_than_everything_at_once(arena):
+    total = static(plan_memory(arena))
+    aligned = [-(-static(s.size) // ALIGNMENT) * ALIGNMENT for s in arena]
+    assert max(aligned) <= total <= sum(aligned)
+
+
+@st.composite
+def programs(draw):
+    """Launches and copies over an arena as plan_memory lays it out, arguments, results and constants."""
+    arena = draw(st.lists(storages(), min_size=1, max_size=6))
+    plan_memory(arena)
+    fixed = [Storage("argument", 64, 0), Storage("argument", 64, 1), Storage("constant", 64, 0)]
+    results = [Storage("result", 64, 0), Storage("result", 64, 1)]
+    written = [*arena, *results]
+    steps = []
+    for _ in range(draw(st.integers(1, 10))):
+        reads = tuple(draw(st.lists(st.sampled_from([*written, *fixed]), max_size=3)))
+        if draw(st.booleans()):
+            steps.append(Launch(KERNEL, reads, tuple(draw(st.lists(st.sampled_from(written), min_size=1, max_size=2))), UNKNOWN))
+        else:
+            source = reads[0] if reads else fixed[0]
+            steps.append(Copy(source, draw(st.sampled_from(written)), source.size))
+    return steps
+
+
+def reads_writes(step):
+    return (step.reads, step.writes) if isinstance(step, Launch) else ((step.source,), (step.target,))
+
+
+def meet(a, b, size):
+    if a.kind != b.kind:
+        return False
+    if a.kind != "arena":
+        return a.number == b.number
+    (lo, hi), (lo2, hi2) = span(a, size), span(b, size)
+    return lo < hi2 and lo2 < hi
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs(), st.integers(1, 90))
+def test_edges_cover_every_hazard(steps, size):
+    edges = Scheduler(lambda s: 0, lambda k: 0)._edges(steps)
+    reach = []
+    for n, preds in enumerate(edges):
+        assert all(0 <= p < n for p in preds)
+        reach.append({p for q in preds for p in (q, *reach[q])})
+    for n, step in enumerate(steps):
+        reads, writes = reads_writes(step)
+        for m, earlier in enumerate(steps[:n]):
+            before_reads, before_writes = reads_writes(earlier)
+            hazard = (
+                any(meet(a, b, size) for a in before_writes for b in (*reads, *writes))
+                or any(meet(a, b, size) for a in before_reads for b in writes)
+            )
+            assert not hazard or m in reach[n]
+
+
+def test_readers_do_not_wait_for_each_other():
+    x, y, z = (Storage("arena", 64, offset=64 * n) for n in range(3))
+    steps = [Launch(KERNEL, (), (x,), UNKNOWN), Launch(KERNEL, (x,), (y,), UNKNOWN), Launch(KERNEL, (x,), (z,), UNKNOWN)]
+    assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [0]]
+
+
+def test_implied_edges_are_dropped():
+    x, y = (Storage("arena", 64, offset=64 * n) for n in range(2))
+    steps = [Launch(KERNEL, (), (x,), UNKNOWN), Launch(KERNEL, (x,), (y,), UNKNOWN), Launch(KERNEL, (y,), (x,), UNKNOWN)]
+    assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [1]]
