@@ -17,7 +17,7 @@ from aotc.kernels import emit_complex, emit_math
 from aotc.kernels.emit_convert import convert, narrow_int, round_to
 from aotc.kernels.emit_memory import decode, encode
 from aotc.kernels.llvm_algebra import call_intrinsic, suffix
-from aotc.kernels.llvm_types import I1, Register, computes_in, memory_type, part_dtype, register_type
+from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, part_dtype, register_type
 from aotc.vmfb.dtypes import DTYPES
 
 CONTRACT = ("contract",)
@@ -61,6 +61,8 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
         return emit_complex.apply(builder, fn, args, dtypes[0])
+    if fn.endswith("_total"):
+        return _compare_total(builder, fn.removesuffix("_total"), args, dtypes[0])
     if fn in _COMPARE:
         return _compare(builder, fn, args, kind)
     if kind == "f":
@@ -90,6 +92,18 @@ def _compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) ->
     else:
         compare = builder.icmp_signed if kind == "i" else builder.icmp_unsigned
     return compare(symbol, *args)
+
+
+def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
+    """Compare floats in total order: by their bits, those of negative ones flipped."""
+    keys = []
+    for x in args:
+        kind = ir.IntType(64 if x.type == F64 else 32)
+        bits = builder.bitcast(x, kind)
+        negative = builder.icmp_signed("<", bits, ir.Constant(kind, 0))
+        flipped = builder.xor(bits, ir.Constant(kind, (1 << (kind.width - 1)) - 1))
+        keys.append(builder.select(negative, flipped, bits))
+    return builder.icmp_signed(_COMPARE[fn], *keys)
 
 
 # --- floats ------------------------------------------------------------------
