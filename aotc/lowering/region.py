@@ -80,6 +80,17 @@ class RegionBuilder:
                         if anchors.resolve(v, members) is None and v.type.shape == self.shape:
                             anchors.index[v], anchors.levels[v] = anchors.space, 0
                 anchors.extend(op, members)
+            if op.name == "reduce":
+                self._share_index(op)
+
+    def _share_index(self, op: Op) -> None:
+        """An operand that nothing leads to (a counter beside the values) is read where the others are."""
+        anchors, operands = self.anchors, op.operands[: len(op.operands) // 2]
+        known = next((v for v in operands if anchors.index.get(v) is not None), None)
+        if known is not None:
+            for v in operands:
+                if anchors.index.get(v) is None:
+                    anchors.index[v], anchors.levels[v] = anchors.index[known], anchors.levels[known]
 
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
