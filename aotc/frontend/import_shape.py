@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aotc.frontend.dims import Dim
 from aotc.frontend.import_state import Importer, State, integers
-from aotc.frontend.tensor_ir import TensorType
+from aotc.frontend.tensor_ir import TensorType, Value
 
 
 def _iota(state: State, op: Any) -> None:
@@ -66,8 +67,31 @@ def _slice(state: State, op: Any) -> None:
     state.bind(op, [state.one("slice", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
 
 
+def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
+    """Return ``sizes`` if the limit of the slice is written ``start + sizes`` and its strides are 1.
+
+    So JAX slices at a place that depends on data with sizes that depend on shapes.
+    """
+    start, limit, stride = list(op.operands)[1:]
+    made = getattr(limit.owner, "opview", None)
+    if made is None or made.operation.name != "stablehlo.add" or set(state.known.get(state.values[stride], (0,))) != {1}:
+        return None
+    others = [v for v in made.operation.operands if v != start]
+    return state.known.get(state.values[others[0]]) if len(others) == 1 else None
+
+
+def _element(state: State, vector: Value, n: int) -> Value:
+    one = state.one("slice", [vector], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
+    return state.one("reshape", [one], {}, [TensorType(vector.type.dtype)])
+
+
 def _real_dynamic_slice(state: State, op: Any) -> None:
     x, *bounds = state.operands(op)
+    sizes = _sizes_after(state, op)
+    if bounds[0] not in state.known and sizes is not None:
+        starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
+        state.bind(op, [state.one("dynamic_slice", [x, *starts], {"sizes": sizes})])
+        return
     what = ("the start of real_dynamic_slice", "the limit of real_dynamic_slice", "the stride of real_dynamic_slice")
     start, limit, stride = (state.dims_of(v, w) for v, w in zip(bounds, what))
     state.bind(op, [state.one("slice", [x], {"start": start, "limit": limit, "stride": stride})])
