@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from aotc.diagnostics import Loc
-from aotc.frontend.dims import Dim, product, static
+from aotc.frontend.dims import Dim, is_static, product, static
 from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.anchors import Anchors
@@ -109,8 +109,8 @@ class _Fuser:
     # --- which ops become part of a group ---
 
     def _materialised(self, op: Op) -> bool:
-        if op.name == "constant":
-            return False
+        if op.name == "constant":  # one of unknown size cannot lie in the bundle: a kernel fills it
+            return op.result in self.needed and not is_static(op.result.type.shape)
         if op.name == "reshape" or (op.name == "dim"):
             return op.name == "dim" and op.result in self.needed
         if op.name in FREE:
