@@ -158,6 +158,7 @@ class _Bufferizer:
         self.time = 0
         self.depth = 0
         self.wanted: dict[Value, Storage] = {}
+        self.reserved: set[Storage] = set()  # loop state: only its next value may be written over it
 
     def function(self, function: Function) -> Buffered:
         body = function.body
@@ -279,7 +280,8 @@ class _Bufferizer:
         source = self.storage(old)
         wanted = self.wanted.get(new)
         dies = source.reads_left <= 1 and source.depth == self.depth
-        if dies and (wanted is source or (wanted is None and source.kind == "arena")):
+        free = wanted is None and source.kind == "arena" and source not in self.reserved
+        if dies and (wanted is source or free):
             self.where[new] = source
             source.reads_left += self.counts.get(new, 0)
             return source
@@ -295,6 +297,8 @@ class _Bufferizer:
         for out, number in kernel.aliases:
             source = self.where.get(op.operands[number])
             if out != n or source is None or source.kind != "arena" or source.depth != self.depth:
+                continue
+            if source in self.reserved:
                 continue
             if source.reads_left == sum(v is op.operands[number] for v in op.operands):
                 self.where[op.results[n]] = source
@@ -340,8 +344,9 @@ class _Bufferizer:
                 s.touch(self.time)
 
     def _carried(self, region: Region, carries: list[Storage], wishes: Mapping[Value, Storage]) -> list[Step]:
-        saved = dict(self.wanted)
+        saved, reserved = dict(self.wanted), set(self.reserved)
         self.wanted.update(wishes)
+        self.reserved.update(carries)
         for p, carry in zip(region.params, carries, strict=True):
             self.where[p] = carry
         depths = [c.depth for c in carries]
@@ -351,7 +356,7 @@ class _Bufferizer:
         steps = self.region(region)
         for carry, depth, count in zip(carries, depths, counts, strict=True):
             carry.depth, carry.reads_left = depth, count
-        self.wanted = saved
+        self.wanted, self.reserved = saved, reserved
         return steps
 
     def _wishes(self, region: Region, carries: list[Storage]) -> dict[Value, Storage]:
@@ -391,18 +396,18 @@ class _Bufferizer:
 
     def _moves(self, body: Region, carries: list[Storage]) -> list[Step]:
         """Copy the next state over the old one; values that sit in another carry are saved first."""
-        first: list[Step] = []
-        second: list[Step] = []
+        steps: list[Step] = []
+        moves = []
         for v, carry in zip(body.results, carries, strict=True):
             source = self.storage(v)
             if source is carry or carry.size == 0:
                 continue
             if source in carries:
                 held = self.fresh(v.type)
-                first.append(self._copy(source, held, carry.size))
+                steps.append(self._copy(source, held, carry.size))
                 source = held
-            second.append(self._copy(source, carry, carry.size))
-        return first + second
+            moves.append((source, carry))
+        return steps + [self._copy(source, carry, carry.size) for source, carry in moves]
 
     def _loop_kernel(self, op: Op) -> Launch:
         name = f"k{len(self.kernels)}_loop_{op.results[0].name if op.results else len(self.used)}"
