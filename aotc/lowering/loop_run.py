@@ -195,10 +195,12 @@ def _functions(begin: int, end: int | None) -> dict[str, Callable]:
 def _scalar(row: elementwise.ScalarOp) -> Callable:
     def call(*arguments: Any) -> Any:
         if isinstance(arguments[-1], str):
-            return elementwise.apply(row, list(map(np.asarray, arguments[:-1])), arguments[-1])[()]
+            return np.asarray(elementwise.apply(row, list(map(np.asarray, arguments[:-1])), arguments[-1])).reshape(())[
+                ()
+            ]
         arrays = list(map(np.asarray, arguments))
         dtype = elementwise.result_dtype(row, tuple(from_numpy(a.dtype) for a in arrays), None)
-        return elementwise.apply(row, arrays, dtype)[()]
+        return np.asarray(elementwise.apply(row, arrays, dtype)).reshape(())[()]
 
     return call
 
