@@ -124,7 +124,7 @@ CASES = {
     "grad-scan": (jax.grad(lambda x: (scan_cells(x)[0] ** 2).sum()), [normal(6, 4)]),
     "grad-scan-large": (jax.grad(lambda x: (scan_matrix(x)[0] ** 2).sum()), [LARGE]),
     "int-loop": (lambda x: lax.fori_loop(0, 10, lambda i, s: s * 3 + i, x), [integers(9)]),
-    "fixed-point": (lambda x: lax.while_loop(lambda s: jnp.abs(s * s - x).max() > 1e-3, lambda s: 0.5 * (s + x / s), x + 1),
+    "fixed-point": (lambda x: lax.while_loop(lambda s: jnp.abs(s * s - x).max() > 1e-3, lambda s: 0.5 * (s + x / s), x + 1),  # noqa: E501
                     [np.abs(normal(6)) + 1]),
 }  # fmt: skip
 
@@ -181,7 +181,7 @@ def test_symbolic_sizes(name, level):
 
 def test_empty_batch():
     """A batch of at least 1 leaves none after its first row is dropped."""
-    function = lambda x: (jnp.sin(x[1:]), jax.nn.relu(x[1:] @ W) @ U, x[1:].sum(0), jax.nn.softmax(x[1:], 0), x[1:].sum())
+    function = lambda x: (jnp.sin(x[1:]), jax.nn.relu(x[1:] @ W) @ U, x[1:].sum(0), jax.nn.softmax(x[1:], 0), x[1:].sum())  # noqa: E501
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 12"), "float32")
     module = aotc.load(aotc.compile(jax.export.export(jax.jit(function))(shape)))
     for size in (1, 2):

@@ -15,7 +15,7 @@ INTEGERS = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 def transcendental(x):
     p = jnp.abs(x) + 0.1
     return (jnp.exp(x), jnp.log(p), jnp.log1p(p), jnp.expm1(x), jnp.tanh(x), jax.nn.sigmoid(x), jnp.sin(x), jnp.cos(x),
-            jnp.tan(x * 0.5), jax.lax.rsqrt(p), jnp.sqrt(p), jnp.cbrt(x), jnp.power(p, x), jnp.arctan2(x, p))  # fmt: skip
+            jnp.tan(x * 0.5), jax.lax.rsqrt(p), jnp.sqrt(p), jnp.cbrt(x), jnp.power(p, x), jnp.arctan2(x, p))  # fmt: skip  # noqa: E501
 
 
 def special(x):
@@ -79,7 +79,7 @@ CASES = {
     "broadcast": (lambda a, b, c: a[:, None] * b[None] + c, [normal(5), normal(7), normal(1, 7)], 1),
     "empty": (lambda x: (jnp.sin(x), x.sum(), x.sum(0), jnp.concatenate([x, x])), [normal(0, 3)], 1),
     "reduce-precision": (lambda x: jax.lax.reduce_precision(x, 5, 7), [normal(50, scale=100)], 1),
-    "iota": (lambda x: x + jax.lax.broadcasted_iota(jnp.float32, (3, 4), 1) * jnp.arange(3)[:, None], [normal(3, 4)], 1),
+    "iota": (lambda x: x + jax.lax.broadcasted_iota(jnp.float32, (3, 4), 1) * jnp.arange(3)[:, None], [normal(3, 4)], 1),  # noqa: E501
     "gelu-silu": (lambda x: (jax.nn.gelu(x), jax.nn.gelu(x, approximate=False), jax.nn.silu(x), jax.nn.softplus(x)),
                   [normal(5, 33)], 4),
 }  # fmt: skip

@@ -37,19 +37,19 @@ MOVEMENT = {
                                   jnp.stack([x, x], 1), jnp.concatenate([x.T, x.T])), [X, normal(4, 2, 6)]),
     "reverse": (lambda x: (x[::-1], jnp.flip(x), jnp.roll(x, 3, 1), jnp.rot90(x)), [X]),
     "tile": (lambda x: (jnp.tile(x, (2, 1, 3)), jnp.repeat(x, 3, 1), jnp.broadcast_to(x[:1], (3, 5, 6))), [X]),
-    "diag": (lambda x: (jnp.diag(x[0, :, :5]), jnp.tril(x), jnp.triu(x, 1), jnp.trace(x), jnp.eye(4) + x[0, 0, 0]), [X]),
+    "diag": (lambda x: (jnp.diag(x[0, :, :5]), jnp.tril(x), jnp.triu(x, 1), jnp.trace(x), jnp.eye(4) + x[0, 0, 0]), [X]),  # noqa: E501
     "bool-i8": (lambda x: (x > 0).T.astype(jnp.int8)[1:, ::2], [X]),
     "split": (lambda x: tuple(p * n for n, p in enumerate(jnp.split(x, 3, -1))), [X]),
     "take": (lambda x, i: (x[i], x[:, i % 5], jnp.take(x, i, 2, mode="clip"), jnp.take(x, i, 0, mode="fill"), x[i, i]),
              [X, integers(7, low=-6, high=7)]),
     "take-along": (lambda x, i: (jnp.take_along_axis(x, i, 1), jnp.take_along_axis(x, i, 2)),
                    [X, integers(4, 5, 6, low=0, high=5)]),
-    "gather-nd": (lambda x, i: (x[i[:, 0], :, i[:, 1]], x[i[:, 0], i[:, 1], i[:, 2]]), [X, integers(7, 3, low=0, high=4)]),
+    "gather-nd": (lambda x, i: (x[i[:, 0], :, i[:, 1]], x[i[:, 0], i[:, 1], i[:, 2]]), [X, integers(7, 3, low=0, high=4)]),  # noqa: E501
     "gather-u8": (lambda x, i: x[i] * 2, [X, integers(3, low=0, high=4, dtype="uint8")]),
-    "one-hot": (lambda i: (jax.nn.one_hot(i, 7), jax.nn.one_hot(i, 7) @ jnp.ones((7, 2))), [integers(9, low=-2, high=9)]),
+    "one-hot": (lambda i: (jax.nn.one_hot(i, 7), jax.nn.one_hot(i, 7) @ jnp.ones((7, 2))), [integers(9, low=-2, high=9)]),  # noqa: E501
     "vmap-slice": (lambda x, i: jax.vmap(lambda a, k: lax.dynamic_slice(a, (k, 0), (2, 6)))(x, i),
                    [X, integers(4, low=-3, high=8)]),
-    "dynamic-slice": (lambda x, i: (lax.dynamic_slice(x, (i[0], i[1], i[2]), (2, 3, 6)), lax.dynamic_index_in_dim(x, i[0])),
+    "dynamic-slice": (lambda x, i: (lax.dynamic_slice(x, (i[0], i[1], i[2]), (2, 3, 6)), lax.dynamic_index_in_dim(x, i[0])),  # noqa: E501
                       [X, integers(3, low=-3, high=8)]),
     "dynamic-update": (lambda x, u, i: (lax.dynamic_update_slice(x, u, (i[0], i[1], i[2])), x * 2,
                                         lax.dynamic_update_slice(x * 3, u + 1, (i[2], i[1], i[0]))),
@@ -61,7 +61,7 @@ MOVEMENT = {
     "scatter-nd": (lambda x, i, u: x.at[i[:, 0], :, i[:, 1]].add(u), [X, integers(7, 2, low=0, high=4), normal(7, 5)]),
     "scatter-int": (lambda x, i: x.at[i].add(1), [np.zeros(8, "int32"), integers(50, low=0, high=9)]),
     "scatter-apply": (lambda x, i: x.at[i].apply(jnp.sin), [X, integers(2, low=0, high=4)]),
-    "scatter-wide": (lambda x, i, u: x.at[i].add(u), [normal(6, 300), integers(9, low=0, high=6), normal(9, 300, seed=2)]),
+    "scatter-wide": (lambda x, i, u: x.at[i].add(u), [normal(6, 300), integers(9, low=0, high=6), normal(9, 300, seed=2)]),  # noqa: E501
     "segment-sum": (lambda x, i: jax.ops.segment_sum(x, i, 4), [normal(12, 3), integers(12, low=0, high=4)]),
     "take-grad": (lambda x, i: jax.grad(lambda t: (t[i] ** 2).sum())(x), [X, integers(7, low=0, high=4)]),
     "max-pool": (lambda x: (max_pool(x), pool(lax.max, -jnp.inf, (2, 2, 2), (2, 2, 2), "VALID")(x)), [X]),

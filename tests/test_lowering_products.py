@@ -30,18 +30,18 @@ PRODUCTS = {
     **{f"bf16-{m}x{k}x{n}": (dot, pair(m, k, n, "bfloat16"), 1) for m, k, n in SIZES[2:6]},
     "f16": (dot, pair(9, 33, 17, "float16"), 1),
     "bf16-f32": (lambda a, b: lax.dot(a, b, preferred_element_type=jnp.float32), pair(9, 33, 17, "bfloat16"), 20),
-    "i8": (exact, [integers(9, 33, low=-128, high=128, dtype="int8"), integers(33, 17, low=-128, high=128, dtype="int8")], 1),
-    "u8": (exact, [integers(9, 33, low=0, high=256, dtype="uint8"), integers(33, 17, low=0, high=256, dtype="uint8")], 1),
+    "i8": (exact, [integers(9, 33, low=-128, high=128, dtype="int8"), integers(33, 17, low=-128, high=128, dtype="int8")], 1),  # noqa: E501
+    "u8": (exact, [integers(9, 33, low=0, high=256, dtype="uint8"), integers(33, 17, low=0, high=256, dtype="uint8")], 1),  # noqa: E501
     "i32": (dot, [integers(9, 33), integers(33, 17)], 1),
     "i8-vector": (exact, [integers(33, dtype="int8"), integers(33, 17, dtype="int8")], 1),
     "dense-bias-relu": (lambda a, b, c: jax.nn.relu(a @ b + c), [*pair(13, 40, 24), normal(24, seed=2)], 10),
-    "epilogue-rows": (lambda a, b, c: jnp.tanh((a * 2) @ b * c[:, None] + a[:, :1]), [*pair(13, 40, 24), normal(13)], 10),
-    "transposed": (lambda a, b: (a.T @ b.T, (b @ a).T, jnp.einsum("ka,bk->ba", a, b)), [normal(9, 7), normal(5, 9)], 10),
+    "epilogue-rows": (lambda a, b, c: jnp.tanh((a * 2) @ b * c[:, None] + a[:, :1]), [*pair(13, 40, 24), normal(13)], 10),  # noqa: E501
+    "transposed": (lambda a, b: (a.T @ b.T, (b @ a).T, jnp.einsum("ka,bk->ba", a, b)), [normal(9, 7), normal(5, 9)], 10),  # noqa: E501
     "batch": (lambda a, b: (a @ b, jnp.einsum("bij,bjk->kbi", a, b), jnp.einsum("bij,bjk->ik", a, b)),
               [normal(3, 5, 7), normal(3, 7, 4)], 10),
     "attention": (lambda q, k, v: jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), v),
                   [normal(2, 9, 3, 8, seed=n) for n in range(3)], 20),
-    "vectors": (lambda a, b, m: (a @ b, m @ a, a @ m, jnp.outer(a, b)), [normal(17), normal(17, seed=1), normal(17, 17)], 10),
+    "vectors": (lambda a, b, m: (a @ b, m @ a, a @ m, jnp.outer(a, b)), [normal(17), normal(17, seed=1), normal(17, 17)], 10),  # noqa: E501
     "many-axes": (lambda a, b: (jnp.tensordot(a, b, ((1, 2), (2, 0))), jnp.einsum("abc,cdb->da", a, b)),
                   [normal(3, 4, 5), normal(5, 6, 4)], 10),
     "batch-vectors": (lambda a, b: jnp.einsum("bi,bi->b", a, b), [normal(6, 40), normal(6, 40, seed=1)], 10),
@@ -73,7 +73,7 @@ CONVOLUTIONS = {
     "negative-padding": (conv((1, 1), [(-1, -2), (1, -1)], dims=NHWC), [IMAGE, KERNEL]),
     "grouped": (conv((1, 1), "SAME", groups=2, dims=NHWC), [normal(2, 7, 6, 4), normal(3, 3, 2, 6, seed=1)]),
     "depthwise": (conv((2, 2), "SAME", groups=12, dims=NHWC), [normal(2, 9, 8, 12), normal(3, 3, 1, 24, seed=1)]),
-    "batch-groups": (conv((1, 1), "VALID", dims=NHWC, batch_group_count=2), [normal(4, 7, 6, 3), normal(3, 3, 3, 6, seed=1)]),
+    "batch-groups": (conv((1, 1), "VALID", dims=NHWC, batch_group_count=2), [normal(4, 7, 6, 3), normal(3, 3, 3, 6, seed=1)]),  # noqa: E501
     "1d": (conv((2,), "SAME"), [normal(2, 3, 20), normal(5, 3, 4, seed=1)]),
     "3d": (conv((1, 2, 1), "SAME"), [normal(1, 2, 5, 6, 7), normal(3, 2, 2, 3, 2, seed=1)]),
     "1x1": (conv((1, 1), "VALID", dims=NHWC), [IMAGE, normal(1, 1, 3, 8)]),
@@ -106,7 +106,7 @@ def test_double_precision(level):
     """Products, elementary functions and integers of 64 bits."""
 
     def f(a, b, i):
-        return a @ b, jnp.exp(a), jnp.log(jnp.abs(a)), a.sum(1), jax.nn.softmax(a), i * i, jax.lax.erf(a), jnp.sin(a), i.sum()
+        return a @ b, jnp.exp(a), jnp.log(jnp.abs(a)), a.sum(1), jax.nn.softmax(a), i * i, jax.lax.erf(a), jnp.sin(a), i.sum()  # noqa: E501
 
     with jax.enable_x64(True):
         check(f, [*pair(13, 21, 8, "float64"), np.arange(5) + 2**33], level, 20)

@@ -64,7 +64,7 @@ class Algebra:
         return np.asarray(i).astype(self.kind)
 
     def shift_right_logical(self, i, by):
-        return (np.asarray(i).view(f"u{self.bits // 8}") >> np.uint64(by).astype(f"u{self.bits // 8}")).view(self.integer)
+        return (np.asarray(i).view(f"u{self.bits // 8}") >> np.uint64(by).astype(f"u{self.bits // 8}")).view(self.integer)  # noqa: E501
 
     @property
     def wide(self):
@@ -97,7 +97,7 @@ def fma64(a, b, c):
     back = total - p
     lost = (p - (total - back)) + (c - back)
     value = total + (lost + rest)
-    return np.where(np.isfinite(value) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290), value, np.asarray(LONG(a) * b + c, np.float64))
+    return np.where(np.isfinite(value) & (np.abs(a) < 1e290) & (np.abs(b) < 1e290), value, np.asarray(LONG(a) * b + c, np.float64))  # noqa: E501
 
 
 def by(function):
@@ -114,7 +114,7 @@ REFERENCE = {
 
 RANGES = {
     "exp": (-103.0, 88.0), "expm1": (-60.0, 88.0), "tanh": (-12.0, 12.0), "logistic": (-80.0, 80.0),
-    "erf": (-6.0, 6.0), "erfc": (-6.0, 9.0), "sin": (-1000.0, 1000.0), "cos": (-1000.0, 1000.0), "tan": (-1000.0, 1000.0),
+    "erf": (-6.0, 6.0), "erfc": (-6.0, 9.0), "sin": (-1000.0, 1000.0), "cos": (-1000.0, 1000.0), "tan": (-1000.0, 1000.0),  # noqa: E501
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def samples(name, bits, seed=0):
             base = np.exp2(r.uniform(-10, 10, count)).astype(kind)
             return base, r.uniform(-11, 11, count).astype(kind)
         case "rem":
-            return np.exp2(r.uniform(-20, 40, count)).astype(kind) * r.choice([-1, 1], count).astype(kind), r.uniform(0.1, 9, count).astype(kind)
+            return np.exp2(r.uniform(-20, 40, count)).astype(kind) * r.choice([-1, 1], count).astype(kind), r.uniform(0.1, 9, count).astype(kind)  # noqa: E501
         case "atan2":
             return signed, r.permutation(signed)
     return (signed,)
@@ -247,7 +247,7 @@ def test_subnormals(bits):
 def test_reduce_precision_to_the_short_floats():
     import ml_dtypes
 
-    x = np.concatenate([np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-20, 30, 0.1), [INF, -INF, 0.0, -0.0]])
+    x = np.concatenate([np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-20, 30, 0.1), [INF, -INF, 0.0, -0.0]])  # noqa: E501
     x = x.astype(np.float32)
     with np.errstate(all="ignore"):
         got = reduce_precision(Algebra(32), x, 8, 7)

@@ -70,7 +70,9 @@ def programs(draw):
     for _ in range(draw(st.integers(1, 10))):
         reads = tuple(draw(st.lists(st.sampled_from([*written, *fixed]), max_size=3)))
         if draw(st.booleans()):
-            steps.append(Launch(KERNEL, reads, tuple(draw(st.lists(st.sampled_from(written), min_size=1, max_size=2))), UNKNOWN))
+            steps.append(
+                Launch(KERNEL, reads, tuple(draw(st.lists(st.sampled_from(written), min_size=1, max_size=2))), UNKNOWN)
+            )
         else:
             source = reads[0] if reads else fixed[0]
             steps.append(Copy(source, draw(st.sampled_from(written)), source.size))
@@ -102,20 +104,27 @@ def test_edges_cover_every_hazard(steps, size):
         reads, writes = reads_writes(step)
         for m, earlier in enumerate(steps[:n]):
             before_reads, before_writes = reads_writes(earlier)
-            hazard = (
-                any(meet(a, b, size) for a in before_writes for b in (*reads, *writes))
-                or any(meet(a, b, size) for a in before_reads for b in writes)
+            hazard = any(meet(a, b, size) for a in before_writes for b in (*reads, *writes)) or any(
+                meet(a, b, size) for a in before_reads for b in writes
             )
             assert not hazard or m in reach[n]
 
 
 def test_readers_do_not_wait_for_each_other():
     x, y, z = (Storage("arena", 64, offset=64 * n) for n in range(3))
-    steps = [Launch(KERNEL, (), (x,), UNKNOWN), Launch(KERNEL, (x,), (y,), UNKNOWN), Launch(KERNEL, (x,), (z,), UNKNOWN)]
+    steps = [
+        Launch(KERNEL, (), (x,), UNKNOWN),
+        Launch(KERNEL, (x,), (y,), UNKNOWN),
+        Launch(KERNEL, (x,), (z,), UNKNOWN),
+    ]
     assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [0]]
 
 
 def test_implied_edges_are_dropped():
     x, y = (Storage("arena", 64, offset=64 * n) for n in range(2))
-    steps = [Launch(KERNEL, (), (x,), UNKNOWN), Launch(KERNEL, (x,), (y,), UNKNOWN), Launch(KERNEL, (y,), (x,), UNKNOWN)]
+    steps = [
+        Launch(KERNEL, (), (x,), UNKNOWN),
+        Launch(KERNEL, (x,), (y,), UNKNOWN),
+        Launch(KERNEL, (y,), (x,), UNKNOWN),
+    ]
     assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [1]]

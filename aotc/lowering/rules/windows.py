@@ -50,9 +50,7 @@ def _loops(levels: list[tuple[str, Dim]], body: list[Stmt]) -> list[Stmt]:
     return body
 
 
-def _scatter_window(
-    b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: list[int], block: list[Stmt]
-) -> None:
+def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: list[int], block: list[Stmt]) -> None:
     """Select in the window of source element ``at``; elements in the padding are never selected."""
     x, source, _ = op.operands
     a, shape = op.attrs, x.type.shape
