@@ -74,10 +74,15 @@ def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
     """
     start, limit, stride = list(op.operands)[1:]
     made = getattr(limit.owner, "opview", None)
-    if made is None or made.operation.name != "stablehlo.add" or set(state.known.get(state.values[stride], (0,))) != {1}:
+    if made is None or made.operation.name != "stablehlo.add" or not _all_ones(state, state.values[stride]):
         return None
     others = [v for v in made.operation.operands if v != start]
-    return state.known.get(state.values[others[0]]) if len(others) == 1 else None
+    sizes = state.values[others[0]] if len(others) == 1 else None
+    return None if sizes is None else state.known.get(sizes)
+
+
+def _all_ones(state: State, v: Value | None) -> bool:
+    return v is not None and set(state.known.get(v, (0,))) == {1}
 
 
 def _element(state: State, vector: Value, n: int) -> Value:
