@@ -128,11 +128,11 @@ def test_the_entry_says_names_and_trees():
     assert attrs["kept"] == [0, 1, 2, 3, 4]
 
 
-def test_unused_arguments_are_dropped_and_donation_is_seen():
+def test_unused_arguments_stay_and_donation_is_seen():
     fn = jax.jit(lambda a, unused, c: (a + c, c * 2), donate_argnums=(0,))
     attrs = import_model(fn, X, X, X).functions["main"].attrs
-    assert attrs["kept"] == [0, 2]
-    assert attrs["arg_names"] == ["args[0]", "args[2]"]
+    assert attrs["kept"] == [0, 1, 2]
+    assert attrs["arg_names"] == ["args[0]", "args[1]", "args[2]"]
     assert attrs["donated"] == [0]
 
 

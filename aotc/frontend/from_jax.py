@@ -21,7 +21,14 @@ def export(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     specs, keywords = jax.tree.map(_spec, (tuple(args), dict(kwargs)))
     try:
-        return jax.export.export(jitted, platforms=("cpu",))(*specs, **keywords)
+        exported = jax.export.export(jitted, platforms=("cpu",))(*specs, **keywords)
+        if len(exported.module_kept_var_idx) != len(exported.in_avals):  # the bundle takes what the function takes
+            positional = jitted.lower(*specs, **keywords).args_info[0]
+            donated = [n for n, a in enumerate(positional) if all(i.donated for i in jax.tree.leaves(a))]
+            donated = [n for n in donated if jax.tree.leaves(specs[n])]
+            whole = jax.jit(function, keep_unused=True, donate_argnums=donated)
+            exported = jax.export.export(whole, platforms=("cpu",))(*specs, **keywords)
+        return exported
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CompileError.at(Loc(), f"jax.export cannot export the function: {reason}") from error
