@@ -46,6 +46,7 @@ from aotc.lowering.split_reductions import split_reductions
 from aotc.lowering.tile_contractions import tile_contractions
 from aotc.options import Options
 from aotc.targets import Target, resolve
+from aotc.vmfb.trees import mark_unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +331,16 @@ def _signature(f: Function) -> dict[str, Any]:
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
     donated = f.attrs.get("donated", ())
+    in_tree = f.attrs.get("in_tree")
+    if in_tree is not None and "kept" in f.attrs:
+        in_tree = mark_unused(in_tree, f.attrs["kept"])
     return {
         "arguments": [
             {**_value(name, v.type), "donated": False, "donatable": n in donated}
             for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
         ],
         "results": [_value(name, v.type) for name, v in zip(results, f.body.results, strict=True)],
-        "in_tree": f.attrs.get("in_tree"),
+        "in_tree": in_tree,
         "out_tree": f.attrs.get("out_tree"),
     }
 

@@ -163,3 +163,10 @@ def test_same_bytes_and_any_thread_count():
     assert first == second
     one, two = (aotc.load(first, threads=n).invoke("main", *weights, x) for n in (1, 2))
     np.testing.assert_array_equal(one[0], two[0])
+
+
+def test_an_export_without_its_unused_argument_is_called_like_the_function():
+    exported = jax.export.export(jax.jit(lambda x, y, z: x - z))(*[np.ones(3, "f")] * 3)
+    assert exported.module_kept_var_idx == (0, 2)
+    module = aotc.load(aotc.compile(bytes(exported.serialize())))
+    np.testing.assert_array_equal(module(np.full(3, 5, "f"), None, np.ones(3, "f")), np.full(3, 4, "f"))

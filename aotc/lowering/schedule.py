@@ -165,7 +165,7 @@ class Scheduler:
                 accesses.append(_Access(s.offset, s.size, n))
             for s in reads:
                 accesses = known.setdefault(_space(s), [])
-                if s.kind != "constant" and not any(_overlap(a, s) and n in (a.writer, *a.readers) for a in accesses):
+                if s.kind != "constant" and not any(_same(a, s) and n in (a.writer, *a.readers) for a in accesses):
                     accesses.append(_Access(s.offset, s.size, -1, [n]))
             found.discard(n)
             direct = [p for p in sorted(found) if not any(before[q] >> p & 1 for q in found if q != p)]
@@ -189,6 +189,10 @@ def _overlap(a: _Access, s: Storage) -> bool:
     if isinstance(a.lo, int) != isinstance(s.offset, int) and isinstance(a.size, int) != isinstance(s.size, int):
         return False
     return a.lo == s.offset or isinstance(a.lo, int) or isinstance(s.offset, int)
+
+
+def _same(a: _Access, s: Storage) -> bool:
+    return s.kind != "arena" or (a.lo == s.offset and a.size == s.size)
 
 
 def _covers(s: Storage, a: _Access) -> bool:

@@ -1,14 +1,16 @@
 """Pytrees without JAX: nested containers to flat lists and back.
 
-A node is ``{"kind": "leaf" | "none" | "tuple" | "list" | "dict" | "namedtuple",
+A node is ``{"kind": "leaf" | "unused" | "none" | "tuple" | "list" | "dict" | "namedtuple",
 "keys": [...], "children": [...]}``; ``keys`` are those of a dict or the fields of a
-named tuple, whose ``name`` is its type's. The tree of a function's arguments is that
+named tuple, whose ``name`` is its type's; an ``unused`` leaf takes any value, which
+the program does not get. The tree of a function's arguments is that
 of ``(args, kwargs)``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 from aotc.vmfb.errors import VmError
@@ -28,6 +30,8 @@ def flatten(value: Any, node: Node, where: str, path: str = "") -> list[Any]:
     match kind:
         case "leaf":
             return [value]
+        case "unused":
+            return []
         case "none":
             if value is not None:
                 raise _differs(where, path, type(value).__name__, "None")
@@ -76,6 +80,18 @@ def unflatten(leaves: Iterator[Any], node: Node) -> Any:
     return tuple(children)
 
 
+def mark_unused(node: Node, kept: Iterable[int]) -> Node:
+    """Return ``node`` with the leaves whose number is not in ``kept`` marked as unused."""
+    wanted, numbers = set(kept), count()
+
+    def mark(node: Node) -> Node:
+        if node["kind"] == "leaf":
+            return node if next(numbers) in wanted else {**node, "kind": "unused"}
+        return {**node, "children": [mark(child) for child in node.get("children", [])]}
+
+    return mark(node)
+
+
 def count_leaves(node: Node) -> int:
     """Return how many leaves a tree has.
 
@@ -89,7 +105,7 @@ def count_leaves(node: Node) -> int:
     kind, children, keys = node.get("kind"), node.get("children", []), node.get("keys", [])
     if kind == "leaf":
         return 1
-    if kind not in ("none", "tuple", "list", "dict", "namedtuple") or not isinstance(children, list):
+    if kind not in ("none", "unused", "tuple", "list", "dict", "namedtuple") or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
     if kind in ("dict", "namedtuple") and (not isinstance(keys, list) or len(keys) != len(children)):
         raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")
