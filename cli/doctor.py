@@ -16,7 +16,7 @@ SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
 EXAMPLES = """
 aotc doctor
 """
-_COMPILE, _CUDA = "pip install 'aotc[compile]'", "pip install 'aotc[cuda]'"
+_COMPILE, _CUDA = "pip install 'aotc[compile]'", "pip install 'aotc[cuda-compile]'"
 _PACKAGES = (
     ("numpy", True, "pip install numpy"),
     ("msgpack", True, "pip install msgpack"),
@@ -26,7 +26,7 @@ _PACKAGES = (
     ("numba", False, _COMPILE),
     ("llvmlite", False, _COMPILE),
     ("cuda-bindings", False, _CUDA),
-    ("numba-cuda", False, "pip install 'aotc[cuda-compile]'"),
+    ("nvidia-nvjitlink", False, _CUDA),
 )
 _LINKERS = ("ld.lld", "ld", "cc")
 
