@@ -59,7 +59,7 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
         case ModuleNotFoundError() if (error.name or "").partition(".")[0] in _COMPILER_MODULES:
             return f"error: this needs {error.name}, which is not installed\n  try: pip install 'aotc[compile]'", 1
         case ModuleNotFoundError() if (error.name or "").partition(".")[0] in _CUDA_MODULES:
-            return f"error: this needs {error.name}, which is not installed\n  try: pip install 'aotc[cuda]'", 1
+            return f"error: this needs {error.name}, which is not installed\n  try: pip install 'aotc[cuda-compile]'", 1
         case OSError() if error.filename:
             return f"{error.filename}: error: {error.strerror}", 1
         case MemoryError():
