@@ -13,7 +13,7 @@ PIP = bin/python -m pip install --quiet --disable-pip-version-check
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -m "not slow and not cuda and not peer and not conformance"
+	.venv-test/bin/python -m pytest -m "not slow and not cuda and not peer"
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

@@ -118,11 +118,16 @@ def _shifted(state: State, x: Value, by: int) -> Value:
 
 
 def _potrf(state: State, op: Any) -> None:
-    """Failure shows as NaN in the factor, so the status is always zero."""
+    """LAPACK leaves the other triangle as it was. Failure shows as NaN in the factor, so the status is zero."""
     x = data_operands(state, op)[0]
-    factor = state.one("cholesky", [x], {"lower": options_of(op)["uplo"] == "L"})
+    lower = options_of(op)["uplo"] == "L"
+    factor = state.one("cholesky", [x], {"lower": lower})
+    row, column = (
+        state.one("iota", (), {"dim": d}, [TensorType("i32", x.type.shape)]) for d in (x.type.rank - 2, x.type.rank - 1)
+    )
+    inside = state.one("ge" if lower else "le", [row, column])
     status = state.constant(np.zeros((), np.int32), TensorType("i32", x.type.shape[:-2]))
-    state.bind(op, [factor, status])
+    state.bind(op, [state.one("select", [inside, factor, x]), status])
 
 
 def _trsm(state: State, op: Any) -> None:

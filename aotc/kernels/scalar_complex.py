@@ -192,8 +192,19 @@ def sign(m: Any, a: Pair) -> Pair:
 
 @function("pow")
 def power(m: Any, a: Pair, b: Pair) -> Pair:
-    """``exp(b log a)``; a base of 0 gives 0, and 1 to the power of 0."""
-    x, y = exponential(m, COMPLEX["mul"](m, b, logarithm(m, a)))
+    """``exp(b log a)``; a base of 0 gives 0, and 1 to the power of 0.
+
+    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``: a power carries its logarithm in two words, where the
+    error of a rounded one would grow with the exponent; so would that of the product in ``exp``.
+    """
+    size, turn = absolute(m, a), real.atan2(m, a[1], a[0])
+    drop = b[1] * turn
+    lost = m.fma(b[1], turn, -drop)
+    lost = m.select(lost == lost, lost, m.const(0.0))
+    shrink = real.exp(m, -drop)
+    scale = real.pow(m, size, b[0]) * m.fma(shrink, -lost, shrink)
+    phase = m.fma(b[0], turn, b[1] * real.log(m, size))
+    x, y = scale * real.cos(m, phase), scale * real.sin(m, phase)
     zero = (a[0] == 0.0) & (a[1] == 0.0)
     one = m.select((b[0] == 0.0) & (b[1] == 0.0), m.const(1.0), m.const(0.0))
     return m.select(zero, one, x), m.select(zero, m.const(0.0), y)

@@ -30,11 +30,13 @@ NORMWISE = {
     "jax.numpy.cov": 16, "jax.numpy.fft": 16, "jax.numpy.corrcoef": 16, "jax.nn.dot_product_attention": 16,
     "jax.scipy.signal": 16, "jax.scipy.fft": 16, "jax.image": 16, "jax.scipy.ndimage": 16, "jax.scipy.spatial": 16,
     # factorizations and solves
-    "cholesky": 64, "lu": 64, "qr": 64, "svd": 64, "eig": 256, "eigh": 64, "triangular_solve": 256,
+    "cholesky": 128, "lu": 64, "qr": 64, "svd": 64, "eig": 256, "eigh": 64, "triangular_solve": 256,
     "tridiagonal_solve": 64, "custom_linear_solve": 256, "jax.numpy.linalg": 64, "jax.lax.linalg": 64,
     "jax.scipy.linalg": 256, "jax.lax.custom_linear_solve": 64, "jax.numpy.roots": 64, "jax.numpy.poly": 64,
     "jax.numpy.polyfit": 256, "jax.scipy.sparse": 64, "jax.scipy.optimize": 64, "jax.random.multivariate_normal": 64,
     "jax.random.orthogonal": 64, "jax.scipy.stats.multivariate_normal": 64, "jax.scipy.stats.gaussian_kde": 64,
+    # zeros between poles: the series cancels
+    "digamma": 4, "jax.scipy.special.digamma": 4,
     # series and iterations whose number of steps depends on the rounding
     "igamma": 64, "igammac": 64, "regularized_incomplete_beta": 64, "random_gamma": 64, "jax.lax.betainc": 64,
     "jax.scipy.special.betainc": 64, "jax.scipy.stats.beta": 512, "jax.random.f": 64, "jax.random.loggamma": 64,
