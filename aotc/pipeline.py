@@ -27,14 +27,14 @@ from aotc import bundle_cache
 from aotc.diagnostics import CompileError, InternalError
 from aotc.frontend.dims import Expr, static, symbols
 from aotc.frontend.tensor_ir import Function, Module, TensorType
-from aotc.lowering.bufferize import Check, Constants, bufferize
+from aotc.lowering.bufferize import Bind, Buffered, Check, Constants, bufferize
 from aotc.lowering.canonicalize import canonicalize
 from aotc.lowering.contraction import canonicalize_dot
 from aotc.lowering.convolution import decompose_convolution
 from aotc.lowering.cse import cse
 from aotc.lowering.dce import dce
 from aotc.lowering.decompose_fft import decompose_fft
-from aotc.lowering.emit_program import emit_program
+from aotc.lowering.emit_program import Stage, emit_program
 from aotc.lowering.fold_constants import fold_constants
 from aotc.lowering.fuse import fuse
 from aotc.lowering.inline import inline
@@ -42,7 +42,7 @@ from aotc.lowering.loop_invariant import loop_invariant
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.loop_printer import print_kernel
 from aotc.lowering.lower import lower_region
-from aotc.lowering.plan_memory import plan_memory
+from aotc.lowering.plan_memory import plan_stages
 from aotc.lowering.rules.custom_call import CustomCall, custom_call_of
 from aotc.lowering.schedule import Scheduler
 from aotc.lowering.single_process import single_process
@@ -203,17 +203,32 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     numbers = {k.name: n for n, k in enumerate(unique)}
     for name, b in buffered.items():
         function = public[name]
-        arena = plan_memory(b.arena)
         slots = len(function.body.params), len(function.body.results)
-        scheduler = Scheduler(_slot_of(*slots), lambda k: numbers[names[k]])
-        buffer = scheduler.encode(b.steps)
+        stages = _stages(b, variant, _slot_of(*slots), lambda k: numbers[names[k]])
         checks = [s for s in b.steps if isinstance(s, Check)]
-        variant.programs[name] = emit_program(function, arena, buffer, len(variant.command_buffers), checks)
-        variant.command_buffers.append(buffer)
-        known = variant.arena is not None and isinstance(arena, int)
-        variant.arena = max(variant.arena or 0, static(arena)) if known else None
+        variant.programs[name] = emit_program(function, stages, checks)
+        known = variant.arena is not None and isinstance(stages[-1].arena, int)
+        variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
     _join_specialized(variant, public)
     return variant
+
+
+def _stages(
+    b: Buffered, variant: Variant, slot_of: Callable[[Any], int], kernel_number: Callable[[str], int]
+) -> list[Stage]:
+    """Plan memory and encode a command buffer for each stretch of steps between sizes that are read from memory."""
+    binds = [s for s in b.steps if isinstance(s, Bind)]
+    known = {str(bind.dim): n for n, bind in enumerate(binds, start=1)}
+    totals = plan_stages(b.arena, lambda e: max((known.get(s.name, 0) for s in symbols(e)), default=0), len(binds) + 1)
+    stages: list[Stage] = []
+    rest = list(b.steps)
+    for total, bind in zip(totals, [*binds, None], strict=True):
+        end = rest.index(bind) if bind is not None else len(rest)
+        buffer = Scheduler(slot_of, kernel_number).encode(rest[:end])
+        stages.append(Stage(buffer, len(variant.command_buffers), total, bind))
+        variant.command_buffers.append(buffer)
+        rest = rest[end + 1 :]
+    return stages
 
 
 def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:

@@ -241,13 +241,21 @@ def test_up_to_ten_findings_are_reported():
     assert {f.loc.line for f in error.value.findings} == set(range(2, 12))
 
 
-def test_data_dependent_shapes_are_refused():
-    text = """func.func @main(%v: tensor<9xi32>) -> tensor<?xf32> {
-      %n = stablehlo.slice %v [4:5] : (tensor<9xi32>) -> tensor<1xi32>
-      %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>
-      return %0 : tensor<?xf32>
+def test_sizes_computed_in_a_loop_are_refused():
+    text = """func.func @main(%x: tensor<9xi32>, %i: tensor<i32>) -> tensor<i32> {
+      %r = stablehlo.while(%k = %i) : tensor<i32>
+      cond {
+        %p = stablehlo.compare LT, %k, %k : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %p : tensor<i1>
+      } do {
+        %s = stablehlo.dynamic_slice %x, %k, sizes = [1] : (tensor<9xi32>, tensor<i32>) -> tensor<1xi32>
+        %y = stablehlo.dynamic_iota %s, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>
+        %n = stablehlo.get_dimension_size %y, dim = 0 : (tensor<?xi32>) -> tensor<i32>
+        stablehlo.return %n : tensor<i32>
+      }
+      return %r : tensor<i32>
     }"""
-    with pytest.raises(CompileError, match="depends on data"):
+    with pytest.raises(CompileError, match="depends on data inside a loop"):
         import_model(text)
 
 

@@ -121,3 +121,61 @@ def test_sort_along_a_symbolic_dim(level):
         x = np.random.default_rng(size).integers(0, 9, (3, size)).astype("float32")
         for a, b in zip(module.invoke("main", x), jax.tree.leaves(g(x)), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+COMPRESSED = """
+func.func @main(%x: tensor<?xf32>, %t: tensor<f32>) -> (tensor<?xf32>, tensor<?xi32>, tensor<f32>, tensor<i32>) {
+  %d = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?xf32>) -> tensor<i32>
+  %s = stablehlo.reshape %d : (tensor<i32>) -> tensor<1xi32>
+  %w = stablehlo.dynamic_broadcast_in_dim %t, %s, dims = [] : (tensor<f32>, tensor<1xi32>) -> tensor<?xf32>
+  %m = stablehlo.compare GT, %x, %w : (tensor<?xf32>, tensor<?xf32>) -> tensor<?xi1>
+  %i = stablehlo.convert %m : (tensor<?xi1>) -> tensor<?xi32>
+  %z = stablehlo.constant dense<0> : tensor<i32>
+  %n = stablehlo.reduce(%i init: %z) applies stablehlo.add across dimensions = [0] : (tensor<?xi32>, tensor<i32>)
+    -> tensor<i32>
+  %o = "stablehlo.sort"(%x) <{dimension = 0 : i64}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %g = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %g : tensor<i1>
+  }) : (tensor<?xf32>) -> tensor<?xf32>
+  %e = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>
+  %c0 = stablehlo.constant dense<0> : tensor<1xi32>
+  %c1 = stablehlo.constant dense<1> : tensor<1xi32>
+  %y = stablehlo.real_dynamic_slice %o, %c0, %e, %c1
+    : (tensor<?xf32>, tensor<1xi32>, tensor<1xi32>, tensor<1xi32>) -> tensor<?xf32>
+  %q = stablehlo.exponential %y : tensor<?xf32>
+  %f = stablehlo.constant dense<0.0> : tensor<f32>
+  %u = stablehlo.reduce(%q init: %f) applies stablehlo.add across dimensions = [0] : (tensor<?xf32>, tensor<f32>)
+    -> tensor<f32>
+  %v = stablehlo.convert %u : (tensor<f32>) -> tensor<i32>
+  %h = stablehlo.reshape %v : (tensor<i32>) -> tensor<1xi32>
+  %j = stablehlo.dynamic_iota %h, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>
+  return %q, %j, %u, %n : tensor<?xf32>, tensor<?xi32>, tensor<f32>, tensor<i32>
+}
+"""
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_sizes_that_kernels_compute(level):
+    """The second size depends on arrays whose size is the first one."""
+    for size, limit in ((7, 0.0), (64, 0.5), (5, 9.0), (0, 0.0), (1, -9.0)):
+        x = np.random.default_rng(size).normal(size=size).astype("float32")
+        q, j, u, n = both(COMPRESSED, x, np.float32(limit), level=level)
+        kept = np.sort(x[x > np.float32(limit)])[::-1]
+        np.testing.assert_allclose(q, np.exp(kept), rtol=1e-6)
+        np.testing.assert_array_equal(j, np.arange(int(u)))
+        assert n == len(kept)
+
+
+def test_a_computed_size_must_fit():
+    text = """func.func @main(%x: tensor<4xf32>, %v: tensor<9xi32>) -> tensor<?xf32> {
+      %n = stablehlo.slice %v [4:5] : (tensor<9xi32>) -> tensor<1xi32>
+      %y = stablehlo.dynamic_reshape %x, %n : (tensor<4xf32>, tensor<1xi32>) -> tensor<?xf32>
+      return %y : tensor<?xf32>
+    }"""
+    x, sizes = np.arange(4, dtype=np.float32), np.full(9, 4, np.int32)
+    np.testing.assert_array_equal(both(text, x, sizes)[0], x)
+    module = aotc.load(aotc.compile(text.encode()))
+    for wrong, message in ((5, "reshape of 4 elements to 5"), (-1, "a size is negative: -1")):
+        with pytest.raises(VmError, match=message):
+            module.invoke("main", x, np.full(9, wrong, np.int32))

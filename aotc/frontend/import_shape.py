@@ -123,7 +123,8 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
 
 def _from_values(state: State, dims: Sequence[Dim]) -> bool:
     """Tell whether dims depend on values of arguments, which nobody has proven to be in bounds."""
-    return any(s.name in state.session.sizes for d in dims for s in symbols(d))
+    computed = {*state.session.sizes, *state.session.bound}
+    return any(s.name in computed for d in dims for s in symbols(d))
 
 
 def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -40,7 +40,7 @@ class Session:
     counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
-    that the model itself asserts.
+    that the model itself asserts; ``bound`` are the symbols of sizes that the entry computes.
     """
 
     symbols: Mapping[str, Any]
@@ -62,6 +62,7 @@ class Session:
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
     assertions: list[Requirement] = field(default_factory=list)
+    bound: list[str] = field(default_factory=list)
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""
@@ -118,6 +119,7 @@ class State:
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
         self.blocks: list[list[Op]] = [[]]
+        self.entry = False
         self.loc = Loc(session.path)
         self.count = 0
         self.by_element = 0  # how many open computations are done element by element, where branches are selected
@@ -189,7 +191,7 @@ class State:
             raise CompileError.at(self.loc, str(error)) from None
         results = tuple(self.new_value(t) for t in found)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
-        if name in shape_values.FOLDED and shape_values.trackable(found[0]):
+        if found and name in shape_values.FOLDED and shape_values.trackable(found[0]):
             self._track(name, operands, types, attrs, results[0])
         return results
 
@@ -230,12 +232,27 @@ class State:
     def dims_of(self, v: Value, what: str) -> tuple[Dim, ...]:
         """Return the elements of a shape operand as dims."""
         found = self.known.get(v)
-        if found is None:
+        return self._bind_elements(v, what) if found is None else found
+
+    def _bind_elements(self, v: Value, what: str) -> Known:
+        """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
+        if not self.entry or len(self.blocks) > 2 or not shape_values.trackable(v.type):
             self.fail(
-                f"{what} depends on data, not only on argument shapes",
-                hint="sizes may come from shapes and from the values of integer arguments of up to 8 elements",
+                f"{what} depends on data inside a loop, a branch or a callee",
+                hint="compute the size in the entry function, outside of loops, and hand it on",
             )
-        return found
+        names = []
+        for n in range(shape_values.count(v.type)):
+            scalar = v
+            if v.type.rank:
+                one = self.one("slice", [v], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
+                scalar = self.one("reshape", [one], {}, [TensorType(v.type.dtype)])
+            symbol = sym(f"value_{len(self.session.bound)}")
+            self.session.bound.append(str(symbol))
+            self.emit("bind_dim", [scalar], {"dim": symbol})
+            names.append(symbol)
+        self.known[v] = tuple(names)
+        return self.known[v]
 
     def require(self, relation: str, left: Dim, right: Dim, message: str) -> None:
         """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven."""

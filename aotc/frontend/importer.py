@@ -206,6 +206,7 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     params = []
     for i, (leaf, shape) in enumerate(zip(_argument_types(function), shapes)):
         params.append(Value(f"arg{i}", TensorType(session.parts(leaf)[0], shape)))
+    state.entry = True
     session.sizes.clear()
     session.requirements.clear()
     session.assertions.clear()

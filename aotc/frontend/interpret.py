@@ -139,6 +139,8 @@ class _Frame:
             return _run_function(self.module, self.module.functions[op.attrs["callee"]].body, operands, self.dims)
         if op.name not in OPS:
             raise InternalError(f"the reference has no op {op.name}")
+        if op.name == "bind_dim":
+            self.dims = {**self.dims, str(op.attrs["dim"]): int(operands[0])}
         attrs = self._concrete(op.attrs) if self.dims else op.attrs
         types = tuple(TensorType(v.type.dtype, self._shape(v.type)) for v in op.results)
         calls = tuple(self._callable(r) for r in op.regions)

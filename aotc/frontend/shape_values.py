@@ -29,6 +29,11 @@ def trackable(t: TensorType) -> bool:
     return math.prod(sizes(t)) <= LIMIT
 
 
+def count(t: TensorType) -> int:
+    """Return the number of elements of a type of known size."""
+    return math.prod(sizes(t))
+
+
 def _divide(a: Dim, b: Dim) -> Dim | None:
     if not isinstance(a, Expr) and not isinstance(b, Expr):
         return None if b == 0 else int(abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1)

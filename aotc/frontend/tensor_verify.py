@@ -27,6 +27,7 @@ def verify_function(module: Module, function: Function) -> list[Finding]:
     found = list(_dominance(function))
     bound = {s.name for p in function.body.params for d in p.type.shape for s in symbols(d)}
     bound |= set(function.attrs.get("sizes", ()))
+    bound |= {str(op.attrs["dim"]) for op in function.body.ops if op.name == "bind_dim"}
     for op in walk(function.body):
         found += _check_op(module, op)
         loose = {s.name for v in op.results for d in v.type.shape for s in symbols(d)} - bound

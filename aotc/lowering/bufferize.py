@@ -92,7 +92,16 @@ class Check:
     values: tuple[tuple[Storage, str], ...]
 
 
-Step: TypeAlias = Launch | Copy | Loop | Branch | Check
+@dataclass(frozen=True, slots=True, eq=False)
+class Bind:
+    """Let ``dim``, a symbol, be the integer in ``value`` from here on; sizes of later steps may depend on it."""
+
+    dim: Dim
+    value: Storage
+    dtype: str
+
+
+Step: TypeAlias = Launch | Copy | Loop | Branch | Check | Bind
 
 
 @dataclass
@@ -234,6 +243,9 @@ class _Bufferizer:
                     steps += self._while(op)
                 case "case":
                     steps += self._case(op)
+                case "bind_dim":
+                    size = op.operands[0]
+                    steps.append(Bind(op.attrs["dim"], self.storage(size), size.type.dtype))
                 case "assert":
                     values = tuple((self.storage(v), v.type.dtype) for v in op.operands[1:])
                     check = Check(self.storage(op.operands[0]), op.attrs["message"], values)

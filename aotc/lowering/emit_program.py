@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aotc.frontend.dims import Call, Dim, Expr, Sym, sym, symbols
 from aotc.frontend.tensor_ir import Function
-from aotc.lowering.bufferize import Check
+from aotc.lowering.bufferize import Bind, Check, Storage
 from aotc.lowering.schedule import CommandBuffer
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.isa import BY_NAME
@@ -34,6 +35,10 @@ class Program:
     def bind(self, symbol: Dim, register: int) -> None:
         """Let ``register`` hold the value of a dim."""
         self._known[symbol] = register
+
+    def knows(self, *dims: Dim) -> bool:
+        """Tell whether every symbol of ``dims`` has a value by now."""
+        return all(self.is_bound(Expr(0, (((s,), 1),))) for d in dims for s in symbols(d))
 
     def is_bound(self, symbol: Dim) -> bool:
         """Tell whether some register holds the value of a dim."""
@@ -82,22 +87,42 @@ class Program:
         return out
 
 
-def emit_program(
-    function: Function, arena: Dim, buffer: CommandBuffer, number: int, checks: Sequence[Check]
-) -> Program:
-    """Return the VM code that runs ``function`` through command buffer ``number``."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What runs between two sizes that are read from memory: a command buffer, its number, the arena's bytes by then.
+
+    ``bind`` is the size that is read when it is done; the last stage has none.
+    """
+
+    buffer: CommandBuffer
+    number: int
+    arena: Dim
+    bind: Bind | None = None
+
+
+def emit_program(function: Function, stages: Sequence[Stage], checks: Sequence[Check]) -> Program:
+    """Return the VM code that runs the ``stages`` of ``function``."""
     p = Program()
     waiting = _check_sizes(p, function)
     _bind_arguments(p, function)
-    _bind_values(p, function, arena, buffer)
-    for row in waiting:
-        _require(p, row)
-    for n, v in enumerate(function.body.results):
-        p.op("result", n, [p.value(d) for d in v.type.shape])
-    if arena != 0:
-        p.op("arena", p.value(arena))
-    if buffer.code:
-        p.op("submit", number, [p.value(e) for e in buffer.parameters])
+    _bind_values(p, function, stages)
+    unmade = list(enumerate(function.body.results))
+    taken: Dim = 0
+    for stage in stages:
+        last = stage is stages[-1]
+        for row in [row for row in waiting if last or p.knows(row[1], row[2], *row[4])]:
+            _require(p, row)
+            waiting.remove(row)
+        for n, v in [(n, v) for n, v in unmade if last or p.knows(*v.type.shape)]:
+            p.op("result", n, [p.value(d) for d in v.type.shape])
+            unmade.remove((n, v))
+        if stage.arena != taken:
+            p.op("arena", p.value(stage.arena))
+            taken = stage.arena
+        if stage.buffer.code:
+            p.op("submit", stage.number, [p.value(e) for e in stage.buffer.parameters])
+        if stage.bind is not None:
+            _bind_computed(p, function, stage.bind)
     for check in checks:
         _check(p, function, check)
     p.op("return")
@@ -171,12 +196,31 @@ def _check_sizes(p: Program, function: Function) -> list[tuple]:
     return waiting
 
 
-def _bind_values(p: Program, function: Function, arena: Dim, buffer: CommandBuffer) -> None:
+def _bind_computed(p: Program, function: Function, bind: Bind) -> None:
+    """Read a size that kernels have computed; it must not be negative."""
+    register = _load(p, function, bind.value, bind.dtype)
+    p.bind(bind.dim, register)
+    _require(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
+
+
+def _load(p: Program, function: Function, storage: Storage, dtype: str) -> int:
+    arguments, results = len(function.body.params), len(function.body.results)
+    slot = {"argument": storage.number, "result": arguments + storage.number, "arena": arguments + results}
+    offset = {"arena": storage.offset, "constant": storage.number}
+    out = p.register()
+    place = slot.get(storage.kind, arguments + results + 1)
+    p.op("load_scalar", out, place, p.value(offset.get(storage.kind, 0)), dtype)
+    return out
+
+
+def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> None:
     """Read the sizes that are values of arguments; none may be negative."""
     sizes = function.attrs.get("sizes", {})
     if not sizes:
         return
-    used = [arena, *buffer.parameters, *(d for v in function.body.results for d in v.type.shape)]
+    used = [d for v in function.body.results for d in v.type.shape]
+    for stage in stages:
+        used += [stage.arena, *stage.buffer.parameters]
     for _, left, right, _, values in function.attrs.get("requirements", ()):
         used += [left, right, *values]
     names = {s.name for d in used for s in symbols(d)}
@@ -200,14 +244,5 @@ def _require(p: Program, row: tuple) -> None:
 
 def _check(p: Program, function: Function, check: Check) -> None:
     """Assertions are computed with everything else and judged when the work is done."""
-    slot = len(function.body.params) + len(function.body.results)
-
-    def load(storage: object, dtype: str) -> int:
-        out = p.register()
-        place = slot if storage.kind == "arena" else slot + 1  # type: ignore[attr-defined]
-        offset = storage.offset if storage.kind == "arena" else storage.number  # type: ignore[attr-defined]
-        p.op("load_scalar", out, place, p.value(offset), dtype)
-        return out
-
-    values = [load(s, dtype) for s, dtype in check.values]
-    p.op("assert_true", load(check.predicate, "i1"), check.message, values)
+    values = [_load(p, function, s, dtype) for s, dtype in check.values]
+    p.op("assert_true", _load(p, function, check.predicate, "i1"), check.message, values)

@@ -96,7 +96,12 @@ class _Fuser:
         self.group_of: dict[Op, Group] = {}
 
     def region(self, region: Region) -> Region:
-        """Return ``region`` with its ops grouped into dispatches."""
+        """Return ``region`` with its ops grouped into dispatches.
+
+        The host reads a size where ``bind_dim`` stands: what comes before is fused apart from what comes after.
+        """
+        if any(op.name == "bind_dim" for op in region.ops):
+            return self._stages(region)
         own = {v: op for op in region.ops for v in op.results}
         self.makers.update(own)
         self.needed = needs_buffer(region.ops, region.results, self.makers)
@@ -106,6 +111,20 @@ class _Fuser:
         if self.level >= 2:
             self._absorb(region)
         return self._outline(region)
+
+    def _stages(self, region: Region) -> Region:
+        makers = dict(self.makers)
+        ops: list[Op] = []
+        begin = 0
+        for end in [*(n for n, op in enumerate(region.ops) if op.name == "bind_dim"), len(region.ops)]:
+            part, rest = region.ops[begin:end], region.ops[end:]
+            later = {*region.results, *(v for op in rest for v in (*op.operands, *_captures(op)))}
+            kept = tuple(v for op in part for v in op.results if v in later)
+            ops += _Fuser(self.level, self.outlined, makers).region(Region(region.params, part, kept)).ops
+            ops += rest[:1]
+            makers.update((v, op) for op in part for v in op.results)
+            begin = end + 1
+        return Region(region.params, tuple(ops), region.results)
 
     # --- which ops become part of a group ---
 

@@ -85,7 +85,22 @@ def _assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
     return []
 
 
+def _infer_bind_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(
+        len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
+        f"bind_dim: the size is {_list(types)}, expected an integer scalar",
+    )
+    return ()
+
+
+def _bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    if int(arrays[0]) < 0:
+        raise AssertionFailed(f"a size is negative: {int(arrays[0])}")
+    return []
+
+
 CONTROL = table(
+    OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
     OpSpec("while", _infer_while, _while, regions=2),
     OpSpec("case", _infer_case, _case, regions=-1),
     OpSpec("call", _infer_given, _not_here, ("callee",)),
