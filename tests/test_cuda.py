@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from simulated_gpu import install
 from test_models import MODELS, array, close
+from test_sizes_from_values import GROWING, check_growing
 
 import aotc
 from aotc.vmfb import cuda_driver
@@ -137,6 +138,13 @@ def test_dynamic_shapes(monkeypatch):
 
 
 @sim
+def test_sizes_that_kernels_compute(monkeypatch):
+    data = aotc.compile(GROWING.encode(), target="cuda:sm_90")
+    install(monkeypatch, data)
+    check_growing(aotc.load(data))
+
+
+@sim
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_cubins_hold_their_kernels(architecture):
     function, args, _ = CASES["attention"]
@@ -209,6 +217,9 @@ class TestOnAGpu:
     @pytest.mark.parametrize("name", CASES)
     def test_meaning(self, name, level):
         check(name, opt_level=level)
+
+    def test_sizes_that_kernels_compute(self):
+        check_growing(aotc.load(aotc.compile(GROWING.encode(), target="cuda:sm_90"), devices="cuda"))
 
     def test_out_of_memory_is_an_error(self):
         module = aotc.load(aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90"))

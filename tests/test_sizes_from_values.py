@@ -179,3 +179,110 @@ def test_a_computed_size_must_fit():
     for wrong, message in ((5, "reshape of 4 elements to 5"), (-1, "a size is negative: -1")):
         with pytest.raises(VmError, match=message):
             module.invoke("main", x, np.full(9, wrong, np.int32))
+
+
+def test_computed_slices_and_counts_stay_in_bounds():
+    text = """func.func @main(%x: tensor<8xf32>, %v: tensor<9xi32>) -> (tensor<?xf32>, tensor<?xf32>) {
+      %a = stablehlo.slice %v [0:1] : (tensor<9xi32>) -> tensor<1xi32>
+      %b = stablehlo.slice %v [1:2] : (tensor<9xi32>) -> tensor<1xi32>
+      %s = stablehlo.slice %v [2:3] : (tensor<9xi32>) -> tensor<1xi32>
+      %y = stablehlo.real_dynamic_slice %x, %a, %b, %s
+        : (tensor<8xf32>, tensor<1xi32>, tensor<1xi32>, tensor<1xi32>) -> tensor<?xf32>
+      %k = stablehlo.slice %v [3:4] : (tensor<9xi32>) -> tensor<1xi32>
+      %n = stablehlo.reshape %k : (tensor<1xi32>) -> tensor<i32>
+      %t, %i = stablehlo.custom_call @stablehlo.dynamic_top_k(%x, %n)
+        : (tensor<8xf32>, tensor<i32>) -> (tensor<?xf32>, tensor<?xi32>)
+      return %y, %t : tensor<?xf32>, tensor<?xf32>
+    }"""
+    x = np.random.default_rng(0).normal(size=8).astype("float32")
+    for a, b, s, k in ((1, 7, 2, 3), (0, 8, 3, 8), (4, 4, 1, 0)):
+        y, t = both(text, x, np.int32([a, b, s, k, 0, 0, 0, 0, 0]))
+        np.testing.assert_array_equal(y, x[a:b:s])
+        np.testing.assert_array_equal(t, np.sort(x)[::-1][:k])
+    module = aotc.load(aotc.compile(text.encode()))
+    wrong = {
+        (0, 9, 1, 1): "a slice of 9 elements from 8",
+        (5, 9, 1, 1): "a slice up to 9 of 8",
+        (3, 1, 1, 1): "a slice of -2 elements",
+        (0, 8, 1, 9): "the largest 9 of 8 elements",
+    }
+    for values, message in wrong.items():
+        given = np.int32([*values, 0, 0, 0, 0, 0])
+        with pytest.raises(VmError, match=message):
+            module.invoke("main", x, given)
+        with pytest.raises(AssertionFailed, match=message):
+            interpret(import_model(text.encode()), x, given)
+
+
+def test_computed_sizes_as_text_and_in_copies_for_given_sizes():
+    from aotc.frontend.tensor_text import parse_module, print_module
+    from aotc.frontend.tensor_verify import verify
+
+    module = import_model(COMPRESSED.encode())
+    again = parse_module(print_module(module))
+    assert print_module(again) == print_module(module) and "bind_dim" in print_module(module)
+    assert not verify(again)
+    x = np.random.default_rng(3).normal(size=9).astype("float32")
+    for a, b in zip(interpret(module, x, np.float32(0)), interpret(again, x, np.float32(0)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    copies = aotc.load(aotc.compile(COMPRESSED.encode(), specialize={"d0": (9,)}))
+    for size in (9, 5):
+        found = copies.invoke("main", x[:size], np.float32(0))
+        for a, b in zip(found, interpret(module, x[:size], np.float32(0)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_size_is_not_read_before_it_is_computed():
+    from aotc.frontend.tensor_text import parse_module
+    from aotc.frontend.tensor_verify import verify
+
+    text = """module @m {
+    func public @main(%n: i32[]) {
+      %0 = iota {dim = 0} : i32[s]
+      bind_dim %n {dim = s}
+      return %0
+    }
+    }
+    """
+    assert [f.message for f in verify(parse_module(text))] == ["iota: dims ['s'] come from no parameter of @main"]
+
+
+GROWING = """
+func.func @main(%x: tensor<?x64xf32>, %w: tensor<64x64xf32>) -> tensor<?x64xf32> {
+  %p = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<?x64xf32>, tensor<64x64xf32>)
+    -> tensor<?x64xf32>
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %s = stablehlo.reduce(%p init: %z) applies stablehlo.maximum across dimensions = [0, 1]
+    : (tensor<?x64xf32>, tensor<f32>) -> tensor<f32>
+  %i = stablehlo.convert %s : (tensor<f32>) -> tensor<i32>
+  %n = stablehlo.reshape %i : (tensor<i32>) -> tensor<1xi32>
+  %c = stablehlo.constant dense<64> : tensor<1xi32>
+  %d = stablehlo.concatenate %n, %c, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> tensor<2xi32>
+  %r = stablehlo.reduce(%p init: %z) applies stablehlo.add across dimensions = [0]
+    : (tensor<?x64xf32>, tensor<f32>) -> tensor<64xf32>
+  %b = stablehlo.dynamic_broadcast_in_dim %r, %d, dims = [1] : (tensor<64xf32>, tensor<2xi32>) -> tensor<?x64xf32>
+  %q = stablehlo.dot_general %b, %w, contracting_dims = [1] x [0] : (tensor<?x64xf32>, tensor<64x64xf32>)
+    -> tensor<?x64xf32>
+  %k = stablehlo.dot_general %q, %w, contracting_dims = [1] x [0] : (tensor<?x64xf32>, tensor<64x64xf32>)
+    -> tensor<?x64xf32>
+  return %k : tensor<?x64xf32>
+}"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_arrays_made_before_a_size_is_known_are_kept(threads):
+    """The arena grows when the size is known; what is in it already is read afterwards."""
+    check_growing(aotc.load(aotc.compile(GROWING.encode()), threads=threads))
+
+
+def check_growing(module):
+    """Compare with NumPy for four sizes."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(64, 64)).astype("float32")
+    for rows in (3, 200, 1, 64):
+        x = rng.normal(size=(rows, 64)).astype("float32") * 4
+        first = (x.astype("f8") @ w).astype("f4")
+        row = first.sum(0, dtype="f8") @ w.astype("f8") @ w
+        (found,) = module.invoke("main", x, w)
+        assert len(found) == int(max(0, first.max())) > 0
+        np.testing.assert_allclose(found, np.broadcast_to(row, found.shape), atol=1e-4 * abs(row).max())

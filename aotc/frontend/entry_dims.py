@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aotc.frontend.dims import Call, Dim, Expr, Sym, substitute, sym, symbols
-from aotc.frontend.import_state import Requirement
+from aotc.frontend.tensor_ir import Requirement
 
 Shapes = list[tuple[Dim, ...]]
 

@@ -102,6 +102,7 @@ def _top_k(state: State, op: Any) -> None:
 def _dynamic_top_k(state: State, op: Any) -> None:
     x, k = state.operands(op)
     size = state.dims_of(k, "k of dynamic_top_k")[0]
+    state.require("le", size, x.type.shape[-1], "the largest {0} of {1} elements")
     state.bind(op, state.emit("top_k", [x], {"k": size if isinstance(size, Expr) else int(size)}))
 
 

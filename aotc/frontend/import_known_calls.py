@@ -53,6 +53,7 @@ def _approximate_top_k(state: State, op: Any) -> None:
     kept: Dim = size
     if size == DYNAMIC:
         kept = _attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
+        state.require("le", kept, values[0].type.shape[dim], "the largest {0} of {1} elements")
     ordered = state.emit("sort", values, {"dim": dim, "stable": True}, (), [_computation(state, op)])
     state.bind(op, _first(state, ordered, dim, kept))
 

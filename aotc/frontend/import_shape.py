@@ -96,19 +96,26 @@ def _element(state: State, vector: Value, n: int) -> Value:
     return state.one("reshape", [one], {}, [TensorType(vector.type.dtype)])
 
 
+_BOUNDS = ("start", "limit", "stride")
+
+
 def _real_dynamic_slice(state: State, op: Any) -> None:
     x, *bounds = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
     sizes = _sizes_after(state, op)
+    ends: Sequence[Dim] = ()
     if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
         sizes = _reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
-    if any(v in state.known and _from_values(state, state.known[v]) for v in bounds[:2]) and sizes is None:
-        first, last = (state.dims_of(v, "") for v in bounds[:2])
-        sizes = tuple(b - a for a, b in zip(first, last)) if _all_ones(state, bounds[2]) else None
-    if sizes is not None and (bounds[0] not in state.known or _from_values(state, state.known[bounds[0]])):
+    if sizes is None and any(v not in state.known or _from_values(state, state.known[v]) for v in bounds):
+        first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
+        sizes = tuple(b - a for a, b in zip(first, last))
+        ends = last
+    if sizes is not None and (bounds[0] not in state.known or any(_from_values(state, state.known[v]) for v in bounds)):
         for size, extent in zip(sizes, x.type.shape):
             state.require("le", size, extent, "a slice of {0} elements from {1}")
             state.require("le", 0, size, "a slice of {1} elements")
+        for end, extent in zip(ends, x.type.shape):
+            state.require("le", end, extent, "a slice up to {0} of {1} elements")
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
         found = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
@@ -116,15 +123,14 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
             found = state.one("slice", [found], attrs)
         state.bind(op, [found])
         return
-    what = ("the start of real_dynamic_slice", "the limit of real_dynamic_slice", "the stride of real_dynamic_slice")
-    start, limit, stride = (state.dims_of(v, w) for v, w in zip(bounds, what))
-    state.bind(op, [state.one("slice", [x], {"start": start, "limit": limit, "stride": stride})])
+    attrs = {w: state.known[v] for v, w in zip(bounds, _BOUNDS)}
+    state.bind(op, [state.one("slice", [x], attrs)])
 
 
 def _from_values(state: State, dims: Sequence[Dim]) -> bool:
-    """Tell whether dims depend on values of arguments, which nobody has proven to be in bounds."""
-    computed = {*state.session.sizes, *state.session.bound}
-    return any(s.name in computed for d in dims for s in symbols(d))
+    """Tell whether dims depend on values of tensors, which nobody has proven to be in bounds."""
+    values = {*state.session.sizes, *state.session.bound}
+    return any(s.name in values for d in dims for s in symbols(d))
 
 
 def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -14,7 +14,7 @@ from aotc.frontend import shape_values
 from aotc.frontend.dims import Dim, Expr, bounds, sym, symbols
 from aotc.frontend.opset import OPS, RuleError
 from aotc.frontend.shape_values import Known
-from aotc.frontend.tensor_ir import Function, Op, Region, TensorType, Value
+from aotc.frontend.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES
 
 _DTYPE_NAMES = {
@@ -23,7 +23,6 @@ _DTYPE_NAMES = {
     "complex<f32>": "c64", "complex<f64>": "c128", "index": "i64",
 }  # fmt: skip
 Leaves = tuple[Value, ...]
-Requirement = tuple[str, Dim, Dim, str, tuple[Dim, ...]]  # comparison, both sides, message, what {0}, {1}... are in it
 DYNAMIC = ir.ShapedType.get_dynamic_size()
 
 
@@ -40,7 +39,7 @@ class Session:
     counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
-    that the model itself asserts; ``bound`` are the symbols of sizes that the entry computes.
+    that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
     """
 
     symbols: Mapping[str, Any]
@@ -119,7 +118,7 @@ class State:
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
         self.blocks: list[list[Op]] = [[]]
-        self.entry = False
+        self.entry_dims: frozenset[str] | None = None  # the symbols of an entry's parameters; None in other functions
         self.loc = Loc(session.path)
         self.count = 0
         self.by_element = 0  # how many open computations are done element by element, where branches are selected
@@ -236,21 +235,25 @@ class State:
 
     def _bind_elements(self, v: Value, what: str) -> Known:
         """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
-        if not self.entry or len(self.blocks) > 2 or not shape_values.trackable(v.type):
+        if self.entry_dims is None or len(self.blocks) > 2:
             self.fail(
                 f"{what} depends on data inside a loop, a branch or a callee",
                 hint="compute the size in the entry function, outside of loops, and hand it on",
             )
+        if not shape_values.trackable(v.type):
+            self.fail(f"{what} is {v.type}", hint=f"at most {shape_values.LIMIT} sizes can be read")
         names = []
         for n in range(shape_values.count(v.type)):
             scalar = v
             if v.type.rank:
                 one = self.one("slice", [v], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
                 scalar = self.one("reshape", [one], {}, [TensorType(v.type.dtype)])
-            symbol = sym(f"value_{len(self.session.bound)}")
-            self.session.bound.append(str(symbol))
-            self.emit("bind_dim", [scalar], {"dim": symbol})
-            names.append(symbol)
+            name = f"value_{len(self.session.bound)}"
+            while name in self.entry_dims:
+                name += "_"
+            self.session.bound.append(name)
+            self.emit("bind_dim", [scalar], {"dim": sym(name)})
+            names.append(sym(name))
         self.known[v] = tuple(names)
         return self.known[v]
 

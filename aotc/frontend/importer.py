@@ -24,11 +24,11 @@ from aotc.frontend.import_random import RANDOM
 from aotc.frontend.import_reduction import REDUCTION
 from aotc.frontend.import_scan import SCAN
 from aotc.frontend.import_shape import SHAPE
-from aotc.frontend.import_state import DYNAMIC, Importer, Poisoned, Requirement, Session, State, leaf_types
+from aotc.frontend.import_state import DYNAMIC, Importer, Poisoned, Session, State, leaf_types
 from aotc.frontend.locations import to_loc
 from aotc.frontend.opset.spec import merge
 from aotc.frontend.shape_values import Known
-from aotc.frontend.tensor_ir import Function, Module, TensorType, Value
+from aotc.frontend.tensor_ir import Function, Module, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import kind_of
 
 IMPORTERS: dict[str, Importer] = merge(
@@ -206,7 +206,7 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     params = []
     for i, (leaf, shape) in enumerate(zip(_argument_types(function), shapes)):
         params.append(Value(f"arg{i}", TensorType(session.parts(leaf)[0], shape)))
-    state.entry = True
+    state.entry_dims = frozenset(s.name for shape in shapes for d in shape for s in symbols(d))
     session.sizes.clear()
     session.requirements.clear()
     session.assertions.clear()

@@ -12,7 +12,7 @@ from aotc.diagnostics import InternalError
 from aotc.frontend.dims import Dim, Expr, Sym, evaluate, substitute, symbols
 from aotc.frontend.opset import OPS
 from aotc.frontend.opset.control import AssertionFailed, fill_message
-from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value
+from aotc.frontend.tensor_ir import Module, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 Environment = dict[Value, np.ndarray]
@@ -45,21 +45,21 @@ def interpret(module: Module, *arrays: Any, function: str = "main") -> list[np.n
     values = [np.asarray(a) for a in arrays]
     sizes = called.attrs.get("sizes", {})
     given = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items()}
-    if called.attrs.get("requirements"):
-        _check_requirements(called, given, [a.shape for a in values])
-    return _run_function(module, called.body, values, given)
+    given |= {f"size_{n}_{k}": size for n, a in enumerate(values) for k, size in enumerate(a.shape)}
+    waiting = _check_requirements(called.attrs.get("requirements", ()), given)
+    return _run_function(module, called.body, values, given, waiting)
 
 
-def _check_requirements(called: Function, given: Mapping[str, int], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise unless all holds; what is said of plain sizes is checked before dims are solved from them."""
-    dims = {f"size_{n}_{k}": size for n, shape in enumerate(shapes) for k, size in enumerate(shape)} | dict(given)
-    solved = False
-    for relation, left, right, message, values in called.attrs["requirements"]:
-        if not solved and any(s.name not in dims for e in (left, right, *values) for s in symbols(e)):
-            dims |= bind_dims([p.type for p in called.body.params], shapes)
-            solved = True
-        if not getattr(operator, relation)(evaluate(left, dims), evaluate(right, dims)):
+def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) -> list[Requirement]:
+    """Raise unless all rows hold whose dims are known; return the others."""
+    waiting = []
+    for row in rows:
+        relation, left, right, message, values = row
+        if any(s.name not in dims for e in (left, right, *values) for s in symbols(e)):
+            waiting.append(row)
+        elif not getattr(operator, relation)(evaluate(left, dims), evaluate(right, dims)):
             raise AssertionFailed(fill_message(message, [evaluate(e, dims) for e in values]))
+    return waiting
 
 
 def bind_dims(params: Sequence[TensorType], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
@@ -108,7 +108,11 @@ def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
 
 
 def _run_function(
-    module: Module, body: Region, arrays: list[np.ndarray], outer: Mapping[str, int] | None = None
+    module: Module,
+    body: Region,
+    arrays: list[np.ndarray],
+    outer: Mapping[str, int] | None = None,
+    requirements: Sequence[Requirement] = (),
 ) -> list[np.ndarray]:
     if len(arrays) != len(body.params):
         raise ArgumentError(f"expected {len(body.params)} arguments, found {len(arrays)}")
@@ -117,14 +121,15 @@ def _run_function(
             raise ArgumentError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
     # a callee speaks of its caller's symbols; its own arguments may not fix all of them
     dims = dict(outer or {}) | bind_dims([p.type for p in body.params], [a.shape for a in arrays])
-    return _Frame(module, dims, {}).run(body, arrays)
+    return _Frame(module, dims, _check_requirements(requirements, dims)).run(body, arrays)
 
 
 class _Frame:
-    """One activation of a function: its dims and the values of its regions."""
+    """One activation of a function: its dims, what is still required of them, and the values of its regions."""
 
-    def __init__(self, module: Module, dims: Mapping[str, int], environment: Environment) -> None:
-        self.module, self.dims, self.environment = module, dims, environment
+    def __init__(self, module: Module, dims: Mapping[str, int], waiting: Sequence[Requirement]) -> None:
+        self.module, self.dims, self.waiting = module, dims, waiting
+        self.environment: Environment = {}
 
     def run(self, region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         environment = self.environment
@@ -139,15 +144,16 @@ class _Frame:
             return _run_function(self.module, self.module.functions[op.attrs["callee"]].body, operands, self.dims)
         if op.name not in OPS:
             raise InternalError(f"the reference has no op {op.name}")
-        if op.name == "bind_dim":
-            self.dims = {**self.dims, str(op.attrs["dim"]): int(operands[0])}
-        attrs = self._concrete(op.attrs) if self.dims else op.attrs
+        attrs = self._concrete(op.attrs) if self.dims and op.name != "bind_dim" else op.attrs
         types = tuple(TensorType(v.type.dtype, self._shape(v.type)) for v in op.results)
         calls = tuple(self._callable(r) for r in op.regions)
         found = OPS[op.name].reference(operands, attrs, calls, types)
         for value, array in zip(op.results, found):
             if array.dtype != to_numpy(value.type.dtype):
                 raise InternalError(f"the reference of {op.name} gave {array.dtype}, expected {value.type}")
+        if op.name == "bind_dim":
+            self.dims = {**self.dims, str(op.attrs["dim"]): int(operands[0])}
+            self.waiting = _check_requirements(self.waiting, self.dims)
         return found
 
     def _callable(self, region: Region) -> Callable[..., list[np.ndarray]]:

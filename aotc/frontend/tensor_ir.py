@@ -16,6 +16,8 @@ from typing import Any
 from aotc.diagnostics import UNKNOWN, Loc
 from aotc.frontend.dims import Dim
 
+Requirement = tuple[str, Dim, Dim, str, tuple[Dim, ...]]  # comparison, both sides, message, what {0}, {1}... are in it
+
 
 @dataclass(frozen=True, slots=True)
 class TensorType:

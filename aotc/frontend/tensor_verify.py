@@ -3,7 +3,7 @@
 Properties checked: every op is in the op table and has its attributes and
 regions; every operand is defined before its use, in this region or one around
 it; result types are what the type rule gives; a call fits its callee; every
-symbol of a body is mentioned by a parameter type.
+symbol of a body is mentioned by a parameter type, or by a ``bind_dim`` before it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def verify_function(module: Module, function: Function) -> list[Finding]:
     found = list(_dominance(function))
     bound = {s.name for p in function.body.params for d in p.type.shape for s in symbols(d)}
     bound |= set(function.attrs.get("sizes", ()))
-    bound |= {str(op.attrs["dim"]) for op in function.body.ops if op.name == "bind_dim"}
     for op in walk(function.body):
         found += _check_op(module, op)
+        if op.name == "bind_dim":
+            bound.add(str(op.attrs["dim"]))
         loose = {s.name for v in op.results for d in v.type.shape for s in symbols(d)} - bound
         if loose and "kind" not in function.attrs:  # a region gets the dims of its caller
             found.append(Finding(f"{op.name}: dims {sorted(loose)} come from no parameter of @{function.name}", op.loc))
