@@ -220,7 +220,8 @@ def test_computed_sizes_as_text_and_in_copies_for_given_sizes():
 
     module = import_model(COMPRESSED.encode())
     again = parse_module(print_module(module))
-    assert print_module(again) == print_module(module) and "bind_dim" in print_module(module)
+    assert print_module(again) == print_module(module)
+    assert "bind_dim" in print_module(module)
     assert not verify(again)
     x = np.random.default_rng(3).normal(size=9).astype("float32")
     for a, b in zip(interpret(module, x, np.float32(0)), interpret(again, x, np.float32(0)), strict=True):
