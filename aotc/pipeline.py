@@ -18,13 +18,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import aotc
 from aotc import bundle_cache
-from aotc.diagnostics import CompileError, InternalError
+from aotc.diagnostics import CompileError, Finding, InternalError
 from aotc.frontend.dims import Expr, static, symbols
 from aotc.frontend.tensor_ir import Function, Module, TensorType
 from aotc.lowering.bufferize import Bind, Buffered, Check, Constants, bufferize
@@ -54,6 +54,9 @@ from aotc.options import Options
 from aotc.targets import Target, resolve
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
+
+if TYPE_CHECKING:
+    from aotc.kernels.cpu.build import NativeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,23 +181,30 @@ class Variant:
 
 
 def lower(module: Module, target: Target, options: Options) -> Variant:
-    """Turn a fused module into kernels, command buffers and programs for one target."""
+    """Turn a fused module into kernels, command buffers and programs for one target.
+
+    Raises
+    ------
+    CompileError
+        If ``target`` has no lowering for some ops; all of them are named.
+    """
     module = free_loop_names(module)
     kernels: dict[str, Kernel] = {}
     locs: dict[str, str] = {}
     custom: dict[str, CustomCall] = {}
+    refused: list[Finding] = []
     for function in module.functions.values():
         if not function.public:
             try:
-                kernels[function.name] = lower_region(function, target)
-            except (CompileError, InternalError):
-                raise
-            except Exception as error:
-                raise _internal(error, f"while lowering region {function.name}", module, options) from error
-            call = custom_call_of(function)
-            if call is not None:
-                custom[_known(call).symbol] = call
+                kernels[function.name] = _lower_region(function, target, module, options)
+                call = custom_call_of(function)
+                if call is not None:
+                    custom[_known(call).symbol] = call
+            except CompileError as error:
+                refused += error.findings
             locs[function.name] = function.loc.traced_by or str(function.loc)
+    if refused:
+        raise CompileError(refused)
     constants = Constants()
     public = {n: f for n, f in module.functions.items() if f.public}
     buffered = {n: bufferize(f, module, kernels, constants, target.loop_flops) for n, f in public.items()}
@@ -229,6 +239,15 @@ def _stages(
         variant.command_buffers.append(buffer)
         rest = rest[end + 1 :]
     return stages
+
+
+def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
+    try:
+        return lower_region(function, target)
+    except (CompileError, InternalError):
+        raise
+    except Exception as error:
+        raise _internal(error, f"while lowering region {function.name}", module, options) from error
 
 
 def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
@@ -376,13 +395,9 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         built: Any = build_cubins(v.kernels, v.target, options)
         entry["cubin"] = add("cubin", built.data)
     else:
-        from aotc.kernels.cpu.build import NativeCall, build_executor, build_library
+        from aotc.kernels.cpu.build import build_executor, build_library
 
-        users = [
-            NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
-            for c in v.custom.values()
-            if (known := registered(c.name)) is not None and known.native and known.function
-        ]
+        users = native_calls(v)
         built = build_library(v.kernels, v.target, options, users)
         entry["library"] = add("kernels.so", built.data)
         entry["imports"] = {"lapack": lapack} if (lapack := [n for n in built.imports if n not in v.custom]) else {}
@@ -391,6 +406,17 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
     entry["kernels"] = [k.entry() for k in built.kernels]
     entry["constants"] = _constants(v, add, options)
     return entry
+
+
+def native_calls(v: Variant) -> list[NativeCall]:
+    """Return the user's functions that are compiled into the bundle."""
+    from aotc.kernels.cpu.build import NativeCall
+
+    return [
+        NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
+        for c in v.custom.values()
+        if (known := registered(c.name)) is not None and known.native and known.function
+    ]
 
 
 def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
@@ -440,4 +466,4 @@ def _debug(variants: list[Variant]) -> dict[str, Any]:
     return {"kernels": kernels}
 
 
-__all__ = ["PASSES", "Pass", "assemble", "compile", "lower", "run_passes"]
+__all__ = ["PASSES", "Pass", "Variant", "assemble", "compile", "lower", "native_calls", "run_passes"]

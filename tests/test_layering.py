@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "aotc.options": (),
     "aotc.targets": ("aotc.diagnostics",),
     "aotc.pipeline": ("numpy", "aotc"),
+    "aotc.lint": ("aotc",),
     "aotc.bundle_cache": ("aotc.frontend.mlir", "aotc.kernels.cpu.cache", "aotc.vmfb.custom_calls", *SHARED),
     "aotc.weights": ("numpy", "aotc.lowering", "aotc.vmfb"),
     "aotc.__init__": (),

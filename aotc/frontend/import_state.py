@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -16,6 +16,11 @@ from aotc.frontend.opset import OPS, RuleError
 from aotc.frontend.shape_values import Known
 from aotc.frontend.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from aotc.frontend.journal import Journal
+
+STAND_IN = "aotc.stand_in"  # the custom call that stands for an op that was refused
 
 _DTYPE_NAMES = {
     **{name: name for name in DTYPES},
@@ -40,6 +45,7 @@ class Session:
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
     that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
+    ``journal``, where there is one, is told of every op.
     """
 
     symbols: Mapping[str, Any]
@@ -62,6 +68,7 @@ class Session:
     requirements: list[Requirement] = field(default_factory=list)
     assertions: list[Requirement] = field(default_factory=list)
     bound: list[str] = field(default_factory=list)
+    journal: Journal | None = None
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""
@@ -99,6 +106,12 @@ def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
     if stablehlo.FutureType.isinstance(t):
         return tuple(leaf for inner in stablehlo.FutureType(t).types for leaf in leaf_types(inner))
     return () if stablehlo.TokenType.isinstance(t) else (t,)
+
+
+def dtype_text(t: ir.Type) -> str:
+    """Return the dtype of a tensor type as aotc writes it; MLIR's text where there is none."""
+    element = str(getattr(t, "element_type", t))
+    return _DTYPE_NAMES.get(element, element)
 
 
 def _parts(t: ir.Type) -> tuple[str, tuple[int, ...]]:
@@ -282,6 +295,22 @@ class State:
         match self.session.tests.get(test):
             case ("ge", (left,), (1,)) if name := lone_symbol(left):
                 self.session.positive[name] = sym(name, lo=1)
+
+    def stand_in(self, op: ir.Operation) -> None:
+        """Let results of the refused ``op`` be of their types and unknown, so that what reads them is judged too.
+
+        What may be a shape, and what has no type of known sizes, stays without a clone.
+        """
+        for v in op.results:
+            try:
+                types = [self.static_type(leaf) for leaf in leaf_types(v.type)]
+            except CompileError:
+                types = None
+            if types is None or any(shape_values.trackable(t) for t in types):
+                self.values[v] = None
+            else:
+                attrs = {"target": STAND_IN, "config": {}, "api_version": 1, "has_side_effect": False, "aliases": ()}
+                self.values[v] = tuple(self.one("custom_call", (), attrs, [t]) for t in types)
 
     def constant(self, array: Any, t: TensorType) -> Value:
         """Emit a constant."""

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.broadcasting import BROADCASTING
 from aotc.frontend.dims import Dim, is_static, product, static, substitute, sym, symbols
+from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims
 from aotc.frontend.import_collectives import COLLECTIVES
 from aotc.frontend.import_control import CONTROL
@@ -25,10 +26,11 @@ from aotc.frontend.import_reduction import REDUCTION
 from aotc.frontend.import_scan import SCAN
 from aotc.frontend.import_shape import SHAPE
 from aotc.frontend.import_state import DYNAMIC, Importer, Poisoned, Session, State, leaf_types
+from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.locations import to_loc
 from aotc.frontend.opset.spec import merge
 from aotc.frontend.shape_values import Known
-from aotc.frontend.tensor_ir import Function, Module, Requirement, TensorType, Value
+from aotc.frontend.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import kind_of
 
 IMPORTERS: dict[str, Importer] = merge(
@@ -74,17 +76,23 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     return import_raw(fetch(source, *example_args, **example_kwargs))
 
 
-def import_raw(raw: Any) -> Module:
-    """Return a fetched model (``mlir.Raw``) as a tensor IR module."""
+def import_raw(raw: Any, journal: Journal | None = None) -> Module:
+    """Return a fetched model (``mlir.Raw``) as a tensor IR module; see :func:`import_module`."""
     from aotc.frontend.mlir import read_source
 
     read = read_source(raw)
     with read.context:
-        return import_module(read.module, read.path, read.metadata)
+        return import_module(read.module, read.path, read.metadata, journal)
 
 
-def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any] | None = None) -> Module:
-    """Return a verified MLIR module as a tensor IR module."""
+def import_module(
+    module: ir.Module, path: str = "", metadata: Mapping[str, Any] | None = None, journal: Journal | None = None
+) -> Module:
+    """Return a verified MLIR module as a tensor IR module.
+
+    With a ``journal`` every op is written into it and nothing is raised for those that are
+    refused: calls of ``STAND_IN`` have their places.
+    """
     functions: dict[str, Any] = {}
     for op in module.body.operations:
         if op.operation.name == "func.func":
@@ -95,18 +103,18 @@ def import_module(module: ir.Module, path: str = "", metadata: Mapping[str, Any]
         raise CompileError.at(Loc(path), "the module has no public function")
     names = Session({})
     dims = [_public_dims(names, functions[name]) for name in public]
-    session = _import_public(functions, public, dims, path, metadata or {})
+    session = _import_public(functions, public, dims, path, metadata or {}, journal)
     if session.dynamic and any(not is_static(shape) for shapes in dims for shape in shapes):
         first = [session.functions[name].attrs for name in public]
         solved = [solve_entry_dims(a.get("requirements", ()), s) for a, s in zip(first, dims)]
         named = _named_dims(dims, solved, session, functions)
-        session = _import_public(functions, public, named, path, metadata or {})
+        session = _import_public(functions, public, named, path, metadata or {}, journal)
         for name, shapes, attrs in zip(public, dims, first):
             session.functions[name] = _with_first_checks(session.functions[name], attrs, shapes)
     else:
         for name in public:
             session.functions[name] = _with_first_checks(session.functions[name], session.functions[name].attrs, [])
-    if session.findings:
+    if session.findings and journal is None:
         raise CompileError(session.findings[: CompileError.LIMIT])
     return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
 
@@ -145,7 +153,7 @@ def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functi
     forced = {symbols(a).pop().name: substitute(b, names) for a, b in pairs if symbols(a)}
     labels: dict[str, Dim] = {}
     for callee, known in session.called:
-        for attributes, value in zip(_dictionaries(functions[callee], "arg_attrs", len(known)), known):
+        for attributes, value in zip(dictionaries(functions[callee], "arg_attrs", len(known)), known):
             label = attributes.get("jax.global_constant")
             if label is None or not label.value or value is None or len(value) != 1:
                 continue
@@ -159,9 +167,13 @@ def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functi
 
 
 def _import_public(
-    functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any]
-) -> Session:
+    functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any],
+    journal: Journal | None,
+) -> Session:  # fmt: skip
     session = Session({**functions, "import_block": import_block, "clone": clone}, path)
+    if journal is not None:
+        journal.entries.clear()  # an earlier import of the same model, with other dims
+        session.journal = journal
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes) or _has_unknown_sizes(functions)
     for name in public:
         session.names[name] = 1
@@ -212,8 +224,11 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     session.assertions.clear()
     if session.dynamic:
         _name_values(session, params)
-    body = state.region(block, params)
-    attrs = _entry_attrs(function, block, metadata)
+    try:
+        body = state.region(block, params)
+    except Poisoned:
+        body = Region(tuple(params), (), ())
+    attrs = entry_attrs(function, block, metadata)
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:
@@ -243,100 +258,43 @@ def _has_unknown_sizes(functions: Mapping[str, Any]) -> bool:
     return False
 
 
-def _entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    inputs = [leaf_types(a.type) for a in block.arguments]
-    outputs = [leaf_types(t) for t in function.type.results]
-    arguments = _per_leaf(_dictionaries(function, "arg_attrs", len(inputs)), inputs)
-    results = _per_leaf(_dictionaries(function, "res_attrs", len(outputs)), outputs)
-    kept = metadata.get("kept", list(range(len(arguments))))
-    known = metadata.get("arg_names")
-    names = [known[k] for k in kept] if known and len(kept) == len(arguments) else _argument_names(block)
-    trees = [_tree_of(t) for t in function.type.results if str(t) != "!stablehlo.token"]
-    return {
-        "arg_names": names,
-        "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
-        "in_tree": metadata.get("in_tree") or _call_tree([_tree_of(a.type) for a in block.arguments]),
-        "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
-        "donated": [i for i, a in enumerate(arguments) if "tf.aliasing_output" in a or "jax.buffer_donor" in a],
-        "kept": kept,
-        "affinity": {
-            "arguments": [_affinity(a) for a in arguments],
-            "results": [_affinity(r) for r in results],
-        },
-    }
-
-
-def _per_leaf(attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]) -> list[dict[str, Any]]:
-    """Return each value's attributes once for each of its tensors."""
-    return [a for a, types in zip(attributes, leaves) for _ in types]
-
-
-def _call_tree(arguments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the tree of ``(args, kwargs)`` of a call by position."""
-    return _tree("tuple", [_tree("tuple", arguments), _tree("dict")])
-
-
-def _tree_of(t: ir.Type) -> dict[str, Any]:
-    """Return the pytree of a value of type ``t``: a tuple's, none for a token, else a leaf."""
-    if isinstance(t, ir.TupleType):
-        return _tree("tuple", [_tree_of(t.get_type(n)) for n in range(t.num_types)])
-    return _tree("leaf" if leaf_types(t) else "none")
-
-
-def _tree(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
-    return {"kind": kind, "keys": [], "children": list(children)}
-
-
-def _affinity(attributes: Mapping[str, Any]) -> str:
-    for name in ("aotc.affinity", "iree.abi.affinity"):
-        if name in attributes:
-            return _text(attributes[name], str(attributes[name]))
-    return ""
-
-
-def _argument_names(block: Any) -> list[str]:
-    names: list[str] = []
-    for i, argument in enumerate(block.arguments):
-        location, count = argument.location, len(leaf_types(argument.type))
-        name = location.name_str if isinstance(location, ir.NameLoc) else f"arg{i}"
-        names += [f"{name}[{n}]" for n in range(count)] if isinstance(argument.type, ir.TupleType) else [name] * count
-    return names
-
-
-def _dictionaries(function: Any, name: str, count: int) -> list[dict[str, Any]]:
-    if name not in function.attributes:
-        return [{} for _ in range(count)]
-    return [{d[i].name: d[i].attr for i in range(len(d))} for d in function.attributes[name]]
-
-
-def _text(attribute: Any, default: str) -> str:
-    return attribute.value if isinstance(attribute, ir.StringAttr) and attribute.value else default
-
-
 def import_block(state: State, block: Any) -> list[Value]:
-    """Import the ops of a block and return the values of its terminator."""
-    session = state.session
-    results: list[Value] = []
+    """Import the ops of a block and return the values of its terminator.
+
+    A refused op is recorded and the import goes on, so that one run finds all of them.
+    """
+    outer = state.loc
     for view in block.operations:
         op = view.operation
-        name = op.name
-        outer, state.loc = state.loc, to_loc(op.location, session.path)
-        try:
-            if name in _TERMINATORS:
-                results = state.operands(op)
-            elif name in IMPORTERS:
-                IMPORTERS[name](state, op)
-            else:
-                _refuse(state, op)
-        except Poisoned:
-            state.values.update((r, None) for r in op.results)
-        except CompileError as error:
-            if len(session.findings) >= CompileError.LIMIT:
-                raise CompileError(session.findings) from None
-            session.findings += [_with_snippet(f, state, op) for f in error.findings]
-            state.values.update((r, None) for r in op.results)
+        state.loc = to_loc(op.location, state.session.path)
+        if op.name in _TERMINATORS:
+            results = state.operands(op)
+            state.loc = outer
+            return results
+        _import_op(state, op)
         state.loc = outer
-    return results
+    return []
+
+
+def _import_op(state: State, op: Any) -> None:
+    session, journal, loc = state.session, state.session.journal, state.loc
+    seen = len(journal.entries) if journal else 0
+    findings: tuple[Finding, ...] = ()
+    outcome = IMPORTED
+    try:
+        IMPORTERS.get(op.name, _refuse)(state, op)
+    except Poisoned:
+        outcome = WAITS
+        state.values.update((r, None) for r in op.results)
+    except CompileError as error:
+        outcome = REFUSED
+        findings = tuple(_with_snippet(f, state, op) for f in error.findings)
+        session.findings += findings
+        state.stand_in(op)
+    if journal:
+        if outcome != IMPORTED and len(journal.entries) == seen:
+            journal.add_inner(op, lambda inner: to_loc(inner.location, session.path))
+        journal.add(op, loc, outcome, findings)
 
 
 def _refuse(state: State, op: Any) -> None:
@@ -356,27 +314,39 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     session = state.session
     known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
     key = (callee, tuple(v.type for v in operands), known)
-    if key in session.memo:
-        return session.memo[key]
-    function = session.symbols.get(callee)
-    if function is None:
+    if callee not in session.symbols:
         state.fail(f"call of {callee}, which the module does not define")
+    if key in session.memo:
+        return _usable(session.memo[key])
     if key in session.open:
         state.fail(f"{callee} calls itself")
-    session.open.add(key)
+    session.memo[key] = _cloned(state, callee, operands, known, key)
+    return _usable(session.memo[key])
+
+
+def _usable(found: Clone | None) -> Clone:
+    if found is None:
+        raise Poisoned
+    return found
+
+
+def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:
+    """Return the clone of ``callee``, or None if its results depend on what was refused."""
+    session = state.session
+    function = session.symbols[callee]
     block = function.regions[0].blocks[0]
     inner = State(session)
     params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
     inner.known.update((p, k) for p, k in zip(params, known) if k is not None)
     inner.loc = state.loc
-    count = len(session.findings)
-    body = inner.region(block, params)
-    if len(session.findings) > count:
-        raise Poisoned
+    session.open.add(key)
+    try:
+        body = inner.region(block, params)
+    except Poisoned:
+        return None
+    finally:
+        session.open.discard(key)
     name = session.fresh_name(callee)
     session.functions[name] = Function(name, body, False, {}, to_loc(function.operation.location, session.path))
-    found = Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))
-    session.memo[key] = found
-    session.open.discard(key)
     session.called.append((callee, known))
-    return found
+    return Clone(name, body.results, tuple(inner.known.get(v) for v in body.results))

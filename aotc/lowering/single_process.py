@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotc.diagnostics import CompileError
+from aotc.diagnostics import CompileError, Finding
 from aotc.frontend.opset.collectives import COLLECTIVES, group_size, receives
-from aotc.frontend.tensor_ir import Module, Op, TensorType, Value
+from aotc.frontend.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.rewrite import Builder, rewrite_module
 from aotc.options import Options
 
@@ -21,9 +21,21 @@ def single_process(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If an exchange needs more than one process.
+        If exchanges need more than one process; all of them are named.
     """
+    refused = [f for function in module.functions.values() for op in walk(function.body) for f in _refusal(op)]
+    if refused:
+        raise CompileError(refused)
     return rewrite_module(module, _rule)
+
+
+def _refusal(op: Op) -> list[Finding]:
+    count = group_size(op.attrs.get("groups", ())) if op.name in COLLECTIVES else 1
+    if count <= 1:
+        return []
+    message = f"{op.name} exchanges between {count} processes, and the program is compiled for one"
+    hint = "export the function for one device; distributed programs are not supported yet"
+    return [Finding(message, op.loc, hint=hint)]
 
 
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -31,12 +43,6 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     if op.name in ("partition_id", "replica_id"):
         return (b.constant(0, TensorType("u32")),)
-    count = group_size(op.attrs.get("groups", ()))
-    if count > 1:
-        raise CompileError.at(
-            op.loc, f"{op.name} exchanges between {count} processes, and the program is compiled for one",
-            hint="export the function for one device; distributed programs are not supported yet",
-        )  # fmt: skip
     if op.name == "collective_permute" and not receives(op.attrs["pairs"]):
         return [b.constant(0, v.type) for v in op.operands]
     return (_ragged(op.operands, b),) if op.name == "ragged_all_to_all" else op.operands

@@ -95,6 +95,21 @@ def build_library(
     return Library(data, tuple(infos), tuple(n for n in needed if n not in own))
 
 
+def check_native(native: NativeCall, target: Target, options: Options) -> None:
+    """Compile a user's function and throw the result away.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be compiled.
+    """
+    request = _custom_request(native, target_fields(target))
+    try:
+        compile_texts([request], [native.symbol], target, options)
+    except Refusal as refusal:
+        raise _refused(native, refusal.reason) from None
+
+
 def math_symbols() -> frozenset[str]:
     """Return what a user's function may call of the C library of mathematics."""
     from aotc.kernels.cpu.custom import MATH_SYMBOLS

@@ -1,0 +1,82 @@
+"""What a public function says about itself: names, pytrees, donated arguments, affinities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from aotc.frontend.import_state import leaf_types
+
+
+def entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of the public ``function``, whose body is ``block``; see docs/tensor_ir.md."""
+    inputs = [leaf_types(a.type) for a in block.arguments]
+    outputs = [leaf_types(t) for t in function.type.results]
+    arguments = _per_leaf(dictionaries(function, "arg_attrs", len(inputs)), inputs)
+    results = _per_leaf(dictionaries(function, "res_attrs", len(outputs)), outputs)
+    kept = metadata.get("kept", list(range(len(arguments))))
+    known = metadata.get("arg_names")
+    names = [known[k] for k in kept] if known and len(kept) == len(arguments) else _argument_names(block)
+    trees = [_tree_of(t) for t in function.type.results if str(t) != "!stablehlo.token"]
+    return {
+        "arg_names": names,
+        "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
+        "in_tree": metadata.get("in_tree") or _call_tree([_tree_of(a.type) for a in block.arguments]),
+        "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
+        "donated": [i for i, a in enumerate(arguments) if "tf.aliasing_output" in a or "jax.buffer_donor" in a],
+        "kept": kept,
+        "affinity": {
+            "arguments": [_affinity(a) for a in arguments],
+            "results": [_affinity(r) for r in results],
+        },
+    }
+
+
+def _per_leaf(attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]) -> list[dict[str, Any]]:
+    """Return each value's attributes once for each of its tensors."""
+    return [a for a, types in zip(attributes, leaves) for _ in types]
+
+
+def _call_tree(arguments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tree of ``(args, kwargs)`` of a call by position."""
+    return _tree("tuple", [_tree("tuple", arguments), _tree("dict")])
+
+
+def _tree_of(t: ir.Type) -> dict[str, Any]:
+    """Return the pytree of a value of type ``t``: a tuple's, none for a token, else a leaf."""
+    if isinstance(t, ir.TupleType):
+        return _tree("tuple", [_tree_of(t.get_type(n)) for n in range(t.num_types)])
+    return _tree("leaf" if leaf_types(t) else "none")
+
+
+def _tree(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"kind": kind, "keys": [], "children": list(children)}
+
+
+def _affinity(attributes: Mapping[str, Any]) -> str:
+    for name in ("aotc.affinity", "iree.abi.affinity"):
+        if name in attributes:
+            return _text(attributes[name], str(attributes[name]))
+    return ""
+
+
+def _argument_names(block: Any) -> list[str]:
+    names: list[str] = []
+    for i, argument in enumerate(block.arguments):
+        location, count = argument.location, len(leaf_types(argument.type))
+        name = location.name_str if isinstance(location, ir.NameLoc) else f"arg{i}"
+        names += [f"{name}[{n}]" for n in range(count)] if isinstance(argument.type, ir.TupleType) else [name] * count
+    return names
+
+
+def dictionaries(function: Any, name: str, count: int) -> list[dict[str, Any]]:
+    """Return the dictionary of each of ``count`` arguments (``arg_attrs``) or results (``res_attrs``)."""
+    if name not in function.attributes:
+        return [{} for _ in range(count)]
+    return [{d[i].name: d[i].attr for i in range(len(d))} for d in function.attributes[name]]
+
+
+def _text(attribute: Any, default: str) -> str:
+    return attribute.value if isinstance(attribute, ir.StringAttr) and attribute.value else default

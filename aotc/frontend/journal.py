@@ -1,0 +1,71 @@
+"""What an import met: one entry per op of the model, with what became of it; ``aotc lint`` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotc.diagnostics import Finding, Loc
+from aotc.frontend.import_state import dtype_text, leaf_types
+
+IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """One op of a model as the importer met it.
+
+    ``name`` says for custom calls and composites which; ``dtypes`` are those of its operands
+    and results; ``loc`` is the object that the tensor ops made of it carry. ``outcome`` is
+    ``imported``, ``refused`` (``findings`` say why), or ``waits`` where an operand comes from
+    a refused op and decides types.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    loc: Loc
+    outcome: str
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(slots=True)
+class Journal:
+    """The entries of one import, in the order of the model."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+    def add(self, op: Any, loc: Loc, outcome: str, findings: tuple[Finding, ...] = ()) -> None:
+        """Record ``op``."""
+        self.entries.append(Entry(_name(op), _dtypes(op), loc, outcome, findings))
+
+    def add_inner(self, op: Any, locate: Any) -> None:
+        """Record the ops in the regions of ``op``, which nobody looked at because ``op`` failed."""
+        for inner in _inner(op):
+            self.add(inner, locate(inner), WAITS)
+
+
+def _inner(op: Any) -> Iterator[Any]:
+    stack = [iter(_children(op))]
+    while stack:
+        inner = next(stack[-1], None)
+        if inner is None:
+            stack.pop()
+            continue
+        if inner.results or inner.regions:  # a terminator has neither
+            yield inner
+        stack.append(iter(_children(inner)))
+
+
+def _children(op: Any) -> list[Any]:
+    return [view.operation for region in op.regions for block in region.blocks for view in block.operations]
+
+
+def _name(op: Any) -> str:
+    attribute = {"stablehlo.custom_call": "call_target_name", "stablehlo.composite": "name"}.get(op.name)
+    return f"{op.name} @{op.attributes[attribute].value}" if attribute else op.name
+
+
+def _dtypes(op: Any) -> tuple[str, ...]:
+    leaves = (leaf for v in (*op.operands, *op.results) for leaf in leaf_types(v.type))
+    return tuple(dict.fromkeys(dtype_text(leaf) for leaf in leaves))

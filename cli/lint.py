@@ -1,0 +1,119 @@
+"""``aotc lint``: what compilation will do with each op of a model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from aotc_cli.custom_calls import HELP, register_from
+
+if TYPE_CHECKING:
+    from aotc.diagnostics import Finding, Loc
+    from aotc.lint import Report, Row
+
+SUMMARY = "Tell before compiling what becomes of each op."
+EXAMPLES = """
+aotc lint model.mlir
+
+aotc lint model.mlir --target=cpu,cuda:sm_90
+
+aotc lint model.mlir --json | python -m json.tool
+
+aotc lint model.mlir --custom-calls=my_ops.py
+"""
+_LINES = 4  # so many places are shown for each row of the table
+
+
+def command(
+    model: str = typer.Argument(
+        ..., help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin."
+    ),
+    target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
+    opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    as_json: bool = typer.Option(False, "--json", help="Every op by itself, as JSON."),
+) -> None:
+    """Tell what becomes of each op of a model: how often, of which dtypes, where, and by which way.
+
+    native: a kernel in the bundle. library: a call of LAPACK, or of a function of yours. refused: it
+    cannot be compiled; why, and what to do, stands below the table. waits: it reads what a refused op
+    makes, and nothing can be said before that is changed. The compiler's own importer, passes and lowering
+    decide; only machine code is not made. Exit code 0 if all compiles, 1 if something is refused.
+    """
+    from aotc.lint import lint
+
+    register_from(custom_calls)
+    source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
+    reports = lint(source, target=target, opt_level=opt_level)
+    if as_json:
+        import json
+
+        print(json.dumps([_facts(r) for r in reports], indent=1))
+    else:
+        for report in reports:
+            _show(report)
+    if not all(r.compiles for r in reports):
+        raise typer.Exit(1)
+
+
+def _facts(report: Report) -> dict[str, Any]:
+    return {
+        "target": report.target,
+        "compiles": report.compiles,
+        "ops": [
+            {"op": r.name, "dtypes": list(r.dtypes), "status": r.status, "through": r.through, **_place(r.loc)}
+            for r in report.rows
+        ],
+        "refusals": [
+            {"op": op, "message": f.message, "hint": f.hint, "snippet": f.snippet, **_place(f.loc)}
+            for op, f in report.refusals
+        ],
+    }
+
+
+def _place(loc: Loc) -> dict[str, Any]:
+    return {"path": loc.path, "line": loc.line, "column": loc.column, "jax": loc.name, "source": loc.source}
+
+
+def _show(report: Report) -> None:
+    from aotc_cli.tables import print_table
+
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in report.rows:
+        key = (row.name.removeprefix("stablehlo."), " ".join(row.dtypes), row.status, row.through)
+        groups.setdefault(key, []).append(row)
+    rows = [
+        (name, dtypes, str(len(same)), f"{status} ({through})" if through else status, _lines(same))
+        for (name, dtypes, status, through), same in sorted(groups.items())
+    ]
+    print(f"{report.target}: {_summary(report)}")
+    print_table(("op", "dtypes", "count", "becomes", "lines"), rows)
+    for _, finding in report.refusals:
+        print(f"\n{_render(finding)}")
+    print()
+
+
+def _render(finding: Finding) -> str:
+    return finding.render().replace(": error: ", ": refused: ", 1)
+
+
+def _lines(rows: list[Row]) -> str:
+    """Return where the ops stand: lines of the model, else of the user's source."""
+    places = list(dict.fromkeys(str(r.loc.line) if r.loc.line else r.loc.source for r in rows))
+    shown = ", ".join(p for p in places[:_LINES] if p)
+    return f"{shown} and {len(places) - _LINES} more" if len(places) > _LINES else shown
+
+
+def _summary(report: Report) -> str:
+    from collections import Counter
+
+    count = Counter(r.status for r in report.rows)
+    parts = [f"{count[s]} {text}" for s, text in _STATUS.items() if count[s]]
+    verdict = "it compiles" if report.compiles else "it does not compile"
+    return f"{len(report.rows)} ops, {', '.join(parts) or 'nothing to do'}; {verdict}"
+
+
+_STATUS = {"native": "native", "library": "through a library", "refused": "refused", "waits": "waiting for those"}
