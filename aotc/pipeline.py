@@ -48,6 +48,7 @@ from aotc.lowering.schedule import Scheduler
 from aotc.lowering.single_process import single_process
 from aotc.lowering.specialize import join_programs, specialize
 from aotc.lowering.split_reductions import split_reductions
+from aotc.lowering.split_windows import split_windows
 from aotc.lowering.substitute_dims import free_loop_names
 from aotc.lowering.tile_contractions import tile_contractions
 from aotc.options import Options
@@ -90,6 +91,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(fold_constants),
     Pass(tile_contractions),
     Pass(fold_constants),
+    Pass(split_windows),
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),

@@ -13,7 +13,9 @@ import aotc
 
 LEVELS = [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 
-TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "float64": 1e-13, "complex64": 2e-6}
+TOLERANCE = {
+    "float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6, "float64": 1e-13, "complex128": 1e-13,
+}  # fmt: skip
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = "float32", scale: float = 1.0) -> np.ndarray:

@@ -52,6 +52,7 @@ CASES = {
     "sum_of_all": (jnp.sum, (array(13, 41),), 1e-6),
     "sum_of_columns": (lambda x: x.sum(0), (array(40, 30),), 1e-6),
     "argmax_long_rows": (lambda x: jnp.argmax(x, -1), (array(3, 200),), 0),
+    "scans": (lambda x: (jnp.cumsum(x, 0), jax.lax.cummax(x, 1, reverse=True)), (array(30, 40),), 1e-6),
     "places": (places, (array(8, 9), np.array([3, 7, 7, 1], "i4")), 1e-6),
     "steps": (steps, (np.int32(3), array(12, 12, scale=0.3)), 1e-5),
     "branches": (branches, (np.int32(5), array(8, 8)), 1e-5),

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from aotc.frontend.dims import Expr
 from aotc.frontend.opset import SCALARS
-from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value
+from aotc.frontend.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.known import splat_of
-from aotc.lowering.rewrite import Builder, rewrite_module
+from aotc.lowering.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.simplify_algebra import simplify_algebra
 from aotc.lowering.simplify_shape import simplify_shape
 from aotc.options import Options
@@ -90,20 +90,4 @@ def _combine_once(op: Op, inputs: Sequence[Value], b: Builder) -> Sequence[Value
     inits = op.operands[len(inputs) :]
     lifted = [b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape)) for v in inits]
     lifted += [b.reshape(v, shape) for v in inputs]
-    return _lift(region, lifted, b)
-
-
-def _lift(region: Region, operands: Sequence[Value], b: Builder) -> Sequence[Value] | None:
-    """Append the scalar ops of ``region`` as ops on whole tensors."""
-    shape = operands[0].type.shape
-    mapped = dict(zip(region.params, operands))
-
-    def tensor(v: Value) -> Value:
-        if v not in mapped:
-            mapped[v] = b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape))
-        return mapped[v]
-
-    for inner in region.ops:
-        given = TensorType(inner.result.type.dtype, shape)
-        mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, given)
-    return [tensor(v) for v in region.results]
+    return lift_region(region, lifted, b)

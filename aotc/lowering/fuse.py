@@ -28,6 +28,7 @@ from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Va
 from aotc.lowering.anchors import Anchors
 from aotc.lowering.elemental import FREE, is_inline
 from aotc.lowering.in_place import updated_operands
+from aotc.lowering.scan_windows import scan_of
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -71,7 +72,7 @@ def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Va
     for op in ops:
         if op.name == UPDATE:
             needed.add(op.operands[0])
-        elif op.name in CONTRACT or op.name in CONTROL or not (is_inline(op) or op.name in ("reduce", "reduce_window")):
+        elif op.name in CONTRACT or op.name in CONTROL or not _reads_inline(op):
             needed.update(op.operands)
         for r in op.regions:
             if op.name in CONTROL:
@@ -83,6 +84,11 @@ def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Va
             needed.add(op_.operands[0])
             stack.append(op_.operands[0])
     return needed
+
+
+def _reads_inline(op: Op) -> bool:
+    """Can the operands of ``op`` be computed where it reads them?"""
+    return is_inline(op) or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
 
 
 class _Fuser:
@@ -147,7 +153,7 @@ class _Fuser:
             if not self._join(op):
                 self._open_reduce(op)
         elif op.name == "reduce_window":
-            self._open(op, "window")
+            self._open(op, "single" if scan_of(op) else "window")
         elif op.name == UPDATE and self.level > 0:
             self._open(op, "update")
         elif is_inline(op):

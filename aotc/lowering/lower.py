@@ -17,6 +17,7 @@ from aotc.lowering.rules.indexing import lower_dynamic_update_slice, lower_scatt
 from aotc.lowering.rules.lapack import lower_lapack
 from aotc.lowering.rules.linalg import lower_cholesky, lower_triangular_solve
 from aotc.lowering.rules.random import lower_rng_bit_generator
+from aotc.lowering.rules.scans import lower_scan
 from aotc.lowering.rules.sorting import lower_sort, lower_top_k
 from aotc.lowering.rules.sparse import lower_csr_dot
 from aotc.lowering.rules.tridiagonal import lower_tridiagonal_solve_perturbed
@@ -46,6 +47,7 @@ SINGLES: dict[str, Lowering] = {
     "dft": lower_dft,
     "dynamic_update_slice": lower_dynamic_update_slice,
     "lapack": lower_lapack,
+    "reduce_window": lower_scan,
     "rng_bit_generator": lower_rng_bit_generator,
     "scatter": lower_scatter,
     "select_and_scatter": lower_select_and_scatter,

@@ -122,6 +122,33 @@ def _rewrite_region(region: Region, rule: Rule, mapped: dict[Value, Value], oute
     return Region(region.params, tuple(builder.ops), results)
 
 
+def copy_region(region: Region, names: Names) -> Region:
+    """Return ``region``, whose ops hold no regions, with new values."""
+    own = [*region.params, *(v for op in region.ops for v in op.results)]
+    mapped = {v: Value(names.fresh(v.name), v.type) for v in own}
+    ops = [
+        replace(op, operands=tuple(mapped.get(v, v) for v in op.operands), results=tuple(mapped[v] for v in op.results))
+        for op in region.ops
+    ]
+    return Region(tuple(mapped[v] for v in region.params), tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+
+
+def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequence[Value]:
+    """Append the scalar ops of ``region`` as ops on whole tensors."""
+    shape = operands[0].type.shape
+    mapped = dict(zip(region.params, operands))
+
+    def tensor(v: Value) -> Value:
+        if v not in mapped:
+            mapped[v] = b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape))
+        return mapped[v]
+
+    for inner in region.ops:
+        given = TensorType(inner.result.type.dtype, shape)
+        mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, given)
+    return [tensor(v) for v in region.results]
+
+
 def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
     """Return plain attribute data with ``change`` applied to every leaf."""
     match data:

@@ -19,6 +19,7 @@ from itertools import count
 
 from aotc.frontend.dims import product, static
 from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.scan_windows import neutral_value
 from aotc.options import Options
 
 MIN_ELEMENTS = 1 << 16
@@ -105,18 +106,8 @@ def _axis_left(x: Value, dims: tuple[int, ...], op: Op) -> int:
 
 def _neutral(op: Op, init: Value, taken: set[str], numbers: count) -> Op:
     """Return a constant that the first step can start from without changing the answer."""
-    import numpy as np
-
-    from aotc.vmfb.dtypes import kind_of, to_numpy
-
-    name, dtype = op.regions[0].ops[0].name, init.type.dtype
-    t = to_numpy(dtype)
-    kind = kind_of(dtype)
-    low, high = (-np.inf, np.inf) if kind == "f" else (False, True) if kind == "b" else (0, 0)
-    if kind in "iu":
-        low, high = np.iinfo(t).min, np.iinfo(t).max
-    value = {"add": 0, "mul": 1, "max": low, "min": high, "and": True if kind == "b" else -1, "or": 0}[name]
-    array = np.array(value).astype(t)
+    dtype = init.type.dtype
+    array = neutral_value(op.regions[0].ops[0].name, dtype)
     return Op("constant", (), (_fresh("neutral", TensorType(dtype), taken, numbers),), {"value": array}, (), op.loc)
 
 
