@@ -100,8 +100,10 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def run_passes(module: Module, options: Options) -> Module:
-    """Run :data:`PASSES` on ``module`` and return the result."""
+def run_passes(
+    module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None
+) -> Module:
+    """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
     for number, step in enumerate(PASSES, start=1):
         if options.progress:
             options.progress(number, len(PASSES), step.name)
@@ -117,6 +119,8 @@ def run_passes(module: Module, options: Options) -> Module:
         except Exception as error:
             raise _internal(error, f"in pass {number} {step.name}", module, options) from error
         module = after
+        if watch:
+            watch(number, step, module)
         _report(number, step, module, time.perf_counter() - begin, options)
         if step.name == options.stop_after:
             break
@@ -360,7 +364,7 @@ def assemble(module: Module, variants: list[Variant], options: Options) -> bytes
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
         "name": module.name,
-        "functions": {f.name: _signature(f) for f in module.functions.values() if f.public},
+        "functions": {f.name: signature(f) for f in module.functions.values() if f.public},
         "symbols": sorted(dims),
         "variants": entries,
         "debug": _debug(variants) if options.debug_info else None,
@@ -434,7 +438,8 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     return {"segment": add("constants", blob.data)}
 
 
-def _signature(f: Function) -> dict[str, Any]:
+def signature(f: Function) -> dict[str, Any]:
+    """Return what the manifest says about a public function: arguments, results, pytrees."""
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
     donated = f.attrs.get("donated", ())
@@ -468,4 +473,4 @@ def _debug(variants: list[Variant]) -> dict[str, Any]:
     return {"kernels": kernels}
 
 
-__all__ = ["PASSES", "Pass", "Variant", "assemble", "compile", "lower", "native_calls", "run_passes"]
+__all__ = ["PASSES", "Pass", "Variant", "assemble", "compile", "lower", "native_calls", "run_passes", "signature"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from aotc.diagnostics import InternalError
 from aotc.frontend.dims import Dim, Expr, Sym, evaluate, substitute, symbols
 from aotc.frontend.opset import OPS
 from aotc.frontend.opset.control import AssertionFailed, fill_message
-from aotc.frontend.tensor_ir import Module, Op, Region, Requirement, TensorType, Value
+from aotc.frontend.tensor_ir import Function, Module, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
 Environment = dict[Value, np.ndarray]
@@ -22,7 +23,20 @@ class ArgumentError(ValueError):
     """An argument's dtype or shape does not fit the function."""
 
 
-def interpret(module: Module, *arrays: Any, function: str = "main") -> list[np.ndarray]:
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What takes part in an interpretation.
+
+    ``custom_call(op, operands, result types)`` computes an op of the user's, which the reference
+    has no meaning for. ``after(frame, op, results)`` sees every op that ran, those in regions too,
+    and returns the results to go on with.
+    """
+
+    custom_call: Callable[[Op, Sequence[np.ndarray], Sequence[TensorType]], list[np.ndarray]] | None = None
+    after: Callable[[Frame, Op, Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None
+
+
+def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks | None = None) -> list[np.ndarray]:
     """Return the results of ``function`` on ``arrays``, computed by NumPy.
 
     Parameters
@@ -33,6 +47,8 @@ def interpret(module: Module, *arrays: Any, function: str = "main") -> list[np.n
         One per parameter; shapes fit the parameter types, symbolic dims are bound from them.
     function : str
         The name of the function to run.
+    hooks : Hooks, optional
+        Who takes part.
 
     Raises
     ------
@@ -43,11 +59,23 @@ def interpret(module: Module, *arrays: Any, function: str = "main") -> list[np.n
     """
     called = module.functions[function]
     values = [np.asarray(a) for a in arrays]
+    dims, waiting = bind_arguments(called, values)
+    return Frame(module, dims, waiting, hooks or Hooks()).run(called.body, values)
+
+
+def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict[str, int], list[Requirement]]:
+    """Return the number of each symbol for a call with ``values``, and the requirements that wait for computed sizes.
+
+    Raises
+    ------
+    ArgumentError, AssertionFailed
+        If the arguments do not fit.
+    """
     sizes = called.attrs.get("sizes", {})
     given = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items()}
     given |= {f"size_{n}_{k}": size for n, a in enumerate(values) for k, size in enumerate(a.shape)}
     waiting = _check_requirements(called.attrs.get("requirements", ()), given)
-    return _run_function(module, called.body, values, given, waiting)
+    return _bind(called.body, values, given, waiting)
 
 
 def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) -> list[Requirement]:
@@ -107,45 +135,50 @@ def _solve(e: Expr, number: int, known: dict[str, int]) -> bool:
     return True
 
 
-def _run_function(
-    module: Module,
-    body: Region,
-    arrays: list[np.ndarray],
-    outer: Mapping[str, int] | None = None,
-    requirements: Sequence[Requirement] = (),
-) -> list[np.ndarray]:
+def _bind(
+    body: Region, arrays: Sequence[np.ndarray], outer: Mapping[str, int], requirements: Sequence[Requirement] = ()
+) -> tuple[dict[str, int], list[Requirement]]:
     if len(arrays) != len(body.params):
         raise ArgumentError(f"expected {len(body.params)} arguments, found {len(arrays)}")
     for i, (param, a) in enumerate(zip(body.params, arrays)):
         if a.dtype != to_numpy(param.type.dtype):
             raise ArgumentError(f"argument {i}: expected {param.type}, found dtype {a.dtype}")
     # a callee speaks of its caller's symbols; its own arguments may not fix all of them
-    dims = dict(outer or {}) | bind_dims([p.type for p in body.params], [a.shape for a in arrays])
-    return _Frame(module, dims, _check_requirements(requirements, dims)).run(body, arrays)
+    dims = dict(outer) | bind_dims([p.type for p in body.params], [a.shape for a in arrays])
+    return dims, _check_requirements(requirements, dims)
 
 
-class _Frame:
+class Frame:
     """One activation of a function: its dims, what is still required of them, and the values of its regions."""
 
-    def __init__(self, module: Module, dims: Mapping[str, int], waiting: Sequence[Requirement]) -> None:
+    def __init__(
+        self, module: Module, dims: Mapping[str, int], waiting: Sequence[Requirement] = (), hooks: Hooks | None = None
+    ) -> None:
         self.module, self.dims, self.waiting = module, dims, waiting
+        self.hooks = hooks or Hooks()
         self.environment: Environment = {}
 
     def run(self, region: Region, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the results of ``region`` on ``arrays``; values of outer regions are those of the frame."""
         environment = self.environment
         environment.update(zip(region.params, arrays))
         for op in region.ops:
-            environment.update(zip(op.results, self._apply(op)))
+            found = self.apply(op)
+            environment.update(zip(op.results, self.hooks.after(self, op, found) if self.hooks.after else found))
         return [environment[v] for v in region.results]
 
-    def _apply(self, op: Op) -> Sequence[np.ndarray]:
+    def apply(self, op: Op) -> Sequence[np.ndarray]:
+        """Return the results of ``op`` on the values of the frame."""
         operands = [self.environment[v] for v in op.operands]
         if op.name in ("call", "dispatch"):
-            return _run_function(self.module, self.module.functions[op.attrs["callee"]].body, operands, self.dims)
+            body = self.module.functions[op.attrs["callee"]].body
+            return Frame(self.module, *_bind(body, operands, self.dims), self.hooks).run(body, operands)
         if op.name not in OPS:
             raise InternalError(f"the reference has no op {op.name}")
         attrs = self._concrete(op.attrs) if self.dims and op.name != "bind_dim" else op.attrs
         types = tuple(TensorType(v.type.dtype, self._shape(v.type)) for v in op.results)
+        if op.name == "custom_call" and self.hooks.custom_call:
+            return self.hooks.custom_call(op, operands, types)
         calls = tuple(self._callable(r) for r in op.regions)
         found = OPS[op.name].reference(operands, attrs, calls, types)
         for value, array in zip(op.results, found):

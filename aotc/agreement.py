@@ -1,0 +1,182 @@
+"""When two results of an op agree: exactly, within units in the last place, or by the error against 64 bits.
+
+Sums of many terms and factorizations are measured in units of their largest element, as in the error bounds of
+Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9, since single elements may cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+SLACK = 4.0
+NORMWISE = {
+    "dot_general": 16, "matmul": 16, "convolution": 64, "conv": 64, "reduce": 16, "reduce_window": 64, "scatter": 16,
+    "select_and_scatter": 16, "fft": 16, "dft": 16, "csr_dot": 16, "cholesky": 64, "triangular_solve": 256,
+    "tridiagonal_solve_perturbed": 64, "lapack": 256,
+}  # fmt: skip
+EXACT = frozenset({
+    "constant", "iota", "dim", "broadcast", "reshape", "transpose", "reverse", "slice", "pad", "concatenate",
+    "dynamic_slice", "dynamic_update_slice", "gather", "sort", "top_k", "select", "neg", "abs", "max", "min", "sign",
+    "floor", "ceil", "round_even", "round_afz", "conj", "real", "imag", "complex", "convert", "bitcast",
+    "reduce_precision", "rng_bit_generator", "next_after",
+})  # fmt: skip
+LOOSE = {4: 5e-1, 6: 2.5e-1, 8: 1e-1, 16: 2e-2, 32: 1e-4, 64: 1e-9}
+"""Of the largest element, for results of many ops: by the bits of the type."""
+AMPLIFIED = 4.0  # so many times the reference's own error is as good as the reference
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """``|ours - expected| <= atol + rtol * |expected|``, in place of the bounds of this module."""
+
+    rtol: float
+    atol: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """How a result differs: its worst element, the distance in units in the last place, how many differ."""
+
+    index: tuple[int, ...]
+    ours: str
+    expected: str
+    units: float
+    largest: float
+    count: int
+    size: int
+
+
+def compare_op(
+    name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None
+) -> Mismatch | None:
+    """Compare a result of op ``name``, of the same operands; ``truth`` gives it in 64 bits where that exists."""
+    limit, normwise = (float(NORMWISE[name]), True) if name in NORMWISE else (SLACK, False)
+    if name in EXACT:
+        limit = 0.0
+    elif is_float(want) and _bits(want) < 16:
+        limit = 1.0
+    error = _errors(ours, want, normwise) if given is None or not is_float(want) else _outside(ours, want, given)
+    if error is None or not error.size or float(error.max()) <= limit:
+        return None if error is not None else _of_shapes(ours, want)
+    exact = truth() if given is None and limit and is_float(want) else None
+    if exact is not None:
+        step = _unit(want, normwise)
+        rounded = exact.astype(want.dtype)
+        own, theirs = _distance(ours, rounded, step), _distance(want, rounded, step)
+        if float(own.max()) <= max(float(theirs.max()), limit):
+            return None
+    return _worst(ours, want, error, limit)
+
+
+def compare_results(
+    ours: np.ndarray, want: np.ndarray, given: Tolerance | None, truth: Callable[[], np.ndarray | None] | None = None
+) -> Mismatch | None:
+    """Compare results of many ops: integers exactly, floats within :data:`LOOSE`, or ``given``.
+
+    Where a program amplifies rounding errors, ``truth`` (its results in 64 bits) shows it: what
+    is about as far from it as ``want`` is, agrees.
+    """
+    plain = given is None
+    if ours.shape != want.shape or ours.dtype != want.dtype:
+        return _of_shapes(ours, want)
+    if given is None and is_float(want):
+        tolerance = LOOSE[_bits(want)]
+        size = np.abs(want.astype(_wide(want)))
+        finite = size[np.isfinite(size)]
+        given = Tolerance(tolerance, tolerance * float(finite.max()) if finite.size else 0.0)
+    error = _outside(ours, want, given) if given and is_float(want) else _errors(ours, want, False)
+    if error is None or not error.size or float(error.max()) == 0.0:
+        return None
+    exact = truth() if truth and plain and is_float(want) else None
+    if exact is not None and _as_near(ours, want, exact, error > 0):
+        return None
+    return _worst(ours, want, error, 0.0)
+
+
+def _as_near(ours: np.ndarray, want: np.ndarray, exact: np.ndarray, differ: np.ndarray) -> bool:
+    """Tell whether the elements that differ are as near to ``exact`` as ``want`` is somewhere."""
+    with np.errstate(all="ignore"):
+        own, theirs = (np.abs(a.astype(exact.dtype) - exact) for a in (ours, want))
+    finite = theirs[np.isfinite(theirs)]
+    return bool(finite.size and (own[differ] <= AMPLIFIED * finite.max()).all())
+
+
+def is_float(array: np.ndarray) -> bool:
+    """Tell whether values of this type carry rounding errors."""
+    return array.dtype.kind in "fc" or (array.dtype.kind == "V" and "float" in array.dtype.name)
+
+
+def _bits(array: np.ndarray) -> int:
+    return int(ml_dtypes.finfo(_real(array).dtype).bits)
+
+
+def _real(array: np.ndarray) -> np.ndarray:
+    return array.real if array.dtype.kind == "c" else array
+
+
+def _wide(array: np.ndarray) -> Any:
+    return np.complex128 if array.dtype.kind == "c" else np.float64
+
+
+def _unit(want: np.ndarray, normwise: bool) -> np.ndarray:
+    info = ml_dtypes.finfo(_real(want).dtype)
+    size = np.abs(want.astype(_wide(want)))
+    if normwise:
+        finite = size[np.isfinite(size)]
+        size = np.full_like(size, finite.max() if finite.size else 1.0)
+    exponent = np.floor(np.log2(np.maximum(size, float(info.smallest_normal))))
+    return np.asarray(np.exp2(np.where(np.isfinite(exponent), exponent, 0) + np.log2(float(info.eps))))
+
+
+def _distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Return the distance of each element in ``step``; special values must be equal."""
+    if want.dtype.kind == "c":
+        return np.maximum(_distance(ours.real, want.real, step), _distance(ours.imag, want.imag, step))
+    a, b = ours.astype(np.float64), want.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        gap = np.where(same, 0.0, np.abs(a - b) / step)
+    return np.where(np.isfinite(gap), gap, np.inf)
+
+
+def _errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | None:
+    """Return the error of each element in units, of integers in ones; None if the types differ."""
+    if ours.shape != want.shape or ours.dtype != want.dtype:
+        return None
+    if is_float(want):
+        return _distance(ours, want, _unit(want, normwise))
+    return np.asarray(ours != want).astype(np.float64)
+
+
+def _outside(ours: np.ndarray, want: np.ndarray, given: Tolerance) -> np.ndarray | None:
+    """Return 0 for elements within ``given``, and the distance of others."""
+    if ours.shape != want.shape or ours.dtype != want.dtype:
+        return None
+    a, b = ours.astype(_wide(want)), want.astype(_wide(want))
+    with np.errstate(all="ignore"):
+        gap = np.abs(a - b)
+        close = np.isclose(a, b, given.rtol, given.atol, equal_nan=True)
+    return np.where(close, 0.0, np.where(np.isfinite(gap) & (gap > 0), gap, np.inf))
+
+
+def _worst(ours: np.ndarray, want: np.ndarray, error: np.ndarray, limit: float) -> Mismatch:
+    place = tuple(int(i) for i in np.unravel_index(int(np.argmax(error)), error.shape))
+    units = _errors(ours, want, False)
+    assert units is not None
+    wide = _wide(want)
+    with np.errstate(all="ignore"):
+        gap = np.abs(ours.astype(wide) - want.astype(wide))
+    return Mismatch(
+        place, str(ours[place]), str(want[place]), float(units[place]), float(gap[place]), int((error > limit).sum()),
+        want.size,
+    )  # fmt: skip
+
+
+def _of_shapes(ours: np.ndarray, want: np.ndarray) -> Mismatch:
+    left, right = (f"{a.dtype}{list(a.shape)}" for a in (ours, want))
+    return Mismatch((), left, right, float("inf"), float("inf"), ours.size, want.size)

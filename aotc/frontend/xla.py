@@ -1,0 +1,67 @@
+"""A model run by XLA on the CPU through jax: an oracle that shares nothing with aotc but the model's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.interpreters import mlir as jax_mlir
+from jaxlib._jax import mlir as jaxlib_mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.import_state import DYNAMIC
+from aotc.frontend.mlir import read_source
+
+
+def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:
+    """Return the results of ``function`` of a fetched model (``mlir.Raw``) as XLA computes them.
+
+    Raises
+    ------
+    CompileError
+        If XLA cannot run the model.
+    """
+    read = read_source(raw)
+    device = jax.devices("cpu")[0]
+    try:
+        with read.context, ir.Location.unknown():
+            module = read.module
+            _only(module, function)
+            if "?" in str(module.operation.get_asm(large_elements_limit=4)):
+                module = ir.Module.parse(_refined(module, arrays))
+            text = jax_mlir.module_to_bytecode(module)
+        with jax.enable_x64(True):
+            held = [jax.device_put(a, device) for a in arrays]
+            return [np.asarray(r) for r in device.client.compile_and_load(text, [device]).execute(held)]
+    except Exception as error:  # whatever XLA and MLIR raise: they share no base class
+        message = f"XLA cannot run the model: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        raise CompileError.at(Loc(read.path), message, hint="--oracle=reference needs nothing of XLA") from None
+
+
+def _only(module: ir.Module, function: str) -> None:
+    """Let ``function`` be the entry, under the name that XLA looks for."""
+    for op in module.body.operations:
+        operation = op.operation
+        if operation.name == "func.func" and operation.attributes["sym_name"].value == function:
+            operation.attributes["sym_name"] = ir.StringAttr.get("main")
+        elif operation.name == "func.func":
+            operation.attributes["sym_visibility"] = ir.StringAttr.get("private")
+
+
+def _refined(module: ir.Module, arrays: Sequence[np.ndarray]) -> bytes:
+    """Return the bytecode of ``module`` for arguments of the shapes of ``arrays``."""
+    main = next(op for op in module.body.operations if op.operation.attributes["sym_name"].value == "main")
+    types = []
+    for argument, array in zip(main.operation.regions[0].blocks[0].arguments, arrays, strict=True):
+        found = ir.RankedTensorType(argument.type)
+        shape = [n if size == DYNAMIC else size for size, n in zip(found.shape, array.shape, strict=True)]
+        types.append(str(ir.RankedTensorType.get(shape, found.element_type)))
+    passes = f"builtin.module(stablehlo-refine-arguments{{types={','.join(types)}}})"
+    PassManager.parse(passes).run(module.operation)
+    return jaxlib_mlir.refine_polymorphic_shapes(
+        jax_mlir.module_to_bytecode(module), enable_shape_assertions=True, validate_static_shapes=True
+    )
