@@ -17,13 +17,23 @@ SHARED = ("aotc.diagnostics", "aotc.options", "aotc.targets")
 # For each part of the house: what it may import besides the standard library and itself.
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
-    "aotc.frontend": ("numpy", "scipy", "ml_dtypes", "jax", "jaxlib", "aotc.vmfb.dtypes", "aotc.diagnostics"),
+    "aotc.frontend": (
+        "numpy",
+        "scipy",
+        "ml_dtypes",
+        "jax",
+        "jaxlib",
+        "aotc.vmfb.dtypes",
+        "aotc.vmfb.float_formats",
+        "aotc.diagnostics",
+    ),
     "aotc.lowering": (
         "numpy",
         "ml_dtypes",
         "aotc.frontend",
         "aotc.vmfb.abi",
         "aotc.vmfb.dtypes",
+        "aotc.vmfb.float_formats",
         "aotc.vmfb.isa",
         "aotc.vmfb.assembly",
         *SHARED,
@@ -38,6 +48,7 @@ MAY_IMPORT = {
         "aotc.frontend.dims",
         "aotc.vmfb.abi",
         "aotc.vmfb.dtypes",
+        "aotc.vmfb.float_formats",
         *SHARED,
     ),
     "aotc.diagnostics": (),

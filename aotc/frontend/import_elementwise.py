@@ -12,6 +12,7 @@ from aotc.frontend.constants import elements
 from aotc.frontend.import_state import Importer, State
 from aotc.frontend.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 DIRECT = {
     "negate": "neg", "abs": "abs", "sign": "sign", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log",
@@ -122,6 +123,8 @@ def _square(state: State, op: Any) -> None:
 def _is_infinite(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
         (x,) = state.operands(op)
+        if x.type.dtype in SMALL_FLOATS:  # not all have an infinity to compare with
+            x = state.one("convert", [x], {}, [TensorType("f32", x.type.shape)])
         bound = np.array(-np.inf if name == "is_neg_inf" else np.inf).astype(to_numpy(x.type.dtype))
         x = state.one("abs", [x]) if name == "is_inf" else x
         state.bind(op, [state.one("eq", [x, state.constant(bound, x.type)])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from jaxlib.mlir import ir
 from aotc.frontend.import_elementwise import same_shapes
 from aotc.frontend.import_state import Importer, State, get_integers, integers
 from aotc.frontend.tensor_ir import Op, Region, TensorType, Value
-from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
 def _combiner_types(state: State, op: Any) -> list[str]:
@@ -23,7 +24,30 @@ def _reduce(state: State, op: Any) -> None:
     operands[:half] = same_shapes(state, operands[:half])
     dims = tuple(sorted(integers(op.attributes["dimensions"])))
     region = state.scalar_region(op.regions[0].blocks[0])
+    if _accumulates_short(region):
+        dtype = region.params[0].type.dtype
+        wide = state.emit("reduce", state.promoted(operands, ["f32"] * 2), {"dims": dims}, (), [_in_f32(state, region)])
+        state.bind(op, state.promoted(wide, [dtype]))
+        return
     state.bind(op, state.emit("reduce", operands, {"dims": dims}, (), [region]))
+
+
+def _accumulates_short(region: Region) -> bool:
+    """Is this a plain sum or product of floats of 16 bits or less?
+
+    Rounding after every step would stop a sum at the first power of two whose last place exceeds the
+    terms (bf16: 256 of ones), so such reductions run in f32 and round once, as XLA's do.
+    """
+    if len(region.params) != 2 or len(region.ops) != 1 or region.ops[0].name not in ("add", "mul"):
+        return False
+    (op,), row = region.ops, DTYPES[region.params[0].type.dtype]
+    return set(op.operands) == set(region.params) and row.kind == "f" and row.bits <= 16
+
+
+def _in_f32(state: State, region: Region) -> Region:
+    (op,) = region.ops
+    a, b, c = (state.new_value(TensorType("f32")) for _ in range(3))
+    return Region((a, b), (replace(op, operands=(a, b), results=(c,)),), (c,))
 
 
 def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:

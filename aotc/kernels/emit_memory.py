@@ -8,8 +8,9 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit_convert import bf16_bits, narrow_int, to_bool_byte
-from aotc.kernels.llvm_types import F32, HALF, I1, I16, I32, I64, Register, memory_type, register_type
+from aotc.kernels.llvm_types import F32, HALF, I1, I8, I16, I32, I64, Register, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES, size_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 Annotate = Callable[[ir.Instruction], None]
 
@@ -47,6 +48,8 @@ def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
             return builder.trunc(raw, I1)
         case "i" | "u":
             return narrow_int(builder, raw, row)
+    if dtype in SMALL_FLOATS:
+        return raw if row.bits == 8 else builder.and_(raw, ir.Constant(I8, (1 << row.bits) - 1))
     match dtype:
         case "bf16":
             return builder.bitcast(builder.shl(builder.zext(raw, I32), ir.Constant(I32, 16)), F32)

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels import emit_complex, emit_math
+from aotc.kernels import emit_complex, emit_math, emit_small_float
 from aotc.kernels.emit_convert import convert, narrow_int, round_to
 from aotc.kernels.emit_memory import decode, encode
 from aotc.kernels.llvm_algebra import call_intrinsic, suffix
 from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, part_dtype, register_type
 from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 CONTRACT = ("contract",)
 Emit = Callable[..., ir.Value]
@@ -56,8 +57,10 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
             return _select(builder, *args)
         case "complex":
             return (args[0], args[1])
-        case "reduce_precision":
-            return emit_math.reduce_precision(builder, args, dtypes[0])
+    if dtypes[0] in SMALL_FLOATS:
+        return _small_float(builder, fn, args, dtypes, result)
+    if fn == "reduce_precision":
+        return emit_math.reduce_precision(builder, args, dtypes[0])
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
         return emit_complex.apply(builder, fn, args, dtypes[0])
@@ -68,6 +71,20 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     if kind == "f":
         return _float(builder, fn, args, dtypes[0], result)
     return _integer(builder, fn, args, dtypes[0])
+
+
+def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
+    """Compute in f32 and round once, but for what is said of the codes themselves."""
+    dtype = dtypes[0]
+    if fn == "next_after":
+        return emit_small_float.next_after(builder, args[0], args[1], dtype)
+    if fn.endswith("_total"):
+        keys = [emit_small_float.total_order_key(builder, x, dtype) for x in args]
+        return builder.icmp_signed(_COMPARE[fn.removesuffix("_total")], *keys)
+    wide = [convert(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]
+    of = "f32" if result == dtype else result
+    value = apply(builder, fn, wide, ["f32" if d == dtype else d for d in dtypes], of)
+    return convert(builder, value, of, result)
 
 
 def _bitcast(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
@@ -361,12 +378,14 @@ def constant(value: bool | int | float | complex, dtype: str) -> Register:
 
 
 def _float_constant(value: float, dtype: str) -> ir.Value:
+    if dtype in SMALL_FLOATS:
+        return emit_small_float.constant(value, dtype)
     return ir.Constant(register_type(dtype), emit_math.rounded(value, dtype))
 
 
 def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dtype: str) -> Register:
     """Return ``reduce(old, new)`` where the order of combination is free, so that it vectorizes."""
-    if DTYPES[dtype].kind != "f":
+    if DTYPES[dtype].kind != "f" or dtype in SMALL_FLOATS:
         return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
     kind = suffix(old.type)
     match reduce:

@@ -1,10 +1,11 @@
 """How an element type lies in memory and in a register, as LLVM types.
 
-The two differ for four families. ``i1`` is a byte of memory and an ``i1``
+The two differ for three families. ``i1`` is a byte of memory and an ``i1``
 register. ``f16`` and ``bf16`` are 16 bits of memory and a ``float`` register that
 always holds a value of the narrow type, so that arithmetic is done in f32 and
-rounded after every op. Integers and floats of less than 8 bits take a byte.
-A complex number is a pair of registers.
+rounded after every op. A complex number is a pair of registers. A float of 8 bits
+or less is its code in a byte, in memory and register; integers of less than 8
+bits take a byte too.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def register_type(name: str) -> ir.Type:
             return I1
         case "i" | "u":
             return ir.IntType(row.bits) if row.bits >= 8 else I8
+        case "f" if row.bits <= 8:
+            return I8
         case "f":
             return F64 if row.bits == 64 else F32
     return register_type(part_dtype(name))

@@ -351,7 +351,8 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     rest = m.fma(y, total, -p) + y * low
     plain = exp(m, y * _log_special(m, a, total))
     usual = (m.abs(p) < 745.0) & (a > 0.0) & (a < INF)
-    r = m.select(usual, m.fma(exp(m, m.select(usual, p, m.const(0.0))), rest, exp(m, p)), plain)
+    rough = exp(m, m.select(usual, p, m.const(0.0)))
+    r = m.select(usual & (rough < INF), m.fma(rough, rest, rough), plain)
     whole = m.trunc(y) == y
     half = m.trunc(y * 0.5) * 2.0 != y
     odd = whole & half & (m.abs(y) < 9007199254740992.0)

@@ -15,7 +15,6 @@ import numpy as np
 
 from aotc.frontend.opset import elementwise
 from aotc.frontend.opset.lapack_reference import call
-from aotc.frontend.opset.scalar_reference import reduce_precision
 from aotc.lowering.loop_ir import Kernel, Let, walk
 from aotc.lowering.loop_parser import parse_kernel
 from aotc.lowering.loop_printer import print_kernel
@@ -194,7 +193,7 @@ def _functions(begin: int, end: int | None) -> dict[str, Callable]:
     return functions | {
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
         "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],
-        "reduce_precision": lambda x, e, m: reduce_precision(np.asarray(x), int(e), int(m))[()],
+        "reduce_precision": lambda x, e, m: elementwise.with_fewer_bits(np.asarray(x), int(e), int(m))[()],
         "index": _index,
         "int": int,
         "let": lambda value, dtype=None: value,

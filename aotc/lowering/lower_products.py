@@ -10,7 +10,7 @@ from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, St
 from aotc.lowering.lower_loop import loops_over
 from aotc.lowering.nests import Axis, addresses, make_axes, mergeable, serial
 from aotc.lowering.region import RegionBuilder, store_all
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 UNROLLED_TERMS = 49
 
@@ -49,7 +49,7 @@ def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) 
 def sum_dtype(op: Op) -> str:
     """Return the dtype to multiply and add in: short floats are summed in f32."""
     dtype = op.result.type.dtype
-    return "f32" if dtype in ("f16", "bf16") else dtype
+    return "f32" if kind_of(dtype) == "f" and DTYPES[dtype].bits < 32 else dtype
 
 
 def _wide_sum(b: RegionBuilder, e: Elements, axes: list[Axis], term: object, dtype: str) -> Scalar:

@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.frontend.tensor_ir import Op, Value
 from aotc.lowering.known import splat_of
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import kind_of, limits, to_numpy
 
 SHORT = 16
 
@@ -75,18 +75,7 @@ def neutral_value(name: str, dtype: str) -> np.ndarray | None:
     if kind in "biu":
         known["and"] = True if kind == "b" else -1
     if kind != "c":
-        known["max"], known["min"] = _ends(dtype, kind)
+        known["max"], known["min"] = limits(dtype)
+    if dtype == "f8E8M0FNU":
+        del known["add"]  # it has no 0
     return np.array(known[name]).astype(to_numpy(dtype)) if name in known else None
-
-
-def _ends(dtype: str, kind: str) -> tuple[float, float]:
-    """Return the least and the greatest value of ``dtype``."""
-    import ml_dtypes
-
-    if kind == "b":
-        return False, True
-    t = to_numpy(dtype)
-    limits = ml_dtypes.iinfo(t) if kind in "iu" else ml_dtypes.finfo(t)
-    if kind == "f" and np.isinf(np.array(np.inf).astype(t)):
-        return -np.inf, np.inf
-    return limits.min, limits.max

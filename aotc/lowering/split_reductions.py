@@ -52,6 +52,8 @@ def _region(region: Region, taken: set[str], numbers: count) -> Region:
 def _wanted(op: Op) -> bool:
     if len(op.results) != 1 or len(op.regions[0].ops) != 1 or op.regions[0].ops[0].name not in ASSOCIATIVE:
         return False
+    if neutral_value(op.regions[0].ops[0].name, op.result.type.dtype) is None:
+        return False
     shape = op.operands[0].type.shape
     size, left = product(shape), product(op.result.type.shape)
     if not isinstance(size, int) or not isinstance(left, int):

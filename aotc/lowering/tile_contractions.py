@@ -26,20 +26,22 @@ from aotc.lowering.tiling import FORMS, best_tile
 from aotc.options import Options
 from aotc.targets import Target, resolve
 from aotc.vmfb.dtypes import size_of, to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 IN_PLACE_ELEMENTS = 1 << 16
 STREAM_ROWS = 4
 _FOLDED = frozenset({"constant", "reshape", "transpose", "convert", "pad"})
+_WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 TINY_FLOPS = 1 << 13
 
 
 def form_of(lhs: str, rhs: str, result: str) -> str:
     """Return the tile form for the dtypes of operands and result, or the empty string."""
-    if result == "f64" and {lhs, rhs} <= {"f16", "bf16", "f32"}:
+    if result == "f64" and {lhs, rhs} <= _WIDENED:
         return result
     if lhs == rhs and lhs in ("f32", "f64", "i8"):
         return lhs
-    return "f32" if {lhs, rhs} <= {"f16", "bf16", "f32"} else ""
+    return "f32" if {lhs, rhs} <= _WIDENED else ""
 
 
 def tile_contractions(module: Module, options: Options) -> Module:

@@ -7,10 +7,13 @@ types is needed, so that an f32 model starts without it.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
 class DType(NamedTuple):
@@ -102,3 +105,29 @@ def size_of(name: str) -> int:
 def kind_of(name: str) -> str:
     """Return the kind letter (``b i u f c``) of dtype ``name``."""
     return DTYPES[name].kind
+
+
+def limits(name: str) -> tuple[float, float]:
+    """Return the least and the greatest value of dtype ``name``, infinities included where it has them.
+
+    Raises
+    ------
+    ValueError
+        If the dtype has no order.
+    """
+    row = DTYPES[name]
+    match row.kind:
+        case "b":
+            return 0, 1
+        case "i":
+            return -(1 << (row.bits - 1)), (1 << (row.bits - 1)) - 1
+        case "u":
+            return 0, (1 << row.bits) - 1
+        case "f" if name not in SMALL_FLOATS or SMALL_FLOATS[name].special == "ieee":
+            return -math.inf, math.inf
+        case "f":
+            form = SMALL_FLOATS[name]
+            least = 0 if form.special == "power" else form.largest | form.sign
+            low, high = np.array([least, form.largest], np.uint8).view(to_numpy(name)).astype(np.float32)
+            return float(low), float(high)
+    raise ValueError(f"{name} has no order")

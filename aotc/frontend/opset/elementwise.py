@@ -10,7 +10,7 @@ import numpy as np
 from aotc.frontend.opset.scalar_reference import REFERENCES, convert, reduce_precision
 from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RuleError, Types, cast, given_one, merge, need, sizes, table
 from aotc.frontend.tensor_ir import TensorType
-from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
+from aotc.vmfb.dtypes import DTYPES, from_numpy, kind_of, to_numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
     return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
 
 
-OF_THE_FORMAT = ("next_after",)  # ops whose meaning lies in the bits of their own type: never widened
+TOTAL = tuple(f"{name}_total" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+OF_THE_FORMAT = ("next_after", *TOTAL)  # ops whose meaning lies in the bits of their own type: never widened
 OF_THE_BITS = ("popcnt", "clz", "shr_logic", "shr_arith")  # a short integer has no bits above its own
 
 
@@ -172,9 +173,13 @@ def _infer_same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
     return (types[0],)
 
 
+def with_fewer_bits(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
+    """Return ``x`` rounded to a float of fewer bits, in its own type."""
+    return cast(reduce_precision(_widen(x), exponent_bits, mantissa_bits), from_numpy(x.dtype))
+
+
 def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
-    rounded = reduce_precision(_widen(arrays[0]), attrs["exponent_bits"], attrs["mantissa_bits"])
-    return [cast(rounded, types[0].dtype)]
+    return [with_fewer_bits(np.asarray(arrays[0]), attrs["exponent_bits"], attrs["mantissa_bits"])]
 
 
 ELEMENTWISE = merge(

@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aotc.frontend.opset.spec import round_small
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 Array = np.ndarray
 
@@ -127,7 +129,18 @@ def _shift(op: Callable[[Array, Array], Array], kind: str, fill: bool) -> Callab
 
 
 def total_order_key(x: Array) -> Array:
-    """Return signed integers that order like the floats ``x`` in IEEE total order."""
+    """Return signed integers that order like the floats ``x`` in IEEE total order.
+
+    The NaN of a format that has it in place of -0 stands below all numbers.
+    """
+    form = SMALL_FLOATS.get(from_numpy(x.dtype))
+    if form is not None:
+        code = np.asarray(x, order="C").view(np.uint8).astype(np.int16)
+        if form.special == "power":
+            return code
+        size = code & (form.sign - 1)
+        below = np.where(code == form.sign, -form.sign, -size) if form.special == "fnuz" else -1 - size
+        return np.where(code & form.sign, below, size).astype(np.int16)
     bits = np.asarray(x, order="C").view(f"i{x.dtype.itemsize}")
     return np.where(bits < 0, np.bitwise_xor(bits, np.iinfo(bits.dtype).max), bits).astype(bits.dtype)
 
@@ -157,6 +170,8 @@ def convert(x: Array, dtype: str) -> Array:
             return _wrap_small(x.astype(np.int64), target.kind == "i", target.bits).astype(numpy_type)
         if source.bits < 8 and source.kind in "iu":
             x = x.astype(np.int8 if source.kind == "i" else np.uint8)
+        if dtype in SMALL_FLOATS and source.name != dtype:
+            return round_small(x, dtype)
         return np.asarray(x.astype(numpy_type))
 
 

@@ -29,6 +29,7 @@ from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.lowering.region import RegionBuilder
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
+from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 
 PRIVATE_BYTES = 2048
 
@@ -146,6 +147,8 @@ def _order_key(e: Elements, x: Scalar) -> Scalar:
     match kind_of(x.dtype):
         case "b":
             return e.bind(Apply("convert", (x,), "i8"))
+        case "f" if (form := SMALL_FLOATS.get(x.dtype)) and form.special in ("fnuz", "power"):
+            return _order_key_of_codes(e, x, form)
         case "f":
             kind = f"i{DTYPES[x.dtype].bits}"
             bits = e.bind(Apply("bitcast", (x,), kind))
@@ -153,6 +156,16 @@ def _order_key(e: Elements, x: Scalar) -> Scalar:
             negative = Apply("lt", (bits, Const(0, kind)), "i1")
             return e.bind(Apply("select", (negative, flipped, bits), kind))
     return x
+
+
+def _order_key_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
+    """Return the key where there is no sign, or where the sign alone is NaN: that is the least."""
+    code = e.bind(Apply("convert", (Apply("bitcast", (x,), f"u{DTYPES[x.dtype].bits}"),), "i16"))
+    if form.special == "power":
+        return code
+    below = Apply("sub", (Const(form.sign, "i16"), code), "i16")
+    below = Apply("select", (Apply("eq", (code, Const(form.nan, "i16")), "i1"), Const(-form.sign, "i16"), below), "i16")
+    return e.bind(Apply("select", (Apply("ge", (code, Const(form.sign, "i16")), "i1"), below, code), "i16"))
 
 
 def lower_top_k(function: Function, target: Target) -> Kernel:
