@@ -46,6 +46,17 @@ def numbers(x):
     return x // 7, x % 5, jnp.abs(x).astype(jnp.float16) * 3, x.astype(jnp.bfloat16), jax.lax.population_count(x)
 
 
+SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e3m4", "float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn")
+
+
+def small_floats(x):
+    short = [x.astype(t) for t in SMALL]
+    back = [v.astype(jnp.float32) for v in (*short, *(v * v for v in short))]
+    first = jnp.abs(short[0])
+    dot = jax.lax.dot_general(first, short[1], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return *back, dot, jnp.sort(short[0], 1).astype(jnp.float32), first.max(0).astype(jnp.float32)
+
+
 CASES = {
     "layernorm_long_rows": (layernorm, (array(3, 300), array(300, seed=1)), 1e-6),
     "softmax_long_rows": (jax.nn.softmax, (array(2, 130),), 1e-6),
@@ -77,6 +88,7 @@ CASES = {
     ),
     "wide_product": (lambda x, y, b: jnp.tanh(x @ y + b), (array(19, 33), array(33, 21), array(21)), 1e-5),
     "bf16_product": (lambda x, y: x @ y, (array(9, 60).astype(jnp.bfloat16), array(60, 8).astype(jnp.bfloat16)), 1e-2),
+    "small_floats": (small_floats, (np.abs(array(7, 40)) + np.float32(0.01),), 1e-6),
     "numbers": (numbers, (np.arange(-40, 40, dtype="i4"),), 1e-6),
     **{name: (f, (w, x), tolerance) for name, (f, w, x, tolerance) in MODELS.items()},
 }

@@ -232,6 +232,14 @@ def test_special_pairs(name, bits):
 
 
 @pytest.mark.parametrize("bits", [32, 64])
+def test_powers_beyond_the_widest_float(bits):
+    x, y = np.array([0.01171875, 2.0, -2.0, 0.01171875]), np.array([-160.0, 1026.0, 1027.0, 180.0])
+    with np.errstate(all="ignore"):
+        want = np.power(x, y)
+    np.testing.assert_array_equal(evaluate("pow", bits, x, y), want if bits == 64 else want.astype(np.float32))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
 def test_subnormals(bits):
     kind = Algebra(bits).kind
     small = np.array([np.finfo(kind).smallest_subnormal * 3, np.finfo(kind).tiny / 4], kind)

@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax._src.interpreters import mlir as jax_mlir
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
+from differential import LEVELS, check
+from jax import lax
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -55,21 +55,6 @@ def program(lines: Sequence[str], arguments: Sequence[np.ndarray], results: Sequ
 
 def run(text: str, *arrays: np.ndarray, level: int = 2) -> list[np.ndarray]:
     return aotc.load(aotc.compile(text.encode(), opt_level=level, verify_each=True)).invoke("main", *arrays)
-
-
-def by_xla(text: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    with jax.enable_x64(True):
-        device = jax.devices("cpu")[0]
-        executable = device.client.compile_and_load(text, [device])
-        return [np.asarray(x) for x in executable.execute([jax.device_put(a, device) for a in arrays])]
-
-
-def by_jaxlib(text: str, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Run ``text`` in StableHLO's reference interpreter."""
-    with jax_mlir.make_ir_context():
-        module = ir.Module.parse(text)
-        given = [ir.DenseElementsAttr.get(np.ascontiguousarray(a)) for a in arrays]
-        return [np.asarray(x) for x in stablehlo.eval_module(module, given)]
 
 
 def same(got: np.ndarray, want: np.ndarray, what: Any = "") -> None:
@@ -156,7 +141,7 @@ def test_table_of_formats_agrees_with_ml_dtypes():
         assert has_infinity == (form.special == "ieee") == (limits(name)[1] == np.inf)
 
 
-@pytest.mark.parametrize("level", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("source", ["f16", "bf16", "f32", "f64"])
 def test_floats_round_once_to_nearest_even(source, level):
     with np.errstate(all="ignore"):
@@ -202,8 +187,10 @@ def every_integer(dtype: str) -> np.ndarray:
     return np.concatenate([x - (low < 0), x, x + 1]).astype(to_numpy(dtype))
 
 
-@pytest.mark.parametrize("source", ["i4", "u8", "i32", "u64", *(
-    pytest.param(n, marks=pytest.mark.slow) for n in INTEGERS if n not in ("i4", "u8", "i32", "u64")), "i1"])  # fmt: skip
+SOME_INTEGERS = [pytest.param(n, marks=() if n in ("i4", "u8", "i32", "u64") else pytest.mark.slow) for n in INTEGERS]
+
+
+@pytest.mark.parametrize("source", [*SOME_INTEGERS, "i1"])
 def test_integers_round_once(source):
     x = np.array([False, True]) if source == "i1" else every_integer(source)
     exact = x.astype(np.int64).astype(np.float64)
@@ -221,7 +208,9 @@ BINARY = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide, "remainder": np.fmod,
     "maximum": np.maximum, "minimum": np.minimum,
 }  # fmt: skip
-ORDER = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
+ORDER = {
+    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", QUICK)
@@ -331,7 +320,7 @@ def values_of(dtype: str, *shape: int, seed: int = 0) -> np.ndarray:
     return (rng.integers(-4, 5, shape) / 2).astype(to_numpy(dtype))
 
 
-@pytest.mark.parametrize("level", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", QUICK)
 def test_movement_keeps_every_bit(dtype, level):
     every = codes(dtype)
@@ -346,22 +335,26 @@ def test_movement_keeps_every_bit(dtype, level):
         f"%3 = stablehlo.concatenate %a, %a, dim = 1 : ({whole}, {whole}) -> tensor<6x16x{t}>",
         f"%4 = stablehlo.broadcast_in_dim %a, dims = [0, 2] : ({whole}) -> tensor<6x3x8x{t}>",
         f"%z = stablehlo.constant dense<1.0> : tensor<{t}>",
-        f"%5 = stablehlo.pad %a, %z, low = [1, 0], high = [0, 2], interior = [0, 1] : ({whole}, tensor<{t}>) -> tensor<7x17x{t}>",
+        "%5 = stablehlo.pad %a, %z, low = [1, 0], high = [0, 2], interior = [0, 1]"
+        f" : ({whole}, tensor<{t}>) -> tensor<7x17x{t}>",
         f"%6 = \"stablehlo.gather\"(%a, %b) <{{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0, 1],"
         f" start_index_map = [0, 1], index_vector_dim = 1>, slice_sizes = array<i64: 1, 1>}}>"
         f" : ({whole}, {tensor(at)}) -> tensor<3x{t}>",
         f"%c = stablehlo.constant dense<[{', '.join(['1.0', '2.0', '0.5'] * 2 + ['4.0', '1.0'])}]> : tensor<8x{t}>",
         f"%7 = stablehlo.reshape %c : (tensor<8x{t}>) -> tensor<2x4x{t}>",
-        f"%i = stablehlo.iota dim = 1 : tensor<6x8xi32>",
-        f"%two = stablehlo.constant dense<3> : tensor<6x8xi32>",
-        f"%p = stablehlo.compare LT, %i, %two : (tensor<6x8xi32>, tensor<6x8xi32>) -> tensor<6x8xi1>",
+        "%i = stablehlo.iota dim = 1 : tensor<6x8xi32>",
+        "%two = stablehlo.constant dense<3> : tensor<6x8xi32>",
+        "%p = stablehlo.compare LT, %i, %two : (tensor<6x8xi32>, tensor<6x8xi32>) -> tensor<6x8xi1>",
         f"%back = stablehlo.reverse %a, dims = [1] : {whole}",
         f"%8 = stablehlo.select %p, %a, %back : tensor<6x8xi1>, {whole}",
-        f"%s = stablehlo.constant dense<2> : tensor<i32>",
-        f"%9 = stablehlo.dynamic_slice %a, %s, %s, sizes = [3, 4] : ({whole}, tensor<i32>, tensor<i32>) -> tensor<3x4x{t}>",
-        f"%10 = stablehlo.dynamic_update_slice %a, %9, %s, %s : ({whole}, tensor<3x4x{t}>, tensor<i32>, tensor<i32>) -> {whole}",
+        "%s = stablehlo.constant dense<2> : tensor<i32>",
+        "%9 = stablehlo.dynamic_slice %a, %s, %s, sizes = [3, 4]"
+        f" : ({whole}, tensor<i32>, tensor<i32>) -> tensor<3x4x{t}>",
+        "%10 = stablehlo.dynamic_update_slice %a, %9, %s, %s"
+        f" : ({whole}, tensor<3x4x{t}>, tensor<i32>, tensor<i32>) -> {whole}",
     ]
-    types = [f"tensor<{s}x{t}>" for s in ("8x6", "3x6", "6x8", "6x16", "6x3x8", "7x17", "3", "2x4", "6x8", "3x4", "6x8")]
+    shapes = ("8x6", "3x6", "6x8", "6x16", "6x3x8", "7x17", "3", "2x4", "6x8", "3x4", "6x8")
+    types = [f"tensor<{s}x{t}>" for s in shapes]
     if bits != 6:
         lines += [f"%11 = stablehlo.bitcast_convert %a : ({whole}) -> tensor<6x8xui{bits}>",
                   f"%12 = stablehlo.bitcast_convert %11 : (tensor<6x8xui{bits}>) -> {whole}"]  # fmt: skip
@@ -377,7 +370,8 @@ def test_movement_keeps_every_bit(dtype, level):
     want = [a.T, a[1:6:2, 2:8], a[::-1], np.concatenate([a, a], 1), np.repeat(a[:, None], 3, 1), padded,
             a[tuple(at.T)], constant, chosen, a[2:5, 2:6], updated, a.view(np.uint8), a]  # fmt: skip
     for n, (x, y) in enumerate(zip(got, want)):
-        assert x.shape == y.shape and x.tobytes() == np.ascontiguousarray(y).tobytes(), lines[n]
+        assert x.shape == y.shape
+        assert x.tobytes() == np.ascontiguousarray(y).tobytes(), lines[n]
 
 
 def region(op: str, t: str) -> str:
@@ -386,7 +380,7 @@ def region(op: str, t: str) -> str:
       stablehlo.return %r : tensor<{t}> }})"""
 
 
-@pytest.mark.parametrize("level", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", QUICK)
 def test_reductions_scatter_and_sort(dtype, level):
     a, update = values_of(dtype, 6, 8), values_of(dtype, 3, 8, seed=1)
@@ -396,10 +390,11 @@ def test_reductions_scatter_and_sort(dtype, level):
     for n, op in enumerate(("add", "maximum", "minimum")):
         lines.append(f'%{n} = "stablehlo.reduce"(%a, %z) {region(op, t)} {{dimensions = array<i64: 1>}}'
                      f" : ({whole}, tensor<{t}>) -> tensor<6x{t}>")  # fmt: skip
-    lines.append(f'%3 = "stablehlo.reduce_window"(%a, %z) {region("maximum", t)} {{window_dimensions = array<i64: 2, 3>}}'
-                 f" : ({whole}, tensor<{t}>) -> tensor<5x6x{t}>")  # fmt: skip
-    lines.append('%4 = "stablehlo.scatter"(%a, %b, %c) <{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims'
-                 " = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> "
+    lines.append(f'%3 = "stablehlo.reduce_window"(%a, %z) {region("maximum", t)}'
+                 f" {{window_dimensions = array<i64: 2, 3>}} : ({whole}, tensor<{t}>) -> tensor<5x6x{t}>")  # fmt: skip
+    lines.append('%4 = "stablehlo.scatter"(%a, %b, %c) <{scatter_dimension_numbers = #stablehlo.scatter<'
+                 "update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],"
+                 " index_vector_dim = 1>}> "
                  f"{region('maximum', t)} : ({whole}, {tensor(at)}, {tensor(update)}) -> {whole}")  # fmt: skip
     lines.append(f"""%5 = "stablehlo.sort"(%a) ({{ ^bb0(%x: tensor<{t}>, %y: tensor<{t}>):
       %r = stablehlo.compare LT, %x, %y, TOTALORDER : (tensor<{t}>, tensor<{t}>) -> tensor<i1>
@@ -422,7 +417,7 @@ def test_reductions_scatter_and_sort(dtype, level):
         same(z, nearest(y, dtype), f"the interpreter's {lines[n + 1]}")
 
 
-@pytest.mark.parametrize("level", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", QUICK)
 def test_products_sum_in_f32_and_round_once(dtype, level):
     lhs, rhs = values_of(dtype, 33, 40), values_of(dtype, 40, 50, seed=1)
@@ -455,3 +450,34 @@ def test_top_k_takes_the_last_in_total_order(dtype):
     order = np.argsort(-total_order(dtype)[x.view(np.uint8)])[:7]
     assert values.tobytes() == x[order].tobytes()
     assert places.tolist() == order.tolist()
+
+
+FUNCTIONS = {
+    "sort": lambda x: (jnp.sort(x), jnp.argsort(x, 0)),
+    "scan": lambda x: lax.scan(lambda c, row: (jnp.maximum(c, row), c), x[0], x),
+    "while": lambda x: lax.fori_loop(0, 3, lambda _, v: jnp.minimum(v, v[::-1]), x),
+    "cond": lambda x: lax.cond(x[0, 0] > x[1, 1], lambda v: v, lambda v: v[::-1], x),
+    "largest": lambda x: (x.max(0), x.min(), jnp.argmax(x, 1)),
+    "at": lambda x: (x.at[jnp.array([1, 1, 3])].max(x[:3]), jnp.take(x, jnp.array([2, 0, 9]), 0, mode="clip")),
+    "softmax": lambda x: jax.nn.softmax(x.astype(jnp.float32)).astype(x.dtype),
+    "windows": lambda x: lax.cummax(x, axis=1),
+    "clip": lambda x: jnp.clip(x, x.dtype.type(1), x.dtype.type(2)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["f8E4M3FN", "f8E5M2", *(
+    pytest.param(n, marks=pytest.mark.slow) for n in ("f8E3M4", "f8E4M3", "f8E4M3FNUZ", "f8E4M3B11FNUZ", "f8E5M2FNUZ")
+)])  # fmt: skip
+def test_functions_of_jax(dtype, name):
+    x = np.exp2(np.random.default_rng(5).integers(-1, 3, (6, 7))).astype(to_numpy(dtype))
+    for level in (0, 2):
+        check(FUNCTIONS[name], (x,), level)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_short_floats_do_not_stop_at_a_power_of_two(dtype):
+    x = np.ones((2, 3000), dtype)
+    for level in (0, 2):
+        check(lambda x: lax.reduce(x, x.dtype.type(0), lax.add, (1,)), (x,), level)
+        check(lambda x: lax.reduce(x[:, :10] * 2, x.dtype.type(1), lax.mul, (1,)), (x,), level)

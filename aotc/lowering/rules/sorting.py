@@ -147,8 +147,8 @@ def _order_key(e: Elements, x: Scalar) -> Scalar:
     match kind_of(x.dtype):
         case "b":
             return e.bind(Apply("convert", (x,), "i8"))
-        case "f" if (form := SMALL_FLOATS.get(x.dtype)) and form.special in ("fnuz", "power"):
-            return _order_key_of_codes(e, x, form)
+        case "f" if x.dtype in SMALL_FLOATS:
+            return _order_key_of_codes(e, x, SMALL_FLOATS[x.dtype])
         case "f":
             kind = f"i{DTYPES[x.dtype].bits}"
             bits = e.bind(Apply("bitcast", (x,), kind))
@@ -159,12 +159,13 @@ def _order_key(e: Elements, x: Scalar) -> Scalar:
 
 
 def _order_key_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
-    """Return the key where there is no sign, or where the sign alone is NaN: that is the least."""
-    code = e.bind(Apply("convert", (Apply("bitcast", (x,), f"u{DTYPES[x.dtype].bits}"),), "i16"))
+    """Return the key of a float of up to 8 bits; the one NaN of ``fnuz``, in place of -0, is the least."""
+    code = e.bind(Apply("convert", (Apply("bitcast", (x,), "u8"),), "i16"))
     if form.special == "power":
         return code
-    below = Apply("sub", (Const(form.sign, "i16"), code), "i16")
-    below = Apply("select", (Apply("eq", (code, Const(form.nan, "i16")), "i1"), Const(-form.sign, "i16"), below), "i16")
+    below: Scalar = e.bind(Apply("sub", (Const(form.sign - (form.special != "fnuz"), "i16"), code), "i16"))
+    if form.special == "fnuz":
+        below = Apply("select", (Apply("eq", (below, Const(0, "i16")), "i1"), Const(-form.sign, "i16"), below), "i16")
     return e.bind(Apply("select", (Apply("ge", (code, Const(form.sign, "i16")), "i1"), below, code), "i16"))
 
 
