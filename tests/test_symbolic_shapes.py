@@ -9,6 +9,7 @@ import pytest
 from jax import export, lax
 
 import aotc
+from aotc.diagnostics import CompileError
 from aotc.vmfb.errors import VmError
 
 CASES = {}
@@ -260,3 +261,31 @@ def test_dims_may_be_called_like_the_loops_of_kernels(name):
     x, w = numbers([f"b, {name}", f"{name}, 5"], {"b": 3, name: 4}, 0)
     for found, wanted in zip(aotc.load(aotc.compile(original))(x, w), original.call(x, w), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["RNG_PHILOX", "RNG_THREE_FRY"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64"])
+def test_random_bits_of_symbolic_shape(algorithm, dtype):
+    """The words, and the state after them, which also a generator of no words hands on."""
+
+    def bits(key, x):
+        return lax.rng_bit_generator(key, (2 * x.shape[0], 3), dtype=dtype, algorithm=lax.RandomAlgorithm[algorithm])
+
+    with jax.enable_x64(True):
+        key, x = jax.ShapeDtypeStruct((2,), "uint64"), jax.ShapeDtypeStruct(export.symbolic_shape("n"), "float32")
+        module = aotc.load(aotc.compile(export.export(jax.jit(bits))(key, x)))
+        seed = np.array([5, 2**32 - 3], np.uint64)
+        for n in (0, 1, 2, 7, 100):
+            for a, b in zip(module(seed, np.zeros(n, "f")), jax.jit(bits)(seed, np.zeros(n, "f")), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_the_layout_of_bits_must_be_known():
+    def bits(key, x):
+        return lax.rng_bit_generator(key, (x.shape[0], 3), algorithm=lax.RandomAlgorithm.RNG_THREE_FRY)
+
+    with jax.enable_x64(True):
+        key, x = jax.ShapeDtypeStruct((2,), "uint64"), jax.ShapeDtypeStruct(export.symbolic_shape("n"), "float32")
+        exported_bits = export.export(jax.jit(bits))(key, x)
+    with pytest.raises(CompileError, match="whether n is even"):
+        aotc.compile(exported_bits)

@@ -115,10 +115,14 @@ def _syrk(state: State, op: Any) -> None:
 
 
 def _pivots_to_permutation(state: State, op: Any) -> None:
-    """Apply row swaps, one after the other, to the identity permutation."""
     pivots = data_operands(state, op)[0]
-    *batch, count = pivots.type.shape
     size = state.session.parts(op.results[0].type)[1][-1]
+    state.bind(op, [permutation_of(state, pivots, size)])
+
+
+def permutation_of(state: State, pivots: Value, size: Dim) -> Value:
+    """Return the identity permutation of ``size`` after the row swaps ``pivots``; those out of range do nothing."""
+    *batch, count = pivots.type.shape
     shape: tuple[Dim, ...] = (*batch, size)
     start = state.one("iota", (), {"dim": len(batch)}, [TensorType("i32", shape)])
     scalar, row = TensorType("i32"), TensorType("i32", (*batch, 1))
@@ -127,7 +131,7 @@ def _pivots_to_permutation(state: State, op: Any) -> None:
     test = _region(state, [n, tested], lambda: [_less(state, n, count)])
     body = _region(state, [k, swapped], lambda: _swap(state, k, swapped, pivots, row))
     zero = state.constant(np.zeros((), np.int32), scalar)
-    state.bind(op, [state.emit("while", [zero, start], {}, (), [test, body])[1]])
+    return state.emit("while", [zero, start], {}, (), [test, body])[1]
 
 
 def _region(state: State, params: list[Value], make: Any) -> Region:
@@ -159,6 +163,9 @@ def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: Tensor
     there = state.one("broadcast", [_row_sum(state, picked)], {"dims": tuple(range(rank - 1))}, [t])
     own = state.one("eq", [number, state.broadcast_scalar(k, t.shape)])
     after = state.one("select", [own, there, state.one("select", [hit, wide[1], permutation])])
+    end = state.one("dim", (), {"expr": t.shape[-1]}, [TensorType("i32")])
+    low, high = state.one("ge", [wide[0], none]), state.one("lt", [wide[0], state.broadcast_scalar(end, t.shape)])
+    after = state.one("select", [state.one("and", [low, high]), after, permutation])
     one = state.constant(np.ones((), np.int32), TensorType("i32"))
     return [state.one("add", [k, one]), after]
 

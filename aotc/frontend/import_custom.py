@@ -15,7 +15,9 @@ from aotc.frontend.import_cusolver import CUSOLVER
 from aotc.frontend.import_indexing import CUSTOM_INDEXING
 from aotc.frontend.import_known_calls import KNOWN_CALLS
 from aotc.frontend.import_lapack import LAPACK, data_operands
+from aotc.frontend.import_random import RANDOM_CALLS
 from aotc.frontend.import_state import Importer, State, get_value, integers
+from aotc.frontend.import_tpu_linalg import TPU_LINALG
 from aotc.frontend.tensor_ir import TensorType
 
 _CALLBACK = "it calls back into the Python process that traced the model, which a file cannot hold"
@@ -72,6 +74,8 @@ _CUSTOM: dict[str, Importer] = {
     **LAPACK,
     **CUSOLVER,
     **KNOWN_CALLS,
+    **RANDOM_CALLS,
+    **TPU_LINALG,
     "cpu_csr_sparse_dense_ffi": _csr_dot,
     "tridiagonal_solve_perturbed_ffi": _perturbed,
     "cu_tridiagonal_solve_perturbed": _perturbed,
@@ -141,4 +145,14 @@ def _plain(attribute: Any) -> Any:
         return tuple(np.array(attribute).reshape(-1).tolist())
     if hasattr(attribute, "__len__"):  # array<i64: 1, 2>
         return tuple(attribute)
+    if isinstance(attribute, ir.StringAttr):
+        return _text_or_bytes(attribute.value_bytes)
     return attribute.value if hasattr(attribute, "value") else str(attribute)
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    """Configurations of calls that predate the FFI are structs of C in a string."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

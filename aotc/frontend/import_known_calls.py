@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.dims import Dim
+from aotc.frontend.import_elementwise import same_shapes
 from aotc.frontend.import_lapack import data_operands
 from aotc.frontend.import_state import DYNAMIC, Importer, State
 from aotc.frontend.tensor_ir import Op, Region, TensorType, Value
@@ -80,6 +81,8 @@ def _comparator(state: State, x: Value, compare: str) -> Region:
 
 def _dynamic_reduce_window(state: State, op: Any) -> None:
     *operands, _, _, _, _, _ = values = state.operands(op)
+    half = len(operands) // 2
+    operands[:half] = same_shapes(state, operands[:half])
     window, strides, base, dilations, flat = (
         state.dims_of(v, "the window of dynamic_reduce_window") for v in values[-5:]
     )
@@ -106,7 +109,14 @@ def _buffer(state: State, op: Any) -> None:
 
 def _hand_on(state: State, op: Any) -> None:
     """Keep the values that are results; orderings and annotations are gone."""
-    state.bind(op, state.operands(op)[: len(op.results)])
+    kept = state.operands(op)[: len(op.results)]
+    for v, result in zip(kept, op.results, strict=True):
+        whole = state.session.parts(result.type)[1]
+        if any(n not in (DYNAMIC, d) for n, d in zip(whole, v.type.shape)):
+            target = op.attributes["call_target_name"].value
+            message = f"custom call @{target} takes shards: {v.type} of {result.type}: it needs several devices"
+            state.fail(message, "export the function for one device")
+    state.bind(op, kept)
 
 
 def _scalar(name: str) -> Callable[[State, Any], None]:
@@ -114,7 +124,8 @@ def _scalar(name: str) -> Callable[[State, Any], None]:
 
 
 _ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SPMDFullToShardShape",
-                "SPMDShardToFullShape", "Pin", "Unpin", "dce_sink", "control_dep")  # fmt: skip
+                "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "Pin", "Unpin", "dce_sink",
+                "control_dep")  # fmt: skip
 
 KNOWN_CALLS: dict[str, Importer] = {
     **dict.fromkeys(_ANNOTATIONS, _hand_on),

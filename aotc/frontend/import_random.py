@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.dims import Dim
+from aotc.frontend.import_lapack import data_operands
 from aotc.frontend.import_state import Importer, State
 from aotc.frontend.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
@@ -20,6 +22,29 @@ def _rng_bit_generator(state: State, op: Any) -> None:
     attrs = {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
     given = [state.static_type(r.type) for r in op.results]
     state.bind(op, state.emit("rng_bit_generator", state.operands(op), attrs, given))
+
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def _threefry2x32(state: State, op: Any) -> None:
+    """Threefry-2x32 with 20 rounds on arrays of keys and counters, which JAX calls by name on GPUs.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
+    """
+    key0, key1, x0, x1 = data_operands(state, op)
+    emit = lambda fn, a, b: state.one(fn, [a, b])
+    add = partial(emit, "add")
+    keys = [key0, key1, emit("xor", emit("xor", key0, key1), _number(state, 0x1BD11BDA, key0))]
+    x0, x1 = add(x0, keys[0]), add(x1, keys[1])
+    for block in range(5):
+        for by in _ROTATIONS[block % 2]:
+            x0 = add(x0, x1)
+            left, right = (_number(state, n, x1) for n in (by, 32 - by))
+            x1 = emit("xor", x0, emit("or", emit("shl", x1, left), emit("shr_logic", x1, right)))
+        x0 = add(x0, keys[(block + 1) % 3])
+        x1 = add(add(x1, keys[(block + 2) % 3]), _number(state, block + 1, x1))
+    state.bind(op, [x0, x1])
 
 
 def _rng(state: State, op: Any) -> None:
@@ -86,3 +111,5 @@ def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Va
 
 
 RANDOM: dict[str, Importer] = {"stablehlo.rng_bit_generator": _rng_bit_generator, "stablehlo.rng": _rng}
+
+RANDOM_CALLS: dict[str, Importer] = {f"{prefix}_threefry2x32_ffi": _threefry2x32 for prefix in ("cu", "hip")}

@@ -23,7 +23,6 @@ from aotc.diagnostics import CompileError, Finding, Loc
 stablehlo.register_stablehlo_passes()
 
 _BYTECODE_MAGIC = b"ML\xefR"
-_PORTABLE_PRODUCER = b"StableHLO_v"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
 
 
@@ -139,10 +138,8 @@ def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
     context = make_context()
     with context:
         try:
-            if isinstance(data, bytes) and _PORTABLE_PRODUCER in data[:64]:
-                module = stablehlo.deserialize_portable_artifact(context, data)
-            else:
-                module = ir.Module.parse(data)
+            module = ir.Module.parse(data)
+            _upgrade(module)
             if not module.operation.verify():
                 raise CompileError.at(Loc(path), "the module does not verify")
         except ir.MLIRError as error:
@@ -151,6 +148,13 @@ def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
             raise CompileError.at(Loc(path), f"the model cannot be read: {error}") from None
         _legalize(module, path)
     return Source(context, module, path, metadata)
+
+
+def _upgrade(module: ir.Module) -> None:
+    """Bring a portable artifact, whose ops are of VHLO at the version of its writer, to StableHLO."""
+    if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
+        to_current = f"vhlo-to-version{{target={stablehlo.get_current_version()}}}"
+        PassManager.parse(f"builtin.module({to_current},vhlo-legalize-to-stablehlo)").run(module.operation)
 
 
 def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:

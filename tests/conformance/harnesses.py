@@ -31,9 +31,13 @@ def _load(x64: bool) -> list[Any]:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """Return all cases in the order of the file; those that jax itself says it cannot run carry ``skip``."""
+    """Return all cases; those that jax itself says it cannot run carry ``skip``.
+
+    They are sorted by name: the file's own order changes from process to process with the addresses of its dtypes.
+    """
     narrow = {harness.fullname for harness in _load(False)}
-    return tuple(_case(harness, harness.fullname not in narrow) for harness in _load(True))
+    found = sorted(_load(True), key=lambda harness: harness.fullname)
+    return tuple(_case(harness, harness.fullname not in narrow) for harness in found)
 
 
 def _case(harness: Any, x64: bool) -> Case:

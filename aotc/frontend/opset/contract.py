@@ -40,7 +40,7 @@ def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
     groups = attrs["feature_groups"]
     need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
     steps = zip(lhs.shape[1:-1], window, attrs["rhs_dilation"], attrs["strides"])
-    spatial = tuple(window_extent(d, 0, 0, 1, w, dilation, stride) for d, w, dilation, stride in steps)  # type: ignore[arg-type]
+    spatial = tuple(window_extent(d, 0, 0, 1, w, dilation, stride) for d, w, dilation, stride in steps)
     return (TensorType(given[0].dtype if given else lhs.dtype, (lhs.shape[0], *spatial, outputs)),)
 
 

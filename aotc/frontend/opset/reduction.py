@@ -7,7 +7,7 @@ from itertools import product as all_pairs
 
 import numpy as np
 
-from aotc.frontend.dims import Dim, floordiv
+from aotc.frontend.dims import Dim, floordiv, maximum
 from aotc.frontend.opset.shape import pad_array
 from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, sizes, table
 from aotc.frontend.tensor_ir import TensorType
@@ -55,15 +55,13 @@ def _fold(combine: RegionCall, parts: list[np.ndarray]) -> list[np.ndarray]:
     return parts
 
 
-def window_extent(size: Dim, low: int, high: int, base: int, window: int, dilation: int, stride: int) -> Dim:
+def window_extent(size: Dim, low: Dim, high: Dim, base: Dim, window: Dim, dilation: Dim, stride: Dim) -> Dim:
     """Return how many windows fit along one dim."""
-    dilated = size if base == 1 else (size - 1) * base + 1
-    if base != 1 and size == 0:
-        dilated = 0
+    dilated = size if base == 1 else maximum((size - 1) * base + 1, 0)
     padded, reach = low + dilated + high, (window - 1) * dilation + 1
-    if isinstance(padded, int):
-        return 0 if padded < reach or padded <= 0 else (padded - reach) // stride + 1
-    return floordiv(padded - reach, stride) + 1
+    if isinstance(padded, int) and padded <= 0:
+        return 0
+    return maximum(floordiv(padded - reach, stride) + 1, 0)
 
 
 def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.diagnostics import CompileError
-from aotc.frontend.dims import Dim, is_static, product, static, sym
-from aotc.frontend.tensor_ir import Function
+from aotc.frontend.dims import Dim, ceildiv, maximum, mod, product, static, sym
+from aotc.frontend.tensor_ir import Function, Op
 from aotc.lowering.elemental import Elements, test_index
 from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Stmt, Store
@@ -68,15 +68,13 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
     op = next(op for op in function.body.ops if op.name == "rng_bit_generator")
     (state,) = op.operands
     b = RegionBuilder(function, target)
-    dtype, dims = op.results[1].type.dtype, op.results[1].type.shape
-    if not is_static(dims):
-        raise CompileError.at(op.loc, f"random bits of unknown shape {dims}", hint="give the shape static sizes")
-    shape = tuple(static(d) for d in dims)
+    dtype, shape = op.results[1].type.dtype, op.results[1].type.shape
     wide = DTYPES[dtype].bits == 64
     three_fry = op.attrs["algorithm"] == "THREE_FRY"
-    half, per = _layout(shape, wide, three_fry)
-    count = static(product(half)) if three_fry else -(-static(product(shape)) // per)
-    p: Dim = sym("p", 0, count) if count > 1 else 0
+    half, per = _layout(op, shape, wide, three_fry)
+    count = product(half) if three_fry else ceildiv(product(shape), per)
+    grid = maximum(count, 1)  # somebody must write the new state, also when there are no words
+    p: Dim = sym("p", 0, grid) if grid != 1 else 0
     body: list[Stmt] = []
     e = b.elements()
     e.enter(body)
@@ -90,58 +88,75 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
         extra = e.bind(e.at(state, (2 if static(state.type.shape[0]) > 2 else 0,)))
         words = _philox(w, key, [*counter, *w.split(extra)])
     values = [w.join(*words[n : n + 2]) for n in range(0, len(words), 2)] if wide else words
-    for value, (index, tests) in zip(values, _places(shape, half, per, p, three_fry), strict=False):
+    begun = _tests(p, count)
+    for value, (index, tests) in zip(values, _places(op, shape, half, per, p, three_fry), strict=False):
         store: Stmt = Store(b.outputs[1], index, _as(value, dtype))
-        for t in tests:
+        for t in (*tests, *begun):
             store = If(t, (store,))
         body.append(store)
     body += _new_state(b, count, p)
-    wrapped = tuple(body) if count <= 1 else (For("p", 0, count, tuple(body), "parallel"),)
-    return b.kernel(max(count, 1), wrapped, count * 150)
+    wrapped = tuple(body) if grid == 1 else (For("p", 0, grid, tuple(body), "parallel"),)
+    return b.kernel(grid, wrapped, count * 150)
 
 
-def _layout(shape: tuple[int, ...], wide: bool, three_fry: bool) -> tuple[tuple[int, ...], int]:
+def _tests(a: Dim, limit: Dim) -> list[Scalar]:
+    """Return what must hold at run time for ``a < limit``."""
+    return [t for t in test_index(a, limit, "lt") if not (isinstance(t, Const) and t.value)]
+
+
+def _layout(op: Op, shape: Sequence[Dim], wide: bool, three_fry: bool) -> tuple[tuple[Dim, ...], int]:
     """Return the shape of the counters and the words of each.
 
     ThreeFry's two 32-bit words lie side by side along one dim, as XLA has them:
     the first even one, or else the first of the largest.
     """
     if not three_fry:
-        return shape, 2 if wide else 4
+        return tuple(shape), 2 if wide else 4
     if wide or not shape:
-        return shape, 1
-    dim = _paired(shape)
-    return tuple((n + 1) // 2 if d == dim else n for d, n in enumerate(shape)), 2
+        return tuple(shape), 1
+    dim = _paired(op, shape)
+    return tuple(ceildiv(n, 2) if d == dim else n for d, n in enumerate(shape)), 2
 
 
-def _paired(shape: tuple[int, ...]) -> int:
-    even = [d for d, n in enumerate(shape) if n % 2 == 0]
-    return even[0] if even else shape.index(max(shape))
+def _paired(op: Op, shape: Sequence[Dim]) -> int:
+    if len(shape) == 1:
+        return 0
+    for d, n in enumerate(shape):
+        match mod(n, 2):
+            case 0:
+                return d
+            case 1:
+                continue
+        sizes = ", ".join(map(str, shape))
+        message = f"the layout of ThreeFry's bits of shape ({sizes}) depends on whether {n} is even"
+        raise CompileError.at(op.loc, message, hint="export an even multiple, or give the size a number")
+    return shape.index(max(static(n) for n in shape))
 
 
 def _places(
-    shape: tuple[int, ...], half: tuple[int, ...], per: int, p: Dim, three_fry: bool
+    op: Op, shape: Sequence[Dim], half: Sequence[Dim], per: int, p: Dim, three_fry: bool
 ) -> list[tuple[Index, list[Scalar]]]:
     """Return where the words of counter ``p`` go, and what must hold for that."""
-    size = static(product(shape))
+    size = product(shape)
     if size == 0:
         return []
     if not three_fry:
         flats = [p * per + n for n in range(per)]
-        return [
-            (delinearize(f, shape), [t for t in test_index(f, size, "lt") if not (isinstance(t, Const) and t.value)])
-            for f in flats
-        ]
-    index = delinearize(p, half)
+        return [(delinearize(f, _not_empty(shape)), _tests(f, size)) for f in flats]
+    index = delinearize(p, _not_empty(half))
     if per == 1:
         return [(index, [])]
-    dim = _paired(shape)
+    dim = _paired(op, shape)
     found = []
     for n in range(2):
         at = index[dim] * 2 + n
-        tests = [t for t in test_index(at, shape[dim], "lt") if not (isinstance(t, Const) and t.value)]
-        found.append(((*index[:dim], at, *index[dim + 1 :]), tests))
+        found.append(((*index[:dim], at, *index[dim + 1 :]), _tests(at, shape[dim])))
     return found
+
+
+def _not_empty(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return sizes that one may divide by; where one of them is zero there is no element to place."""
+    return tuple(maximum(n, 1) for n in shape)
 
 
 def _as(value: Scalar, dtype: str) -> Scalar:
@@ -150,13 +165,13 @@ def _as(value: Scalar, dtype: str) -> Scalar:
     return narrowed if dtype == unsigned else Apply("bitcast", (narrowed,), dtype)
 
 
-def _new_state(b: RegionBuilder, count: int, p: Dim) -> list[Stmt]:
+def _new_state(b: RegionBuilder, count: Dim, p: Dim) -> list[Stmt]:
     out, old = b.outputs[0], b.inputs[0]
     stores: list[Stmt] = []
     for n in range(static(out.shape[0])):
         value: Scalar = Load(old, (n,))
         if n == 1:
-            value = Apply("add", (value, Const(count, "u64")), "u64")
+            value = Apply("add", (value, IndexScalar(count, "u64")), "u64")
         stores.append(Store(out, (n,), value))
     if p == 0:
         return stores
