@@ -18,7 +18,8 @@ from aotc.lowering.rules.lapack import lower_lapack
 from aotc.lowering.rules.linalg import lower_cholesky, lower_triangular_solve
 from aotc.lowering.rules.random import lower_rng_bit_generator
 from aotc.lowering.rules.scans import lower_scan
-from aotc.lowering.rules.sorting import lower_sort, lower_top_k
+from aotc.lowering.rules.selection import lower_top_k
+from aotc.lowering.rules.sorting import lower_sort
 from aotc.lowering.rules.sparse import lower_csr_dot
 from aotc.lowering.rules.tridiagonal import lower_tridiagonal_solve_perturbed
 from aotc.lowering.rules.windows import lower_select_and_scatter

@@ -1,60 +1,75 @@
-"""sort and top_k: one grid item a row of the sorted dim."""
+"""sort: one grid item a row of the sorted dim.
+
+Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has no keys or rows are short, by merging.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.dims import Dim, maximum, minimum, product, sym
 from aotc.frontend.tensor_ir import Function, Op
 from aotc.lowering.elemental import Elements
-from aotc.lowering.index_maps import Index, delinearize
 from aotc.lowering.loop_ir import (
     Alloc,
     Apply,
     Buffer,
-    Const,
     For,
-    If,
     Kernel,
     Load,
-    Scalar,
     Space,
     Stmt,
     Store,
-    Var,
     While,
 )  # fmt: skip
 from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.lowering.region import RegionBuilder
+from aotc.lowering.rules.radix import Digit, RadixSort, Run, digits_of
+from aotc.lowering.rules.rows import integer, over_rows, rows_of
+from aotc.lowering.sort_keys import sort_keys
 from aotc.targets import Target
-from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
-from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
+from aotc.vmfb.dtypes import size_of
 
 PRIVATE_BYTES = 2048
-
-Place = Callable[[Dim], Index]
-Run = list[tuple[Buffer, Place]]
-
-
-def _rows(shape: tuple[Dim, ...], dim: int) -> tuple[Dim, Place]:
-    """Return the number of rows along ``dim`` and the index of an element of row ``p``."""
-    others = [d for d in range(len(shape)) if d != dim]
-    rows = product(shape[d] for d in others)
-    at = delinearize(sym("p", 0, rows) if rows != 1 else 0, [shape[d] for d in others])
-    return rows, lambda k: (*at[:dim], k, *at[dim:])
-
-
-def _over_rows(rows: Dim, body: list[Stmt]) -> tuple[Stmt, ...]:
-    return tuple(body) if rows == 1 else (For("p", 0, rows, tuple(body), "parallel"),)
-
-
-def integer(value: int) -> Const:
-    """Return an i64 literal."""
-    return Const(value, "i64")
+SHORT_BITS = 5
 
 
 def lower_sort(function: Function, target: Target) -> Kernel:
+    """Sort by the bytes of keys where the comparator has keys and rows are not short, else by comparing."""
+    op = next(op for op in function.body.ops if op.name == "sort")
+    keys = sort_keys(op.regions[0]) if target.kind == "cpu" and op.results[0].type.rank else None
+    if keys is not None:
+        b = RegionBuilder(function, target)
+        e = b.elements()
+        digits = digits_of(e, op, keys)
+        n = op.results[0].type.shape[op.attrs["dim"]]
+        if not isinstance(n, int) or len(digits) <= 2 * (n.bit_length() - SHORT_BITS):
+            return _by_digits(b, e, op, digits)
+    return _by_merging(function, target)
+
+
+def _by_digits(b: RegionBuilder, e: Elements, op: Op, digits: list[Digit]) -> Kernel:
+    """Radix sort of each row, between the result (or a second buffer, if rows are not contiguous) and a buffer."""
+    dim, shape = op.attrs["dim"], op.results[0].type.shape
+    n = shape[dim]
+    rows, place = rows_of(shape, dim)
+    own: Run = [(out, place) for out in b.outputs]
+    apart = product(shape[dim + 1 :]) != 1 and len(digits) > 2
+
+    def spare() -> Run:
+        made = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch") for v in op.results]
+        return [(buffer, lambda k: (k,)) for buffer in made]
+
+    other = spare() if len(digits) > 1 else own  # each pass writes what the one before it has not
+    between = spare() if apart else own
+    targets = [other if (len(digits) - k) % 2 == 0 else between for k in range(len(digits) - 1)]
+    sort = RadixSort(b, e, digits)
+    body: list[Stmt] = [Alloc(buffer) for run in (other, between) if run is not own for buffer, _ in run]
+    body += sort.allocate()
+    body += sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], [*targets, own], n, n)
+    return b.kernel(rows, over_rows(rows, body), product(shape) * len(digits) * 4)
+
+
+def _by_merging(function: Function, target: Target) -> Kernel:
     """Stable merge sort from the bottom up: runs of 1, 2, 4... between the result and a second buffer.
 
     Raises
@@ -71,7 +86,7 @@ def lower_sort(function: Function, target: Target) -> Kernel:
     small = isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES
     if target.kind == "cuda" and not small:
         raise CompileError.at(op.loc, f"sort of {n} elements is not supported on target {target.name}")
-    rows, place = _rows(shape, dim)
+    rows, place = rows_of(shape, dim)
     scalar = op.results[0].type.rank == 0
     own: Run = [(out, (lambda k: ()) if scalar else place) for out in b.outputs]
     space: Space = "private" if small else "scratch"
@@ -90,11 +105,11 @@ def lower_sort(function: Function, target: Target) -> Kernel:
     body.append(For(k, 0, n, tuple(copied)))
     if not isinstance(n, int):
         _merge_until_sorted(b, e, op, (own, other), n, body)
-        return b.kernel(rows, _over_rows(rows, body), product(shape) * 128)
+        return b.kernel(rows, over_rows(rows, body), product(shape) * 128)
     for step in range(passes):
         _merge_pass(b, e, op, (source, target_run), n, 1 << step, body)
         source, target_run = target_run, source
-    return b.kernel(rows, _over_rows(rows, body), product(shape) * max(passes, 1) * 8)
+    return b.kernel(rows, over_rows(rows, body), product(shape) * max(passes, 1) * 8)
 
 
 def _merge_until_sorted(
@@ -140,75 +155,3 @@ def _merge_pass(
     block += [Alloc(left), Alloc(right)]
     heads = Store(left, (), IndexScalar(begin)), Store(right, (), IndexScalar(middle))
     block.append(For(r, 0, number, (*heads, For(k, begin, end, tuple(inner)))))
-
-
-def _order_key(e: Elements, x: Scalar) -> Scalar:
-    """Return an integer that orders like ``x``; floats in total order, so NaN is the largest."""
-    match kind_of(x.dtype):
-        case "b":
-            return e.bind(Apply("convert", (x,), "i8"))
-        case "f" if x.dtype in SMALL_FLOATS:
-            return _order_key_of_codes(e, x, SMALL_FLOATS[x.dtype])
-        case "f":
-            kind = f"i{DTYPES[x.dtype].bits}"
-            bits = e.bind(Apply("bitcast", (x,), kind))
-            flipped = Apply("xor", (bits, Const((1 << (DTYPES[x.dtype].bits - 1)) - 1, kind)), kind)
-            negative = Apply("lt", (bits, Const(0, kind)), "i1")
-            return e.bind(Apply("select", (negative, flipped, bits), kind))
-    return x
-
-
-def _order_key_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
-    """Return the key of a float of up to 8 bits; the one NaN of ``fnuz``, in place of -0, is the least."""
-    code = e.bind(Apply("convert", (Apply("bitcast", (x,), "u8"),), "i16"))
-    if form.special == "power":
-        return code
-    below: Scalar = e.bind(Apply("sub", (Const(form.sign - (form.special != "fnuz"), "i16"), code), "i16"))
-    if form.special == "fnuz":
-        below = Apply("select", (Apply("eq", (below, Const(0, "i16")), "i1"), Const(-form.sign, "i16"), below), "i16")
-    return e.bind(Apply("select", (Apply("ge", (code, Const(form.sign, "i16")), "i1"), below, code), "i16"))
-
-
-def lower_top_k(function: Function, target: Target) -> Kernel:
-    """Insert each element into the k largest so far; one that is not among them costs one comparison."""
-    op = next(op for op in function.body.ops if op.name == "top_k")
-    (x,) = op.operands
-    b = RegionBuilder(function, target)
-    e = b.elements()
-    n, top = x.type.shape[-1], op.attrs["k"]
-    rows, place = _rows(x.type.shape, x.type.rank - 1)
-    values, numbers = b.outputs
-    hole = Buffer("hole", "i64", (), "private")
-    i = sym("i", 0, n)
-    each: list[Stmt] = []
-    e.enter(each)
-    own = e.bind(e.at(x, place(i)))
-    key = _order_key(e, own)
-    each.append(Store(hole, (), IndexScalar(minimum(i, top))))
-    test: list[Stmt] = []
-    e.enter(test)
-    q, before = _hole(e, hole, top)
-    smaller = Apply("gt", (key, _order_key(e, e.bind(Load(values, place(before))))), "i1")
-    moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), smaller), "i1"))
-    shift: list[Stmt] = []
-    e.enter(shift)
-    q, before = _hole(e, hole, top)
-    inside = Apply("lt", (q, IndexScalar(top)), "i1")
-    at = place(sym(q.name, 0, top))
-    shift.append(If(inside, tuple(Store(out, at, Load(out, place(before))) for out in (values, numbers))))
-    shift.append(Store(hole, (), Apply("sub", (q, integer(1)), "i64")))
-    each.append(While(tuple(test), moves, tuple(shift)))
-    e.enter(each)
-    q = e.bind(Load(hole, ()), "n")
-    at = place(sym(q.name, 0, top))
-    kept = Store(values, at, own), Store(numbers, at, IndexScalar(i, "i32"))
-    each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), kept))
-    body: list[Stmt] = [Alloc(hole), For("i", 0, n if top != 0 else 0, tuple(each))]
-    return b.kernel(rows, _over_rows(rows, body), product(x.type.shape) * 4)
-
-
-def _hole(e: Elements, hole: Buffer, top: Dim) -> tuple[Var, Dim]:
-    """Bind the place where the new element would go, and the place before it (or 0)."""
-    q = e.bind(Load(hole, ()), "n")
-    less = Apply("max", (Apply("sub", (q, integer(1)), "i64"), integer(0)), "i64")
-    return q, sym(e.bind(less, "n").name, 0, top)

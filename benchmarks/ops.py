@@ -1,0 +1,206 @@
+"""Measure single operations beside XLA: ``python benchmarks/ops.py --threads 2 --only sort``.
+
+Both run in one process, in turn, round by round. Before the clock starts the results are compared. Times are medians;
+a ratio is the median over the rounds of the ratio of medians. A table on stdout, JSON in ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+HERE = Path(__file__).resolve().parent
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function, its arguments, and the error that it may have as a share of the largest value."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[np.ndarray, ...]
+    tolerance: float = 1e-5
+
+
+def sorting() -> Iterator[Case]:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    for n in SIZES:
+        x, i = rng.standard_normal(n).astype("float32"), rng.integers(-(2**31), 2**31, n).astype("int32")
+        yield Case(f"sort f32 [{n}]", jnp.sort, (x,), 0)
+        yield Case(f"sort i32 [{n}]", jnp.sort, (i,), 0)
+        yield Case(f"argsort f32 [{n}]", jnp.argsort, (x,), 0)
+        yield Case(f"sort f32 with i32 [{n}]", lambda x, i: jax.lax.sort((x, i), num_keys=1), (x, i), 0)
+    x = rng.standard_normal((1000, 1000)).astype("float32")
+    yield Case("sort f32 [1000, 1000] rows", lambda x: jnp.sort(x, 1), (x,), 0)
+    yield Case("sort f32 [1000, 1000] columns", lambda x: jnp.sort(x, 0), (x,), 0)
+    i = rng.integers(0, 100, (2, 100_000)).astype("int32")
+    yield Case("sort by two i32 keys [100000]", lambda i: jax.lax.sort((i[0], i[1]), num_keys=2), (i,), 0)
+
+
+def selection() -> Iterator[Case]:
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    for shape in ((1, 50_000), (8, 50_000), (1, 1_000_000)):
+        x = rng.standard_normal(shape).astype("float32")
+        for k in (1, 10, 100, 1000):
+            yield Case(f"top_k {k} f32 {list(shape)}", lambda x, k=k: jax.lax.top_k(x, k), (x,), 0)
+
+
+def indexing() -> Iterator[Case]:
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(2)
+    for rows, width in ((1_000, 1), (100_000, 1), (100_000, 16), (20_000, 128), (1_000_000, 1)):
+        x = rng.standard_normal((rows, width)).astype("float32")
+        i = rng.integers(0, rows // 10, rows).astype("int32")
+        out = np.zeros((rows // 10, width), "float32")
+        yield Case(f"scatter-add {rows} rows of {width}", lambda o, i, x: o.at[i].add(x), (out, i, x))
+        yield Case(
+            f"segment_sum sorted {rows} rows of {width}",
+            lambda x, i, n=rows // 10: jax.ops.segment_sum(x, i, n, indices_are_sorted=True),
+            (x, np.sort(i)),
+        )
+        order = rng.permutation(rows).astype("int32")
+        yield Case(f"scatter-set {rows} rows of {width}", lambda o, i, x: o.at[i].set(x), (x * 0, order, x), 0)
+        yield Case(f"scatter-max {rows} rows of {width}", lambda o, i, x: o.at[i].max(x), (out, i, x))
+        yield Case(f"gather {rows} rows of {width}", lambda x, i: x[i], (x, i), 0)
+
+
+def scans() -> Iterator[Case]:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    rng = np.random.default_rng(3)
+    for n in SIZES:
+        yield Case(f"cumsum f32 [{n}]", jnp.cumsum, (rng.standard_normal(n).astype("float32"),), 1e-4)
+    x = rng.standard_normal((1000, 1000)).astype("float32")
+    yield Case("cumsum f32 [1000, 1000] rows", lambda x: jnp.cumsum(x, 1), (x,), 1e-4)
+    yield Case("cumsum f32 [1000, 1000] columns", lambda x: jnp.cumsum(x, 0), (x,), 1e-4)
+    yield Case("cummax f32 [1000, 1000] rows", lambda x: jax.lax.cummax(x, 1), (x,), 0)
+    yield Case("cumlogsumexp f32 [100, 1000] rows", lambda x: jax.lax.cumlogsumexp(x, 1), (x[:100],), 1e-4)
+    x = x[:100].reshape(-1)
+    yield Case("associative_scan f32 [100000]", lambda x: jax.lax.associative_scan(jnp.add, x), (x,), 1e-4)
+
+
+def randomness() -> Iterator[Case]:
+    import jax
+    import numpy as np
+
+    key = np.array([1, 2], "uint32")
+    for n in SIZES:
+        yield Case(f"threefry bits [{n}]", lambda k, n=n: jax.random.bits(k, (n,)), (key,), 0)
+        yield Case(f"uniform [{n}]", lambda k, n=n: jax.random.uniform(k, (n,)), (key,), 1e-6)
+        yield Case(f"normal [{n}]", lambda k, n=n: jax.random.normal(k, (n,)), (key,), 1e-5)
+    yield Case("permutation [100000]", lambda k: jax.random.permutation(k, 100_000), (key,), 0)
+    logits = np.zeros((64, 1000), "float32")
+    yield Case("categorical [64, 1000]", jax.random.categorical, (key, logits), 0)
+
+
+def transforms() -> Iterator[Case]:
+    import jax.numpy as jnp
+    import numpy as np
+
+    rng = np.random.default_rng(4)
+    for shape in ((1024,), (4096,), (65536,), (1 << 20,), (1000, 1000), (256, 1024), (100, 1009), (10007,)):
+        x = rng.standard_normal(shape).astype("float32")
+        yield Case(f"fft c64 {list(shape)}", jnp.fft.fft, (x.astype("complex64"),))
+        yield Case(f"rfft f32 {list(shape)}", jnp.fft.rfft, (x,))
+    x = rng.standard_normal((512, 512)).astype("complex64")
+    yield Case("fft2 c64 [512, 512]", jnp.fft.fft2, (x,))
+
+
+GROUPS = (sorting, selection, indexing, scans, randomness, transforms)
+
+
+def error_of(got: Any, want: Any) -> float:
+    """Return the largest error as a share of the largest value."""
+    import numpy as np
+
+    a, b = np.asarray(got), np.asarray(want)
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        raise ValueError(f"{a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}")
+    wide = "complex128" if a.dtype.kind == "c" else "float64"
+    return float(np.abs(a.astype(wide) - b.astype(wide)).max(initial=0)) / max(float(np.abs(b).max(initial=0)), 1e-30)
+
+
+def median_time(call: Callable[[], Any], seconds: float) -> float:
+    """Return the median time of a call."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 2 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the record of one case."""
+    import jax
+
+    import aotc
+
+    module = aotc.load(aotc.compile(case.function, *case.args), threads=args.threads)
+    there = [jax.device_put(x) for x in case.args]
+    compiled = jax.jit(case.function).lower(*there).compile()
+    want = jax.tree.leaves(compiled(*there))
+    error = max(error_of(a, b) for a, b in zip(module.invoke("main", *case.args), want, strict=True))
+    if not error <= case.tolerance:
+        raise ValueError(f"{case.name}: error {error:.2g} of the largest value, allowed {case.tolerance:g}")
+    calls = [lambda: module.invoke("main", *case.args), lambda: jax.block_until_ready(compiled(*there))]
+    rounds = []
+    for number in range(args.rounds + 1):
+        order = (0, 1) if number % 2 else (1, 0)
+        found = {k: median_time(calls[k], args.seconds) for k in order}
+        rounds.append((found[0], found[1]))
+    ours, theirs = (statistics.median(r[k] for r in rounds[1:]) for k in (0, 1))
+    ratio = statistics.median(a / b for a, b in rounds[1:])
+    return {"case": case.name, "aotc": ours, "xla": theirs, "ratio": ratio, "error": error}
+
+
+def main() -> None:
+    """Read the command line; run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="cases whose name, or whose group's name, has this in it")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.05, help="per engine and round")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: args.threads]))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    print(f"| operation, {args.threads} threads | aotc | XLA | aotc / XLA |\n|---|---|---|---|")
+    records = []
+    for group in GROUPS:
+        for case in group():
+            if args.only not in group.__name__ and args.only not in case.name:
+                continue
+            r = measure(case, args)
+            records.append(r)
+            ours, theirs = (f"{r[key] * 1e6:.0f} us" for key in ("aotc", "xla"))
+            print(f"| {r['case']} | {ours} | {theirs} | {r['ratio']:.2f} |", flush=True)
+    if not args.only:
+        out = HERE / "results" / f"ops_threads{args.threads}.json"
+        out.write_text(json.dumps({"when": time.strftime("%F"), "records": records}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
