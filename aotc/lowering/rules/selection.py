@@ -64,7 +64,7 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     taken.append(If(Apply("eq", (more, IndexScalar(room)), "i1"), tuple(full)))
     open_ = Apply("not", (Load(cut, ()),), "i1")
     each.append(If(Apply("or", (open_, larger), "i1"), tuple(taken)))
-    body.append(For("i", 0, n, tuple(each)))
+    body.append(_unless_none(top, For("i", 0, n, tuple(each))))
     e.enter(body)
     count = e.bind(Load(fill, ()), "n")
     body += sort.sort(sym(count.name, 0, room + 1))
@@ -72,6 +72,11 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     pairs = zip(b.outputs, own, strict=True)
     body.append(For("k", 0, top, tuple(Store(out, place(k), Load(buffer, (k,))) for out, buffer in pairs)))
     return b.kernel(rows, over_rows(rows, body), product(x.type.shape) * 4)
+
+
+def _unless_none(top: Dim, loop: Stmt) -> Stmt:
+    """A buffer for none has no room."""
+    return loop if isinstance(top, int) else If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), (loop,))
 
 
 class _LargestFirst:
