@@ -19,15 +19,14 @@ Then loop regions with a single reader are absorbed by it. Kinds of region:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from aotc.diagnostics import Loc
 from aotc.frontend.dims import Dim, is_static, product, static
 from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.anchors import Anchors
 from aotc.lowering.elemental import FREE, is_inline
-from aotc.lowering.in_place import updated_operands
+from aotc.lowering.outline import CONTRACT, CONTROL, Group, Outliner, captures
 from aotc.lowering.scan_windows import scan_of
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
@@ -35,25 +34,11 @@ from aotc.vmfb.dtypes import size_of
 MAX_MEMBERS = 96
 MAX_BUFFERS = 40
 ROW_LIMIT = 1 << 16
-CONTROL = frozenset({"while", "case"})
 UPDATE = "dynamic_update_slice"
-CONTRACT = frozenset({"matmul", "conv", "packed_matmul", "packed_conv"})
 EXPENSIVE = frozenset({
     "exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "pow", "atan2",
     "cbrt", "div", "rem", "sqrt", "rsqrt",
 })  # fmt: skip
-
-
-@dataclass(eq=False)
-class Group:
-    """A region in the making."""
-
-    number: int
-    kind: str
-    members: list[Op]
-    anchors: Anchors | None = None
-    before: int = 0  # bit set of groups that must run earlier
-    absorbed: list[Op] = field(default_factory=list)
 
 
 def fuse(module: Module, options: Options) -> Module:
@@ -115,8 +100,12 @@ class _Fuser:
             if self._materialised(op):
                 self._place(op)
         if self.level >= 2:
-            self._absorb(region)
-        return self._outline(region)
+            self._absorb()
+        outliner = Outliner(self.groups, self.group_of, self.makers, self.outer, self.outlined, self._inner)
+        return outliner.region(region)
+
+    def _inner(self, region: Region) -> Region:
+        return _Fuser(self.level, self.outlined, self.makers).region(region)
 
     def _stages(self, region: Region) -> Region:
         makers = dict(self.makers)
@@ -124,7 +113,7 @@ class _Fuser:
         begin = 0
         for end in [*(n for n, op in enumerate(region.ops) if op.name == "bind_dim"), len(region.ops)]:
             part, rest = region.ops[begin:end], region.ops[end:]
-            later = {*region.results, *(v for op in rest for v in (*op.operands, *_captures(op)))}
+            later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
             kept = tuple(v for op in part for v in op.results if v in later)
             ops += _Fuser(self.level, self.outlined, makers).region(Region(region.params, part, kept)).ops
             ops += rest[:1]
@@ -166,7 +155,8 @@ class _Fuser:
         group = Group(len(self.groups), kind, [op])
         if kind not in ("single", "update"):
             group.anchors = Anchors(op.results[0], self.makers)
-        self._add(group, op)
+        self.groups.append(group)
+        self._add(group, op, self._sources(op))
 
     def _open_reduce(self, op: Op) -> None:
         """A reduction whose operands come from elsewhere iterates over its operand."""
@@ -179,18 +169,35 @@ class _Fuser:
             group.anchors, group.kind = None, "single"
         else:
             group.kind = _reduce_kind(group.anchors)
-        self._add(group, op)
-
-    def _add(self, group: Group, op: Op) -> None:
         self.groups.append(group)
+        self._add(group, op, self._sources(op))
+
+    def _add(self, group: Group, op: Op, sources: list[Group]) -> None:
+        """Note that ``op``, which reads results of ``sources``, is in ``group``."""
         self.group_of[op] = group
-        group.before = self._before(op, group)
+        group.reads.update(v for v in op.operands if self._made_outside(v, group))
+        for source in sources:
+            if source is not group:
+                source.after[group] = None
+        before = _before(group, sources)
+        stack = [group]
+        while stack:  # so do all that come after it
+            later = stack.pop()
+            if before & ~later.before:
+                later.before |= before
+                stack += later.after
+
+    def _made_outside(self, v: Value, group: Group) -> bool:
+        maker = self.makers.get(v)
+        return maker is None or self.group_of.get(maker) is not group
 
     def _sources(self, op: Op) -> list[Group]:
-        """Return the groups whose results ``op`` reads, movement ops looked through."""
+        """Return the groups whose results ``op`` reads, the latest first, movement ops looked through."""
+        return self._groups_behind([*op.operands, *captures(op)])
+
+    def _groups_behind(self, stack: list[Value]) -> list[Group]:
         found: dict[int, Group] = {}
         seen: set[Value] = set()
-        stack = [*op.operands, *(v for r in op.regions for v in captured(r))]
         while stack:
             v = stack.pop()
             maker = self.makers.get(v)
@@ -204,13 +211,6 @@ class _Fuser:
                 stack += maker.operands
         return [found[n] for n in sorted(found, reverse=True)]
 
-    def _before(self, op: Op, group: Group) -> int:
-        bits = 0
-        for source in self._sources(op):
-            if source is not group:
-                bits |= source.before | (1 << source.number)
-        return bits
-
     # --- joining ---
 
     def _join(self, op: Op) -> bool:
@@ -218,17 +218,19 @@ class _Fuser:
             return False
         if op.name in ("pad", "concatenate", "gather", "dynamic_slice", "iota", "dim", "slice", "broadcast"):
             return False
-        return any(self._try(op, group) for group in self._sources(op))
+        sources = self._sources(op)
+        return any(self._try(op, group, sources) for group in sources)
 
-    def _try(self, op: Op, group: Group) -> bool:
+    def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
         if group.anchors is None or len(group.members) >= MAX_MEMBERS:
             return False
         if self.level == 1 and group.kind != "loop":
             return False
         if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
             return False
-        before = self._before(op, group)
-        if before >> group.number & 1 or self._buffers(group, op) > MAX_BUFFERS:
+        if _before(group, sources) >> group.number & 1:
+            return False
+        if len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads) > MAX_BUFFERS:
             return False
         trial = group.anchors.copy()
         if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
@@ -242,8 +244,7 @@ class _Fuser:
                 return False
         group.anchors, group.kind = trial, kind
         group.members.append(op)
-        self.group_of[op] = group
-        self._order_after(group, before)
+        self._add(group, op, sources)
         return True
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
@@ -252,62 +253,47 @@ class _Fuser:
         count = len(op.operands) // 2 if op.name == "reduce" else len(op.operands)
         for n, v in enumerate(op.operands):
             mapped = n < count and trial.resolve(v, members) is not None
-            if not mapped and group in self._sources(Op("reads", (v,), ())):
+            if not mapped and group in self._groups_behind([v]):
                 return False
         return True
 
-    def _order_after(self, group: Group, before: int) -> None:
-        group.before |= before
-        bit = 1 << group.number
-        for other in self.groups:
-            if other.before & bit:
-                other.before |= before
-
-    def _buffers(self, group: Group, op: Op) -> int:
-        inside = {*group.members, op}
-        return len({v for m in inside for v in m.operands if self.makers.get(v) not in inside})
-
     # --- absorbing loop regions into their only reader ---
 
-    def _absorb(self, region: Region) -> None:
+    def _absorb(self) -> None:
+        readers: dict[Value, list[Op]] = {}
+        for op in self.group_of:
+            for v in self._reads(op):
+                readers.setdefault(v, []).append(op)
         for group in reversed(self.groups):
             if group.kind == "loop" and len(group.members) + len(group.absorbed) < MAX_MEMBERS:
-                reader = self._only_reader(group, region)
+                reader = self._only_reader(group, readers)
                 if reader is not None and self._worth(group, reader):
                     reader.absorbed += group.members + group.absorbed
                     for op in group.members + group.absorbed:
                         self.group_of[op] = reader
-                    reader.before |= group.before
                     group.members, group.absorbed = [], []
 
-    def _only_reader(self, group: Group, region: Region) -> Group | None:
-        made = {v for op in group.members for v in op.results}
-        if made & self.needed:
+    def _only_reader(self, group: Group, readers: Mapping[Value, list[Op]]) -> Group | None:
+        made = [v for op in group.members for v in op.results]
+        if any(v in self.needed for v in made):
             return None
-        readers: dict[int, Group] = {}
-        outputs = set()
-        for other in self.groups:
-            if other is group:
-                continue
-            for op in (*other.members, *other.absorbed):
-                hit = self._reads(op) & made
-                if hit:
-                    readers[other.number] = other
-                    outputs |= hit
-        if len(readers) != 1 or len(outputs) != 1:
+        pairs = {(v, g) for v in made for op in readers.get(v, ()) if (g := self.group_of[op]) is not group}
+        if len(pairs) != 1:
             return None
-        (reader,) = readers.values()
+        ((_, reader),) = pairs
         return reader if reader.kind in ("loop", "row", "reduce", "window", "contract", "update") else None
 
     def _reads(self, op: Op) -> set[Value]:
         """Return the group-made values that ``op`` reads through movement ops."""
         found: set[Value] = set()
+        seen: set[Value] = set()
         stack = list(op.operands)
         while stack:
             v = stack.pop()
             maker = self.makers.get(v)
-            if maker is None or maker in self.outer:
+            if v in seen or maker is None or maker in self.outer:
                 continue
+            seen.add(v)
             if maker in self.group_of:
                 found.add(v)
             else:
@@ -343,151 +329,14 @@ class _Fuser:
         inside = set(ops)
         return len({v for m in inside for v in m.operands if self.makers.get(v) not in inside})
 
-    # --- outlining ---
 
-    def _outline(self, region: Region) -> Region:
-        live = [g for g in self.groups if g.members]
-        outputs = self._outputs(region, live)
-        ops: list[Op] = [op for op in region.ops if op not in self.group_of and self._kept(op)]
-        emitted = {g.number: self._dispatch(g, outputs[g.number]) for g in live}
-        return Region(region.params, tuple(self._sorted(region, ops, emitted)), region.results)
-
-    def _kept(self, op: Op) -> bool:
-        """Constants and reshapes that stay outside regions: buffers and views."""
-        if op.name == "constant":
-            return True
-        return op.name == "reshape" and op.result in self._read_outside
-
-    def _outputs(self, region: Region, live: list[Group]) -> dict[int, list[Value]]:
-        inside = {op: g for g in live for op in (*g.members, *g.absorbed)}
-        read: set[Value] = set(region.results)
-        by_group: dict[int, set[Value]] = {}
-        for g in live:
-            external = self._external(g)
-            by_group[g.number] = set(external)
-            read.update(external)
-        stack = list(read)
-        while stack:
-            maker = self.makers.get(stack.pop())
-            if maker is not None and maker not in inside and maker not in self.outer:
-                stack += [v for v in maker.operands if v not in read]
-                read.update(maker.operands)
-        self._read_outside = read
-        return {g.number: [v for op in g.members for v in op.results if v in read] for g in live}
-
-    def _external(self, group: Group) -> list[Value]:
-        """Return the buffers that the region of ``group`` reads, in order of first use."""
-        inside = {*group.members, *group.absorbed}
-        found: dict[Value, None] = {}
-        seen: set[Value] = set()
-        stack = [v for op in reversed(group.members) for v in reversed([*op.operands, *_captures(op)])]
-        while stack:
-            v = stack.pop()
-            if v in seen:
-                continue
-            seen.add(v)
-            maker = self.makers.get(v)
-            if maker is not None and maker in inside:
-                stack += reversed([*maker.operands, *_captures(maker)])
-            elif maker is not None and self._copied_into(maker, v, group):
-                stack += reversed(maker.operands)
-            else:
-                found[v] = None
-        return list(found)
-
-    def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
-        """Is this movement op (or small constant) repeated inside the region that reads it?"""
-        if group.kind == "single":
-            return False
-        if group.kind == "contract" and value in group.members[0].operands:
-            return False
-        if group.kind == "update" and value is group.members[0].operands[0]:
-            return False
-        if maker in self.group_of or maker.name not in FREE:
-            return False
-        if maker in self.outer and maker.name not in ("constant", "iota", "dim", "broadcast", "reshape"):
-            return False
-        if maker in self.outer and maker.name in ("broadcast", "reshape"):
-            source = self.makers.get(maker.operands[0])
-            return source is not None and source.name == "constant" and _is_splat(source)
-        return maker.name != "constant" or _is_splat(maker)
-
-    def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
-        first = group.members[0]
-        if first.name in CONTROL:
-            inner = tuple(_Fuser(self.level, self.outlined, self.makers).region(r) for r in first.regions)
-            return replace(first, regions=inner)
-        if first.name == "assert":
-            return first
-        inputs = self._external(group)
-        name = f"k{len(self.outlined)}_{_label(group)}"
-        while name in self.outlined:
-            name += "_"
-        results = first.results if group.kind in ("single", "update") else tuple(outputs)
-        ops = self._body(group, set(inputs))
-        params = list(inputs)
-        if group.kind in ("single", "update"):
-            inputs, params, ops = _old_values_first(first, inputs, ops)
-        body = Region(tuple(params), tuple(ops), results)
-        anchor = group.anchors.anchor.name if group.anchors else ""
-        self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "anchor": anchor}, loc=first.loc)
-        return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=_loc_of(group))
-
-    def _body(self, group: Group, inputs: set[Value]) -> list[Op]:
-        """Return every op of the region in SSA order, copied movement ops included."""
-        order: dict[Op, None] = {}
-        stack: list[tuple[Value, bool]] = [(v, False) for op in reversed(group.members) for v in op.results]
-        while stack:
-            v, done = stack.pop()
-            op = self.makers.get(v)
-            if op is None or v in inputs or op in order:
-                continue
-            if done:
-                order[op] = None
-                continue
-            stack.append((v, True))
-            stack += [(u, False) for u in (*op.operands, *_captures(op))]
-        return list(order)
-
-    def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
-        """Order dispatches and loose ops so that every value is made before it is read."""
-        position = {op: i for i, op in enumerate(region.ops)}
-        ranked = [(position[op], op) for op in loose]
-        ranked += [(max(position[m] for m in self.groups[n].members), op) for n, op in emitted.items()]
-        ranked.sort(key=lambda t: t[0])
-        makers = {v: op for _, op in ranked for v in op.results}
-        done: dict[Op, None] = {}
-        for _, root in ranked:
-            stack = [(root, False)]
-            while stack:
-                op, ready = stack.pop()
-                if op in done:
-                    continue
-                if ready:
-                    done[op] = None
-                    continue
-                stack.append((op, True))
-                reads = [*op.operands, *(v for r in op.regions for v in captured(r))]
-                stack += [(makers[v], False) for v in reversed(reads) if v in makers and makers[v] not in done]
-        return list(done)
-
-
-def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:
-    """Make the values that ``update`` overwrites the first parameters of its region, apart from other reads of them."""
-    places = updated_operands(update)
-    if not places:
-        return inputs, inputs, ops
-    old = [update.operands[n] for n in places]
-    apart = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
-    renamed = dict(zip(places, apart, strict=True))
-    changed = replace(update, operands=tuple(renamed.get(n, v) for n, v in enumerate(update.operands)))
-    read = {v for op in ops for v in (changed if op is update else op).operands}
-    rest = [v for v in inputs if v not in old or v in read]
-    return [*old, *rest], [*apart, *rest], [changed if op is update else op for op in ops]
-
-
-def _captures(op: Op) -> list[Value]:
-    return [v for r in op.regions for v in captured(r)]
+def _before(group: Group, sources: list[Group]) -> int:
+    """Return the bit set of groups that must run before ``group`` if it reads results of ``sources``."""
+    bits = 0
+    for source in sources:
+        if source is not group:
+            bits |= source.before | 1 << source.number
+    return bits
 
 
 def _reduce_kind(anchors: Anchors) -> str:
@@ -495,10 +344,6 @@ def _reduce_kind(anchors: Anchors) -> str:
     real = [k for k, e in enumerate(anchors.space) if e != 0]
     reduced = anchors.reduced or frozenset()
     return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"
-
-
-def _is_splat(op: Op) -> bool:
-    return op.attrs["value"].size == 1
 
 
 def _moves_last(op: Op) -> bool:
@@ -517,13 +362,3 @@ def _large(type_: TensorType) -> bool:
     return not isinstance(n, int) or n * size_of(type_.dtype) >= 1 << 14
 
 
-def _label(group: Group) -> str:
-    names = [op.name for op in group.members if op.name not in FREE]
-    hero = next((n for n in names if n in CONTRACT or n in ("reduce", "reduce_window", "gather")), None)
-    if group.kind == "row":
-        return "row"
-    return hero or (names[-1] if names else group.members[-1].name)
-
-
-def _loc_of(group: Group) -> Loc:
-    return group.members[0].loc

@@ -8,6 +8,9 @@ size that are never alive together share a place.
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappop, heappush
+
+import numpy as np
 
 from aotc.frontend.dims import Dim, static
 from aotc.lowering.bufferize import Storage
@@ -26,53 +29,42 @@ def plan_stages(arena: list[Storage], stage_of: Callable[[Dim], int], count: int
     the same stage and earlier ones only, so that the arena of one stage is the head of the next one's.
     """
     total: Dim = _place_static([s for s in arena if isinstance(s.size, int)])
-    slots: list[tuple[Dim, Dim, list[Storage]]] = []
+    stages: list[list[Storage]] = [[] for _ in range(count)]
+    for s in arena:
+        if not isinstance(s.size, int):
+            stages[stage_of(s.size)].append(s)
     totals = []
-    for stage in range(count):
-        total = _place_symbolic([s for s in arena if _in_stage(s, stage, stage_of)], slots, total)
+    for storages in stages:
+        total = _place_symbolic(storages, total)
         totals.append(total)
     return totals
 
 
-def _in_stage(s: Storage, stage: int, stage_of: Callable[[Dim], int]) -> bool:
-    return not isinstance(s.size, int) and stage_of(s.size) == stage
-
-
-def _place_symbolic(storages: list[Storage], slots: list[tuple[Dim, Dim, list[Storage]]], total: Dim) -> Dim:
-    for s in storages:
-        for size, offset, holders in slots:
-            if size == s.size and not any(_together(s, h) for h in holders):
-                s.offset = offset
-                holders.append(s)
-                break
+def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
+    """Place storages whose sizes depend on the call behind ``total``; return the bytes with them."""
+    used: dict[Dim, list[tuple[int, int, Dim]]] = {}  # by size, a heap of places by their last use
+    for number, s in enumerate(sorted(storages, key=lambda s: s.first)):
+        places = used.setdefault(s.size, [])
+        if places and places[0][0] < s.first:
+            s.offset = heappop(places)[2]
         else:
             s.offset = total
-            slots.append((s.size, total, [s]))
             total = total + (s.size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+        heappush(places, (s.last, number, s.offset))
     return total
 
 
-def _together(a: Storage, b: Storage) -> bool:
-    return a.first <= b.last and b.first <= a.last
-
-
 def _place_static(storages: list[Storage]) -> int:
-    placed: list[Storage] = []
-    top = 0
-    order = sorted(range(len(storages)), key=lambda n: (-static(storages[n].size), storages[n].first))
-    for n in order:
-        s = storages[n]
-        size = _aligned(s)
-        at = 0
-        for other in sorted((p for p in placed if _together(s, p)), key=lambda p: static(p.offset)):
-            if at + size <= other.offset:  # type: ignore[operator]
-                break
-            at = max(at, static(other.offset) + _aligned(other))
-        s.offset = at
-        placed.append(s)
-        top = max(top, at + size)
-    return top
-
-
-def _aligned(s: Storage) -> int:
-    return -(-static(s.size) // ALIGNMENT) * ALIGNMENT
+    order = sorted(storages, key=lambda s: (-static(s.size), s.first))
+    placed = np.zeros((4, len(order)), np.int64)  # begin and end in the arena, first and last use; by begin
+    for count, s in enumerate(order):
+        size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
+        begins, ends, first, last = placed[:, :count]
+        beside = (first <= s.last) & (last >= s.first)
+        tops = np.maximum.accumulate(np.append(0, ends[beside]))
+        gaps = np.append(begins[beside], np.iinfo(np.int64).max) - tops
+        s.offset = int(tops[np.argmax(gaps >= size)])
+        at = int(np.searchsorted(begins, s.offset, "right"))
+        placed[:, at + 1 : count + 1] = placed[:, at:count]
+        placed[:, at] = s.offset, s.offset + size, s.first, s.last
+    return int(placed[1].max(initial=0))

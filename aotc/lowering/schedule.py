@@ -8,9 +8,10 @@ encoding is that of ``vmfb.abi``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aotc.frontend.dims import Dim, Expr, evaluate, sym, symbols
+from aotc.lowering.accesses import Memory
 from aotc.lowering.bufferize import Branch, Check, Copy, Launch, Loop, Step, Storage
 from aotc.vmfb.abi import CASE, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter
 
@@ -27,14 +28,6 @@ class CommandBuffer:
     code: list[int]
     states: int
     parameters: list[Dim]
-
-
-@dataclass
-class _Access:
-    lo: Dim
-    size: Dim
-    writer: int
-    readers: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -141,66 +134,22 @@ class Scheduler:
 
     def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
         """Return the direct predecessors of every command."""
-        known: dict[tuple[str, int], list[_Access]] = {}
-        before: list[int] = []
+        memory = Memory()
+        before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
             reads = step.reads if isinstance(step, Launch) else (step.source,)
             writes = step.writes if isinstance(step, Launch) else (step.target,)
-            found: set[int] = set()
-            for s in reads:
-                for a in known.get(_space(s), ()):
-                    if _overlap(a, s):
-                        if a.writer >= 0:
-                            found.add(a.writer)
-                        a.readers.append(n)
-            for s in writes:
-                accesses = known.setdefault(_space(s), [])
-                for a in accesses:
-                    if _overlap(a, s):
-                        found.update(a.readers)
-                        if a.writer >= 0:
-                            found.add(a.writer)
-                accesses[:] = [a for a in accesses if not _covers(s, a)]
-                accesses.append(_Access(s.offset, s.size, n))
-            for s in reads:
-                accesses = known.setdefault(_space(s), [])
-                if s.kind != "constant" and not any(_same(a, s) and n in (a.writer, *a.readers) for a in accesses):
-                    accesses.append(_Access(s.offset, s.size, -1, [n]))
-            found.discard(n)
-            direct = [p for p in sorted(found) if not any(before[q] >> p & 1 for q in found if q != p)]
+            found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
-            for p in direct:
-                bits |= before[p] | 1 << p
+            direct = []
+            for p in sorted(found - {n}, reverse=True):
+                if not bits >> p & 1:
+                    direct.append(p)
+                    bits |= before[p] | 1 << p
             before.append(bits)
-            result.append(direct)
+            result.append(direct[::-1])
         return result
-
-
-def _space(s: Storage) -> tuple[str, int]:
-    return (s.kind, 0 if s.kind == "arena" else s.number)
-
-
-def _overlap(a: _Access, s: Storage) -> bool:
-    if s.kind != "arena":
-        return True
-    if all(isinstance(x, int) for x in (a.lo, a.size, s.offset, s.size)):
-        return a.lo < s.offset + s.size and s.offset < a.lo + a.size  # type: ignore[operator]
-    if isinstance(a.lo, int) != isinstance(s.offset, int) and isinstance(a.size, int) != isinstance(s.size, int):
-        return False
-    return a.lo == s.offset or isinstance(a.lo, int) or isinstance(s.offset, int)
-
-
-def _same(a: _Access, s: Storage) -> bool:
-    return s.kind != "arena" or (a.lo == s.offset and a.size == s.size)
-
-
-def _covers(s: Storage, a: _Access) -> bool:
-    if s.kind != "arena":
-        return True
-    if all(isinstance(x, int) for x in (a.lo, a.size, s.offset, s.size)):
-        return s.offset <= a.lo and a.lo + a.size <= s.offset + s.size  # type: ignore[operator]
-    return a.lo == s.offset and a.size == s.size
 
 
 def _guess(value: Dim) -> int:
