@@ -27,7 +27,7 @@ from aotc import bundle_cache
 from aotc.diagnostics import CompileError, Finding, InternalError
 from aotc.frontend.dims import Expr, static, symbols
 from aotc.frontend.tensor_ir import Function, Module, TensorType
-from aotc.lowering.bufferize import Bind, Buffered, Check, Constants, bufferize
+from aotc.lowering.bufferize import bufferize
 from aotc.lowering.canonicalize import canonicalize
 from aotc.lowering.contraction import canonicalize_dot
 from aotc.lowering.convolution import decompose_convolution
@@ -49,9 +49,11 @@ from aotc.lowering.single_process import single_process
 from aotc.lowering.specialize import join_programs, specialize
 from aotc.lowering.split_reductions import split_reductions
 from aotc.lowering.split_windows import split_windows
+from aotc.lowering.steps import Bind, Buffered, Check, Constants
 from aotc.lowering.substitute_dims import free_loop_names
 from aotc.lowering.tile_contractions import tile_contractions
 from aotc.options import Options
+from aotc.recursion import room_for
 from aotc.targets import Target, resolve
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
@@ -171,6 +173,9 @@ def _internal(error: Exception, where: str, module: Module, options: Options) ->
     )
 
 
+FRAMES_OF_A_REGION = 20_000  # fusion bounds how many ops depend on each other in one
+
+
 @dataclass
 class Variant:
     """The module compiled for one target, before its kernels are machine code."""
@@ -249,7 +254,8 @@ def _stages(
 
 def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
     try:
-        return lower_region(function, target)
+        with room_for(FRAMES_OF_A_REGION):
+            return lower_region(function, target)
     except (CompileError, InternalError):
         raise
     except Exception as error:

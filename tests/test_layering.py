@@ -12,7 +12,7 @@ import tiny
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("aotc.diagnostics", "aotc.options", "aotc.targets")
+SHARED = ("aotc.diagnostics", "aotc.options", "aotc.recursion", "aotc.targets")
 
 # For each part of the house: what it may import besides the standard library and itself.
 MAY_IMPORT = {
@@ -26,6 +26,7 @@ MAY_IMPORT = {
         "aotc.vmfb.dtypes",
         "aotc.vmfb.float_formats",
         "aotc.diagnostics",
+        "aotc.recursion",
     ),
     "aotc.lowering": (
         "numpy",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     ),
     "aotc.diagnostics": (),
     "aotc.options": (),
+    "aotc.recursion": (),
     "aotc.targets": ("aotc.diagnostics",),
     "aotc.pipeline": ("numpy", "aotc"),
     "aotc.lint": ("aotc",),

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from aotc.diagnostics import UNKNOWN
 from aotc.frontend.dims import evaluate, static, sym
-from aotc.lowering.bufferize import Copy, Launch, Storage
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.plan_memory import plan_memory
 from aotc.lowering.schedule import Scheduler
+from aotc.lowering.steps import Copy, Launch, Storage
 from aotc.vmfb.abi import ALIGNMENT
 
 pytestmark = pytest.mark.ir

@@ -31,6 +31,7 @@ from aotc.frontend.locations import to_loc
 from aotc.frontend.opset.spec import merge
 from aotc.frontend.shape_values import Known
 from aotc.frontend.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
+from aotc.recursion import room_for
 from aotc.vmfb.dtypes import kind_of
 
 IMPORTERS: dict[str, Importer] = merge(
@@ -38,6 +39,7 @@ IMPORTERS: dict[str, Importer] = merge(
 )
 
 MAX_SIZE_ELEMENTS = 8
+FRAMES_OF_A_CALL = 12
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 _NOTHING_TO_TALK_TO = "a bundle runs alone; make the value an argument or a result of the function"
@@ -177,8 +179,9 @@ def _import_public(
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes) or _has_unknown_sizes(functions)
     for name in public:
         session.names[name] = 1
-    for name, shapes in zip(public, dims):
-        _import_entry(session, functions[name], name, shapes, metadata)
+    with room_for(FRAMES_OF_A_CALL * len(functions)):  # a callee is imported when a call needs it
+        for name, shapes in zip(public, dims):
+            _import_entry(session, functions[name], name, shapes, metadata)
     return session
 
 

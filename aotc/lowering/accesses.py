@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from aotc.frontend.dims import static
-from aotc.lowering.bufferize import Storage
+from aotc.lowering.steps import Storage
 
 
 @dataclass(slots=True)

@@ -17,11 +17,13 @@ def dce(module: Module, options: Options) -> Module:
 
 def has_effect(op: Op) -> bool:
     """Must ``op`` run even if its results are unused?"""
+    return _acts(op) or any(_acts(inner) for r in op.regions for inner in walk(r))
+
+
+def _acts(op: Op) -> bool:
     if op.name == "custom_call":
         return bool(op.attrs.get("has_side_effect", False))
-    if op.name in OPS and OPS[op.name].effect:
-        return True
-    return op.name == "call" or any(has_effect(inner) for r in op.regions for inner in walk(r))
+    return op.name == "call" or (op.name in OPS and OPS[op.name].effect)
 
 
 def _clean(region: Region) -> Region:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from aotc.frontend.dims import Call, Dim, Expr, Sym, sym, symbols
 from aotc.frontend.tensor_ir import Function
-from aotc.lowering.bufferize import Bind, Check, Storage
 from aotc.lowering.schedule import CommandBuffer
+from aotc.lowering.steps import Bind, Check, Storage
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.isa import BY_NAME
 

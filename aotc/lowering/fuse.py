@@ -33,6 +33,7 @@ from aotc.vmfb.dtypes import size_of
 
 MAX_MEMBERS = 96
 MAX_BUFFERS = 40
+MAX_MOVES = 16
 ROW_LIMIT = 1 << 16
 UPDATE = "dynamic_update_slice"
 EXPENSIVE = frozenset({
@@ -96,9 +97,13 @@ class _Fuser:
         own = {v: op for op in region.ops for v in op.results}
         self.makers.update(own)
         self.needed = needs_buffer(region.ops, region.results, self.makers)
+        moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
-            if self._materialised(op):
+            count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
+            if self._materialised(op) or (count > MAX_MOVES and op.name in FREE and op.name != "reshape"):
                 self._place(op)
+            elif op.operands:
+                moves[op.result] = count
         if self.level >= 2:
             self._absorb()
         outliner = Outliner(self.groups, self.group_of, self.makers, self.outer, self.outlined, self._inner)

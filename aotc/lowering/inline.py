@@ -5,13 +5,13 @@ Before: ``%1 = call(%x) {callee: f}``. After: the ops of ``f`` with ``%x`` for i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.dims import Dim, Expr, substitute, symbols
-from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.frontend.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.lowering.rewrite import Names, map_attribute
 from aotc.options import Options
 
@@ -24,83 +24,100 @@ def inline(module: Module, options: Options) -> Module:
     CompileError
         If functions call each other in a circle, or a callee does not exist.
     """
-    flat: dict[str, Region] = {}
-    for name in _callees_first(module):
-        flat[name] = _Inliner(flat, module.functions[name].body).run()
-    kept = {name: f for name, f in module.functions.items() if f.public}
-    return replace(module, functions={name: replace(f, body=flat[name]) for name, f in kept.items()})
+    _check_calls(module)
+    public = {name: f for name, f in module.functions.items() if f.public}
+    return replace(module, functions={n: replace(f, body=_Inliner(module, f.body).run()) for n, f in public.items()})
 
 
-def _callees_first(module: Module) -> list[str]:
-    order: dict[str, bool] = {}
+def _check_calls(module: Module) -> None:
+    done: dict[str, bool] = {}
     for root in (name for name, f in module.functions.items() if f.public):
-        stack = [(root, iter(_callees(module.functions[root])))]
-        order.setdefault(root, False)
+        stack = [(root, iter(_calls(module.functions[root].body)))]
+        done.setdefault(root, False)
         while stack:
             name, rest = stack[-1]
             call = next(rest, None)
             if call is None:
                 stack.pop()
-                order[name] = True
-                order[name] = order.pop(name)
+                done[name] = True
                 continue
             callee = call.attrs["callee"]
             if callee not in module.functions:
                 raise CompileError.at(call.loc, f"call of {callee}, which does not exist")
-            if order.get(callee) is False and any(n == callee for n, _ in stack):
+            if done.get(callee) is False:
                 raise CompileError.at(call.loc, f"{callee} calls itself")
-            if not order.get(callee):
-                order[callee] = False
-                stack.append((callee, iter(_callees(module.functions[callee]))))
-    return list(order)
+            if callee not in done:
+                done[callee] = False
+                stack.append((callee, iter(_calls(module.functions[callee].body))))
 
 
-def _callees(function: Function) -> list[Op]:
-    return [op for op in walk(function.body) if op.name == "call"]
+def _calls(region: Region) -> list[Op]:
+    return [op for op in walk(region) if op.name == "call"]
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A region that is being copied: where its values and symbols are by now, and the call that it answers."""
+
+    region: Region
+    rest: Iterator[Op]
+    mapped: dict[Value, Value]
+    dims: dict[str, Dim]
+    call: Op | None = None
 
 
 class _Inliner:
-    def __init__(self, flat: Mapping[str, Region], region: Region) -> None:
-        self.flat, self.region, self.names = flat, region, Names.of(region)
+    """Copies one public function; its own values keep their names, those of callees get fresh ones."""
+
+    def __init__(self, module: Module, region: Region) -> None:
+        self.module, self.root, self.names = module, region, Names.of(region)
 
     def run(self) -> Region:
-        if not any(op.name == "call" for op in walk(self.region)):
-            return self.region
-        return self.expand(self.region, {})
+        """Return the region without calls."""
+        return self.copied(self.root, {}, {}, own=True) if _calls(self.root) else self.root
 
-    def expand(self, region: Region, mapped: dict[Value, Value]) -> Region:
+    def copied(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim], own: bool) -> Region:
+        """Return a copy of ``region``; ``own`` tells that it is the public function's."""
+        params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
         ops: list[Op] = []
-        for op in region.ops:
-            operands = tuple(mapped.get(v, v) for v in op.operands)
-            if op.name == "call":
-                results = self.copy(self.flat[op.attrs["callee"]], operands, ops)
-                mapped.update(zip(op.results, results))
-                continue
-            regions = tuple(self.expand(r, mapped) for r in op.regions)
-            ops.append(replace(op, operands=operands, regions=regions))
-        return Region(region.params, tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+        stack = [_Frame(region, iter(region.ops), mapped, dims)]
+        while stack:
+            frame = stack[-1]
+            op = next(frame.rest, None)
+            if op is None:
+                self._leave(stack)
+            elif op.name == "call":
+                stack.append(self._enter(op, frame))
+            else:
+                ops.append(self.copied_op(op, frame, own and len(stack) == 1))
+        return Region(params, tuple(ops), tuple(mapped.get(v, v) for v in region.results))
 
-    def copy(self, callee: Region, operands: tuple[Value, ...], ops: list[Op]) -> tuple[Value, ...]:
-        mapped = dict(zip(callee.params, operands))
-        dims = _bind(callee.params, operands)
-        ops += self.copied_ops(callee, mapped, dims)
-        return tuple(mapped[v] for v in callee.results)
+    def _enter(self, call: Op, caller: _Frame) -> _Frame:
+        callee = self.module.functions[call.attrs["callee"]].body
+        operands = tuple(caller.mapped.get(v, v) for v in call.operands)
+        dims = {**caller.dims, **_bind(callee.params, operands)}
+        dims = {name: d for name, d in dims.items() if str(d) != name}
+        return _Frame(callee, iter(callee.ops), dict(zip(callee.params, operands)), dims, call)
 
-    def copied_ops(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim]) -> list[Op]:
-        ops = []
-        for op in region.ops:
-            regions = tuple(self.copied_region(r, mapped, dims) for r in op.regions)
-            results = tuple(self.value(v, mapped, dims) for v in op.results)
-            attrs = map_attribute(op.attrs, lambda x: _placed(x, dims)) if dims else op.attrs
-            ops.append(Op(op.name, tuple(mapped[v] for v in op.operands), results, attrs, regions, op.loc))
-        return ops
+    def _leave(self, stack: list[_Frame]) -> None:
+        frame = stack.pop()
+        if frame.call is not None:
+            results = (frame.mapped.get(v, v) for v in frame.region.results)
+            stack[-1].mapped.update(zip(frame.call.results, results))
 
-    def copied_region(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Region:
-        params = tuple(self.value(v, mapped, dims) for v in region.params)
-        ops = self.copied_ops(region, mapped, dims)
-        return Region(params, tuple(ops), tuple(mapped[v] for v in region.results))
+    def copied_op(self, op: Op, frame: _Frame, own: bool) -> Op:
+        """Return a copy of ``op`` on the values and symbols of ``frame``."""
+        mapped, dims = frame.mapped, frame.dims
+        regions = tuple(self.copied(r, mapped, dims, own) for r in op.regions)
+        operands = tuple(mapped.get(v, v) for v in op.operands)
+        if own:
+            return replace(op, operands=operands, regions=regions)
+        results = tuple(self.value(v, mapped, dims) for v in op.results)
+        attrs = map_attribute(op.attrs, lambda x: _placed(x, dims)) if dims else op.attrs
+        return Op(op.name, operands, results, attrs, regions, op.loc)
 
     def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
+        """Return the copy of a value of a callee."""
         shape = tuple(_placed(d, dims) for d in v.type.shape) if dims else v.type.shape
         mapped[v] = Value(self.names.fresh(v.name), TensorType(v.type.dtype, shape))
         return mapped[v]
@@ -118,4 +135,4 @@ def _bind(params: tuple[Value, ...], operands: tuple[Value, ...]) -> dict[str, D
             names = list(symbols(inner))
             if len(names) == 1 and isinstance(inner, Expr) and str(inner) == names[0].name:
                 found.setdefault(names[0].name, outer)
-    return {} if all(isinstance(d, Expr) and str(d) == n for n, d in found.items()) else found
+    return found

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from aotc.frontend.dims import Dim, static
-from aotc.lowering.bufferize import Storage
+from aotc.lowering.steps import Storage
 from aotc.vmfb.abi import ALIGNMENT
 
 

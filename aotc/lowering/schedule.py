@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aotc.frontend.dims import Dim, Expr, evaluate, sym, symbols
 from aotc.lowering.accesses import Memory
-from aotc.lowering.bufferize import Branch, Check, Copy, Launch, Loop, Step, Storage
+from aotc.lowering.steps import Branch, Check, Copy, Launch, Loop, Step, Storage
 from aotc.vmfb.abi import CASE, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter
 
 CLAIM_NS = 5_000
