@@ -328,15 +328,6 @@ def test_batch_normalisation_and_its_gradient():
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_quantized_types_are_refused_with_a_hint():
-    text = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
-      %0 = stablehlo.uniform_quantize %x : (tensor<4xf32>) -> tensor<4x!quant.uniform<i8:f32, 0.5:3>>
-      return %x : tensor<4xf32>
-    }"""
-    with pytest.raises(CompileError, match="try: write quantized numbers as integers"):
-        import_model(text)
-
-
 def test_a_function_that_calls_itself_is_refused():
     text = """func.func @main(%x: tensor<f32>) -> tensor<f32> {
       %0 = func.call @again(%x) : (tensor<f32>) -> tensor<f32>

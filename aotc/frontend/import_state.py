@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend import shape_values
+from aotc.frontend import quantization, shape_values
 from aotc.frontend.dims import Dim, Expr, bounds, sym, symbols
 from aotc.frontend.opset import OPS, RuleError
 from aotc.frontend.shape_values import Known
@@ -45,7 +45,8 @@ class Session:
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
     that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
-    ``journal``, where there is one, is told of every op.
+    ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
+    been seen, ``expressed`` that such types are those of the numbers, not of the integers.
     """
 
     symbols: Mapping[str, Any]
@@ -57,6 +58,8 @@ class Session:
     open: set[Any] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    expressed: bool = False
+    quantized: bool = False
     names: dict[str, int] = field(default_factory=dict)
     known: dict[Value, Known] = field(default_factory=dict)
     called: list[tuple[str, tuple[Known | None, ...]]] = field(default_factory=list)
@@ -89,7 +92,11 @@ class Session:
         """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
         found = self.types.get(t)
         if found is None:
-            found = self.types[t] = _parts(t)
+            q = quantization.quantization_of(t)
+            if q is not None:
+                self.quantized = True
+                found = (q.expressed if self.expressed else q.storage), tuple(t.shape)
+            self.types[t] = found = found or _parts(t)
         return found
 
 

@@ -21,6 +21,7 @@ from aotc.frontend.import_elementwise import ELEMENTWISE, SIZES_DIFFER
 from aotc.frontend.import_indexing import INDEXING
 from aotc.frontend.import_legacy import LEGACY
 from aotc.frontend.import_linalg import LINALG
+from aotc.frontend.import_quantized import QUANTIZED, import_quantized, is_quantized
 from aotc.frontend.import_random import RANDOM
 from aotc.frontend.import_reduction import REDUCTION
 from aotc.frontend.import_scan import SCAN
@@ -35,7 +36,8 @@ from aotc.recursion import room_for
 from aotc.vmfb.dtypes import kind_of
 
 IMPORTERS: dict[str, Importer] = merge(
-    ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL, COLLECTIVES, RANDOM, LEGACY, EINSUM, SCAN, BROADCASTING
+    ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL, COLLECTIVES, RANDOM, LEGACY, EINSUM, SCAN, BROADCASTING,
+    QUANTIZED,
 )
 
 MAX_SIZE_ELEMENTS = 8
@@ -285,7 +287,7 @@ def _import_op(state: State, op: Any) -> None:
     findings: tuple[Finding, ...] = ()
     outcome = IMPORTED
     try:
-        IMPORTERS.get(op.name, _refuse)(state, op)
+        _run_importer(state, op)
     except Poisoned:
         outcome = WAITS
         state.values.update((r, None) for r in op.results)
@@ -298,6 +300,16 @@ def _import_op(state: State, op: Any) -> None:
         if outcome != IMPORTED and len(journal.entries) == seen:
             journal.add_inner(op, lambda inner: to_loc(inner.location, session.path))
         journal.add(op, loc, outcome, findings)
+
+
+def _run_importer(state: State, op: Any) -> None:
+    """Import one op. Only once a quantized type has been met, which may be by this op, are types looked at for it."""
+    importer, session = IMPORTERS.get(op.name, _refuse), state.session
+    known = session.quantized
+    if not known or not is_quantized(op):
+        importer(state, op)
+    if session.quantized and is_quantized(op):
+        import_quantized(importer, state, op)
 
 
 def _refuse(state: State, op: Any) -> None:

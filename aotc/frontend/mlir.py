@@ -44,6 +44,8 @@ def make_context() -> ir.Context:
     """Return an MLIR context with every dialect that JAX registers; foreign attributes pass."""
     context = jax_mlir.make_ir_context()
     context.allow_unregistered_dialects = True
+    with context:  # the bindings load dialects only when a pass wants them; this one wants that of !quant types
+        PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
     return context
 
 
@@ -164,8 +166,7 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
         place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
         line, column = (int(place[1]), int(place[2])) if place else (0, 0)
         snippet = lines[line - 1] if 0 < line <= len(lines) else ""
-        hint = "write quantized numbers as integers; jaxlib cannot read !quant types" if "!quant." in snippet else ""
-        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint))
+        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet))
     return found or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 
 

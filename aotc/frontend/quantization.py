@@ -1,0 +1,82 @@
+"""What a quantized element type says: ``!quant.uniform<i8:f32:0, {0.1:-30,0.5:-20}>`` as a record."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.vmfb.dtypes import DTYPES, limits
+
+PREFIX = "!quant."
+_TYPE = re.compile(
+    r"!quant\.uniform<(?P<storage>[iu]\d+)(<(?P<low>-?\d+):(?P<high>-?\d+)>)?:(?P<expressed>\w+)(:(?P<axis>\d+))?,"
+    r" *(?P<pairs>\{[^{}]*\}|[^{}]*)>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A number ``x`` stands for ``(q - zero) * scale`` with ``q`` an integer of ``[low, high]``.
+
+    ``storage`` is the dtype of ``q``, ``expressed`` that of ``x``. With an ``axis`` there is a scale and a
+    zero for each index along it, else one of each.
+    """
+
+    storage: str
+    expressed: str
+    low: int
+    high: int
+    axis: int | None
+    scales: tuple[float, ...]
+    zeros: tuple[int, ...]
+
+    def same_numbers(self, other: Quantization) -> bool:
+        """Do equal integers stand for equal numbers, whichever dim the axis has become?"""
+        return _without_axis(self) == _without_axis(other)
+
+
+def _without_axis(q: Quantization) -> tuple:
+    return q.storage, q.expressed, q.low, q.high, q.axis is None, q.scales, q.zeros
+
+
+def quantization_of(t: Any) -> Quantization | None:
+    """Return the quantization of an MLIR tensor type, or None if its elements are plain.
+
+    Raises
+    ------
+    CompileError
+        If the type is quantized in a way that is not supported.
+    """
+    element = str(getattr(t, "element_type", ""))
+    return parse_quantization(element) if element.startswith(PREFIX) else None
+
+
+@cache
+def parse_quantization(text: str) -> Quantization:
+    """Return the record of an element type as MLIR prints it.
+
+    Raises
+    ------
+    CompileError
+        If it is not ``!quant.uniform`` per tensor or per axis, or its integers are of no dtype that aotc has.
+    """
+    found = _TYPE.fullmatch(text)
+    if found is None:
+        raise CompileError.at(
+            Loc(), f"element type {text} is not supported",
+            hint="quantize uniformly, with one scale for a tensor or one for each index of a dim",
+        )  # fmt: skip
+    storage, expressed = found["storage"], found["expressed"]
+    if storage not in DTYPES or expressed not in DTYPES:
+        raise CompileError.at(Loc(), f"element type {text} is not supported", hint="store it in i2, i4, i8, i16 or i32")
+    low, high = (int(v) for v in limits(storage))
+    if found["low"]:
+        low, high = int(found["low"]), int(found["high"])
+    pairs = [p.strip().partition(":") for p in found["pairs"].strip("{}").split(",")]
+    axis = None if found["axis"] is None else int(found["axis"])
+    scales = tuple(float(scale) for scale, _, _ in pairs)
+    zeros = tuple(int(zero or 0) for _, _, zero in pairs)
+    return Quantization(storage, expressed, low, high, axis, scales, zeros)
