@@ -1,4 +1,4 @@
-"""Shared fixtures: ``--update`` rewrites golden texts (the values are checked all the same)."""
+"""Shared fixtures. ``--update`` rewrites golden texts (the values are checked all the same)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite the expected text of golden cases")
+    parser.addoption("--target", default="cpu", help="what the conformance suite compiles for, as cuda:sm_90")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Write the page of conformance after a run of all of it."""
-    if config.option.markexpr.strip() != "conformance" or config.option.keyword or config.option.collectonly:
+    option = config.option
+    if option.markexpr.strip() != "conformance" or option.keyword or option.collectonly:
         return
     import jax
     from conformance.report import rows, text
 
     outcomes = ("passed", "failed", "skipped")
     table = rows(r for name in outcomes for r in terminalreporter.stats.get(name, ()))
-    (config.rootpath / "docs" / "conformance.md").write_text(text(table, jax.__version__))
+    kind = option.target.partition(":")[0]
+    page = "conformance.md" if kind == "cpu" else f"conformance_{kind}.md"
+    (config.rootpath / "docs" / page).write_text(text(table, jax.__version__, option.target))
 
 
 @pytest.fixture

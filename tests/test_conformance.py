@@ -1,7 +1,8 @@
 """Every case of jax's test harnesses, and a call of each public function, beside XLA on the CPU.
 
 ``pytest -m conformance`` runs all of it (``-n 2`` to use two processes) and writes ``docs/conformance.md``;
-without the marker a fixed tenth runs. A case that XLA itself does not run is skipped with what it said.
+without the marker a fixed tenth runs. ``--target cuda:sm_90`` runs them on a GPU and writes
+``docs/conformance_cuda.md``. A case that XLA itself does not run is skipped with what it said.
 """
 
 import zlib
@@ -27,23 +28,29 @@ def parameters(cases):
     return [pytest.param(c, id=c.name, marks=part if in_the_tenth(c.name) else whole) for c in cases]
 
 
-def agree(case, record_property):
-    record_property("group", case.label)
-    if case.skip:
-        pytest.skip(f"jax: {case.skip}")
-    try:
-        verdict = run(case)
-    except NotRun as reason:
-        pytest.skip(f"XLA: {reason}")
-    record_property("worst", verdict.worst)
-    assert not verdict.problem, verdict.problem
+@pytest.fixture
+def agree(request, record_property):
+    """Compare one case on the target that the command line names."""
+
+    def compare(case):
+        record_property("group", case.label)
+        if case.skip:
+            pytest.skip(f"jax: {case.skip}")
+        try:
+            verdict = run(case, request.config.getoption("--target"))
+        except NotRun as reason:
+            pytest.skip(str(reason))
+        record_property("worst", verdict.worst)
+        assert not verdict.problem, verdict.problem
+
+    return compare
 
 
 @pytest.mark.parametrize("case", parameters(harnesses.cases()))
-def test_harness(case, record_property):
-    agree(case, record_property)
+def test_harness(case, agree):
+    agree(case)
 
 
 @pytest.mark.parametrize("case", parameters(functions.cases()))
-def test_function(case, record_property):
-    agree(case, record_property)
+def test_function(case, agree):
+    agree(case)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
+import jax.scipy.optimize
+import jax.scipy.spatial.transform
 from jax import lax
 
 Call = Callable[..., Any]
@@ -227,7 +229,7 @@ OTHERS: dict[str, tuple[str, Call]] = {
     ),
     "jax.nn.glu": ("3", jax.nn.glu),
     "jax.nn.one_hot": ("n", lambda n: jax.nn.one_hot(n, 5)),
-    "jax.nn.softmax(where)": ("fo", lambda x, o: jax.nn.softmax(x, 1, where=o, initial=-9.0)),
+    "jax.nn.softmax(where)": ("fo", lambda x, o: jax.nn.softmax(x, 1, where=o)),
     "jax.random.ball": ("k", lambda k: jax.random.ball(k, 3)),
     "jax.random.beta": ("kp", lambda k, p: jax.random.beta(k, p, p)),
     "jax.random.bits": ("k", lambda k: jax.random.bits(k, (5,), "uint8")),

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import aotc
+from aotc.diagnostics import CompileError
 from conformance.agreement import Verdict, compare
 from conformance.exact import run_exact
 from conformance.wide import run_wide
@@ -41,8 +42,8 @@ def _is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def run(case: Case) -> Verdict:
-    """Run ``case`` on both sides and compare.
+def run(case: Case, target: str = "cpu") -> Verdict:
+    """Run ``case`` on both sides, aotc's on ``target``, and compare.
 
     Raises
     ------
@@ -55,11 +56,21 @@ def run(case: Case) -> Verdict:
             jitted = jax.jit(case.function)
             want = leaves(jitted(*args))
         except Exception as problem:
-            raise NotRun(f"{type(problem).__name__}: {str(problem).splitlines()[0][:160]}") from problem
-        module = aotc.load(aotc.compile(jitted, *args))
+            raise NotRun(f"XLA: {type(problem).__name__}: {str(problem).splitlines()[0][:160]}") from problem
+        module = aotc.load(_compiled(jitted, args, target))
         flat = [np.asarray(a) for a in _canonical(args)]
         got = [np.asarray(out) for out in module.invoke("main", *flat)]
         return compare(case.group, got, want, lambda: reference(case.group, jitted, args, want))
+
+
+def _compiled(jitted: Any, args: Sequence[Any], target: str) -> bytes:
+    try:
+        return aotc.compile(jitted, *args, target=target)
+    except CompileError as problem:
+        message = problem.findings[0].message
+        if target != "cpu" and "is not supported on target" in message:
+            raise NotRun(message) from problem
+        raise
 
 
 def reference(group: str, jitted: Any, args: Sequence[Any], want: list[np.ndarray]) -> list[np.ndarray] | None:
@@ -70,7 +81,7 @@ def reference(group: str, jitted: Any, args: Sequence[Any], want: list[np.ndarra
 
 
 class NotRun(Exception):
-    """XLA on the CPU does not run this case either."""
+    """XLA on the CPU does not run this case either, or the target has no such op."""
 
 
 def _canonical(args: Sequence[Any]) -> list[Any]:

@@ -152,7 +152,7 @@ def _case(name: str, pattern: str, call: Callable[..., Any]) -> Case:
 
 def _module(group: str) -> str:
     """Return ``jax.scipy.stats`` for ``jax.scipy.stats.norm.pdf``: the row of a function in the report."""
-    return ".".join(group.split(".")[:-1][:3])
+    return ".".join(group.split(".")[:-1][:3]) or group
 
 
 @cache

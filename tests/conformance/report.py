@@ -9,14 +9,14 @@ from typing import Any
 
 HEAD = """# Conformance
 
-Written by `pytest -m conformance` (jax {jax}): every case of `jax._src.internal_test_util.test_harnesses`, with and
+Written by `{command}` (jax {jax}): every case of `jax._src.internal_test_util.test_harnesses`, with and
 without 64-bit types, and calls of the public functions of `jax.lax`, `jax.numpy`, `jax.numpy.linalg`,
-`jax.numpy.fft`, `jax.scipy`, `jax.nn`, `jax.random`, `jax.image` and `jax.ops`, compiled for the CPU and compared
-with XLA. Integers, booleans and moved data are equal; floats lie within 4 units in the last place of XLA's, or are
-no farther from the same program in float64 than XLA is, or within the bound that `tests/conformance/agreement.py`
-gives for sums, factorizations and iterations.
+`jax.numpy.fft`, `jax.scipy`, `jax.nn`, `jax.random`, `jax.image` and `jax.ops`, compiled for `{target}` and
+compared with XLA on the CPU. Integers, booleans and moved data are equal; floats lie within 4 units in the last
+place of XLA's, or are no farther from the same program in float64 than XLA is, or within the bound that
+`tests/conformance/agreement.py` gives for sums, factorizations and iterations.
 
-{passed} of {run} cases agree; {skipped} are not run, because jax or XLA does not run them on the CPU either.
+{passed} of {run} cases agree; {skipped} are not run, for the reasons at the end.
 """
 
 
@@ -51,11 +51,13 @@ def rows(reports: Iterable[Any]) -> dict[str, Row]:
     return dict(sorted(table.items()))
 
 
-def text(table: dict[str, Row], jax_version: str) -> str:
+def text(table: dict[str, Row], jax_version: str, target: str) -> str:
     """Return the page."""
     passed, failed = sum(r.passed for r in table.values()), sum(r.failed for r in table.values())
     skipped = sum(r.skipped for r in table.values())
-    lines = [HEAD.format(jax=jax_version, passed=passed, run=passed + failed, skipped=skipped)]
+    command = "pytest -m conformance" + (f" --target {target}" if target != "cpu" else "")
+    counts = {"passed": passed, "run": passed + failed, "skipped": skipped}
+    lines = [HEAD.format(command=command, jax=jax_version, target=target, **counts)]
     lines += ["| Group | Agree | Differ | Not run | Largest error, ulp |", "|---|---|---|---|---|"]
     lines += [f"| {g} | {r.passed} | {r.failed or ''} | {r.skipped or ''} | {r.worst:.1f} |" for g, r in table.items()]
     why = [(g, reason) for g, r in table.items() for reason in sorted(r.reasons)]
