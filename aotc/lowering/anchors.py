@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aotc.frontend.dims import Dim, Expr, sym
+from aotc.frontend.dims import Dim, Expr, sym, symbols
 from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Op, Value
 from aotc.lowering.index_maps import Index, forward
@@ -159,4 +159,7 @@ class Anchors:
     def is_row(self, value: Value) -> bool:
         """Is ``value`` constant along the reduced axes?"""
         index = self.index[value]
-        return self.reduced is not None and index is not None and not any(axis_of(e) in self.reduced for e in index)
+        if self.reduced is None or index is None:
+            return False
+        names = {f"i{k}" for k in self.reduced}
+        return not any(s.name in names for e in index for s in symbols(e))

@@ -74,6 +74,10 @@ class RegionBuilder:
                 for v in op.operands[: len(op.operands) // 2]:
                     if v.type.shape == self.shape:
                         anchors.index[v], anchors.levels[v] = anchors.space, 0
+            if op.name == "reduce" and op.operands[0] is anchors.anchor:
+                for v in op.operands[1 : len(op.operands) // 2]:
+                    if anchors.resolve(v, members) != anchors.space:  # a moved anchor is read where the others are
+                        anchors.index[v], anchors.levels[v] = anchors.space, 0
             if op.results[0] is not anchors.anchor and anchors.index.get(op.results[0]) is None:
                 if op.name == "reduce":
                     for v in op.operands[: len(op.operands) // 2]:
