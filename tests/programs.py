@@ -28,7 +28,7 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 SMALL = ("float8_e4m3fn", "float8_e5m2", "int4", "uint4")  # converted, moved and compared only
 WHOLE = {"float32": 2.0**24, "float64": 2.0**53, "float16": 2.0**11, "bfloat16": 2.0**8}
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-MOST_ELEMENTS = 2000
+MOST_ELEMENTS = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +463,7 @@ def gather(p: Program) -> None:
             modes = (
                 "clip",
                 *(() if v.dtype in SMALL else ("fill",)),
-                *(("wrap",) if isinstance(v.shape[dim], int) else ()),
+                *(("wrap",) if isinstance(v.shape[dim], int) and at.dtype in ("int32", "int64") else ()),
             )
             mode = p.choose(modes)
             fill = ", fill_value=1" if mode == "fill" else ""
@@ -550,6 +550,14 @@ def loop(p: Program) -> None:
     if found:
         v = p.choose(found)
         w = like(p, v)
+        if p.draw(st.booleans()):
+            largest = f"jnp.max(c[1], initial=0) < {p.choose([3, 50])}"
+            inner = p.choose(
+                (f"lax.rev(c[1], {tup(range(v.rank))}) + 2", f"lax.max(c[1], {w.name}) + 5", "c[1] * c[1]")
+            )
+            text = f"lax.while_loop(lambda c: (c[0] < 4) & ({largest}), lambda c: (c[0] + 1, {inner}), (0, {v.name}))"
+            p.add(f"{text}[1]", v.shape, v.dtype)
+            return
         step = f"i.astype({v.name}.dtype)"
         bodies = [f"c + {w.name}", f"c * {step} - {w.name}", f"lax.max(c, {w.name} + {step})"]
         if v.rank:
@@ -596,7 +604,7 @@ STEPS: tuple[Callable[[Program], None], ...] = (
 def programs(draw: Any, symbolic: bool = False, most: int = 10) -> Program:
     """Draw a program of up to ``most`` steps."""
     p = Program(draw, symbolic)
-    sizes: list[Size] = ["a", 3, "b", 1, 8] if symbolic else [3, 1, 2, 4, 8, 0, 17]
+    sizes: list[Size] = ["a", 3, "b", 1, 8] if symbolic else [3, 1, 2, 4, 8, 0, 17, 33, 130]
     shapes = [("a", "b")] if symbolic else []
     shapes += [tuple(p.choose(sizes) for _ in range(draw(st.integers(1, 3)))), (p.choose(sizes),), ()]
     for n, shape in enumerate(shapes):

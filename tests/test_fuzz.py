@@ -80,7 +80,12 @@ def reduced_beside_its_reverse(x):
     return lax.reduce((x, lax.rev(x, (0,))), start, lambda p, q: (lax.max(p[0], q[0]), p[1] + q[1]), (0,))
 
 
+def empty_slice_of_a_slice(x):
+    return lax.slice(lax.slice(x, (0,), (3,), (2,)), (2,), (2,))
+
+
 FOUND = [
+    (empty_slice_of_a_slice, [("int32", (3,))]),
     (reduced_beside_its_reverse, [("int8", (5,))]),
     (reduced_beside_its_reverse, [("int32", (3, 4))]),
     (reversed_beside_a_reduction, [("int32", (7,))]),

@@ -94,7 +94,7 @@ def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
     first = zip(inner.attrs["start"], inner.attrs["stride"])
     second = zip(op.attrs["start"], op.attrs["stride"], op.result.type.shape)
     for (s, t), (s2, t2, n) in zip(first, second):
-        start.append(s + s2 * t)
+        start.append(s + s2 * t if n else s)  # nothing may begin beyond what the inner slice cuts off
         stride.append(t * t2)
         limit.append(start[-1] + (n - 1) * t * t2 + 1 if n else start[-1])
     attrs = {"start": tuple(start), "limit": tuple(limit), "stride": tuple(stride)}
