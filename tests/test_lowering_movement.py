@@ -57,6 +57,10 @@ MOVEMENT = {
     "update-whole": (lambda x, i: lax.dynamic_update_slice(x, x * 2, (i, i, i)), [X, np.int32(3)]),
     **{f"scatter-{kind}": (scattered(kind), [X, integers(9, low=-4, high=7), normal(9, 5, 6, seed=2)])
        for kind in ("add", "set", "max", "min", "mul")},
+    "gather-many-rows": (lambda x, i: (x[i] * 2, jnp.sin(x)[i], x[i[:7], :1]), [normal(300, 5), integers(3001, low=0, high=300)]),  # noqa: E501
+    **{f"scatter-wide-{kind}": (scattered(kind, mode="drop"), [normal(40, 3, 130), integers(50, low=-60, high=60),
+                                                               normal(50, 3, 130, seed=2)])
+       for kind in ("add", "max", "set")},
     "scatter-drop": (scattered("add", mode="clip"), [X, integers(9, low=-9, high=12), normal(9, 5, 6, seed=2)]),
     "scatter-nd": (lambda x, i, u: x.at[i[:, 0], :, i[:, 1]].add(u), [X, integers(7, 2, low=0, high=4), normal(7, 5)]),
     "scatter-int": (lambda x, i: x.at[i].add(1), [np.zeros(8, "int32"), integers(50, low=0, high=9)]),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
-from aotc.frontend.dims import Dim, Expr, maximum, minimum, sym
+from aotc.frontend.dims import Dim, Expr, maximum, minimum, product, sym
 from aotc.frontend.tensor_ir import Function, Op
-from aotc.lowering.elemental import Elements, provide, test_index
+from aotc.lowering.elemental import FREE, Elements, provide, test_index
+from aotc.lowering.fuse import EXPENSIVE
 from aotc.lowering.index_maps import Index
 from aotc.lowering.loop_ir import (
     Alloc,
@@ -78,17 +79,21 @@ def loops_over(
     chunk = None
     if len(inner) == 1 and (not isinstance(last.extent, int) or last.extent >= 2 * CHUNK):
         chunk = (last, CHUNK)
+    rows = None if chunk else _rows_of_items(b, outer, inner)
     cuts = _cuts(last, trial) if chunk is None else []
     tail = inner[:-1]
 
     def item(block: list[Stmt], symbols_: list[Dim], begin: Dim, end: Dim) -> None:
+        inside: list[Stmt] = []
         if chunk:
             i = sym(last.name, 0, last.extent)
-            inside: list[Stmt] = []
             emit(inside, place(b.anchors.space, b.shape, [*outer, last], [*symbols_, i]))
             block.append(For(last.name, begin, end, tuple(inside)))
+        elif rows:
+            serial(tail, [*symbols_, rows[0].symbol()], _segments, inside)
+            block.append(For(rows[0].name, begin, end, tuple(inside)))
         else:
-            serial(tail, symbols_, lambda blk, syms: _segments(blk, syms), block)
+            serial(tail, symbols_, _segments, block)
 
     def _segments(block: list[Stmt], syms: list[Dim]) -> None:
         for lo, hi in pairwise(cuts) if cuts else ((0, last.extent),):
@@ -97,7 +102,24 @@ def loops_over(
             emit(inside, place(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, i]))
             block.append(For(last.name, lo, hi, tuple(inside)))
 
-    return grid_loop(outer, chunk, item)
+    return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
+
+
+def _rows_of_items(b: RegionBuilder, outer: list[Axis], inner: list[Axis]) -> tuple[Axis, int] | None:
+    """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
+    work = product(a.extent for a in inner) * _work_of_element(b)
+    if not outer or outer[-1].extent == 1 or not isinstance(work, int) or not 0 < work <= ITEM_WORK // 2:
+        return None
+    return outer[-1], ITEM_WORK // work
+
+
+def _work_of_element(b: RegionBuilder) -> Dim:
+    """Return a rough count of scalar operations of one element."""
+    work: Dim = max(sum(1 + 11 * (op.name in EXPENSIVE) for op in b.function.body.ops if op.name not in FREE), 1)
+    for op in b.function.body.ops:
+        if op.name == "reduce_window":
+            work = work * product(op.attrs["window"])
+    return work
 
 
 def _cuts(axis: Axis, trial: list[Stmt]) -> list[int]:

@@ -47,7 +47,10 @@ def split_windows(module: Module, options: Options) -> Module:
 
 
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
-    if op.name != "reduce_window" or not is_static(op.operands[0].type.shape) or not _elementwise(op):
+    if op.name != "reduce_window" or not _elementwise(op):
+        return None
+    sizes = (*op.operands[0].type.shape, *op.attrs["window"], *(p for pair in op.attrs["padding"] for p in pair))
+    if not is_static(sizes):
         return None
     if 0 in op.operands[0].type.shape or 0 in op.results[0].type.shape:
         return None

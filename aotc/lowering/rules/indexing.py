@@ -71,26 +71,29 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     blocked = last is not None and isinstance(width, int) and width > each
     blocks = -(-width // each) if blocked else 1
     at: list[Dim] = [sym(f"u{d}", 0, s) if s != 1 else 0 for d, s in enumerate(shape)]
+    emit = b.elements()
     body: list[Stmt] = []
-    _scatter_one(b, b.elements(), op, at, body)
-    for d in reversed([*loops, *window]):
-        if shape[d] == 1:
-            continue
-        if blocked and d == last:
-            begin = sym("p", 0, blocks) * each
-            body = [For(f"u{d}", begin, minimum(begin + each, width), tuple(body))]
-        else:
-            body = [For(f"u{d}", 0, shape[d], tuple(body))]
+    emit.enter(body)
+    where, tests = _place_of_update(emit, op, at)
+    inner: list[Stmt] = []
+    emit.enter(inner)
+    _combine_into(b, emit, op, where, tuple(at), inner)
+    for d in (d for d in reversed(window) if shape[d] != 1):
+        begin = sym("p", 0, blocks) * each if blocked and d == last else 0
+        end = minimum(begin + each, width) if blocked and d == last else shape[d]
+        inner = [For(f"u{d}", begin, end, tuple(inner))]
+    body += [If(_all(tests), tuple(inner))] if tests else inner
+    for d in (d for d in reversed(loops) if shape[d] != 1):
+        body = [For(f"u{d}", 0, shape[d], tuple(body))]
     wrapped = (For("p", 0, blocks, tuple(body), "parallel"),) if blocks != 1 else tuple(body)
     return b.kernel(blocks, wrapped, product(shape) * 4)
 
 
-def _scatter_one(b: RegionBuilder, e: Elements, op: Op, at: list[Dim], block: list[Stmt]) -> None:
-    """Write the code of one update element at update index ``at``."""
+def _place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:
+    """Return where update element ``at`` goes, and what must hold for its whole window to lie inside."""
     a, n = op.attrs, op.attrs["inputs"]
     indices = op.operands[n]
     target_shape = op.operands[0].type.shape
-    e.enter(block)
     window = a["update_window_dims"]
     batch = [i for d, i in enumerate(at) if d not in window]
     skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
@@ -114,13 +117,14 @@ def _scatter_one(b: RegionBuilder, e: Elements, op: Op, at: list[Dim], block: li
         where[d] = where[d] + sym(wide.name, 0, room + 1)
     for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True):
         where[d] = batch[k if k < vector else k - 1]
-    inner: list[Stmt] = []
-    e.enter(inner)
-    _combine_into(b, e, op, tuple(where), tuple(at), inner)
-    cond: Scalar = Const(True, "i1")
-    for t in tests:
-        cond = t if isinstance(cond, Const) else Apply("and", (cond, t), "i1")
-    block += inner if isinstance(cond, Const) else [If(cond, tuple(inner))]
+    return tuple(where), tests
+
+
+def _all(tests: list[Scalar]) -> Scalar:
+    cond = tests[0]
+    for t in tests[1:]:
+        cond = Apply("and", (cond, t), "i1")
+    return cond
 
 
 def _combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, at: Index, block: list[Stmt]) -> None:
