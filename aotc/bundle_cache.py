@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 WORTH_SECONDS = 0.5
 LIMIT_MB = 4096
+CHUNK = 1 << 20
 _WATCHED = ("dump_ir", "print_after", "stop_after", "timings", "verify_each")
 
 
@@ -43,7 +44,9 @@ def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
     facts = [chosen, [repr(t) for t in targets], raw.path, raw.metadata]
     digest = hashlib.sha256(_compiler_digest())
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    digest.update(raw.data.encode() if isinstance(raw.data, str) else raw.data)
+    for at in range(0, len(raw.data), CHUNK):
+        part = raw.data[at : at + CHUNK]
+        digest.update(part.encode() if isinstance(part, str) else part)
     return digest.hexdigest()
 
 

@@ -334,21 +334,31 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
         return found
     begin = time.perf_counter()
     _start_compilers(targets, chosen)
-    data = _compile(raw, targets, chosen)
+    given = [raw]
+    del raw
+    data = _compile(given, targets, chosen)
     if key and time.perf_counter() - begin > bundle_cache.WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
 
 
-def _compile(raw: Any, targets: tuple[Target, ...], options: Options) -> bytes:
+def _compile(given: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
+    """Compile the model that is the only element of ``given``.
+
+    A model may be as large as its weights: it is taken out of the list, and what
+    each step was made from is let go before the next one.
+    """
     from aotc.frontend.importer import import_raw
 
-    module = import_raw(raw)
+    modules = [import_raw(given.pop())]
+    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[0].functions.items() if f.public}
+    signatures = replace(modules[0], functions=functions)
     variants = []
     for target in targets:
         one = replace(options, target=target.name)
-        variants.append(lower(run_passes(module, one), target, one))
-    return assemble(module, variants, options)
+        last = target is targets[-1]
+        variants.append(lower(run_passes(modules.pop() if last else modules[0], one), target, one))
+    return assemble(signatures, variants, options)
 
 
 def _start_compilers(targets: tuple[Target, ...], options: Options) -> None:
@@ -359,7 +369,7 @@ def _start_compilers(targets: tuple[Target, ...], options: Options) -> None:
 
 
 def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
-    """Compile the kernels of all variants and write the bundle."""
+    """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
     from aotc.vmfb.bundle import write_bundle
 
     segments: list[tuple[str, Any]] = []
@@ -438,10 +448,7 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
         from aotc.weights import write_weights
 
         return {"external": write_weights(options.weights, v.constants)}
-    blob = np.zeros(v.constants.size, np.uint8)
-    for _, array, offset in v.constants.arrays:
-        blob[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-    return {"segment": add("constants", blob.data)}
+    return {"segment": add("constants", v.constants.parts())}
 
 
 def signature(f: Function) -> dict[str, Any]:

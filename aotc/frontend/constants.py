@@ -14,6 +14,8 @@ from aotc.frontend.opset.spec import sizes
 from aotc.frontend.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
+LARGE = 1 << 16
+
 
 def elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
@@ -38,9 +40,14 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
     if 0 in shape:
         return np.zeros(shape, dtype)
     if _has_buffer(t.dtype):
-        array = np.array(attribute)
+        array = _own(np.asarray(attribute))
         return array.view(dtype).reshape(shape) if array.dtype != dtype else array.reshape(shape)
     return _raw(attribute, t).view(dtype).reshape(shape)
+
+
+def _own(view: np.ndarray, alignment: int = 1) -> np.ndarray:
+    """Return a copy of a view of MLIR's memory, or a large view itself: it keeps the memory alive."""
+    return view if view.nbytes > LARGE and view.ctypes.data % alignment == 0 else view.copy()
 
 
 def _has_buffer(dtype: str) -> bool:
@@ -84,7 +91,7 @@ def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     count = math.prod(sizes(t))
     if t.dtype == "i1" and raw.size < count:
         raw = np.unpackbits(raw, bitorder="little")[:count]
-    return np.array(raw).view(dtype).reshape(sizes(t))
+    return _own(raw, dtype.itemsize).view(dtype).reshape(sizes(t))
 
 
 def _raw(attribute: Any, t: TensorType) -> np.ndarray:

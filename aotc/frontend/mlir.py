@@ -97,8 +97,7 @@ def read_source(raw: Raw) -> Source:
     data = raw.data
     if isinstance(data, str) or raw.metadata or data.startswith(_BYTECODE_MAGIC):
         return _parse(data, raw.path, raw.metadata)
-    text = _as_text(data)
-    return _parse_blob(data, raw.path) if text is None else _parse(text, raw.path, {})
+    return _parse(data, raw.path, {}) if _is_text(data) else _parse_blob(data, raw.path)
 
 
 def _is_path(text: str) -> bool:
@@ -113,15 +112,10 @@ def _read_file(path: str) -> bytes:
         raise CompileError.at(Loc(path), f"cannot read the model: {error.strerror}") from None
 
 
-def _as_text(data: bytes) -> str | None:
-    """Return ``data`` as text if it looks like MLIR text."""
+def _is_text(data: bytes) -> bool:
+    """Tell whether ``data`` looks like MLIR text."""
     head = data[:4096].lstrip()
-    if not head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func')):
-        return None
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+    return head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func'))
 
 
 def _parse_blob(data: bytes, path: str) -> Source:
@@ -160,7 +154,8 @@ def _upgrade(module: ir.Module) -> None:
 
 
 def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
-    lines = data.splitlines() if isinstance(data, str) else []
+    text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
+    lines = text.splitlines()
     found = []
     for diagnostic in error.error_diagnostics:
         place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line

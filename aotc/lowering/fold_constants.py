@@ -14,9 +14,9 @@ import numpy as np
 from aotc.frontend.dims import is_static
 from aotc.frontend.interpret import interpret
 from aotc.frontend.opset import SCALARS
-from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
+from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.known import constant_of
-from aotc.lowering.rewrite import Builder, rewrite_module
+from aotc.lowering.rewrite import Builder, rewrite_function
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -33,10 +33,30 @@ _PRODUCTS = {"dot_general", "matmul", "convolution", "conv"}
 
 def fold_constants(module: Module, options: Options) -> Module:
     """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
-    return rewrite_module(module, _rule)
+    return module.with_functions({n: rewrite_function(f, _Folder(f).rule) for n, f in module.functions.items()})
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+class _Folder:
+    """Folds ops and lets constants go that it made on the way: weights may be as large as the memory."""
+
+    def __init__(self, function: Function) -> None:
+        self.uses = uses(function.body)
+        self.left: dict[Value, int] = {}
+
+    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the constants that ``op`` gives, or None."""
+        found = _folded(op, b)
+        if found is not None:
+            self.left.update((made, self.uses.get(v, 0)) for v, made in zip(op.results, found))
+            for v in op.operands:
+                if v in self.left:
+                    self.left[v] -= 1
+                    if not self.left[v]:
+                        b.drop(v)
+        return found
+
+
+def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.name not in _FOLDED or not op.operands:
         return None
     values = [constant_of(v, b.definitions) for v in op.operands]

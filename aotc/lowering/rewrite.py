@@ -18,6 +18,8 @@ from aotc.frontend.opset import OPS
 from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
 from aotc.vmfb.dtypes import to_numpy
 
+RECENT = 16
+
 
 @dataclass(slots=True)
 class Names:
@@ -60,6 +62,14 @@ class Builder:
         self.ops.append(op)
         self.definitions.update((v, op) for v in op.results)
         return op.results
+
+    def drop(self, value: Value) -> None:
+        """Remove the op that was appended last but a few and makes ``value``, which nobody reads."""
+        op = self.definitions[value]
+        for at in range(len(self.ops) - 1, max(len(self.ops) - RECENT, 0) - 1, -1):
+            if self.ops[at] is op:
+                del self.ops[at], self.definitions[value]
+                return
 
     def make(
         self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any] | None = None,

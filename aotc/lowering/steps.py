@@ -115,6 +115,13 @@ class Constants:
             self.size += -(-array.nbytes // 64) * 64
         return offset
 
+    def parts(self) -> list[memoryview]:
+        """Return the bytes of the blob piece by piece, the gaps between arrays included; nothing is copied."""
+        found: list[memoryview] = []
+        for _, array, _ in self.arrays:
+            found += [array.reshape(-1).view(np.uint8).data, memoryview(bytes(-array.nbytes % 64))]
+        return found
+
 
 @dataclass
 class Buffered:

@@ -37,10 +37,13 @@ def _align(size: int) -> int:
     return -size % ALIGNMENT + size
 
 
-def _sha256(data: Any) -> bytes:
+def _sha256(*parts: Any) -> bytes:
     from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
 
-    return sha256(data).digest()
+    digest = sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 # ---------------------------------------------------------------- writing
@@ -57,9 +60,9 @@ def write_bundle(
         Where to write; the file appears whole or not at all. None returns the bytes.
     manifest : dict
         As :data:`aotc.vmfb.manifest.SCHEMA` says, without ``segments``.
-    segments : sequence of (str, buffer)
-        Name and bytes of each segment, in the order that the manifest counts
-        them. Equal contents are stored once.
+    segments : sequence of (str, buffer or list of buffers)
+        Name and bytes of each segment, whole or in pieces, in the order that the
+        manifest counts them. Equal contents are stored once.
 
     Returns
     -------
@@ -83,27 +86,29 @@ def write_bundle(
     header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), _sha256(packed), total)
     parts: list[Any] = [header, packed, bytes(_align(len(packed)) - len(packed))]
     for data, padding in stored:
-        parts += [data, bytes(padding)]
+        parts += [*data, bytes(padding)]
     if path is None:
         return b"".join(parts)
     write_file(where, parts)
     return None
 
 
-def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[Any, int]]]:
+def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[list[Any], int]]]:
     table: list[dict[str, Any]] = []
-    stored: list[tuple[Any, int]] = []
+    stored: list[tuple[list[Any], int]] = []
     offsets: dict[tuple[bytes, int], int] = {}
     end = 0
     for name, buffer in segments:
-        data = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
-        digest = _sha256(data)
-        offset = offsets.get((digest, data.nbytes))
+        pieces = [memoryview(b) for b in (buffer if isinstance(buffer, list) else [buffer])]
+        data = [p.cast("B") for p in pieces if p.nbytes]
+        size = sum(p.nbytes for p in data)
+        digest = _sha256(*data)
+        offset = offsets.get((digest, size))
         if offset is None:
-            offset = offsets[digest, data.nbytes] = end
-            end += _align(data.nbytes)
-            stored.append((data, _align(data.nbytes) - data.nbytes))
-        table.append({"name": name, "offset": offset, "size": data.nbytes, "sha256": digest})
+            offset = offsets[digest, size] = end
+            end += _align(size)
+            stored.append((data, _align(size) - size))
+        table.append({"name": name, "offset": offset, "size": size, "sha256": digest})
     return table, stored
 
 

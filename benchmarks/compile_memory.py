@@ -1,0 +1,138 @@
+"""Peak memory of compiling a model with one large constant, in multiples of the constant's size.
+
+    python benchmarks/compile_memory.py --mb 400
+
+Each form of the model is compiled in a process of its own; what the process held before, with all
+imports and a small compilation done, is subtracted. ``before`` is the part of the peak that was
+reached before aotc began: the input itself, and for a function JAX's export.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SIDE = 4096  # columns of the constant
+FORMS = ("function", "bytecode", "text", "file")
+
+
+def peak() -> int:
+    """Return the most memory that this process has had so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def held() -> int:
+    """Return the memory that this process has now, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def model(rows: int, product: bool) -> tuple[Any, Any]:
+    """Return a function with a constant of ``rows`` x 4096 numbers, and an example argument."""
+    import jax
+    import numpy as np
+
+    w = np.random.default_rng(0).standard_normal((rows, SIDE), dtype=np.float32)
+    if product:
+        return jax.jit(lambda x: x @ w), np.ones((8, rows), np.float32)
+    return jax.jit(lambda x: w + x), np.ones(SIDE, np.float32)
+
+
+def text_of(rows: int) -> str:
+    """Return a module that adds its argument to a constant, whose elements are written in hexadecimal."""
+    import numpy as np
+
+    w = np.random.default_rng(0).standard_normal((rows, SIDE), dtype=np.float32)
+    t = f"tensor<{rows}x{SIDE}xf32>"
+    return f"""func.func @main(%x: {t}) -> {t} {{
+      %w = stablehlo.constant dense<"0x{w.tobytes().hex().upper()}"> : {t}
+      %y = stablehlo.add %w, %x : {t}
+      return %y : {t}
+    }}"""
+
+
+def make_input(form: str, rows: int, product: bool) -> Any:
+    """Return what is given to ``aotc.compile``."""
+    import jax
+    import jax.export
+
+    if form == "text":
+        return text_of(rows).encode()
+    function, example = model(rows, product)
+    if form == "function":
+        return function, example
+    code = jax.export.export(function)(example).mlir_module_serialized
+    if form == "bytecode":
+        return code
+    path = Path(tempfile.mkdtemp()) / "model.mlirbc"
+    path.write_bytes(code)
+    return path
+
+
+def measure(form: str, rows: int, product: bool) -> tuple[float, float, float]:
+    """Return the two peaks in multiples of the constant's size, and the seconds of the compilation."""
+    import numpy as np
+
+    import aotc
+
+    os.environ["AOTC_CACHE_DIR"] = tempfile.mkdtemp()
+    aotc.compile(*model(4, product))
+    # the input is made by another process, so that what making it took is not counted
+    rest: list[Any] = []
+    if form == "function":
+        begin = held()
+        source, *rest = make_input(form, rows, product)
+    else:
+        path = Path(os.environ["AOTC_CACHE_DIR"]) / "input"
+        code = f"import compile_memory as m; m.save({form!r}, {rows}, {product}, {str(path)!r})"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent)
+        begin = held()
+        source = path if form == "file" else path.read_bytes()
+    size = 4 * rows * SIDE
+    if form == "function":
+        import jax.export
+
+        jax.export.export(source)(*rest)
+    before = peak() - begin
+    start = time.perf_counter()
+    data = aotc.compile(source, *rest)
+    seconds = time.perf_counter() - start
+    assert len(data) >= size
+    assert np.frombuffer(data, np.uint8, 4).tobytes()
+    return before / size, (peak() - begin) / size, seconds
+
+
+def save(form: str, rows: int, product: bool, path: str) -> None:
+    """Write the input of ``form`` to a file."""
+    made = make_input("bytecode" if form == "file" else form, rows, product)
+    Path(path).write_bytes(made)
+
+
+def main() -> None:
+    """Print the table, or one line of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mb", type=int, default=400)
+    parser.add_argument("--form", choices=FORMS)
+    parser.add_argument("--product", action="store_true", help="the constant is the weights of a product")
+    given = parser.parse_args()
+    rows = (given.mb << 20) // (4 * SIDE)
+    if given.form:
+        before, most, seconds = measure(given.form, rows, given.product)
+        print(f"{given.form:10} {'product' if given.product else 'sum':8} {before:8.2f} {most:8.2f} {seconds:8.2f}")
+        return
+    print(f"{given.mb} MB    {'':8} {'before':>8} {'peak':>8} {'seconds':>8}", flush=True)
+    for product in (False, True):
+        for form in FORMS:
+            if not (form == "text" and product):
+                command = [sys.executable, __file__, "--mb", str(given.mb), "--form", form, *["--product"] * product]
+                subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()
