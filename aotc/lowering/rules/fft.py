@@ -22,6 +22,7 @@ from aotc.targets import Target
 
 BLOCK_ELEMENTS = 1 << 13
 LANES = 16
+SIDE_BY_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,20 @@ def stages(radices: tuple[int, ...]) -> list[Stage]:
         table += (radix - 1) * n if n > 1 else 0
         s *= radix
     return found
+
+
+def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
+    """Cut a loop so that what is left after whole vectors fills half and quarter vectors, not single steps."""
+    if not isinstance(extent, int):
+        return [(0, extent)]
+    cuts: list[tuple[int, Dim]] = []
+    begin = 0
+    for lanes in (LANES, LANES // 2, LANES // 4, 1):
+        end = begin + (extent - begin) // lanes * lanes
+        if end > begin:
+            cuts.append((begin, end))
+        begin = end
+    return cuts
 
 
 def lower_dft(function: Function, target: Target) -> Kernel:
@@ -92,17 +107,22 @@ class _Dft:
 
     def _stage(self, stage: Stage, number: int, last: bool) -> Stmt:
         """Loop over ``t``, ``q`` and the block; the longest of them that lies side by side is innermost."""
-        t, q, v = sym("t", 0, stage.m), sym("q", 0, stage.s), sym("v", 0, self.width)
-        e = self.b.elements()
-        block: list[Stmt] = []
-        e.enter(block)
-        self._butterfly(e, stage, number, last, (t, q, v))
         loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.width)]
-        if self.block == 1 and stage.s < LANES:
+        if self.block == 1 and stage.s < SIDE_BY_SIDE:
             loops = [("q", stage.s), ("t", stage.m), ("v", self.width)]
-        inner = tuple(block)
-        for name, extent in reversed(loops):
-            inner = (For(name, 0, extent, inner),)
+        if self.block == 1:
+            loops = [loops[2], *loops[:2]]
+        name, extent = loops.pop()
+        inner: list[Stmt] = []
+        e = self.b.elements()
+        for begin, end in _whole_vectors(extent):
+            at = {n: sym(n, 0, size) for n, size in loops} | {name: sym(name, begin, end)}
+            block: list[Stmt] = []
+            e.enter(block)
+            self._butterfly(e, stage, number, last, (at["t"], at["q"], at["v"]))
+            inner.append(For(name, begin, end, tuple(block)))
+        for outer, size in reversed(loops):
+            inner = [For(outer, 0, size, tuple(inner))]
         return inner[0]
 
     def _butterfly(self, e: Elements, stage: Stage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
