@@ -2,7 +2,8 @@
 
 In the tensor IR a quantized tensor is the tensor of its integers; arguments and results of a function too. An op
 on it means, by the specification of StableHLO: dequantize the operands, do the op on floats, quantize the result.
-Ops that only move elements move the integers, if these mean the same before and after.
+Ops that only move elements move the integers, if these mean the same before and after; products of i8 are made of the
+integers and scaled after.
 """
 
 from __future__ import annotations
@@ -11,12 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from aotc.frontend.import_state import Importer, Leaves, State, leaf_types
-from aotc.frontend.quantization import Quantization, quantization_of
-from aotc.frontend.tensor_ir import TensorType, Value
-from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.frontend.quantization import quantization_of
+from aotc.frontend.quantized_math import dequantize, quantize
+from aotc.frontend.quantized_products import bind_product, is_of_integers
 
 _MOVES = frozenset(
     f"stablehlo.{name}"
@@ -50,11 +49,19 @@ def import_quantized(importer: Importer, state: State, op: Any) -> None:
             )
         case name if name in _CARRIES or (name in _MOVES and _moves_integers(op)):
             importer(state, op)
+        case _ if is_of_integers(op) and _product(importer, state, op):
+            pass
         case _ if len(op.regions):
             _check_regions(state, op)
             importer(state, op)
         case _:
             _on_floats(importer, state, op)
+
+
+def _product(importer: Importer, state: State, op: Any) -> bool:
+    with quantized_as(state, "i32"):
+        importer(state, op)
+    return bind_product(state, op)
 
 
 def _change_form(state: State, op: Any) -> None:
@@ -93,7 +100,7 @@ def _on_floats(importer: Importer, state: State, op: Any) -> None:
             given[v] = state.values[v]
             state.values[v] = (dequantize(state, state.value(v), q),)
     try:
-        with _expressed(state):
+        with quantized_as(state, "expressed"):
             importer(state, op)
     finally:
         state.values.update(given)
@@ -103,57 +110,14 @@ def _on_floats(importer: Importer, state: State, op: Any) -> None:
 
 
 @contextmanager
-def _expressed(state: State) -> Iterator[None]:
-    """Let the types of quantized values be those of the numbers that they stand for."""
+def quantized_as(state: State, what: str) -> Iterator[None]:
+    """Let ``what`` stand for quantized types: ``"expressed"`` for those of their numbers, or a dtype."""
     session = state.session
-    session.types, session.expressed = {}, True
+    session.types, session.quantized_as = {}, what
     try:
         yield
     finally:
-        session.types, session.expressed = {}, False
-
-
-def dequantize(state: State, v: Value, q: Quantization) -> Value:
-    """Return the numbers ``(v - zero) * scale`` that integers ``v`` stand for."""
-    x = v
-    if any(q.zeros):
-        work = _working_type(q)
-        x = state.one("sub", [_convert(state, x, work), _spread(state, q.zeros, work, v, q)])
-    x = _convert(state, x, q.expressed)
-    return state.one("mul", [x, _spread(state, q.scales, q.expressed, v, q)])
-
-
-def quantize(state: State, x: Value, q: Quantization) -> Value:
-    """Return the integers ``clamp(round(x / scale) + zero)``, to nearest even; NaN becomes 0, as in StableHLO's own.
-
-    Zero points and bounds are applied to floats that hold every integer of the storage type, so no sum overflows.
-    """
-    x = _convert(state, x, q.expressed)
-    scaled = state.one("div", [x, _spread(state, q.scales, q.expressed, x, q)])
-    work = "f32" if DTYPES[q.storage].bits <= 16 else "f64"
-    whole = _convert(state, state.one("round_even", [scaled]), work)
-    if any(q.zeros):
-        whole = state.one("add", [whole, _spread(state, q.zeros, work, x, q)])
-    for fn, bound in (("max", q.low), ("min", q.high)):
-        whole = state.one(fn, [whole, _spread(state, (bound,), work, x, q)])
-    return _convert(state, whole, q.storage)
-
-
-def _working_type(q: Quantization) -> str:
-    return "i32" if DTYPES[q.storage].bits <= 16 else "i64"
-
-
-def _convert(state: State, v: Value, dtype: str) -> Value:
-    return v if v.type.dtype == dtype else state.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
-
-
-def _spread(state: State, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:
-    """Return ``values``, one or one for each index along the axis, in the shape of ``like``."""
-    t = TensorType(dtype, like.type.shape)
-    if q.axis is None or len(set(values)) == 1:
-        return state.constant(np.array(values[0]).astype(to_numpy(dtype)), t)
-    row = state.constant(np.array(values).astype(to_numpy(dtype)), TensorType(dtype, (len(values),)))
-    return state.one("broadcast", [row], {"dims": (q.axis,)}, [t])
+        session.types, session.quantized_as = {}, "storage"
 
 
 QUANTIZED: dict[str, Importer] = {

@@ -46,7 +46,8 @@ class Session:
     are relations of dims that must hold before any work is done, ``assertions`` those
     that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
-    been seen, ``expressed`` that such types are those of the numbers, not of the integers.
+    been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
+    type, or a dtype.
     """
 
     symbols: Mapping[str, Any]
@@ -58,7 +59,7 @@ class Session:
     open: set[Any] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    expressed: bool = False
+    quantized_as: str = "storage"
     quantized: bool = False
     names: dict[str, int] = field(default_factory=dict)
     known: dict[Value, Known] = field(default_factory=dict)
@@ -95,7 +96,8 @@ class Session:
             q = quantization.quantization_of(t)
             if q is not None:
                 self.quantized = True
-                found = (q.expressed if self.expressed else q.storage), tuple(t.shape)
+                dtypes = {"storage": q.storage, "expressed": q.expressed}
+                found = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
             self.types[t] = found = found or _parts(t)
         return found
 
