@@ -66,6 +66,10 @@ class Algebra:
     def shift_right_logical(self, i, by):
         return (np.asarray(i).view(f"u{self.bits // 8}") >> np.uint64(by).astype(f"u{self.bits // 8}")).view(self.integer)  # noqa: E501
 
+    def sine_of_large(self, condition, x, turns, usual):
+        with np.errstate(invalid="ignore"):
+            return np.where(condition, (np.sin, np.cos)[turns](x), usual)
+
     @property
     def wide(self):
         return Algebra(64)

@@ -145,6 +145,19 @@ class Algebra:
     def _wrap(self, raw: ir.Value) -> Value:
         return Value(self.builder, raw)
 
+    def sine_of_large(self, condition: Value, x: Value, turns: int, usual: Value) -> Value:
+        """Return ``usual``, but where the condition holds, which is rare, the sine of ``x + turns pi / 2``."""
+        from aotc.kernels.large_angles import sine_of_large
+
+        before = self.builder.block
+        with self.builder.if_then(condition.raw, likely=False):
+            found = self.builder.call(sine_of_large(self.builder.module), [x.raw, ir.Constant(I64, turns)])
+            inside = self.builder.block
+        result = self.builder.phi(F64)
+        result.add_incoming(usual.raw, before)
+        result.add_incoming(found, inside)
+        return self._wrap(result)
+
     def _unary(self, name: str, x: Value) -> Value:
         full = f"llvm.{name}.f{self.bits}"
         return self._wrap(call_intrinsic(self.builder, full, self.float_type, [x.raw]))

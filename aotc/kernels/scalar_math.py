@@ -265,45 +265,47 @@ _COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.755731435139
         2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02)  # fmt: skip
 
 
-def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Return (quadrant, sin r, cos r) with ``x = quadrant * pi/2 + r``.
+def sine_and_cosine(m: Any, r: Any) -> tuple[Any, Any]:
+    """Return ``(sin r, cos r)`` for ``|r| <= pi / 4``."""
+    z = r * r
+    sine = m.fma(r * z, polynomial(m, z, _SIN), r)
+    return sine, m.fma(z * z, polynomial(m, z, _COS), m.fma(z, m.const(-0.5), m.const(1.0)))
 
-    Three constants of pi/2 keep full precision up to about 1e9; beyond 2**52 the
-    quadrant itself is not representable and the result is only bounded.
-    """
+
+LARGE_ANGLE = 2.0**44  # beyond, the rounding of x * 2/pi may miss the nearest quadrant
+
+
+def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
+    """Return (quadrant, sin r, cos r) with ``x = quadrant * pi/2 + r`` for ``|x| < LARGE_ANGLE``; else any numbers."""
     n = m.rint(x * 0.63661977236758134308)
-    n = m.select(m.abs(n) < 4.0e15, n, m.const(0.0))
     r = m.fma(n, m.const(-1.57079632679489655800e00), x)
     r = m.fma(n, m.const(-6.12323399573676603587e-17), r)
     r = m.fma(n, m.const(1.49738490485916983e-33), r)
-    r = m.select(m.abs(r) < 2.0, r, m.const(0.0))
-    z = r * r
-    sine = m.fma(r * z, polynomial(m, z, _SIN), r)
-    cosine = m.fma(z * z, polynomial(m, z, _COS), m.fma(z, m.const(-0.5), m.const(1.0)))
-    return m.to_int(n), sine, cosine
+    return (m.to_int(n), *sine_and_cosine(m, r))
 
 
-def _signed(m: Any, x: Any, odd: Any, negative: Any, sine: Any, cosine: Any) -> Any:
-    y = m.select(odd, cosine, sine)
-    y = m.select(negative, -y, y)
-    return m.select(m.abs(x) < INF, y, m.const(NAN))
+def _turned_sine(m: Any, x: Any, turns: int) -> Any:
+    """Return ``sin(x + turns pi / 2)``."""
+    n, sine, cosine = _quadrant(m, x)
+    n = n + turns
+    y = m.select((n & 1) != 0, cosine, sine)
+    y = m.select((n & 2) != 0, -y, y)
+    y = m.select(m.abs(x) < INF, y, m.const(NAN))
+    return m.sine_of_large((m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF), x, turns, y)
 
 
 @function
 @in_wide
 def sin(m: Any, x: Any) -> Any:
     """Reduction by multiples of pi/2, fdlibm's polynomials."""
-    n, s, c = _quadrant(m, x)
-    y = _signed(m, x, (n & 1) != 0, (n & 2) != 0, s, c)
-    return m.select(x == 0.0, x, y)
+    return m.select(x == 0.0, x, _turned_sine(m, x, 0))
 
 
 @function
 @in_wide
 def cos(m: Any, x: Any) -> Any:
     """Reduction by multiples of pi/2, fdlibm's polynomials."""
-    n, s, c = _quadrant(m, x)
-    return _signed(m, x, (n & 1) == 0, ((n + 1) & 2) != 0, s, c)
+    return _turned_sine(m, x, 1)
 
 
 @function
@@ -312,8 +314,10 @@ def tan(m: Any, x: Any) -> Any:
     """``sin / cos`` of the reduced argument."""
     n, s, c = _quadrant(m, x)
     odd = (n & 1) != 0
-    y = m.select(odd, -c, s) / m.select(odd, s, c)
-    y = m.select(m.abs(x) < INF, y, m.const(NAN))
+    large = (m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF)
+    above = m.sine_of_large(large, x, 0, m.select(odd, -c, s))
+    below = m.sine_of_large(large, x, 1, m.select(odd, s, c))
+    y = m.select(m.abs(x) < INF, above / below, m.const(NAN))
     return m.select(x == 0.0, x, y)
 
 

@@ -18,13 +18,21 @@ from aotc.lowering.in_place import overwritten
 from aotc.lowering.loop_ir import Kernel
 from aotc.lowering.small_loops import SMALL_FLOPS, is_small, loop_kernel
 from aotc.lowering.steps import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
-from aotc.vmfb.abi import MAX_NESTING
+from aotc.vmfb.abi import MAX_NESTING, MAX_PLACES
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 
 def bytes_of(type_: TensorType) -> Dim:
     """Return the bytes of a tensor."""
     return product(type_.shape) * size_of(type_.dtype)
+
+
+def _launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
+    count = len(reads) + len(writes)
+    if count > MAX_PLACES:
+        message = f"one kernel would read and write {count} arrays; the most is {MAX_PLACES}"
+        raise CompileError.at(op.loc, message, hint="pack them into fewer arrays, or compile with opt_level=0")
+    return Launch(kernel, reads, writes, op.loc)
 
 
 def bufferize(
@@ -172,7 +180,7 @@ class _Bufferizer:
         for s in (*reads, *writes):
             if s.kind == "arena":
                 s.touch(self.time)
-        return [*steps, Launch(kernel, reads, tuple(writes), op.loc)]
+        return [*steps, _launch(kernel, reads, tuple(writes), op)]
 
     def _in_place(self, old: Value, new: Value, steps: list[Step]) -> Storage:
         """Return memory for ``new`` that holds ``old``: its own if nobody reads it again, else a copy."""
@@ -334,7 +342,7 @@ class _Bufferizer:
         for s in (*sources, *writes):
             if s.kind == "arena":
                 s.touch(self.time)
-        return Launch(kernel, sources, writes, op.loc)
+        return _launch(kernel, sources, writes, op)
 
     def _case(self, op: Op) -> list[Step]:
         index = self.storage(op.operands[0])
