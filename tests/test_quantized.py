@@ -412,3 +412,20 @@ def test_products_of_i8_are_made_of_integers(name):
     body = import_model(CASES[name].text()).functions["main"].body
     (found,) = [op for op in body.ops if op.name in ("dot_general", "convolution")]
     assert [v.type.dtype for v in (*found.operands, found.result)] == ["i8", "i8", "i32"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_dynamic_batch(level):
+    case = CASES["dot_per_axis"]
+    text = case.text().replace("tensor<5x16x", "tensor<?x16x").replace("tensor<5x3x", "tensor<?x3x")
+    module = aotc.load(aotc.compile(text.encode(), opt_level=level))
+    whole, weights = arguments(case)
+    for rows in (1, 4, 5):
+        (got,) = module.invoke("main", whole[:rows], weights)
+        agree(got, expected(case, [whole[:rows], weights]))
+    text = CASES["add_per_axis"].text().replace("tensor<6x4x!", "tensor<?x4x!")
+    module = aotc.load(aotc.compile(text.encode(), opt_level=level))
+    a, b = arguments(CASES["add_per_axis"])
+    for rows in (0, 2, 6):
+        (got,) = module.invoke("main", a[:rows], b[:rows])
+        np.testing.assert_array_equal(got, quantized(numbers(a[:rows], AXIS) + numbers(b[:rows], AXIS), AXIS))
