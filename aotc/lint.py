@@ -133,7 +133,7 @@ def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
         return []
     try:
         names = imports(lower_region(function, target))
-    except CompileError:
+    except Exception:  # `lower` says what is wrong with it
         return []
     call = custom_call_of(function)
     if call is None:

@@ -376,7 +376,7 @@ def reduce_pair(p: Program) -> None:
         dim = p.draw(st.integers(0, v.rank - 1))
         shape = (*v.shape[:dim], *v.shape[dim + 1 :])
         combine = "lambda x, y: (lax.max(x[0], y[0]), x[1] + y[1])"
-        start = f"{v.name}.dtype.type(-100), {v.name}.dtype.type(0)"
+        start = f"{v.name}.dtype.type({np.iinfo(v.dtype).min}), {v.name}.dtype.type(0)"
         text = f"lax.reduce(({v.name}, {w.name}), ({start}), {combine}, ({dim},))[{p.choose([0, 1])}]"
         p.add(text, shape, v.dtype)
 
@@ -593,10 +593,70 @@ def branch(p: Program) -> None:
             p.add(text, v.shape, v.dtype, v.exact and w.exact, bound)
 
 
+def special(p: Program) -> None:
+    """Put a NaN or an infinity into floats."""
+    found = p.some(lambda v: v.dtype in FLOATS and v.rank > 0 and v.exact)
+    if found:
+        v = p.choose(found)
+        value = f"{v.name}.dtype.type({p.choose(('np.nan', 'np.inf', '-np.inf', '-0.0'))})"
+        at = f"lax.broadcasted_iota(jnp.int32, {v.name}.shape, {p.draw(st.integers(0, v.rank - 1))}) == 1"
+        p.add(f"jnp.where({at}, {value}, {v.name})", v.shape, v.dtype, v.exact, 100.0)  # not for smooth ops
+
+
+def advanced_index(p: Program) -> None:
+    """Gather single elements, or add to them, by two index vectors."""
+    found = p.some(lambda v: v.rank >= 2 and numeric(v) and all(size(d, {"a": 1, "b": 1}) > 0 for d in v.shape[:2]))
+    indices = p.some(lambda v: v.dtype == "int32" and v.rank <= 1)
+    if found and indices:
+        v, at = p.choose(found), p.choose(indices)
+        mode = p.choose(("clip", "fill", "drop"))
+        if mode == "drop":
+            bound = v.bound + max(elements(at.shape), 1)
+            text = f'{v.name}.at[{at.name}, {at.name}].add({v.name}.dtype.type(1), mode="drop")'
+            p.add(text, v.shape, v.dtype, v.exact, bound)
+        else:
+            shape = (*at.shape, *v.shape[2:])
+            fill = ", fill_value=2" if mode == "fill" else ""
+            text = f'{v.name}.at[{at.name}, {at.name}].get(mode="{mode}"{fill})'
+            p.add(text, shape, v.dtype, v.exact, v.bound)
+
+
+def mapped(p: Program) -> None:
+    """Map a function over the leading dim: batch dims, and branches that become selections."""
+    found = p.some(lambda v: v.rank >= 2 and v.dtype in ("int32", "float32", "uint8") and v.exact
+                   and size(v.shape[1], {"a": 1, "b": 1}) > 1)  # fmt: skip
+    if found:
+        v = p.choose(found)
+        row = v.shape[1:]
+        start = "x.reshape(-1)[0].astype(jnp.int32)"
+        bodies = [
+            ("lax.sort(x, 0)", row, 1.0),
+            (f"lax.dynamic_slice_in_dim(x, {start}, 2, 0)", (2, *row[1:]), 1.0),
+            (f"lax.dynamic_update_slice_in_dim(x, x[1:2], {start}, 0)", row, 1.0),
+            (f"lax.cond({start} > 0, lambda: x + x, lambda: lax.rev(x, (0,)))", row, 2.0),
+            (f"lax.fori_loop(0, {start} % 3, lambda i, c: lax.max(c, c[:1]) , x)", row, 1.0),
+        ]
+        body, shape, factor = p.choose(bodies)
+        p.add(f"jax.vmap(lambda x: {body})({v.name})", (v.shape[0], *shape), v.dtype, v.exact, v.bound * factor)
+
+
+def several_carried(p: Program) -> None:
+    """A loop that carries a counter and two arrays, and swaps them."""
+    found = p.some(lambda v: v.dtype in ("int32", "uint8", "float32") and v.exact)
+    if found:
+        v = p.choose(found)
+        w = like(p, v)
+        count = p.choose([2, 3, 1, 0])
+        step = p.choose(("lax.max(c[0], c[1])", "lax.min(c[1], c[0])", "c[1]"))
+        text = f"lax.fori_loop(0, {count}, lambda i, c: ({step}, c[0]), ({v.name}, {w.name}))"
+        p.add(f"{text}[{p.choose([0, 1])}]", v.shape, v.dtype, v.exact and w.exact, max(v.bound, w.bound))
+
+
 STEPS: tuple[Callable[[Program], None], ...] = (
     unary, binary, compare, select, convert, broadcast, reshape, transpose, reduce, sliced, pad, concatenate, smooth,
     dot, gather, scatter, dynamic_slice, dynamic_update_slice, sort, scan, loop, branch, spread, reverse, bitcast,
-    argument_of_extreme, reduce_pair, window, convolution, top_k, iota, scan_rows,
+    argument_of_extreme, reduce_pair, window, convolution, top_k, iota, scan_rows, special, advanced_index, mapped,
+    several_carried,
 )  # fmt: skip
 
 

@@ -172,6 +172,23 @@ def test_aliased_results_start_with_the_operand():
         assert (new.tolist(), old.tolist()) == ([1, 3, 3], [1, 2, 3])
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_call_without_results(level):
+    text = """func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+      %0 = stablehlo.add %x, %x : tensor<4xf32>
+      stablehlo.custom_call @look(%0) {has_side_effect = true} : (tensor<4xf32>) -> ()
+      return %0 : tensor<4xf32>
+    }"""
+    with pytest.raises(aotc.CompileError, match="custom call @look is not known"):
+        aotc.compile(text, opt_level=level)
+    seen = []
+    aotc.register_custom_call("look", lambda x: seen.append(x.copy()), native=False)
+    x = np.arange(4, dtype="float32")
+    (got,) = aotc.load(aotc.compile(text, opt_level=level, verify_each=True)).invoke("main", x)
+    np.testing.assert_array_equal(got, x + x)
+    np.testing.assert_array_equal(seen, [x + x])
+
+
 def test_attributes():
     def keep(x, out, *, flag, count, sizes, word):
         out[:] = [flag, count, sum(sizes), len(word)]

@@ -27,7 +27,7 @@ def updated_operands(op: Op) -> tuple[int, ...]:
 
 def overwritten(function: Function) -> int:
     """Return how many leading parameters of an outlined region share memory with its results."""
-    if function.attrs["kind"] not in ("single", "update"):
+    if function.attrs["kind"] not in ("single", "update") or not function.body.results:
         return 0
     op = next(op for op in function.body.ops if op.results[0] is function.body.results[0])
     return len(updated_operands(op))

@@ -160,7 +160,7 @@ class Outliner:
                 continue
             stack.append((v, True))
             stack += [(u, False) for u in (*op.operands, *captures(op))]
-        return list(order)
+        return [*order, *(op for op in group.members if not op.results)]
 
     def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
         """Order dispatches and loose ops so that every value is made before it is read."""

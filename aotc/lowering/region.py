@@ -58,7 +58,7 @@ class RegionBuilder:
         self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
         self._count = count()
         if function.attrs["kind"] in ("single", "update"):
-            self.shape = body.results[0].type.shape
+            self.shape = body.results[0].type.shape if body.results else ()
             return
         anchor = next(v for v in [*self.ops, *body.params] if v.name == function.attrs["anchor"])
         self.anchors = Anchors(anchor, self.ops)
