@@ -31,7 +31,7 @@ from aotc.lowering.bufferize import bufferize
 from aotc.lowering.canonicalize import canonicalize
 from aotc.lowering.contraction import canonicalize_dot
 from aotc.lowering.convolution import decompose_convolution
-from aotc.lowering.cse import cse
+from aotc.lowering.cse import cse, structure
 from aotc.lowering.dce import dce
 from aotc.lowering.decompose_fft import decompose_fft
 from aotc.lowering.emit_program import Stage, emit_program
@@ -204,10 +204,14 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     locs: dict[str, str] = {}
     custom: dict[str, CustomCall] = {}
     refused: list[Finding] = []
+    lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
     for function in module.functions.values():
         if not function.public:
             try:
-                kernels[function.name] = _lower_region(function, target, module, options)
+                key = structure(function)
+                if key not in lowered:
+                    lowered[key] = _lower_region(function, target, module, options)
+                kernels[function.name] = replace(lowered[key], name=function.name)
                 call = custom_call_of(function)
                 if call is not None:
                     custom[_known(call).symbol] = call

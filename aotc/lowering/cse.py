@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.tensor_ir import Module, Op, Region, Value
+from aotc.frontend.tensor_ir import Function, Module, Op, Region, Value
 from aotc.lowering.dce import has_effect
 from aotc.options import Options
 
@@ -19,6 +19,14 @@ def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
     changed = {n: replace(f, body=_Scope().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
+
+
+def structure(function: Function) -> tuple:
+    """Return a key that functions share which do the same, whatever they and their values are called."""
+    body, scope = function.body, _Scope()
+    values = (*body.params, *(v for op in body.ops for v in op.results))
+    place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("anchor")), None)
+    return scope.region_key(body, {}), scope.frozen({**function.attrs, "anchor": place})
 
 
 class _Bytes:

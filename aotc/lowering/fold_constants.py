@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from aotc.frontend.dims import is_static
-from aotc.frontend.interpret import interpret
+from aotc.frontend.interpret import Frame
 from aotc.frontend.opset import SCALARS
-from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
+from aotc.frontend.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
 from aotc.lowering.known import constant_of
 from aotc.lowering.rewrite import Builder, rewrite_function
 from aotc.options import Options
@@ -100,10 +100,9 @@ def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
-    params = tuple(Value(f"p{n}", v.type) for n, v in enumerate(op.operands))
-    body = Region(params, (replace(op, operands=params),), op.results)
-    module = Module({"main": Function("main", body, public=True)})
-    return _as_constants(original, interpret(module, *arrays), b)
+    frame = Frame(Module({}), {})
+    frame.environment.update(zip(op.operands, arrays))
+    return _as_constants(original, frame.apply(op), b)
 
 
 def _as_constants(op: Op, arrays: Sequence[np.ndarray], b: Builder) -> Sequence[Value]:
