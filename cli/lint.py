@@ -24,7 +24,7 @@ aotc lint model.mlir --json | python -m json.tool
 
 aotc lint model.mlir --custom-calls=my_ops.py
 """
-_LINES = 4  # so many places are shown for each row of the table
+_LINES = 3  # so many places are shown for each row of the table
 
 
 def command(
@@ -101,9 +101,10 @@ def _render(finding: Finding) -> str:
 
 
 def _lines(rows: list[Row]) -> str:
-    """Return where the ops stand: lines of the model, else of the user's source."""
-    places = list(dict.fromkeys(str(r.loc.line) if r.loc.line else r.loc.source for r in rows))
-    shown = ", ".join(p for p in places[:_LINES] if p)
+    """Return where the ops stand: lines of the model, else of the user's source, without its folder."""
+    found = (str(r.loc.line) if r.loc.line else Path(r.loc.source).name for r in rows)
+    places = [p for p in dict.fromkeys(found) if p]
+    shown = ", ".join(places[:_LINES])
     return f"{shown} and {len(places) - _LINES} more" if len(places) > _LINES else shown
 
 
