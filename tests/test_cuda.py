@@ -15,7 +15,9 @@ from test_sizes_from_values import GROWING, check_growing
 import aotc
 from aotc.vmfb import cuda_driver
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 pytest.importorskip("cuda.bindings.nvjitlink")
 
@@ -111,6 +113,33 @@ def test_meaning_on_a_simulated_gpu(name, monkeypatch):
     data = aotc.compile(jax.jit(function), *args, target="cuda:sm_90")
     install(monkeypatch, data)
     close(aotc.load(data).invoke("main", *jax.tree.leaves(args)), jax.jit(function)(*args), tolerance)
+
+
+SLOW_FLOATS = [n for n in SMALL_FLOATS if n not in ("f8E5M2", "f6E3M2FN", "f8E8M0FNU")]
+
+
+@sim
+@pytest.mark.parametrize(
+    "dtype", ["f8E5M2", "f6E3M2FN", "f8E8M0FNU", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_FLOATS)]
+)
+def test_every_small_float_is_on_the_gpu_what_it_is_on_the_cpu(dtype, monkeypatch):
+    t = f"tensor<32x{dtype}>"
+    text = f"""module {{ func.func public @main(%a: {t}, %b: {t}, %f: tensor<32xf64>) -> ({t}, tensor<32xf64>, {t},
+        tensor<32xi1>) {{
+      %0 = stablehlo.divide %a, %b : {t}
+      %1 = stablehlo.convert %a : ({t}) -> tensor<32xf64>
+      %2 = stablehlo.convert %f : (tensor<32xf64>) -> {t}
+      %3 = stablehlo.compare LT, %a, %b, TOTALORDER : ({t}, {t}) -> tensor<32xi1>
+      return %0, %1, %2, %3 : {t}, tensor<32xf64>, {t}, tensor<32xi1> }} }}""".encode()
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 1 << DTYPES[dtype].bits, 32).astype(np.uint8).view(to_numpy(dtype)) for _ in range(2))
+    wide = rng.standard_normal(32) * np.exp2(rng.integers(-9, 9, 32))
+    data = aotc.compile(text, target="cuda:sm_90")
+    install(monkeypatch, data)
+    got = aotc.load(data).invoke("main", a, b, wide)
+    want = aotc.load(aotc.compile(text)).invoke("main", a, b, wide)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(x.astype("f8"), y.astype("f8"))
 
 
 @sim
