@@ -12,10 +12,12 @@ from a model to the bytes of a bundle::
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,10 +342,23 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
     _start_compilers(targets, chosen)
     given = [raw]
     del raw
-    data = _compile(given, targets, chosen)
+    with _without_collection():
+        data = _compile(given, targets, chosen)
     if key and time.perf_counter() - begin > bundle_cache.WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep Python from looking for garbage in cycles: each search goes through the whole program, and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _compile(given: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
