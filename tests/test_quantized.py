@@ -28,6 +28,7 @@ COARSE = "!quant.uniform<i8:f32, 2.53:7>"
 CENTERED = "!quant.uniform<i8:f32, 0.127>"
 AXIS = "!quant.uniform<i8:f32:1, {0.05:-30,0.1:0,0.25:12,0.125:7}>"
 SYMMETRIC = "!quant.uniform<i8<-127:127>:f32:1, {0.05,0.1,0.25}>"
+NIBBLES = "!quant.uniform<i4:f32:1, {0.5,1.0,2.5}>"
 WIDE = "!quant.uniform<i32:f32, 0.00635>"
 
 
@@ -188,6 +189,13 @@ def _products() -> dict[str, Case]:
             "stablehlo.dot_general %a, %b, batching_dims = [1] x [2], contracting_dims = [0] x [1] : ($A, $B) -> $R",
             lambda x, y: np.einsum("kbm,nkb->bmn", x, y), (like(A, 16, 3, 5), like(CENTERED, 2, 16, 3)),
             like(COARSE, 3, 5, 2)),
+        "dot_of_u8": Case(dot, np.matmul, (like("!quant.uniform<u8:f32, 0.05:130>", 5, 16), like(SYMMETRIC, 16, 3)),
+                          like(COARSE, 5, 3)),
+        "dot_of_i4": Case(dot, np.matmul, (like("!quant.uniform<i4:f32, 0.5:-3>", 5, 16), like(NIBBLES, 16, 3)),
+                          like(COARSE, 5, 3)),
+        "convolution_of_u8": Case(
+            conv, _convolved, (like("!quant.uniform<u8:f32, 0.05:3>", 2, 9, 4), like(CENTERED, 3, 4, 3)),
+            like(COARSE, 2, 9, 3)),
         "dot_long": Case(dot, np.matmul, (like(A, 2, 70000), like(CENTERED, 70000, 2)),
                          like("!quant.uniform<i32:f32, 1.27>", 2, 2)),
         "depthwise": Case(conv.replace("feature_group_count = 1", "feature_group_count = 4"), _depthwise,
@@ -263,6 +271,7 @@ def test_ops_mean_what_their_numbers_do(name, level):
 
 
 NOT_COMPARED = {"dot_hybrid", "dot_to_i8", "dot_of_batches", "depthwise", "dot_long", "reverse"}
+NOT_COMPARED |= {"dot_of_u8", "dot_of_i4", "convolution_of_u8"}
 """Floats; it rounds to i8 after each product; it is slow; it refuses it."""
 
 
@@ -407,8 +416,10 @@ def test_a_computation_on_another_quantization_is_refused():
         import_model(text)
 
 
-@pytest.mark.parametrize("name", ["dot", "dot_per_axis", "dot_of_batches", "convolution", "depthwise"])
-def test_products_of_i8_are_made_of_integers(name):
+@pytest.mark.parametrize("name", [
+    "dot", "dot_per_axis", "dot_of_batches", "convolution", "depthwise", "dot_of_u8", "dot_of_i4", "convolution_of_u8",
+])  # fmt: skip
+def test_products_are_made_of_integers(name):
     body = import_model(CASES[name].text()).functions["main"].body
     (found,) = [op for op in body.ops if op.name in ("dot_general", "convolution")]
     assert [v.type.dtype for v in (*found.operands, found.result)] == ["i8", "i8", "i32"]

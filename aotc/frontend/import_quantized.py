@@ -2,8 +2,8 @@
 
 In the tensor IR a quantized tensor is the tensor of its integers; arguments and results of a function too. An op
 on it means, by the specification of StableHLO: dequantize the operands, do the op on floats, quantize the result.
-Ops that only move elements move the integers, if these mean the same before and after; products of i8 are made of the
-integers and scaled after.
+Ops that only move elements move the integers, if these mean the same before and after; products of 8 bits or less are
+made of the integers and scaled after.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from aotc.frontend.import_state import Importer, Leaves, State, leaf_types
 from aotc.frontend.quantization import quantization_of
 from aotc.frontend.quantized_math import dequantize, quantize
-from aotc.frontend.quantized_products import bind_product, is_of_integers
+from aotc.frontend.quantized_products import as_i8, bind_product, is_of_integers
 
 _MOVES = frozenset(
     f"stablehlo.{name}"
@@ -59,8 +59,15 @@ def import_quantized(importer: Importer, state: State, op: Any) -> None:
 
 
 def _product(importer: Importer, state: State, op: Any) -> bool:
-    with quantized_as(state, "i32"):
-        importer(state, op)
+    """Import a product of integers, if it can be one."""
+    given = {v: state.values[v] for v in list(op.operands)[:2]}
+    narrow = {v: (as_i8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
+    state.values.update(narrow)
+    try:
+        with quantized_as(state, "i32"):
+            importer(state, op)
+    finally:
+        state.values.update(given)
     return bind_product(state, op)
 
 
