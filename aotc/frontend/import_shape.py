@@ -103,19 +103,15 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
     x, *bounds = state.operands(op)
     _, shape = state.session.parts(op.results[0].type)
     sizes = _sizes_after(state, op)
-    ends: Sequence[Dim] = ()
     if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
         sizes = _reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
     if sizes is None and any(v not in state.known or _from_values(state, state.known[v]) for v in bounds):
         first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
         sizes = tuple(b - a for a, b in zip(first, last))
-        ends = last
     if sizes is not None and (bounds[0] not in state.known or any(_from_values(state, state.known[v]) for v in bounds)):
         for size, extent in zip(sizes, x.type.shape):
             state.require("le", size, extent, "a slice of {0} elements from {1}")
             state.require("le", 0, size, "a slice of {1} elements")
-        for end, extent in zip(ends, x.type.shape):
-            state.require("le", end, extent, "a slice up to {0} of {1} elements")
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
         found = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
