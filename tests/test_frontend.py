@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax import export
 
+import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.frontend.interpret import interpret
@@ -102,6 +104,38 @@ def test_path(tmp_path, exported, as_text):
 
 
 Point = collections.namedtuple("Point", "x y")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Weights:
+    w: object
+    bias: object
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Bag(collections.UserDict):
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.DictKey(k), v) for k, v in sorted(self.items())], tuple(sorted(self))
+
+    @classmethod
+    def tree_unflatten(cls, keys, values):
+        return cls(zip(keys, values))
+
+
+def test_registered_classes_and_keys_that_are_numbers():
+    """The caller's objects go in as they are; where their class does not exist, tuples and dicts do."""
+
+    def fn(weights, bag, layers):
+        return Weights(weights.w @ bag["x"], weights.bias + layers[0]), Bag(y=layers[1])
+
+    x = np.eye(2, dtype=np.float32)
+    module = aotc.load(aotc.compile(jax.jit(fn), Weights(x, x[0]), Bag(x=x), {0: x[1], 1: x}))
+    for weights in (Weights(x, x[0]), (x, x[0]), {"w": x, "bias": x[0]}):
+        for bag in (Bag(x=x), {"x": x}):
+            found, rest = module(weights, bag, {0: x[1], 1: x})
+            assert (found.w.tolist(), found.bias.tolist()) == (x.tolist(), [1, 1])
+            assert rest["y"].tolist() == x.tolist()
 
 
 def test_the_entry_says_names_and_trees():

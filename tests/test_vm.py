@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,10 +255,38 @@ def test_trees_round_trip():
         {"kind": "dict", "keys": ["k"], "children": [{"kind": "list", "children": [LEAF, LEAF]}]},
     )
     value = (Point(1, None), {"k": [2, 3]})
-    leaves = trees.flatten(value, node, "f")
+    leaves = []
+    trees.flattener(node, "f")(value, leaves)
     assert leaves == [1, 2, 3]
     assert trees.count_leaves(node) == 3
-    assert trees.unflatten(iter(leaves), node) == value
+    assert trees.unflattener(node)(iter(leaves)) == value
+
+
+STATE = {"kind": "object", "name": "State", "keys": ["w", "step"], "children": [LEAF, tuple_of()]}
+
+
+@pytest.mark.parametrize("value", [SimpleNamespace(w=7, step=(), more=1), (7, ()), {"step": (), "w": 7}])
+def test_an_object_by_its_attributes(value):
+    leaves = []
+    trees.flattener(STATE, "f")(value, leaves)
+    assert leaves == [7]
+    found = trees.unflattener(STATE)(iter(leaves))
+    assert (type(found).__name__, found.w, found.step, found) == ("State", 7, (), (7, ()))
+
+
+def test_an_object_without_an_attribute():
+    with pytest.raises(VmError, match=r"arguments\.inner have another structure") as error:
+        trees.flattener(STATE, "f", ".inner")(SimpleNamespace(w=7), [])
+    assert "a SimpleNamespace without step" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"keys": ["w", "w"]}, {"keys": ["w", "2"]}, {"keys": ["w"]}, {"name": "a b"}, {"name": 3}, {"kind": "bag"}],
+)
+def test_nodes_that_are_not_well_formed(wrong):
+    with pytest.raises(ValueError, match=r"pytree node|keys"):
+        trees.count_leaves({**STATE, **wrong})
 
 
 def test_a_tree_that_does_not_fit_its_function():

@@ -107,11 +107,29 @@ def tree_data(tree: Any) -> dict[str, Any]:
         return {"kind": "none" if tree.num_leaves == 0 else "leaf", "keys": [], "children": []}
     kind, data = node
     if kind is dict:
-        return {"kind": "dict", "keys": [str(k) for k in data], "children": children}
+        return {"kind": "dict", "keys": [k if isinstance(k, int) else str(k) for k in data], "children": children}
     if kind in (tuple, list):
         return {"kind": kind.__name__, "keys": [], "children": children}
     if hasattr(kind, "_fields"):
         return {"kind": "namedtuple", "name": kind.__name__, "keys": list(kind._fields), "children": children}
     if kind is type(None):
         return {"kind": "none", "keys": [], "children": []}
+    return _registered(tree, kind.__name__, children)
+
+
+def _registered(tree: Any, name: str, children: list[Any]) -> dict[str, Any]:
+    """Return a node of a class that is registered with JAX: by its attributes or keys if it names them."""
+    try:
+        whole = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+        paths = jax.tree_util.tree_flatten_with_path(whole, is_leaf=lambda x: x is not whole)[0]
+    except Exception:  # the class does not take numbers for arrays
+        paths = []
+    entries = [path[0] for path, _ in paths if len(path) == 1]
+    if children and len(entries) == len(children):
+        names = [getattr(entry, "name", None) for entry in entries]
+        if all(isinstance(n, str) and n.isidentifier() for n in names) and name.isidentifier():
+            return {"kind": "object", "name": name, "keys": names, "children": children}
+        keys = [entry.key if isinstance(entry, jax.tree_util.DictKey) else None for entry in entries]
+        if all(isinstance(key, str | int) for key in keys):
+            return {"kind": "dict", "keys": keys, "children": children}
     return {"kind": "tuple", "keys": [], "children": children}

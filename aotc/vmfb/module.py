@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -167,15 +168,27 @@ class Entry:
         self.signature: Signature = function.signature
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        signature = self.signature
-        if signature.in_tree is not None:
-            values = trees.flatten((args, kwargs), signature.in_tree, self._function.where)
-        else:
-            values = [*args, *self._by_name(len(args), kwargs)] if kwargs else list(args)
-        results = self._function.call(values)
-        if signature.out_tree is not None:
-            return trees.unflatten(iter(results), signature.out_tree)
-        return results[0] if len(results) == 1 else results
+        values: list[Any] = []
+        self._flatten((args, kwargs), values)
+        return self._unflatten(iter(self._function.call(values)))
+
+    @cached_property
+    def _flatten(self) -> trees.Flatten:
+        tree = self.signature.in_tree
+        return self._positional if tree is None else trees.flattener(tree, self._function.where)
+
+    @cached_property
+    def _unflatten(self) -> trees.Unflatten:
+        tree = self.signature.out_tree
+        if tree is not None:
+            return trees.unflattener(tree)
+        return next if len(self.signature.results) == 1 else list
+
+    def _positional(self, call: tuple[tuple[Any, ...], dict[str, Any]], leaves: list[Any]) -> None:
+        args, kwargs = call
+        leaves += args
+        if kwargs:
+            leaves += self._by_name(len(args), kwargs)
 
     def _by_name(self, given: int, kwargs: dict[str, Any]) -> list[Any]:
         names = [argument["name"] for argument in self.signature.arguments[given:]]

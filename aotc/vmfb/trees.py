@@ -1,83 +1,141 @@
 """Pytrees without JAX: nested containers to flat lists and back.
 
-A node is ``{"kind": "leaf" | "unused" | "none" | "tuple" | "list" | "dict" | "namedtuple",
-"keys": [...], "children": [...]}``; ``keys`` are those of a dict or the fields of a
-named tuple, whose ``name`` is its type's; an ``unused`` leaf takes any value, which
-the program does not get. The tree of a function's arguments is that
-of ``(args, kwargs)``.
+A node is ``{"kind": "leaf" | "unused" | "none" | "tuple" | "list" | "dict" | "namedtuple" | "object",
+"keys": [...], "children": [...]}``; ``keys`` are those of a dict, the fields of a named tuple or the attributes of an
+object, whose ``name`` is its type's; an ``unused`` leaf takes any value, which the program does not get. The tree of a
+function's arguments is that of ``(args, kwargs)``.
+
+An object is a node of a class that was registered with JAX, as a dataclass of weights. The class need not exist where
+a bundle runs: anything with these attributes will do, or a tuple or a dict of them; as a result it is a named tuple.
+
+Trees are turned into functions once, because a call takes microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
 from aotc.vmfb.errors import VmError
 
 Node = dict[str, Any]
+Flatten = Callable[[Any, list[Any]], None]
+Unflatten = Callable[[Iterator[Any]], Any]
+
+_NAMED = ("dict", "namedtuple", "object")
 
 
-def flatten(value: Any, node: Node, where: str, path: str = "") -> list[Any]:
-    """Return the leaves of ``value``, which must have the structure of ``node``.
+def flattener(node: Node, where: str, path: str = "") -> Flatten:
+    """Return ``f(value, leaves)``, which appends the leaves of ``value`` to a list.
 
-    Raises
-    ------
-    VmError
-        Names the place where the structures differ.
+    It raises a VmError that names the place where ``value`` and ``node`` differ in structure.
     """
-    kind, children = node["kind"], node.get("children", [])
-    match kind:
+    children = node.get("children", [])
+    match node["kind"]:
         case "leaf":
-            return [value]
+            return lambda value, leaves: leaves.append(value)
         case "unused":
-            return []
+            return lambda value, leaves: None
         case "none":
-            if value is not None:
-                raise _differs(where, path, type(value).__name__, "None")
-            return []
+            return _none(where, path)
         case "dict":
-            return _flatten_dict(value, node, where, path)
-        case _:
-            if not isinstance(value, list if kind == "list" else tuple):
-                raise _differs(where, path, f"a {type(value).__name__}", f"a {kind} of {len(children)}")
-            if len(value) != len(children):
-                raise _differs(where, path, f"{len(value)} items", f"{len(children)} items")
-            return [x for i, (v, c) in enumerate(zip(value, children)) for x in flatten(v, c, where, f"{path}[{i}]")]
+            parts = _parts(node, where, path, "[{!r}]")
+            return _mapping(parts, where, path)
+        case "object":
+            return _object(node, where, path)
+        case kind:
+            inner = [flattener(child, where, f"{path}[{i}]") for i, child in enumerate(children)]
+            whole = all(child["kind"] == "leaf" for child in children)
+            return _sequence(kind, inner, whole, where, path)
 
 
-def _flatten_dict(value: Any, node: Node, where: str, path: str) -> list[Any]:
-    keys = node.get("keys", [])
-    if not isinstance(value, dict) or set(value) != set(keys):
-        found = f"keys {sorted(map(str, value))}" if isinstance(value, dict) else f"a {type(value).__name__}"
-        raise _differs(where, path, found, f"a dict with keys {keys}")
-    leaves = []
-    for key, child in zip(keys, node.get("children", [])):
-        leaves += flatten(value[key], child, where, f"{path}[{key!r}]")
-    return leaves
+def _parts(node: Node, where: str, path: str, form: str) -> dict[Any, Flatten]:
+    pairs = zip(node.get("keys", []), node.get("children", []))
+    return {key: flattener(child, where, path + form.format(key)) for key, child in pairs}
+
+
+def _none(where: str, path: str) -> Flatten:
+    def flatten(value: Any, leaves: list[Any]) -> None:
+        if value is not None:
+            raise _differs(where, path, type(value).__name__, "None")
+
+    return flatten
+
+
+def _sequence(kind: str, inner: list[Flatten], whole: bool, where: str, path: str) -> Flatten:
+    wanted = list if kind == "list" else tuple
+    size = len(inner)
+
+    def flatten(value: Any, leaves: list[Any]) -> None:
+        if not isinstance(value, wanted):
+            raise _differs(where, path, f"a {type(value).__name__}", f"a {kind} of {size}")
+        if len(value) != size:
+            raise _differs(where, path, f"{len(value)} items", f"{size} items")
+        if whole:
+            leaves += value
+            return
+        for part, v in zip(inner, value):
+            part(v, leaves)
+
+    return flatten
+
+
+def _mapping(parts: dict[Any, Flatten], where: str, path: str) -> Flatten:
+    def flatten(value: Any, leaves: list[Any]) -> None:
+        if not isinstance(value, Mapping) or len(value) != len(parts) or any(key not in value for key in parts):
+            found = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            raise _differs(where, path, found, f"a dict with keys {list(parts)}")
+        for key, part in parts.items():
+            part(value[key], leaves)
+
+    return flatten
+
+
+def _object(node: Node, where: str, path: str) -> Flatten:
+    parts = _parts(node, where, path, ".{}")
+    inner = list(parts.values())
+    by_place, by_key = _sequence("tuple", inner, False, where, path), _mapping(parts, where, path)
+    expected = f"a {node.get('name', 'object')} with {', '.join(parts)}, or a tuple or a dict of them"
+
+    def flatten(value: Any, leaves: list[Any]) -> None:
+        if isinstance(value, tuple):
+            return by_place(value, leaves)
+        if isinstance(value, dict):
+            return by_key(value, leaves)
+        missing = [key for key in parts if not hasattr(value, key)]
+        if missing:
+            found = f"a {type(value).__name__} without {', '.join(missing)}"
+            raise _differs(where, path, found, expected)
+        for key, part in parts.items():
+            part(getattr(value, key), leaves)
+        return None
+
+    return flatten
 
 
 def _differs(where: str, path: str, found: str, expected: str) -> VmError:
     return VmError(where, f"the arguments{path} have another structure than the compiled ones", found, expected)
 
 
-def unflatten(leaves: Iterator[Any], node: Node) -> Any:
-    """Return the value with the structure of ``node`` and these leaves."""
-    if node["kind"] == "leaf":
-        return next(leaves)
-    if node["kind"] == "none":
-        return None
-    children = [unflatten(leaves, child) for child in node.get("children", [])]
+def unflattener(node: Node) -> Unflatten:
+    """Return ``f(leaves)``, which makes a value with the structure of ``node`` from an iterator over leaves."""
+    keys, parts = node.get("keys", []), [unflattener(child) for child in node.get("children", [])]
     match node["kind"]:
+        case "leaf":
+            return next
+        case "none":
+            return lambda leaves: None
         case "dict":
-            return dict(zip(node["keys"], children))
+            return lambda leaves: {key: part(leaves) for key, part in zip(keys, parts)}
         case "list":
-            return children
-        case "namedtuple":
-            from collections import namedtuple
-
-            return namedtuple(node.get("name", "Result"), node["keys"])(*children)
-    return tuple(children)
+            return lambda leaves: [part(leaves) for part in parts]
+        case "namedtuple" | "object":
+            make = namedtuple(node.get("name", "Result"), keys, rename=True)  # type: ignore[misc]
+            return lambda leaves: make(*[part(leaves) for part in parts])
+        case _:
+            return lambda leaves: tuple([part(leaves) for part in parts])
 
 
 def mark_unused(node: Node, kept: Iterable[int]) -> Node:
@@ -105,8 +163,14 @@ def count_leaves(node: Node) -> int:
     kind, children, keys = node.get("kind"), node.get("children", []), node.get("keys", [])
     if kind == "leaf":
         return 1
-    if kind not in ("none", "unused", "tuple", "list", "dict", "namedtuple") or not isinstance(children, list):
+    if kind not in ("none", "unused", "tuple", "list", *_NAMED) or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
-    if kind in ("dict", "namedtuple") and (not isinstance(keys, list) or len(keys) != len(children)):
+    if kind in _NAMED and (not isinstance(keys, list) or len(keys) != len(children)):
         raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")
+    if kind != "dict" and kind in _NAMED and not all(isinstance(k, str) and k.isidentifier() for k in keys):
+        raise ValueError(f"a {kind} with keys {keys!r}")
+    if not isinstance(node.get("name", ""), str) or not node.get("name", "Result").isidentifier():
+        raise ValueError(f"a pytree node named {node['name']!r}")
+    if len(set(map(repr, keys))) != len(keys):
+        raise ValueError(f"a {kind} with keys {keys!r}")
     return sum(map(count_leaves, children))
