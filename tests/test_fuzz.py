@@ -108,13 +108,13 @@ def test_found(function, types, level):
             np.testing.assert_array_equal(a, b)
 
 
-@settings(QUICK, max_examples=25)
+@settings(QUICK, max_examples=20)
 @given(programs(most=6))
 def test_static_sizes(program):
     check(program, [program.seed % 4])
 
 
-@settings(QUICK, max_examples=12)
+@settings(QUICK, max_examples=8)
 @given(programs(symbolic=True, most=6))
 def test_symbolic_sizes(program):
     check_sizes(program, [program.seed % 4])
