@@ -629,7 +629,7 @@ def advanced_index(p: Program) -> None:
 def mapped(p: Program) -> None:
     """Map a function over the leading dim: batch dims, and branches that become selections."""
     found = p.some(lambda v: v.rank >= 2 and v.dtype in ("int32", "float32", "uint8") and v.exact
-                   and size(v.shape[1], {"a": 1, "b": 1}) > 1)  # fmt: skip
+                   and size(v.shape[1], {"a": 1, "b": 1}) > 1 and elements(v.shape) > 0)  # fmt: skip
     if found:
         v = p.choose(found)
         row = v.shape[1:]
