@@ -20,6 +20,7 @@ import numpy as np
 
 import aotc
 from aotc.agreement import Mismatch, Tolerance, compare_op, compare_results
+from aotc.assemble import assemble
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.frontend.dims import symbols
 from aotc.frontend.importer import import_raw
@@ -32,7 +33,7 @@ from aotc.lowering.elemental import FREE
 from aotc.lowering.inline import inline
 from aotc.lowering.substitute_dims import with_dims
 from aotc.options import Options
-from aotc.pipeline import Pass, assemble, lower, run_passes
+from aotc.pipeline import Pass, lower, run_passes
 from aotc.targets import resolve
 from aotc.user_calls import call_user
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aotc.assemble import native_calls
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
 from aotc.frontend.import_state import STAND_IN
 from aotc.frontend.importer import import_raw
@@ -21,7 +22,7 @@ from aotc.lowering.loop_ir import imports
 from aotc.lowering.lower import lower_region
 from aotc.lowering.rules.custom_call import custom_call_of
 from aotc.options import Options
-from aotc.pipeline import lower, native_calls, run_passes
+from aotc.pipeline import lower, run_passes
 from aotc.targets import Target, resolve
 from aotc.vmfb.custom_calls import registered
 

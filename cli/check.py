@@ -86,7 +86,7 @@ def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> 
 
 
 def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) -> list[Any]:
-    from aotc.pipeline import signature
+    from aotc.assemble import signature
     from aotc.vmfb.errors import VmError
     from aotc_cli.inputs import make_values, parse_sizes, parse_values
 

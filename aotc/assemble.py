@@ -1,0 +1,157 @@
+"""From what the pipeline made for each target to the bytes of a bundle: kernels become machine code here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import aotc
+from aotc.frontend.dims import Expr, symbols
+from aotc.frontend.tensor_ir import Function, Module, TensorType
+from aotc.lowering.loop_ir import Kernel
+from aotc.lowering.loop_printer import print_kernel
+from aotc.lowering.rules.custom_call import CustomCall
+from aotc.lowering.steps import Constants
+from aotc.options import Options
+from aotc.targets import Target
+from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.trees import mark_unused
+
+if TYPE_CHECKING:
+    from aotc.kernels.cpu.build import NativeCall
+
+
+@dataclass
+class Variant:
+    """The module compiled for one target, before its kernels are machine code."""
+
+    target: Target
+    kernels: list[Kernel]
+    command_buffers: list[Any]
+    programs: dict[str, Any]
+    constants: Constants
+    arena: int | None
+    locs: dict[str, str]
+    custom: dict[str, CustomCall]
+    specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+
+
+def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
+    """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
+    from aotc.vmfb.bundle import write_bundle
+
+    segments: list[tuple[str, Any]] = []
+    entries = [_variant_entry(v, segments, options) for v in variants]
+    main = next(f for f in module.functions.values() if f.public)
+    dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
+    manifest = {
+        "format": 1,
+        "producer": f"aotc {aotc.__version__}",
+        "name": module.name,
+        "functions": {f.name: signature(f) for f in module.functions.values() if f.public},
+        "symbols": sorted(dims),
+        "variants": entries,
+        "debug": _debug(variants) if options.debug_info else None,
+    }
+    data = write_bundle(None, manifest, segments)
+    assert data is not None
+    return data
+
+
+def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:
+    def add(name: str, data: Any) -> int:
+        segments.append((f"{v.target.name}/{name}", data))
+        return len(segments) - 1
+
+    entry: dict[str, Any] = {
+        "target": v.target.name,
+        "kind": v.target.kind,
+        "features": list(v.target.features),
+        "command_buffers": [
+            {
+                "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
+                "states": b.states,
+                "parameters": len(b.parameters),
+            }
+            for n, b in enumerate(v.command_buffers)
+        ],
+        "functions": {n: {"registers": p.registers, "code": p.code} for n, p in v.programs.items()},
+        "specialized": v.specialized,
+        "arena_peak": v.arena,
+    }
+    if v.target.kind == "cuda":
+        from aotc.kernels.cuda.build import build_cubins
+
+        built: Any = build_cubins(v.kernels, v.target, options)
+        entry["cubin"] = add("cubin", built.data)
+    else:
+        from aotc.kernels.cpu.build import build_executor, build_library
+
+        users = native_calls(v)
+        built = build_library(v.kernels, v.target, options, users)
+        entry["library"] = add("kernels.so", built.data)
+        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in built.imports if n not in v.custom]) else {}
+        entry["custom_calls"] = [v.custom[n].entry() for n in built.imports if n in v.custom]
+        entry["executor"] = add("executor.so", build_executor(v.target, options))
+    entry["kernels"] = [k.entry() for k in built.kernels]
+    entry["constants"] = _constants(v, add, options)
+    return entry
+
+
+def native_calls(v: Variant) -> list[NativeCall]:
+    """Return the user's functions that are compiled into the bundle."""
+    from aotc.kernels.cpu.build import NativeCall
+
+    return [
+        NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
+        for c in v.custom.values()
+        if (known := registered(c.name)) is not None and known.native and known.function
+    ]
+
+
+def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> dict[str, Any] | None:
+    if not v.constants.arrays:
+        return None
+    if options.weights != "inline":
+        from aotc.weights import write_weights
+
+        return {"external": write_weights(options.weights, v.constants)}
+    return {"segment": add("constants", v.constants.parts())}
+
+
+def signature(f: Function) -> dict[str, Any]:
+    """Return what the manifest says about a public function: arguments, results, pytrees."""
+    names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
+    results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
+    donated = f.attrs.get("donated", ())
+    in_tree = f.attrs.get("in_tree")
+    if in_tree is not None and "kept" in f.attrs:
+        in_tree = mark_unused(in_tree, f.attrs["kept"])
+    return {
+        "arguments": [
+            {**_value(name, v.type), "donated": False, "donatable": n in donated}
+            for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
+        ],
+        "results": [_value(name, v.type) for name, v in zip(results, f.body.results, strict=True)],
+        "in_tree": in_tree,
+        "out_tree": f.attrs.get("out_tree"),
+    }
+
+
+def _value(name: str, type_: TensorType) -> dict[str, Any]:
+    return {
+        "name": name,
+        "dtype": type_.dtype,
+        "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
+    }
+
+
+def _debug(variants: list[Variant]) -> dict[str, Any]:
+    kernels = {}
+    for v in variants:
+        for k in v.kernels:
+            kernels[f"{v.target.name}/{k.name}"] = {"text": print_kernel(k), "loc": v.locs.get(k.name, "")}
+    return {"kernels": kernels}
