@@ -277,12 +277,12 @@ def test_arrays_made_before_a_size_is_known_are_kept(threads):
     check_growing(aotc.load(aotc.compile(GROWING.encode()), threads=threads))
 
 
-def check_growing(module):
+def check_growing(module, width=64):
     """Compare with NumPy for four sizes."""
     rng = np.random.default_rng(0)
-    w = rng.normal(size=(64, 64)).astype("float32")
-    for rows in (3, 200, 1, 64):
-        x = rng.normal(size=(rows, 64)).astype("float32") * 4
+    w = rng.normal(size=(width, width)).astype("float32")
+    for rows in (3, 3 * width, 1, width):
+        x = rng.normal(size=(rows, width)).astype("float32") * 4
         first = (x.astype("f8") @ w).astype("f4")
         row = first.sum(0, dtype="f8") @ w.astype("f8") @ w
         (found,) = module.invoke("main", x, w)
