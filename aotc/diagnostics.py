@@ -48,7 +48,8 @@ class Finding:
 
     def render(self) -> str:
         """Return the finding as it is shown: place, line with a caret, JAX's line, hint."""
-        text = [f"{self.loc}: error: {self.message}"]
+        place = "" if self.loc == UNKNOWN else f"{self.loc}: "
+        text = [f"{place}error: {self.message}"]
         if self.snippet:
             body = self.snippet.strip("\n")
             text.append(f"    {body.strip()}")

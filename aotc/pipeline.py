@@ -24,7 +24,7 @@ from typing import Any
 
 from aotc import bundle_cache
 from aotc.assemble import Variant, assemble
-from aotc.diagnostics import CompileError, Finding, InternalError
+from aotc.diagnostics import UNKNOWN, CompileError, Finding, InternalError
 from aotc.frontend.dims import static, symbols
 from aotc.frontend.tensor_ir import Function, Module
 from aotc.lowering.bufferize import bufferize
@@ -306,6 +306,7 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
         The model cannot be compiled: where, what was found, what was expected.
     """
     chosen = replace(options or Options(), **flags)
+    check_options(chosen)
     targets = resolve(chosen.target)
     from aotc.frontend.mlir import fetch
 
@@ -325,6 +326,28 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
     if key and time.perf_counter() - begin > bundle_cache.WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
+
+
+def check_options(options: Options) -> None:
+    """Refuse options that name nothing.
+
+    Raises
+    ------
+    CompileError
+        If ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file, ``dump_ir`` no folder,
+        ``opt_level`` no level.
+    """
+    if options.opt_level not in range(4):
+        raise CompileError.at(UNKNOWN, f"opt_level is {options.opt_level!r}", hint="0, 1, 2 or 3")
+    names = list(dict.fromkeys(step.name for step in PASSES))
+    for name in filter(None, (options.stop_after, options.print_after)):
+        if name not in names:
+            raise CompileError.at(UNKNOWN, f"no pass {name!r}", hint=f"one of {', '.join(names)}")
+    if options.weights != "inline" and not options.weights.endswith(".safetensors"):
+        raise CompileError.at(UNKNOWN, f"weights is {options.weights!r}", hint="inline, or a path.safetensors")
+    folder = Path(options.dump_ir)
+    if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
+        raise CompileError.at(UNKNOWN, f"dump_ir is {options.dump_ir!r}, which is no folder", hint="a new folder")
 
 
 @contextmanager

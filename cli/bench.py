@@ -35,7 +35,7 @@ def command(
     inputs: list[str] = typer.Option([], "--input", help="As for `aotc run`; random values otherwise."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
     threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
-    seconds: float = typer.Option(2.0, help="How long to measure each bundle."),
+    seconds: float = typer.Option(2.0, min=0.0, help="How long to measure each bundle."),
     rounds: int = typer.Option(5, min=1, help="In how many turns."),
 ) -> None:
     """Measure a bundle: import and load in a fresh process, first call, and the latency of later calls."""
@@ -78,7 +78,7 @@ def _prepare(
     name = function or (next(iter(module.functions)) if len(module.functions) == 1 else "main")
     arguments = module.functions[name].signature.arguments if name in module.functions else []
     values = parse_values(inputs, arguments)
-    values += make_values(arguments[len(values) :], parse_sizes(dims), random=True, seed=0)
+    values += make_values(arguments[len(values) :], parse_sizes(dims, arguments), random=True, seed=0)
     begin = perf_counter()
     module.invoke(name, *values)
     return lambda: module.invoke(name, *values), loaded - start, perf_counter() - begin

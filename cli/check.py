@@ -39,14 +39,16 @@ def command(
     inputs: list[str] = typer.Option(
         [], "--input", help="SHAPExTYPE=VALUES, a scalar, @x.npy or @x.npz; once per argument, in order."
     ),
-    seed: int = typer.Option(0, help="For the random values of arguments without --input."),
+    seed: int = typer.Option(0, min=0, help="For the random values of arguments without --input."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim; others get the first sizes that fit."),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
     target: str = typer.Option("cpu", help="A CPU target that this machine can run."),
     bisect: bool = typer.Option(False, "--bisect", help="Name the pass after which the result changes."),
     oracle: str = typer.Option("reference", help="reference (the IR run by NumPy) or jax (XLA on the CPU)."),
-    rtol: float | None = typer.Option(None, help="Relative tolerance, in place of the bounds by op and dtype."),
-    atol: float | None = typer.Option(None, help="Absolute tolerance, likewise."),
+    rtol: float | None = typer.Option(
+        None, min=0.0, help="Relative tolerance, in place of the bounds by op and dtype."
+    ),
+    atol: float | None = typer.Option(None, min=0.0, help="Absolute tolerance, likewise."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
 ) -> None:
     """Compile a model, run it beside the reference, and print the first op whose result differs.
@@ -63,6 +65,8 @@ def command(
 
     if oracle not in ("reference", "jax"):
         raise typer.BadParameter(f"{oracle!r}: expected reference or jax", param_hint="--oracle")
+    if "," in target or not target.startswith("cpu"):
+        raise typer.BadParameter(f"{target!r}: expected one CPU target", param_hint="--target")
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
@@ -92,7 +96,7 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
 
     rows = signature(checker.function)["arguments"]
     given = parse_values(inputs, rows)
-    sizes = parse_sizes(dims)
+    sizes = parse_sizes(dims, rows)
     if len(given) == len(rows):
         return given
     for tried in islice(_choices(checker, sizes), _TRIES):
@@ -100,7 +104,7 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
             arrays = [*given, *make_values(rows[len(given) :], tried, True, seed)]
         except (VmError, ValueError):
             continue
-        if checker.fits(arrays):
+        if not tried or checker.fits(arrays):
             shown = ", ".join(f"{name}={size}" for name, size in sorted(tried.items()))
             print(f"random arguments, seed {seed}{': ' + shown if shown else ''}")
             return arrays

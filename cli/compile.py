@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -79,6 +80,9 @@ def command(
         bisect=bisect,
         timings=timings,
     )
+    if str(output) == "-" and not stop_after:
+        raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
+    _check_output(output)
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     if stop_after:
@@ -91,6 +95,19 @@ def command(
     write_file(str(output), [data])
     if not quiet:
         print(_summary(output, data, perf_counter() - start))
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a place that cannot be written to, before the work is done."""
+    from aotc.diagnostics import CompileError, Loc
+
+    hint = "another place with -o"
+    if output.is_dir():
+        raise CompileError.at(Loc(str(output)), "--output is a folder", hint="-o with the name of a file")
+    if not output.parent.is_dir():
+        raise CompileError.at(Loc(str(output)), f"there is no folder {output.parent}", hint=f"make it, or {hint}")
+    if not os.access(output.parent, os.W_OK):
+        raise CompileError.at(Loc(str(output)), f"the folder {output.parent} cannot be written to", hint=hint)
 
 
 def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
@@ -106,14 +123,11 @@ def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
-    from aotc.diagnostics import UNKNOWN, CompileError
     from aotc.frontend.importer import import_model
     from aotc.frontend.tensor_text import print_module
-    from aotc.pipeline import PASSES, run_passes
+    from aotc.pipeline import check_options, run_passes
 
-    names = list(dict.fromkeys(step.name for step in PASSES))
-    if options.stop_after not in names:
-        raise CompileError.at(UNKNOWN, f"no pass {options.stop_after!r}", hint=f"one of {', '.join(names)}")
+    check_options(options)
     return print_module(run_passes(import_model(source), options))
 
 

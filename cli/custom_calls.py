@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import traceback
 from collections.abc import Sequence
 
 HELP = "A Python file to run first, which calls aotc.register_custom_call; may be given more than once."
@@ -13,8 +15,24 @@ def register_from(paths: Sequence[str]) -> None:
 
     Raises
     ------
-    OSError
-        If there is no such file. What a file raises itself comes through.
+    CompileError
+        If a file cannot be read, is no Python, or raises: with the line of the file that did.
     """
     for path in paths:
-        runpy.run_path(path)
+        try:
+            runpy.run_path(path)
+        except Exception as error:
+            raise _failure(path, error) from error
+
+
+def _failure(path: str, error: Exception) -> Exception:
+    from aotc.diagnostics import CompileError, Loc
+
+    if isinstance(error, CompileError):
+        return error
+    if isinstance(error, OSError) and error.filename in (path, os.path.abspath(path)):
+        return CompileError.at(Loc(path), f"cannot read the file of custom calls: {error.strerror}")
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    line = lines[-1] if lines else getattr(error, "lineno", None) or 0
+    hint = "a Python file that calls aotc.register_custom_call"
+    return CompileError.at(Loc(path, line), f"the file raises {type(error).__name__}: {error}", hint=hint)

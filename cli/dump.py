@@ -36,6 +36,7 @@ def command(
     from aotc.vmfb.bundle import open_bundle
 
     opened = open_bundle(str(bundle))
+    _check_names(opened, kernel, target)
     every = not (kernels or bytecode or command_buffers or asm or kernel)
     for variant in opened.manifest["variants"]:
         if target not in variant["target"]:
@@ -48,6 +49,19 @@ def command(
             print("\n".join(_command_buffers(opened, variant)))
         if asm:
             print(_assembly(opened, variant, kernel))
+
+
+def _check_names(opened: Bundle, kernel: str, target: str) -> None:
+    """Refuse names that nothing in the bundle contains."""
+    from aotc.vmfb.errors import BundleError
+
+    variants = opened.manifest["variants"]
+    targets = [v["target"] for v in variants]
+    kernels = [row["name"] for v in variants if target in v["target"] for row in v["kernels"]]
+    for what, wanted, names in (("target", target, targets), ("kernel", kernel, kernels)):
+        if wanted and not any(wanted in name for name in names):
+            shown = ", ".join(dict.fromkeys(names[:20])) + (", ..." if len(names) > 20 else "")
+            raise BundleError(opened.where, f"no {what} has {wanted!r} in its name", expected=f"a part of: {shown}")
 
 
 def _kernels(opened: Bundle, variant: dict[str, Any], wanted: str) -> Iterator[str]:

@@ -87,7 +87,7 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
     if typed[3] is None:
         return np.zeros(shape, to_numpy(dtype))
     if typed[3].startswith("@"):
-        return np.fromfile(typed[3][1:], to_numpy(dtype)).reshape(shape)
+        return _read_raw(typed[3][1:], shape, dtype, what)
     return _fill(typed[3], shape, dtype, what)
 
 
@@ -138,11 +138,19 @@ def _to_dtype(numbers: list[Any], dtype: str) -> np.ndarray:
 # ---------------------------------------------------------------- files
 
 
+def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.ndarray:
+    data = np.fromfile(path, "u1")
+    wanted = int(np.prod(shape, dtype=np.int64)) * to_numpy(dtype).itemsize
+    if data.nbytes != wanted:
+        raise VmError("", f"{what}: {path} has the wrong size", f"{data.nbytes} bytes", f"{wanted} bytes")
+    return data.view(to_numpy(dtype)).reshape(shape)
+
+
 def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray]:
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or ("not a whole array file" if path else "no file is named")
         raise VmError("", f"cannot read {what}=@{path}: {reason}", hint="a .npy or .npz that NumPy wrote") from None
     arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
     return [from_storage(a, room[i]["dtype"]) if i < len(room) else a for i, a in enumerate(arrays)]
@@ -230,13 +238,24 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
     raise KeyError(type(node).__name__)
 
 
-def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """Return ``{"b": 8}`` for ``["b=8"]``."""
+def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return ``{"b": 8}`` for ``["b=8"]``.
+
+    Raises
+    ------
+    VmError
+        If a text cannot be read, or names no dim of ``arguments``.
+    """
+    known = {name for a in arguments for dim in a["dims"] for name in re.findall(r"[A-Za-z_]\w*", str(dim))}
+    known -= {"max", "min"}
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
         if not value.isdigit():
             raise VmError("", f"cannot read --dim={text}", expected="NAME=SIZE, such as --dim=b=8")
+        if name.strip() not in known:
+            dims = ", ".join(sorted(known)) or "none: all sizes are fixed"
+            raise VmError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)
         found[name.strip()] = int(value)
     return found
 

@@ -36,11 +36,11 @@ def command(
     ),
     outputs: list[str] = typer.Option([], "--output", help="Where results go: @y.npy, +y.npy (append) or - (text)."),
     expected: list[str] = typer.Option([], "--expected_output", help="Compare: as --input, or (ignored)."),
-    rtol: float | None = typer.Option(None, help="Relative tolerance; by the dtype if not given."),
-    atol: float | None = typer.Option(None, help="Absolute tolerance; by the dtype if not given."),
+    rtol: float | None = typer.Option(None, min=0.0, help="Relative tolerance; by the dtype if not given."),
+    atol: float | None = typer.Option(None, min=0.0, help="Absolute tolerance; by the dtype if not given."),
     random: bool = typer.Option(False, help="Random values for the arguments without --input."),
     zeros: bool = typer.Option(False, help="Zeros for the arguments without --input."),
-    seed: int = typer.Option(0, help="For --random."),
+    seed: int = typer.Option(0, min=0, help="For --random."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim, for --random and --zeros."),
     device: str = typer.Option("", help="cpu, cuda:0...; by default the first in the bundle that is here."),
     threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
@@ -60,13 +60,18 @@ def command(
     from aotc_cli.inputs import make_values, parse_sizes, parse_values
     from aotc_cli.outputs import check_results
 
+    if random and zeros:
+        raise typer.BadParameter("--random and --zeros exclude each other")
     register_from(custom_calls)
     module = aotc.load(str(bundle), devices=device or None, threads=threads)
     name = function or _default_function(module)
     signature = _signature(module, name)
+    if len(outputs) > len(signature.results):
+        raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
     values = parse_values(inputs, signature.arguments)
+    sizes = parse_sizes(dims, signature.arguments)
     if random or zeros:
-        values += make_values(signature.arguments[len(values) :], parse_sizes(dims), random, seed)
+        values += make_values(signature.arguments[len(values) :], sizes, random, seed)
     results, seconds = _call(module, name, values, repeat, trace)
     _show(results, outputs, limit)
     if repeat > 1:

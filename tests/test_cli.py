@@ -322,4 +322,44 @@ def test_old_bundle_survives_a_full_disk(tmp_path, monkeypatch, aotc):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.mlir", "m.vmfb"]
     code, _, err = aotc("compile", tmp_path / "m.mlir", "-o", tmp_path / "no" / "m.vmfb")
     assert code == 1
-    assert "No such file or directory" in err
+    assert "there is no folder" in err
+
+
+# ---------------------------------------------------------------- options that do not fit
+
+MISUSES = [
+    (("run", "{}", "--random", "--dim=nosuch=3"), "no dim is called nosuch"),
+    (("run", "{}", "--random", "--zeros"), "exclude each other"),
+    (("run", "{}", "--random", "--seed=-1"), "--seed"),
+    (("run", "{}", "--random", *["--output=-"] * 9), "9 for"),
+    (("run", "{}", "--input=@{}"), "not a whole array file"),
+    (("run", "{}", "--input=2xf32=@{}"), "wrong size"),
+    (("dump", "{}", "--kernel=nosuch"), "no kernel has 'nosuch' in its name"),
+    (("dump", "{}", "--target=nosuch"), "no target has 'nosuch' in its name"),
+    (("compile", "m.mlir", "-o", "nosuch/out.vmfb"), "there is no folder nosuch"),
+    (("compile", "m.mlir", "-o", "."), "is a folder"),
+    (("compile", "m.mlir", "-o", "-"), "a bundle needs a file"),
+    (("check", "m.mlir", "--target=cuda:sm_90"), "expected one CPU target"),
+]
+
+
+@pytest.mark.parametrize(("words", "part"), MISUSES, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
+def test_options_that_do_not_fit(words, part, aotc, bundle):
+    code, _, err = aotc(*(word.format(bundle) for word in words))
+    assert code != 0
+    assert part in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("x = 1\nraise ValueError('boom')\n", "ops.py:2: error: the file raises ValueError: boom"),
+                       ("1 +", "SyntaxError"), ("\0", "SyntaxError"), (None, "No such file")]
+)  # fmt: skip
+def test_files_of_custom_calls_that_fail(text, part, aotc, bundle, tmp_path):
+    path = tmp_path / "ops.py"
+    if text is not None:
+        path.write_text(text)
+    code, _, err = aotc("run", bundle, "--random", f"--custom-calls={path}")
+    assert code == 1
+    assert part in err
+    assert "Traceback" not in err

@@ -14,12 +14,11 @@ from aotc.kernels.cpu.link import link
 from aotc.kernels.emit import scratch_bytes
 from aotc.kernels.scalar_math import MAX_ULP
 from aotc.lowering.loop_ir import Apply, Buffer, For, Kernel, Load, Store
-from aotc.targets import TARGETS, host
+from aotc.targets import host
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 pytestmark = pytest.mark.cpu
 
-V4 = TARGETS["cpu:x86-64-v4"]
 DTYPE_NAMES = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64", "c64", "c128")
 SHORT_INTEGERS = ("i2", "i4", "u2", "u4")
 

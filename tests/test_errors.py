@@ -174,3 +174,47 @@ def test_compile_without_the_extra_says_what_to_install(tmp_path):
     assert done.returncode == 1
     assert "pip install 'aotc[compile]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- what is no model, and options that name nothing
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "is empty"),
+        (b"AOTCVMFB" + bytes(64), "a bundle, which is compiled already"),
+        (b"\x93NUMPY\x01\x00", "an array of NumPy"),
+        (b"PK\x03\x04" + bytes(30), "a zip archive"),
+        (b"HloModule jit_f\n", "HLO text of XLA"),
+        (b"import jax\nprint(1)\n", "neither StableHLO text"),
+    ],
+)
+def test_files_that_are_no_models(data, part, tmp_path):
+    path = tmp_path / "m.x"
+    path.write_bytes(data)
+    refused(path, "m.x: error:", part, "try:")
+
+
+@pytest.mark.ir
+def test_types_without_a_rank_name_the_file(tmp_path):
+    path = tmp_path / "m.mlir"
+    path.write_text("func.func @main(%a: tensor<*xf32>) -> tensor<*xf32> {\n  return %a : tensor<*xf32>\n}\n")
+    refused(path, "m.mlir: error: type tensor<*xf32> is not supported")
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"target": "gpu"}, "unknown target 'gpu'"),
+        ({"print_after": "nopass"}, "no pass 'nopass'"),
+        ({"stop_after": "nopass"}, "no pass 'nopass'"),
+        ({"weights": "inlin"}, "weights is 'inlin'"),
+        ({"dump_ir": __file__}, "which is no folder"),
+        ({"opt_level": 7}, "opt_level is 7"),
+    ],
+)
+def test_options_that_name_nothing(options, part):
+    refused(ADD, part, "try:", **options)

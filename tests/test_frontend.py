@@ -203,7 +203,7 @@ def test_constants_keep_their_bits(dtype):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "damaged"),
+        (b"", "empty"),
         (b"\x00\x01garbage", "damaged"),
         (b"ML\xefR\x0dStableHLO_v1.0.0\x00broken", "error"),
         (b"ML\xefRbroken", "error"),

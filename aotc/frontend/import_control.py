@@ -99,11 +99,6 @@ def _composite(state: State, op: Any) -> None:
         call_function(state, op, op.attributes["decomposition"].value)
 
 
-def return_values(state: State, op: Any) -> list[Value]:
-    """Return the operands of a terminator."""
-    return state.operands(op)
-
-
 CONTROL: dict[str, Importer] = {
     "stablehlo.while": _while,
     "stablehlo.case": _case,

@@ -98,7 +98,7 @@ class Session:
                 self.quantized = True
                 dtypes = {"storage": q.storage, "expressed": q.expressed}
                 found = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
-            self.types[t] = found = found or _parts(t)
+            self.types[t] = found = found or _parts(t, self.path)
         return found
 
 
@@ -123,12 +123,12 @@ def dtype_text(t: ir.Type) -> str:
     return _DTYPE_NAMES.get(element, element)
 
 
-def _parts(t: ir.Type) -> tuple[str, tuple[int, ...]]:
+def _parts(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
     if not isinstance(t, (ir.RankedTensorType, ir.MemRefType)):
-        raise CompileError.at(Loc(), f"type {t} is not supported", hint="ranked tensors of numbers only")
+        raise CompileError.at(Loc(path), f"type {t} is not supported", hint="ranked tensors of numbers only")
     name = str(t.element_type)
     if name not in _DTYPE_NAMES:
-        raise CompileError.at(Loc(), f"element type {name} is not supported")
+        raise CompileError.at(Loc(path), f"element type {name} is not supported")
     return _DTYPE_NAMES[name], tuple(t.shape)
 
 

@@ -105,7 +105,7 @@ def import_module(
     public = [n for n, f in functions.items() if not _is_private(f) and n not in computations]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
-    names = Session({})
+    names = Session({}, path)
     dims = [_public_dims(names, functions[name]) for name in public]
     session = _import_public(functions, public, dims, path, metadata or {}, journal)
     if session.dynamic and any(not is_static(shape) for shapes in dims for shape in shapes):

@@ -24,6 +24,13 @@ stablehlo.register_stablehlo_passes()
 
 _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
+_EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
+_OTHER_FILES = {
+    b"AOTCVMFB": ("a bundle, which is compiled already", "aotc run, aotc inspect or aotc dump"),
+    b"\x93NUMPY": ("an array of NumPy", "the model here; arrays are for --input=@x.npy"),
+    b"PK\x03\x04": ("a zip archive (.npz, .keras, .pt)", _EXPORT),
+    b"HloModule": ("HLO text of XLA", "jax.jit(f).lower(*args).as_text(), which is StableHLO"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +128,15 @@ def _is_text(data: bytes) -> bool:
 def _parse_blob(data: bytes, path: str) -> Source:
     from aotc.frontend import from_jax
 
+    if not data:
+        raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
+    for head, (what, hint) in _OTHER_FILES.items():
+        if data.startswith(head):
+            raise CompileError.at(Loc(path), f"this is {what}, not a model", hint=hint)
     exported = from_jax.deserialize(data)
     if exported is None:
-        raise CompileError.at(
-            Loc(path), "the file is neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged",
-            hint="write it again with jax.export.export(f)(*args).serialize()",
-        )  # fmt: skip
+        what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
+        raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
     return _parse(exported.mlir_module_serialized, path, from_jax.metadata(exported))
 
 
@@ -161,7 +171,8 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
         place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
         line, column = (int(place[1]), int(place[2])) if place else (0, 0)
         snippet = lines[line - 1] if 0 < line <= len(lines) else ""
-        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet))
+        hint = "" if text else f"{_EXPORT}; this file may be damaged"
+        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint))
     return found or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit_convert import bf16_bits, narrow_int, to_bool_byte
 from aotc.kernels.llvm_types import F32, HALF, I1, I8, I16, I32, I64, Register, memory_type, register_type
-from aotc.vmfb.dtypes import DTYPES, size_of
+from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 Annotate = Callable[[ir.Instruction], None]
@@ -72,8 +72,3 @@ def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
     if value.type != register_type(dtype):
         raise InternalError(f"kernels: a value of type {value.type} is stored as {dtype}")
     return value
-
-
-def element_bytes(dtype: str) -> int:
-    """Return the bytes between neighbouring elements."""
-    return size_of(dtype)

@@ -219,10 +219,6 @@ class Algebra:
         """Convert a signed integer to a float."""
         return self._wrap(self.builder.sitofp(i.raw, self.float_type))
 
-    def int_const(self, value: int) -> Value:
-        """Return an integer constant."""
-        return self._wrap(ir.Constant(self.int_type, value))
-
     def shift_right_logical(self, i: Value, by: Value | int) -> Value:
         """Shift zeros in from the left."""
         amount = by.raw if isinstance(by, Value) else ir.Constant(i.raw.type, by)

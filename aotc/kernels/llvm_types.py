@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from aotc.vmfb.dtypes import DTYPES, DType
+from aotc.vmfb.dtypes import DTYPES
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
@@ -54,11 +54,6 @@ def memory_type(name: str) -> ir.Type:
     if row.kind == "f":
         return {64: F64, 32: F32, 16: I16}.get(row.bits, I8)
     return ir.IntType(8 * row.size)
-
-
-def is_signed(row: DType) -> bool:
-    """Does an integer of this dtype have a sign?"""
-    return row.kind == "i"
 
 
 def computes_in(name: str) -> str:

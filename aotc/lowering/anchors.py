@@ -15,7 +15,6 @@ from aotc.frontend.opset.elementwise import SCALARS
 from aotc.frontend.tensor_ir import Op, Value
 from aotc.lowering.index_maps import Index, forward
 
-_LOOKED_THROUGH = frozenset({"reshape", "transpose", "reverse", "broadcast"})
 ELEMENTWISE = frozenset(SCALARS) | {"reduce_precision", "bitcast"}
 
 

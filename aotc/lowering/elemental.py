@@ -115,15 +115,6 @@ class Elements:
         self.block.append(Let(var, scalar))
         return var
 
-    def index_of(self, scalar: Scalar, extent: Dim) -> Dim:
-        """Bind an integer scalar that is known to lie in ``[0, extent)`` for use in an index."""
-        if isinstance(scalar, Const):
-            return integer(scalar)
-        if isinstance(scalar, IndexScalar):
-            return scalar.expr
-        wide = scalar if scalar.dtype == "i64" else Apply("convert", (scalar,), "i64")
-        return sym(self.bind(wide, "n").name, 0, extent)
-
     def clamp(self, scalar: Scalar, last: Dim) -> Dim:
         """Return the integer scalar clamped to ``[0, last]`` as an index expression."""
         if isinstance(scalar, Const) and isinstance(last, int):

@@ -34,7 +34,6 @@ from aotc.vmfb.dtypes import size_of
 MAX_MEMBERS = 96
 MAX_BUFFERS = 40
 MAX_MOVES = 16
-ROW_LIMIT = 1 << 16
 UPDATE = "dynamic_update_slice"
 EXPENSIVE = frozenset({
     "exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "pow", "atan2",

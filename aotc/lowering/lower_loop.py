@@ -66,6 +66,10 @@ def lower_loop(function: Function, target: Target) -> Kernel:
 def loops_over(
     b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid and the loops over the axes ``merged``, as the target likes them.
+
+    ``emit(block, index)`` adds the statements of one element; ``trial`` are those of a trial, which tell the cost.
+    """
     if not merged:
         block: list[Stmt] = []
         emit(block, b.anchors.space)

@@ -16,7 +16,7 @@ from aotc.frontend.dims import Dim
 from aotc.kernels.emit import BodyEmitter, bytes_of
 from aotc.kernels.llvm_algebra import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
-from aotc.lowering.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Stmt, walk
+from aotc.lowering.loop_ir import Barrier, Buffer, For, Kernel, Stmt, walk
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 
@@ -40,11 +40,6 @@ def block_threads(kernel: Kernel) -> int:
     if not extents:
         raise InternalError(f"kernels: {kernel.name} has no loop over all threads of a block")
     return max(extents)
-
-
-def shared_bytes(kernel: Kernel) -> int:
-    """Return the bytes of shared memory of one block."""
-    return sum(bytes_of(s.buffer) for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.space == "shared")
 
 
 class CudaEmitter(BodyEmitter):
