@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -149,10 +150,12 @@ def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.nd
 def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray]:
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or ("not a whole array file" if path else "no file is named")
+        arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if "pickle" in reason:  # NumPy takes for a pickle what it does not know, and says how to load one
+            reason = "not an array file"
         raise VmError("", f"cannot read {what}=@{path}: {reason}", hint="a .npy or .npz that NumPy wrote") from None
-    arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
     return [from_storage(a, room[i]["dtype"]) if i < len(room) else a for i, a in enumerate(arrays)]
 
 

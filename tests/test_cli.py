@@ -332,7 +332,7 @@ MISUSES = [
     (("run", "{}", "--random", "--zeros"), "exclude each other"),
     (("run", "{}", "--random", "--seed=-1"), "--seed"),
     (("run", "{}", "--random", *["--output=-"] * 9), "9 for"),
-    (("run", "{}", "--input=@{}"), "not a whole array file"),
+    (("run", "{}", "--input=@{}"), "not an array file"),
     (("run", "{}", "--input=2xf32=@{}"), "wrong size"),
     (("dump", "{}", "--kernel=nosuch"), "no kernel has 'nosuch' in its name"),
     (("dump", "{}", "--target=nosuch"), "no target has 'nosuch' in its name"),
