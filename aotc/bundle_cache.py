@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.kernels.cpu.cache import cache_directory
 from aotc.options import Options
 from aotc.targets import Target
@@ -67,6 +68,7 @@ def _folder() -> Path:
 
 def read(key: str) -> bytes | None:
     """Return the bundle of ``key``, or None; what is read becomes the newest."""
+    _limit()  # one that cannot be read is told before the model is compiled, not after
     path = _folder() / key
     try:
         data = path.read_bytes()
@@ -78,7 +80,7 @@ def read(key: str) -> bytes | None:
 
 def write(key: str, data: bytes) -> None:
     """Keep a bundle, and let the oldest go. A folder that cannot be written is no error: it only saves nothing."""
-    limit = int(os.environ.get("AOTC_CACHE_LIMIT_MB") or LIMIT_MB) << 20
+    limit = _limit()
     if len(data) > limit:
         return
     try:
@@ -89,6 +91,15 @@ def write(key: str, data: bytes) -> None:
         _prune(limit)
     except OSError:
         return
+
+
+def _limit() -> int:
+    """Return the bytes that the folder may hold."""
+    text = os.environ.get("AOTC_CACHE_LIMIT_MB") or str(LIMIT_MB)
+    if not text.isdecimal():
+        hint = "unset it, or set it to an integer, 0 to keep no bundles"
+        raise CompileError.at(UNKNOWN, f"AOTC_CACHE_LIMIT_MB is {text!r}, no number of megabytes", hint=hint)
+    return int(text) << 20
 
 
 def _prune(limit: int) -> None:

@@ -191,6 +191,9 @@ def test_the_same_model_again_is_read_from_disk(own_cache, monkeypatch):
     monkeypatch.setenv("AOTC_CACHE_LIMIT_MB", "0")
     aotc.compile(text.format("tanh"))
     assert len(list(folder.iterdir())) == 3
+    monkeypatch.setenv("AOTC_CACHE_LIMIT_MB", "many")
+    with pytest.raises(aotc.CompileError, match="AOTC_CACHE_LIMIT_MB is 'many'"):
+        aotc.compile(text.format("tanh"))
     bundle_cache._prune(len(first) + 8)
     assert kept not in folder.iterdir()
 

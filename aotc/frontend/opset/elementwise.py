@@ -146,7 +146,7 @@ def _infer_bitcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
     elif narrow > wide:
         need(bool(shape) and shape[-1] == narrow // wide, f"bitcast: {source} does not hold whole {target.dtype}")
         shape = shape[:-1]
-    need(shape == target.shape, f"bitcast: {source} to {target}: expected dims {shape}")
+    need(shape == target.shape, f"bitcast: {source} to {target}: expected {TensorType(target.dtype, shape)}")
     return (target,)
 
 

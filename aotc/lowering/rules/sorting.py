@@ -85,7 +85,8 @@ def _by_merging(function: Function, target: Target) -> Kernel:
     bytes_ = n * sum(size_of(v.type.dtype) for v in op.results)
     small = isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES
     if target.kind == "cuda" and not small:
-        raise CompileError.at(op.loc, f"sort of {n} elements is not supported on target {target.name}")
+        raise CompileError.at(op.loc, f"sort of {n} elements is not supported on target {target.name}",
+                              hint=f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")  # fmt: skip
     rows, place = rows_of(shape, dim)
     scalar = op.results[0].type.rank == 0
     own: Run = [(out, (lambda k: ()) if scalar else place) for out in b.outputs]
