@@ -224,7 +224,7 @@ def measure(name: str, engines: list[str], args: argparse.Namespace) -> dict[str
                 raise RuntimeError("no model.onnx")
             facts.update(compile_for(engine, folder))
             starts = []
-            for _ in range(args.cold):
+            for _ in range(max(args.cold, 1)):
                 if engine in live:
                     live.pop(engine).close()
                 live[engine] = Worker(engine, folder, args.threads)
