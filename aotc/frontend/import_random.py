@@ -12,6 +12,7 @@ from jaxlib.mlir.dialects import stablehlo
 from aotc.frontend.dims import Dim
 from aotc.frontend.import_lapack import data_operands
 from aotc.frontend.import_state import Importer, State
+from aotc.frontend.opset.random import PARITY, ROTATIONS
 from aotc.frontend.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
@@ -24,9 +25,6 @@ def _rng_bit_generator(state: State, op: Any) -> None:
     state.bind(op, state.emit("rng_bit_generator", state.operands(op), attrs, given))
 
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-
 def _threefry2x32(state: State, op: Any) -> None:
     """Threefry-2x32 with 20 rounds on arrays of keys and counters, which JAX calls by name on GPUs.
 
@@ -35,10 +33,10 @@ def _threefry2x32(state: State, op: Any) -> None:
     key0, key1, x0, x1 = data_operands(state, op)
     emit = lambda fn, a, b: state.one(fn, [a, b])
     add = partial(emit, "add")
-    keys = [key0, key1, emit("xor", emit("xor", key0, key1), _number(state, 0x1BD11BDA, key0))]
+    keys = [key0, key1, emit("xor", emit("xor", key0, key1), _number(state, PARITY, key0))]
     x0, x1 = add(x0, keys[0]), add(x1, keys[1])
     for block in range(5):
-        for by in _ROTATIONS[block % 2]:
+        for by in ROTATIONS[block % 2]:
             x0 = add(x0, x1)
             left, right = (_number(state, n, x1) for n in (by, 32 - by))
             x1 = emit("xor", x0, emit("or", emit("shl", x1, left), emit("shr_logic", x1, right)))

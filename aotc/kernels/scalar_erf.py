@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aotc.kernels.scalar_polynomial import polynomial
+
 _PP = (-2.37630166566501626084e-05, -5.77027029648944159157e-03, -2.84817495755985104766e-02,
        -3.25042107247001499370e-01, 1.28379167095512558561e-01)  # fmt: skip
 _QQ = (-3.96022827877536812320e-06, 1.32494738004321644526e-04, 5.08130628187576562776e-03,
@@ -31,13 +33,7 @@ _HIGH_WORD = -(1 << 32)
 
 
 def _ratio(m: Any, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
-    def horner(coefficients: tuple[float, ...]) -> Any:
-        total = m.const(coefficients[0])
-        for c in coefficients[1:]:
-            total = m.fma(total, x, m.const(c))
-        return total
-
-    return horner(p) / horner(q)
+    return polynomial(m, x, p) / polynomial(m, x, q)
 
 
 def erf_tail(m: Any, a: Any, exp: Callable[..., Any]) -> Any:

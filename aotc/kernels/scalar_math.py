@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.scalar_erf import erf64, erf_tail
+from aotc.kernels.scalar_polynomial import polynomial
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
@@ -38,14 +39,6 @@ def function(formula: Callable[..., Any]) -> Callable[..., Any]:
     assert formula.__name__ not in FUNCTIONS
     FUNCTIONS[formula.__name__] = formula
     return formula
-
-
-def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
-    """Return the polynomial with ``coefficients``, highest power first, by Horner's rule."""
-    total = m.const(coefficients[0])
-    for c in coefficients[1:]:
-        total = m.fma(total, x, m.const(c))
-    return total
 
 
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 from aotc.frontend.dims import Dim, is_static, maximum, product, static, sym
 from aotc.lowering.index_maps import Index
-from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Call, Const, For, Load, Stmt, Store
+from aotc.lowering.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, Call, Const, For, Load, Stmt, Store
 from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.lowering.region import RegionBuilder
 from aotc.vmfb.dtypes import size_of
-
-PRIVATE_BYTES = 2048
 
 Place = tuple[Buffer, Index]
 

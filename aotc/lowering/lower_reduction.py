@@ -299,11 +299,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
         block.append(For(last.name, begin, end, tuple(finish)))
 
     if width == extent:
-
-        def whole(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
-            item(block, syms, 0, extent)
-
-        grid, body = grid_loop(outer, None, whole)
+        grid, body = grid_loop(outer, None, lambda block, syms, begin, end: item(block, syms, 0, extent))
     else:
         grid, body = grid_loop(outer, (last, width), item)
     return b.kernel(grid, body, b.cost())

@@ -15,14 +15,27 @@ from aotc.frontend.tensor_ir import Function, Op, Region, Value, captured, uses,
 from aotc.lowering.in_place import overwritten
 from aotc.lowering.index_maps import reshape_index
 from aotc.lowering.inline_kernels import UNROLL, inline_kernel
-from aotc.lowering.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Stmt, Store, While
+from aotc.lowering.loop_ir import (
+    PRIVATE_BYTES,
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Load,
+    Stmt,
+    Store,
+    While,
+)
 from aotc.lowering.loop_ir import walk as walk_stmts
 from aotc.vmfb.dtypes import size_of
 
 SMALL_VALUE = 4096
 SMALL_LOOP = 1 << 15
 SMALL_FLOPS = 1 << 15
-PRIVATE_BYTES = 2048
 MAX_BUFFERS = 60
 
 

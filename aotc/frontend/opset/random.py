@@ -9,7 +9,9 @@ import numpy as np
 from aotc.frontend.opset.spec import Arrays, Attrs, OpSpec, Types, need, sizes, table
 from aotc.vmfb.dtypes import to_numpy
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+# How far Threefry-2x32 rotates in each round of two blocks, and what its third key is mixed with (Salmon et al.).
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+PARITY = 0x1BD11BDA
 
 
 def _infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -26,11 +28,11 @@ def _rotate(x: np.ndarray, by: int) -> np.ndarray:
 
 def threefry(key: tuple[int, int], x0: np.ndarray, x1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return Threefry-2x32 (20 rounds) of the counters ``x0, x1`` (u32 arrays)."""
-    keys = [np.uint32(key[0]), np.uint32(key[1]), np.uint32(key[0] ^ key[1] ^ 0x1BD11BDA)]
+    keys = [np.uint32(key[0]), np.uint32(key[1]), np.uint32(key[0] ^ key[1] ^ PARITY)]
     with np.errstate(over="ignore"):
         x0, x1 = x0 + keys[0], x1 + keys[1]
         for block in range(5):
-            for by in _ROTATIONS[block % 2]:
+            for by in ROTATIONS[block % 2]:
                 x0 = x0 + x1
                 x1 = _rotate(x1, by) ^ x0
             x0 = x0 + keys[(block + 1) % 3]

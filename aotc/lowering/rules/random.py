@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.dims import Dim, ceildiv, maximum, mod, product, static, sym
+from aotc.frontend.opset.random import PARITY, ROTATIONS
 from aotc.frontend.tensor_ir import Function, Op
 from aotc.lowering.elemental import Elements, test_index
 from aotc.lowering.index_maps import Index, delinearize
@@ -14,8 +15,6 @@ from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.lowering.region import RegionBuilder
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 class _Words:
@@ -40,10 +39,10 @@ class _Words:
 
 def _threefry(w: _Words, key: tuple[Scalar, Scalar], counter: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
     """Threefry-2x32 with 20 rounds."""
-    keys = [*key, w("xor", w("xor", key[0], key[1]), 0x1BD11BDA)]
+    keys = [*key, w("xor", w("xor", key[0], key[1]), PARITY)]
     x0, x1 = w("add", counter[0], keys[0]), w("add", counter[1], keys[1])
     for block in range(5):
-        for by in _ROTATIONS[block % 2]:
+        for by in ROTATIONS[block % 2]:
             x0 = w("add", x0, x1)
             x1 = w("xor", w("or", w("shl", x1, by), w("shr_logic", x1, 32 - by)), x0)
         x0 = w("add", x0, keys[(block + 1) % 3])

@@ -10,6 +10,7 @@ from aotc.frontend.dims import Dim, maximum, minimum, product, sym
 from aotc.frontend.tensor_ir import Function, Op
 from aotc.lowering.elemental import Elements
 from aotc.lowering.loop_ir import (
+    PRIVATE_BYTES,
     Alloc,
     Apply,
     Buffer,
@@ -29,7 +30,6 @@ from aotc.lowering.sort_keys import sort_keys
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-PRIVATE_BYTES = 2048
 SHORT_BITS = 5
 
 
