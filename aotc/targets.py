@@ -142,4 +142,4 @@ def resolve(name: str) -> tuple[Target, ...]:
         else:
             known = ", ".join(["cpu", *TARGETS])
             raise CompileError.at(UNKNOWN, f"unknown target {part!r}", hint=f"one of {known}")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))

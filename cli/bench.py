@@ -11,6 +11,8 @@ from typing import Any
 
 import typer
 
+from aotc_cli.custom_calls import HELP, register_from
+
 SUMMARY = "Measure latency, start-up and memory."
 EXAMPLES = """
 aotc bench model.vmfb
@@ -20,9 +22,11 @@ aotc bench new.vmfb --against=old.vmfb --seconds=5
 aotc bench model.vmfb --dim=batch=8 --threads=1
 """
 _COLD = """
-import resource, sys, time
+import resource, runpy, sys, time
 start = time.perf_counter()
 import aotc
+for path in sys.argv[2:]:
+    runpy.run_path(path)
 module = aotc.load(sys.argv[1])
 print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
@@ -35,12 +39,14 @@ def command(
     inputs: list[str] = typer.Option([], "--input", help="As for `aotc run`; random values otherwise."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
     threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
+    custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     seconds: float = typer.Option(2.0, min=0.0, help="How long to measure each bundle."),
     rounds: int = typer.Option(5, min=1, help="In how many turns."),
 ) -> None:
     """Measure a bundle: import and load in a fresh process, first call, and the latency of later calls."""
     from aotc_cli.sizes import size_text, time_text
 
+    register_from(custom_calls)
     paths = [bundle] if against is None else [bundle, against]
     calls = [_prepare(path, function, inputs, dims, threads) for path in paths]
     times: list[list[float]] = [[] for _ in paths]
@@ -48,7 +54,7 @@ def command(
         for call, found in zip(calls, times):
             found += _measure(call[0], seconds / rounds)
     print(f"{'':<24}" + "".join(f"{path.name:>22}" for path in paths))
-    cold = [_cold(path) for path in paths]
+    cold = [_cold(path, custom_calls) for path in paths]
     rows: list[tuple[str, list[str]]] = [
         ("import and load", [time_text(c[0]) for c in cold]),
         ("memory after load", [size_text(int(c[1])) for c in cold]),
@@ -94,11 +100,12 @@ def _measure(call: Callable[[], Any], seconds: float) -> list[float]:
     return found
 
 
-def _cold(path: Path) -> tuple[float, float]:
+def _cold(path: Path, custom_calls: list[str]) -> tuple[float, float]:
     """Return seconds and bytes of importing aotc and loading ``path`` in a fresh process; the median of three."""
     found = []
+    script = [sys.executable, "-c", _COLD, str(path), *custom_calls]
     for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", _COLD, str(path)], capture_output=True, text=True, check=True)
+        done = subprocess.run(script, capture_output=True, text=True, check=True)
         seconds, size = done.stdout.split()
         found.append((float(seconds), float(size)))
     return sorted(found)[1]

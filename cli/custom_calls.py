@@ -1,4 +1,4 @@
-"""Files that register custom calls, for ``aotc compile`` and ``aotc run``."""
+"""Files that register custom calls, for the commands that compile models or load bundles."""
 
 from __future__ import annotations
 

@@ -340,6 +340,7 @@ MISUSES = [
     (("compile", "m.mlir", "-o", "."), "is a folder"),
     (("compile", "m.mlir", "-o", "-"), "a bundle needs a file"),
     (("check", "m.mlir", "--target=cuda:sm_90"), "expected one CPU target"),
+    (("compile", "m.mlir", "-o", "m.vmfb", "--bisect=-7"), "--bisect"),
 ]
 
 

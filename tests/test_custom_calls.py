@@ -358,6 +358,9 @@ def test_the_command_line_runs_a_file_that_registers(tmp_path, monkeypatch, caps
     assert command("run", bundle, "--input=2xf32=1,2")[0] == 1
     code, out = command("run", bundle, "--input=2xf32=1,2", "--expected_output=2xf32=2,4", f"--custom-calls={ops}")
     assert code == 0, out
+    monkeypatch.setattr(custom_calls, "_REGISTRY", {})
+    assert "runs here" in command("verify", bundle, f"--custom-calls={ops}")[1]
+    assert "p50" in command("bench", bundle, "--seconds=0.01", f"--custom-calls={ops}")[1]
 
 
 def test_a_helper_that_changes_is_compiled_again():

@@ -9,6 +9,7 @@ import tiny
 
 import aotc
 from aotc import BundleError, CompileError, VmError
+from aotc.targets import resolve
 from aotc.vmfb.bundle import write_bundle
 
 ADD = """module @demo {
@@ -218,3 +219,8 @@ def test_types_without_a_rank_name_the_file(tmp_path):
 )
 def test_options_that_name_nothing(options, part):
     refused(ADD, part, "try:", **options)
+
+
+@pytest.mark.ir
+def test_a_target_named_twice_is_one():
+    assert resolve("cpu:x86-64-v3, cpu:x86-64-v3") == resolve("cpu:x86-64-v3")

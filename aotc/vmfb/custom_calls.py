@@ -97,7 +97,8 @@ class Callbacks:
                     where,
                     f"the bundle calls the Python function {row['name']!r}, which is not here",
                     hint=f"aotc.load(..., custom_calls={{{row['name']!r}: function}}), or before loading "
-                    f"aotc.register_custom_call({row['name']!r}, function, native=False)",
+                    f"aotc.register_custom_call({row['name']!r}, function, native=False); with the command line "
+                    "--custom-calls=FILE, which does that",
                 )
             kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (len(row["operands"]) + len(row["results"]) + 1))
             self._natives[row["symbol"]] = kind(self._guarded(row, function))

@@ -102,7 +102,7 @@ class Function:
         self, name: str, entry: dict[str, Any], program: dict[str, Any], executable: Executable, where: str
     ) -> None:
         self.name = name
-        self.where = f"{where}: {name}"
+        self.where = name if where == name else f"{where}: {name}"
         self.executable = executable
         self.arguments = [Argument(i, a) for i, a in enumerate(entry["arguments"])]
         self.result_dtypes = [to_numpy(r["dtype"]) for r in entry["results"]]
