@@ -335,8 +335,10 @@ def check_options(options: Options) -> None:
     ------
     CompileError
         If ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file, ``dump_ir`` no folder,
-        ``opt_level`` no level.
+        ``opt_level`` no level, ``jobs`` negative.
     """
+    if options.jobs < 0:
+        raise CompileError.at(UNKNOWN, f"jobs is {options.jobs}", hint="a number of processes; 0 is one per core")
     if options.opt_level not in range(4):
         raise CompileError.at(UNKNOWN, f"opt_level is {options.opt_level!r}", hint="0, 1, 2 or 3")
     names = list(dict.fromkeys(step.name for step in PASSES))

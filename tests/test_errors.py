@@ -79,6 +79,12 @@ def test_unknown_target_lists_the_known():
 
 
 @pytest.mark.ir
+def test_example_arguments_that_are_no_arrays():
+    with pytest.raises(CompileError, match="an example argument is a str"):
+        aotc.compile(lambda x, mode: x, np.ones(3, "float32"), "abc")
+
+
+@pytest.mark.ir
 def test_python_function_that_cannot_be_traced():
     def wrong(x):
         return x if x.sum() > 0 else -x
@@ -215,6 +221,7 @@ def test_types_without_a_rank_name_the_file(tmp_path):
         ({"weights": "inlin"}, "weights is 'inlin'"),
         ({"dump_ir": __file__}, "which is no folder"),
         ({"opt_level": 7}, "opt_level is 7"),
+        ({"jobs": -3}, "jobs is -3"),
     ],
 )
 def test_options_that_name_nothing(options, part):

@@ -53,7 +53,12 @@ def _export(jitted: Any, specs: Sequence[Any], keywords: Mapping[str, Any]) -> j
 def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
-    value = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(jax.numpy.asarray(leaf))
+    try:
+        value = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(jax.numpy.asarray(leaf))
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"an example argument is a {type(leaf).__name__}, expected an array, a number or a ShapeDtypeStruct"
+        hint = "fix what is no array beforehand: functools.partial(f, mode='abc')"
+        raise CompileError.at(Loc(), what, hint=hint) from error
     if _is_key(value):
         return jax.ShapeDtypeStruct(value.shape, value.dtype)
     return jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
