@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from aotc.frontend.import_custom import import_custom_call
 from aotc.frontend.import_elementwise import CHLO
+from aotc.frontend.import_reduction import sum_over
 from aotc.frontend.import_state import Importer, State, leaf_types
-from aotc.frontend.tensor_ir import TensorType, Value
+from aotc.frontend.tensor_ir import Region, TensorType, Value
 
 
 def _while(state: State, op: Any) -> None:
     inits = state.operands(op)
     if state.by_element and any(v.type.rank for v in inits):
-        state.fail(
-            "a loop in the computation of map runs another number of times for each element",
-            hint="write the map as a while over whole tensors",
-        )
+        state.bind(op, _masked_loop(state, op, inits))
+        return
     body = op.regions[1].blocks[0]
     back = list(body.operations)[-1].operation.operands
     untouched = [b == a for b, a in zip(back, body.arguments) for _ in leaf_types(a.type)]
@@ -32,6 +32,44 @@ def _while(state: State, op: Any) -> None:
                 state.known[param] = state.known[init]
         regions.append(state.region(block, params))
     state.bind(op, state.emit("while", inits, {}, (), regions))
+
+
+def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
+    """Loop until every element is done; one that is keeps its values, as it would in a loop of its own."""
+    shape = max((v.type.shape for v in inits), key=len)
+    starts = [state.broadcast_scalar(v, shape) for v in inits]
+    condition, body = (r.blocks[0] for r in op.regions)
+
+    def going(params: Sequence[Value]) -> Value:
+        state.bind_values(condition.arguments, params)
+        (test,) = state.session.symbols["import_block"](state, condition)
+        return state.broadcast_scalar(test, shape)
+
+    def step(params: Sequence[Value]) -> list[Value]:
+        test = going(params)
+        state.bind_values(body.arguments, params)
+        after = state.session.symbols["import_block"](state, body)
+        return [
+            state.one("select", [test, state.broadcast_scalar(new, shape), old])
+            for new, old in zip(after, params, strict=True)
+        ]
+
+    whole = tuple(range(len(shape)))
+    types = [v.type for v in starts]
+    test = _region(state, types, lambda params: [sum_over(state, going(params), whole)])
+    return state.emit("while", starts, {}, (), [test, _region(state, types, step)])
+
+
+def _region(
+    state: State, types: Sequence[TensorType], make: Callable[[Sequence[Value]], Sequence[Value]]
+) -> Region:
+    params = [state.new_value(t) for t in types]
+    state.blocks.append([])
+    try:
+        results = make(params)
+    finally:
+        ops = state.blocks.pop()
+    return Region(tuple(params), tuple(ops), tuple(results))
 
 
 def _case(state: State, op: Any) -> None:

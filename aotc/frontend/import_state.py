@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import stablehlo
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import quantization, shape_values
 from aotc.frontend.dims import Dim, Expr, bounds, sym, symbols
-from aotc.frontend.opset import OPS, RuleError
+from aotc.frontend.opset import OPS, SCALARS, RuleError
 from aotc.frontend.shape_values import Known
 from aotc.frontend.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES
@@ -205,6 +205,8 @@ class State:
     ) -> tuple[Value, ...]:
         """Append op ``name`` and return its results, typed by its rule."""
         attrs = attrs or {}
+        if self.by_element and name in SCALARS:
+            operands = self._spread(operands)
         types = tuple(v.type for v in operands)
         try:
             found = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
@@ -230,6 +232,11 @@ class State:
                 self.known[result] = folded
             if name in shape_values.COMPARISONS and (folded is None or any(isinstance(v, Expr) for v in folded)):
                 self.session.tests[result] = (name, known[0], known[1])
+
+    def _spread(self, operands: Sequence[Value]) -> list[Value]:
+        """Return the operands in one shape: a constant of a computation that is mapped over tensors is a scalar."""
+        shape = max((v.type.shape for v in operands), key=len, default=())
+        return [v if v.type.rank else self.broadcast_scalar(v, shape) for v in operands]
 
     def one(
         self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()

@@ -328,7 +328,7 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     """Return ``callee`` imported for the types and shape values of ``operands``."""
     session = state.session
     known = tuple(state.known.get(v) if session.dynamic else None for v in operands)
-    key = (callee, tuple(v.type for v in operands), known)
+    key = (callee, tuple(v.type for v in operands), known, bool(state.by_element))
     if callee not in session.symbols:
         state.fail(f"call of {callee}, which the module does not define")
     if key in session.memo:
@@ -351,6 +351,7 @@ def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, ke
     function = session.symbols[callee]
     block = function.regions[0].blocks[0]
     inner = State(session)
+    inner.by_element = state.by_element
     params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
     inner.known.update((p, k) for p, k in zip(params, known) if k is not None)
     inner.loc = state.loc

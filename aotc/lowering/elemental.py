@@ -17,9 +17,9 @@ import numpy as np
 from aotc.diagnostics import CompileError
 from aotc.frontend.dims import Dim, bounds, maximum, minimum, sym
 from aotc.frontend.opset.elementwise import SCALARS
-from aotc.frontend.tensor_ir import Op, Region, Value
+from aotc.frontend.tensor_ir import Op, Region, Value, captured
 from aotc.lowering.index_maps import COPIES, Index, backward
-from aotc.lowering.loop_ir import Apply, Buffer, Const, Let, Load, Scalar, Stmt, Var
+from aotc.lowering.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.lowering.loop_ir import Index as IndexScalar
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -137,7 +137,8 @@ class Elements:
         if op.name in COPIES:
             return self._at(op.operands[0], backward(op, index))
         if op.name in _MAKERS:
-            return _MAKERS[op.name](self, op, index)
+            made = _MAKERS[op.name](self, op, index)
+            return self._cache.get((value, index), made)
         if op.name not in SCALARS:
             raise CompileError.at(op.loc, f"{op.name} cannot be computed element by element")
         parts = [self._at(v, index) for v in op.operands]
@@ -150,17 +151,11 @@ class Elements:
         inner.anchored.update({p: provide(s) for p, s in zip(region.params, arguments, strict=True)})
         for value, make in self.anchored.items():
             inner.anchored.setdefault(value, make)
-        for value in _outer_scalars(region):
+        for value in captured(region):
             if value not in inner.anchored and value not in inner.buffers:
                 scalar = self.at(value, ())
                 inner.anchored[value] = provide(scalar)
         return tuple(inner.at(v, ()) for v in region.results)
-
-
-def _outer_scalars(region: Region) -> list[Value]:
-    known = {*region.params, *(v for op in region.ops for v in op.results)}
-    used = [v for op in region.ops for v in op.operands] + list(region.results)
-    return [v for v in dict.fromkeys(used) if v not in known]
 
 
 def _constant(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
@@ -351,6 +346,28 @@ def _gather(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     return self._at(operand, tuple(at))
 
 
+def _while(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
+    """A loop over scalars, as a combiner may have one: its state lives in private variables."""
+    states = [Buffer(self.names("state"), v.type.dtype, (), "private") for v in op.results]
+    for buffer, init in zip(states, op.operands, strict=True):
+        start = self.at(init, ())
+        self.block += [Alloc(buffer), Store(buffer, (), start)]
+    outer, known = self.block, self._cache
+    blocks: list[list[Stmt]] = [[], []]
+    found: list[list[Scalar]] = []
+    for region, block in zip(op.regions, blocks, strict=True):
+        self.block, self._cache = block, dict(known)
+        held = tuple(self.bind(Load(buffer, ())) for buffer in states)
+        found.append([self.bind(x) for x in self.region(region, held)])
+    self.block, self._cache = outer, known
+    (test,), after = found
+    stores = [Store(buffer, (), x) for buffer, x in zip(states, after, strict=True)]
+    self.block.append(While(tuple(blocks[0]), test, (*blocks[1], *stores)))
+    for v, buffer in zip(op.results, states, strict=True):
+        self.keep(v, (), self.bind(Load(buffer, ())))
+    return self._cache[op.results[0], ()]
+
+
 _MAKERS: dict[str, Callable[[Elements, Op, Index], tuple[Scalar, int]]] = {
     "constant": _constant,
     "iota": _iota,
@@ -361,4 +378,5 @@ _MAKERS: dict[str, Callable[[Elements, Op, Index], tuple[Scalar, int]]] = {
     "concatenate": _concatenate,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
+    "while": _while,
 }

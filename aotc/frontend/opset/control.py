@@ -31,10 +31,12 @@ def _list(types: Types) -> str:
 
 
 def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    """In a combiner the state may be arrays: there each element loops until its own condition fails."""
     condition, body = regions
     carried = list(arrays)
-    while bool(condition(*carried)[0]):
-        carried = body(*carried)
+    while (going := np.asarray(condition(*carried)[0])).any():
+        after = body(*carried)
+        carried = after if going.ndim == 0 else [np.where(going, new, old) for new, old in zip(after, carried)]
     return carried
 
 
