@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from aotc.kernels.llvm_algebra import Algebra, Value
 from aotc.kernels.llvm_types import F64, I64
+from aotc.kernels.scalar_trig import sine_and_cosine
 
 _NAME, _TABLE = "aotc.sine_of_large", "aotc.turns"
 _AHEAD = 64  # zero bits before the point, for exponents below that of an integer mantissa
@@ -60,8 +61,6 @@ class _Body:
         self.table.initializer = ir.Constant(digits, _digits_of_turn())
 
     def emit(self) -> None:
-        from aotc.kernels.scalar_math import sine_and_cosine
-
         m = self.m
         quadrant, fraction = self._reduced()
         negative = self.x < 0.0

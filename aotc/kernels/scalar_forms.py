@@ -1,0 +1,54 @@
+"""What the formulas of scalar functions share: their table, how to widen one and how to give it a sign, polynomials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
+INF, NAN = math.inf, math.nan
+
+
+def function(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Add a formula to :data:`FUNCTIONS` under its own name."""
+    assert formula.__name__ not in FUNCTIONS
+    FUNCTIONS[formula.__name__] = formula
+    return formula
+
+
+def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``formula``, which is for 64 bits, work for 32 bits by computing in 64."""
+
+    def widened(m: Any, *args: Any) -> Any:
+        if m.bits == 64:
+            return formula(m, *args)
+        return m.narrow(formula(m.wide, *(m.widen(a) for a in args)))
+
+    widened.__name__ = formula.__name__
+    widened.__doc__ = formula.__doc__
+    return widened
+
+
+def with_sign_of_first(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the result of ``formula``, of which only the size counts, the sign of its first argument.
+
+    It must stay outside :func:`in_wide`: LLVM moves the rounding to f16 into a ``copysign`` and would
+    then narrow an f64 sign to f16 at once, for which x86 calls a C library.
+    """
+
+    def signed(m: Any, *args: Any) -> Any:
+        return m.copysign(formula(m, *args), args[0])
+
+    signed.__name__ = formula.__name__
+    signed.__doc__ = formula.__doc__
+    return signed
+
+
+def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
+    """Return the polynomial with ``coefficients``, highest power first, by Horner's rule."""
+    total = m.const(coefficients[0])
+    for c in coefficients[1:]:
+        total = m.fma(total, x, m.const(c))
+    return total
