@@ -65,9 +65,9 @@ def compare_op(
         return None if error is not None else _of_shapes(ours, want)
     exact = truth() if given is None and limit and is_float(want) else None
     if exact is not None:
-        step = _unit(want, normwise)
+        step = unit(want, normwise)
         rounded = exact.astype(want.dtype)
-        own, theirs = _distance(ours, rounded, step), _distance(want, rounded, step)
+        own, theirs = distance(ours, rounded, step), distance(want, rounded, step)
         if float(own.max()) <= max(float(theirs.max()), limit):
             return None
     return _worst(ours, want, error, limit)
@@ -123,7 +123,8 @@ def _wide(array: np.ndarray) -> Any:
     return np.complex128 if array.dtype.kind == "c" else np.float64
 
 
-def _unit(want: np.ndarray, normwise: bool) -> np.ndarray:
+def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
+    """Return the unit in the last place of each element of ``want`` (of its own type), or of the largest."""
     info = ml_dtypes.finfo(_real(want).dtype)
     size = np.abs(want.astype(_wide(want)))
     if normwise:
@@ -133,10 +134,10 @@ def _unit(want: np.ndarray, normwise: bool) -> np.ndarray:
     return np.asarray(np.exp2(np.where(np.isfinite(exponent), exponent, 0) + np.log2(float(info.eps))))
 
 
-def _distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
+def distance(ours: np.ndarray, want: np.ndarray, step: np.ndarray) -> np.ndarray:
     """Return the distance of each element in ``step``; special values must be equal."""
     if want.dtype.kind == "c":
-        return np.maximum(_distance(ours.real, want.real, step), _distance(ours.imag, want.imag, step))
+        return np.maximum(distance(ours.real, want.real, step), distance(ours.imag, want.imag, step))
     a, b = ours.astype(np.float64), want.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(all="ignore"):
@@ -149,7 +150,7 @@ def _errors(ours: np.ndarray, want: np.ndarray, normwise: bool) -> np.ndarray | 
     if ours.shape != want.shape or ours.dtype != want.dtype:
         return None
     if is_float(want):
-        return _distance(ours, want, _unit(want, normwise))
+        return distance(ours, want, unit(want, normwise))
     return np.asarray(ours != want).astype(np.float64)
 
 

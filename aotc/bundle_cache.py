@@ -10,16 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.kernels.cpu.cache import cache_directory
+from aotc.kernels.cpu.cache import cache_directory, digest_of, put
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered
@@ -53,13 +51,7 @@ def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
 
 @cache
 def _compiler_digest() -> bytes:
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.read_bytes())
-    for package in ("jaxlib", "numba", "llvmlite", "numpy"):
-        digest.update(version(package).encode())
-    return digest.digest()
+    return digest_of(Path(__file__).parent.rglob("*.py"), ("jaxlib", "numba", "llvmlite", "numpy"))
 
 
 def _folder() -> Path:
@@ -84,10 +76,7 @@ def write(key: str, data: bytes) -> None:
     if len(data) > limit:
         return
     try:
-        _folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=_folder(), delete=False) as file:
-            file.write(data)
-        os.replace(file.name, _folder() / key)
+        put(_folder() / key, data)
         _prune(limit)
     except OSError:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from aotc.frontend.import_custom import import_custom_call
 from aotc.frontend.import_elementwise import CHLO
 from aotc.frontend.import_reduction import sum_over
 from aotc.frontend.import_state import Importer, State, leaf_types
-from aotc.frontend.tensor_ir import Region, TensorType, Value
+from aotc.frontend.tensor_ir import TensorType, Value
 
 
 def _while(state: State, op: Any) -> None:
@@ -56,20 +56,8 @@ def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Valu
 
     whole = tuple(range(len(shape)))
     types = [v.type for v in starts]
-    test = _region(state, types, lambda params: [sum_over(state, going(params), whole)])
-    return state.emit("while", starts, {}, (), [test, _region(state, types, step)])
-
-
-def _region(
-    state: State, types: Sequence[TensorType], make: Callable[[Sequence[Value]], Sequence[Value]]
-) -> Region:
-    params = [state.new_value(t) for t in types]
-    state.blocks.append([])
-    try:
-        results = make(params)
-    finally:
-        ops = state.blocks.pop()
-    return Region(tuple(params), tuple(ops), tuple(results))
+    test = state.built(types, lambda params: [sum_over(state, going(params), whole)])
+    return state.emit("while", starts, {}, (), [test, state.built(types, step)])
 
 
 def _case(state: State, op: Any) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 
 from aotc.frontend.dims import Dim
 from aotc.frontend.import_lapack import data_operands, into_memory, options_of, out_of_memory, unpacked
+from aotc.frontend.import_reduction import sum_over
 from aotc.frontend.import_state import Importer, State
-from aotc.frontend.tensor_ir import Op, Region, TensorType, Value
+from aotc.frontend.tensor_ir import TensorType, Value
 
 
 def _call(state: State, routine: str, operands: list[Value], options: dict[str, Any]) -> list[Value]:
@@ -126,19 +127,11 @@ def permutation_of(state: State, pivots: Value, size: Dim) -> Value:
     shape: tuple[Dim, ...] = (*batch, size)
     start = state.one("iota", (), {"dim": len(batch)}, [TensorType("i32", shape)])
     scalar, row = TensorType("i32"), TensorType("i32", (*batch, 1))
-    n, k = state.new_value(scalar), state.new_value(scalar)
-    tested, swapped = state.new_value(start.type), state.new_value(start.type)
-    test = _region(state, [n, tested], lambda: [_less(state, n, count)])
-    body = _region(state, [k, swapped], lambda: _swap(state, k, swapped, pivots, row))
+    types = [scalar, start.type]
+    test = state.built(types, lambda held: [_less(state, held[0], count)])
+    body = state.built(types, lambda held: _swap(state, held[0], held[1], pivots, row))
     zero = state.constant(np.zeros((), np.int32), scalar)
     return state.emit("while", [zero, start], {}, (), [test, body])[1]
-
-
-def _region(state: State, params: list[Value], make: Any) -> Region:
-    state.blocks.append([])
-    results = make()
-    ops: list[Op] = state.blocks.pop()
-    return Region(tuple(params), tuple(ops), tuple(results))
 
 
 def _less(state: State, n: Value, count: Dim) -> Value:
@@ -160,7 +153,7 @@ def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: Tensor
     hit = state.one("eq", [number, wide[0]])
     none = state.constant(np.zeros((), np.int32), t)
     picked = state.one("select", [hit, permutation, none])
-    there = state.one("broadcast", [_row_sum(state, picked)], {"dims": tuple(range(rank - 1))}, [t])
+    there = state.one("broadcast", [sum_over(state, picked, (rank - 1,))], {"dims": tuple(range(rank - 1))}, [t])
     own = state.one("eq", [number, state.broadcast_scalar(k, t.shape)])
     after = state.one("select", [own, there, state.one("select", [hit, wide[1], permutation])])
     end = state.one("dim", (), {"expr": t.shape[-1]}, [TensorType("i32")])
@@ -168,15 +161,6 @@ def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: Tensor
     after = state.one("select", [state.one("and", [low, high]), after, permutation])
     one = state.constant(np.ones((), np.int32), TensorType("i32"))
     return [state.one("add", [k, one]), after]
-
-
-def _row_sum(state: State, x: Value) -> Value:
-    """Return the sums over the last dim."""
-    scalar = TensorType("i32")
-    a, b = state.new_value(scalar, "s0"), state.new_value(scalar, "s1")
-    region = _region(state, [a, b], lambda: [state.one("add", [a, b])])
-    zero = state.constant(np.zeros((), np.int32), scalar)
-    return state.emit("reduce", [x, zero], {"dims": (x.type.rank - 1,)}, (), [region])[0]
 
 
 _SOLVER: dict[str, Importer] = {

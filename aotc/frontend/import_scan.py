@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from aotc.frontend.dims import Dim
 from aotc.frontend.import_state import Importer, State, get_value, integers
-from aotc.frontend.tensor_ir import Region, TensorType, Value
+from aotc.frontend.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
-
-
-def _built(state: State, types: Sequence[TensorType], make: Callable[[list[Value]], list[Value]]) -> Region:
-    """Return a region over fresh params whose ops ``make`` emits."""
-    params = [state.new_value(t) for t in types]
-    state.blocks.append([])
-    try:
-        results = make(params)
-    finally:
-        ops = state.blocks.pop()
-    return Region(tuple(params), tuple(ops), tuple(results))
 
 
 def _starts(state: State, at: Value, dim: int, rank: int) -> list[Value]:
@@ -77,8 +66,8 @@ def _scan(state: State, op: Any) -> None:
         t = TensorType(row.dtype, (*row.shape[:dim], length, *row.shape[dim:]))
         start.append(state.constant(np.zeros((), to_numpy(row.dtype)), t))
     types = [v.type for v in (*start, *inits)]
-    going = _built(state, types, lambda held: [state.one("lt", [held[0], limit])])
-    found = state.emit("while", [*start, *inits], {}, (), [going, _built(state, types, step)])
+    going = state.built(types, lambda held: [state.one("lt", [held[0], limit])])
+    found = state.emit("while", [*start, *inits], {}, (), [going, state.built(types, step)])
     state.bind(op, found[1:])
 
 

@@ -339,9 +339,18 @@ class State:
     def region(self, block: Any, params: Sequence[Value]) -> Region:
         """Clone an MLIR block as a region with ``params`` for its arguments."""
         self.bind_values(block.arguments, params)
+        return self._collected(params, lambda: self.session.symbols["import_block"](self, block))
+
+    def built(self, types: Sequence[TensorType], make: Callable[[list[Value]], Sequence[Value]]) -> Region:
+        """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns."""
+        params = [self.new_value(t) for t in types]
+        return self._collected(params, lambda: make(params))
+
+    def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
+        """Return a region of the ops that ``make`` emits."""
         self.blocks.append([])
         try:
-            results = self.session.symbols["import_block"](self, block)
+            results = make()
         finally:
             ops = self.blocks.pop()
         return Region(tuple(params), tuple(ops), tuple(results))

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
+
+from aotc.agreement import distance, is_float, unit
 
 SLACK = 4.0  # units in the last place
 
@@ -63,29 +64,9 @@ def bound(group: str) -> tuple[float, bool]:
     return (float(NORMWISE[group]), True) if group else (SLACK, False)
 
 
-def unit(want: np.ndarray, normwise: bool) -> np.ndarray:
-    """Return the unit in the last place of each element of ``want`` (of its own type), or of the largest."""
-    real = want.real if want.dtype.kind == "c" else want
-    info = ml_dtypes.finfo(real.dtype)
-    size = np.abs(want.astype(np.complex128 if want.dtype.kind == "c" else np.float64))
-    if normwise:
-        finite = size[np.isfinite(size)]
-        size = np.full_like(size, finite.max() if finite.size else 1.0)
-    exponent = np.floor(np.log2(np.maximum(size, float(info.smallest_normal))))
-    return np.exp2(np.where(np.isfinite(exponent), exponent, 0) + np.log2(float(info.eps)))
-
-
 def error(got: np.ndarray, want: np.ndarray, step: np.ndarray) -> float:
     """Return the largest distance of ``got`` from ``want`` in ``step``; special values must be equal."""
-    if not got.size:
-        return 0.0
-    if got.dtype.kind == "c":
-        return max(error(got.real, want.real, step), error(got.imag, want.imag, step))
-    a, b = got.astype(np.float64), want.astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(all="ignore"):
-        gap = np.where(same, 0.0, np.abs(a - b) / step)
-    return float(np.where(np.isfinite(gap), gap, np.inf).max())
+    return float(distance(got, want, step).max(initial=0.0))
 
 
 def in_full_order(columns: list[np.ndarray]) -> list[np.ndarray]:
@@ -94,11 +75,6 @@ def in_full_order(columns: list[np.ndarray]) -> list[np.ndarray]:
         return columns
     order = np.lexsort(columns[::-1])
     return [c[order] for c in columns]
-
-
-def is_float(array: np.ndarray) -> bool:
-    """Tell whether results of this type carry rounding errors."""
-    return array.dtype.kind in "fc" or (array.dtype.kind == "V" and "float" in array.dtype.name)
 
 
 def compare(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -25,16 +26,35 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
 
 
-@cache
-def _compiler_digest() -> bytes:
+def digest_of(sources: Iterable[Path], packages: Iterable[str]) -> bytes:
+    """Return a digest of files and of the versions of installed packages."""
     digest = hashlib.sha256()
-    root = Path(__file__).parents[2]
-    sources = [*root.glob("kernels/**/*.py"), root / "lowering" / "loop_ir.py", root / "vmfb" / "abi.py"]
     for path in sorted(sources):
         digest.update(path.read_bytes())
-    for package in ("numba", "llvmlite"):
+    for package in packages:
         digest.update(version(package).encode())
     return digest.digest()
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file beside its place and rename it.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)
+
+
+@cache
+def _compiler_digest() -> bytes:
+    root = Path(__file__).parents[2]
+    tables = ("lowering/loop_ir.py", "vmfb/abi.py", "vmfb/dtypes.py", "vmfb/float_formats.py")
+    return digest_of([*root.glob("kernels/**/*.py"), *(root / name for name in tables)], ("numba", "llvmlite"))
 
 
 def key_of(text: str, target: Target) -> str:
@@ -55,11 +75,7 @@ def read(key: str) -> bytes | None:
 
 def write(key: str, data: bytes) -> None:
     """Keep an object. A cache that cannot be written is no error: it only saves nothing."""
-    folder = cache_directory() / key[:2]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as f:
-            f.write(data)
-        os.replace(f.name, folder / key)
+        put(cache_directory() / key[:2] / key, data)
     except OSError:
         return
