@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ WORTH_SECONDS = 0.5
 LIMIT_MB = 4096
 CHUNK = 1 << 20
 _WATCHED = ("dump_ir", "print_after", "stop_after", "timings", "verify_each")
+_NOT_IN_KEY = frozenset({"progress", "jobs", "cache", *_WATCHED})  # a new option is part of the key
 
 
 def applies(options: Options) -> bool:
@@ -39,7 +40,7 @@ def applies(options: Options) -> bool:
 
 def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
     """Return the key of the bundle that ``raw`` compiles to."""
-    chosen = {k: v for k, v in asdict(options).items() if k not in ("progress", "jobs", "cache", *_WATCHED)}
+    chosen = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in _NOT_IN_KEY}
     facts = [chosen, [repr(t) for t in targets], raw.path, raw.metadata]
     digest = hashlib.sha256(_compiler_digest())
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())

@@ -302,6 +302,20 @@ def test_missing_extra(aotc, tmp_path, monkeypatch):
     assert "pip install 'aotc[compile]'" in err
 
 
+def test_progress_bar_is_no_part_of_the_bundles_key(aotc, tmp_path, monkeypatch):
+    """The bar holds locks, which cannot be copied; with it and without it the same bundle is read."""
+    keys = []
+    monkeypatch.setattr("aotc.bundle_cache.read", lambda key: keys.append(key) or tiny.bundle())
+    (tmp_path / "m.mlir").write_text("module {}")
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        code, out, _ = aotc("compile", tmp_path / "m.mlir", "-o", tmp_path / "m.vmfb")
+        assert code == 0
+        assert "4 kernels" in out
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
 def test_old_bundle_survives_a_full_disk(tmp_path, monkeypatch, aotc):
     path = tmp_path / "m.vmfb"
     path.write_bytes(b"old")
