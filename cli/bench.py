@@ -45,6 +45,7 @@ def command(
 ) -> None:
     """Measure a bundle: import and load in a fresh process, first call, and the latency of later calls."""
     from aotc_cli.sizes import size_text, time_text
+    from aotc_cli.tables import print_table
 
     register_from(custom_calls)
     paths = [bundle] if against is None else [bundle, against]
@@ -53,7 +54,6 @@ def command(
     for _ in range(rounds):
         for call, found in zip(calls, times):
             found += _measure(call[0], seconds / rounds)
-    print(f"{'':<24}" + "".join(f"{path.name:>22}" for path in paths))
     cold = [_cold(path, custom_calls) for path in paths]
     rows: list[tuple[str, list[str]]] = [
         ("import and load", [time_text(c[0]) for c in cold]),
@@ -64,8 +64,8 @@ def command(
     for label, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         rows.append((label, [time_text(sorted(t)[int(share * (len(t) - 1))]) for t in times]))
     rows.append(("calls", [f"{len(t):,}" for t in times]))
-    for label, values in rows:
-        print(f"{label:<24}" + "".join(f"{value:>22}" for value in values))
+    names = [path.name for path in paths]
+    print_table(("", *names), [(label, *values) for label, values in rows], right=names)
     if against is not None:
         middle = [sorted(t)[len(t) // 2] for t in times]
         print(f"{bundle.name} takes {middle[0] / middle[1]:.2f} times as long as {against.name}")

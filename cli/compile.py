@@ -90,7 +90,7 @@ def command(
         print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
         return
     start = perf_counter()
-    with _progress(quiet) as progress:
+    with _progress(quiet or bool(print_after)) as progress:  # a bar would break the lines of the IR above it
         data = aotc.compile(source, options=replace(options, progress=progress))
     write_file(str(output), [data])
     if not quiet:

@@ -33,12 +33,17 @@ _LINKERS = ("ld.lld", "ld", "cc")
 
 def command() -> None:
     """Show what this installation can do, and how to get what it lacks. Exit code 1 if it cannot run bundles."""
-    missing = False
-    for level, what, value, fix in _report():
-        mark = {"ok": "ok     ", "no": "MISSING", "opt": "-      "}[level]
-        print(f"{mark} {what:<14} {value}" + (f"\n        {'':<14} try: {fix}" if fix else ""))
-        missing |= level == "no"
-    if missing:
+    from aotc_cli.tables import print_line
+
+    report = list(_report())
+    width = max(len(what) for _, what, _, _ in report)
+    indent = len("MISSING") + width + 2
+    for level, what, value, fix in report:
+        mark = {"ok": "ok", "no": "MISSING", "opt": "-"}[level]
+        print_line(f"{mark:<7} {what:<{width}} {value}", indent)
+        if fix:
+            print_line(f"{'':<{indent}}try: {fix}", indent + len("try: "))
+    if any(level == "no" for level, *_ in report):
         raise typer.Exit(1)
 
 

@@ -34,7 +34,7 @@ def command(
 
         print(json.dumps(facts, indent=1))
     else:
-        print("\n".join(_lines(facts)))
+        _show(facts)
 
 
 def describe(opened: Bundle, size: int) -> dict[str, Any]:
@@ -88,39 +88,48 @@ def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | N
     return {"bytes": opened.segment(entry["segment"]).nbytes, "segment": entry["segment"]}
 
 
-def _lines(facts: dict[str, Any]) -> list[str]:
+def _show(facts: dict[str, Any]) -> None:
     from aotc.vmfb.vm import Signature
     from aotc_cli.sizes import size_text
+    from aotc_cli.tables import print_line, print_table
 
-    lines = [f"{facts['path']}: {facts['name']}, {size_text(facts['bytes'])}, made by {facts['producer']}"]
-    lines += [f"  {Signature(name, entry)!r}" for name, entry in facts["functions"].items()]
+    print_line(f"{facts['path']}: {facts['name']}, {size_text(facts['bytes'])}, made by {facts['producer']}", 2)
+    for name, entry in facts["functions"].items():
+        print_line(f"  {Signature(name, entry)!r}", 4)
     if facts["symbols"]:
-        lines.append(f"  symbolic dims: {', '.join(facts['symbols'])}")
+        print_line(f"  symbolic dims: {', '.join(facts['symbols'])}", 4)
     for variant in facts["variants"]:
-        lines += _variant_lines(variant)
-    lines += ["", f"{'segment':<40} {'bytes':>14}  sha256"]
-    lines += [f"{row['name']:<40} {row['size']:>14,}  {row['sha256'][:16]}" for row in facts["segments"]]
-    return lines
+        print()
+        print_line(f"{variant['target']} (needs {' '.join(variant['features']) or 'nothing special'})", 2)
+        for line in _variant_lines(variant):
+            print_line(f"  {line}", 4)
+        if variant["kernels"]:
+            print()
+            print_table(("kernel", "bytes", "from"), [_kernel_row(k) for k in variant["kernels"]], right=("bytes",))
+    print()
+    rows = [(row["name"], f"{row['size']:,}", row["sha256"][:16]) for row in facts["segments"]]
+    print_table(("segment", "bytes", "sha256"), rows, right=("bytes",))
 
 
 def _variant_lines(variant: dict[str, Any]) -> list[str]:
     from aotc_cli.sizes import size_text
 
     peak, weights = variant["arena_peak"], variant["weights"]
-    lines = ["", f"{variant['target']} (needs {' '.join(variant['features']) or 'nothing special'})"]
-    lines.append(f"  arena peak: {'depends on shapes' if peak is None else size_text(peak)}")
+    lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
-        lines.append(f"  weights: {size_text(weights['bytes'])}{where}")
+        lines.append(f"weights: {size_text(weights['bytes'])}{where}")
     if variant["lapack"]:
-        lines.append(f"  calls LAPACK: {', '.join(variant['lapack'])}")
+        lines.append(f"calls LAPACK: {', '.join(variant['lapack'])}")
     if variant["custom_calls"]:
-        lines.append(f"  calls Python functions, given at load: {', '.join(variant['custom_calls'])}")
+        lines.append(f"calls Python functions, given at load: {', '.join(variant['custom_calls'])}")
     for name, choices in variant["specialized"].items():
         sizes = "; ".join(", ".join(f"{dim}={size}" for dim, size in choice.items()) for choice in choices)
-        lines.append(f"  {name} has code of its own for {sizes}")
-    lines.append(f"  {len(variant['kernels'])} kernels, {variant['command_buffers']} command buffers")
-    for kernel in variant["kernels"]:
-        code = "" if kernel["code_bytes"] is None else f"{kernel['code_bytes']:,} B"
-        lines.append(f"    {kernel['name']:<44} {code:>11}  {kernel['from']}".rstrip())
+        lines.append(f"{name} has code of its own for {sizes}")
+    lines.append(f"{len(variant['kernels'])} kernels, {variant['command_buffers']} command buffers")
     return lines
+
+
+def _kernel_row(kernel: dict[str, Any]) -> tuple[str, str, str]:
+    code = "" if kernel["code_bytes"] is None else f"{kernel['code_bytes']:,}"
+    return kernel["name"], code, kernel["from"]

@@ -90,7 +90,7 @@ def _show(report: Report) -> None:
         for (name, dtypes, status, through), same in sorted(groups.items())
     ]
     print(f"{report.target}: {_summary(report)}")
-    print_table(("op", "dtypes", "count", "becomes", "lines"), rows)
+    print_table(("op", "dtypes", "count", "becomes", "lines"), rows, right=("count",))
     for _, finding in report.refusals:
         print(f"\n{_render(finding)}")
     print()

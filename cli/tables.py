@@ -1,23 +1,66 @@
-"""Tables for people: drawn by rich on a terminal, plain columns elsewhere."""
+"""Tables and lines for people: laid out to the width of a terminal, plain elsewhere."""
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Collection, Sequence
+
+_GAP = 3  # what rich draws between two cells: a space after the first, a line of spaces, one before the second
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print ``rows`` under ``headings``."""
-    if sys.stdout.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
+    """Print ``rows`` under ``headings``; the columns with headings in ``right`` are set flush right."""
+    columns = list(zip(headings, *rows))
+    justify = ["right" if heading in right else "left" for heading in headings]
+    if not (sys.stdout.isatty() and _draw(columns, justify)):
+        flush = [str.rjust if side == "right" else str.ljust for side in justify]
+        widths = [max(map(len, cells)) for cells in columns]
+        for line in zip(*columns):
+            print("  ".join(put(text, width) for put, text, width in zip(flush, line, widths)).rstrip())
 
-        table = Table(*headings, box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*row)
-        Console(highlight=False, markup=False).print(table)
-        return
-    widths = [max(len(line[n]) for line in (headings, *rows)) for n in range(len(headings))]
-    for line in (headings, *rows):
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
+
+def _draw(columns: Sequence[Sequence[str]], justify: Sequence[str]) -> bool:
+    """Draw a table as wide as the terminal at most; return False, with nothing drawn, if it has no room."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    widths = column_widths(columns, console.width - _GAP * (len(columns) - 1))
+    if not widths:
+        return False
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for (heading, *_), width, side in zip(columns, widths, justify):
+        table.add_column(heading, width=width, justify=side)
+    for row in list(zip(*columns))[1:]:
+        table.add_row(*row)
+    console.print(table)
+    return True
+
+
+def print_line(text: str, indent: int) -> None:
+    """Print a line; a terminal that is narrower gets several, broken at spaces, the later ones indented.
+
+    A line with a word that has no room, as a long path, is left to the terminal, whole.
+    """
+    width = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and all(len(word) + indent <= width for word in text.split()):
+        text = textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    print(text)
+
+
+def column_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return the widths of columns that take ``room`` together, or nothing if words would have to be broken for it.
+
+    The widest column gives way first, at its spaces.
+    """
+    widths = [max(map(len, cells)) for cells in columns]
+    words = [max((len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]
+    if sum(words) > room:
+        return []
+    while sum(widths) > room:
+        widest = max((n for n, width in enumerate(widths) if width > words[n]), key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths

@@ -19,6 +19,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
 
     from aotc.targets import TARGETS, host
     from aotc.vmfb.machine import cpu_features
+    from aotc_cli.tables import print_table
 
     best, have, machine = host().name, cpu_features(), platform.machine().replace("arm64", "aarch64")
     rows = []
@@ -31,7 +32,8 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
     if as_json:
         print(json.dumps(rows, indent=1))
         return
+    lines = []
     for target, row in zip(TARGETS.values(), rows):
         note = "the default here" if row["host"] else "runs here" if row["runs_here"] else ""
-        needs = "an NVIDIA GPU" if target.kind == "cuda" else " ".join(target.features)
-        print(f"{target.name:<22} {note:<17} {needs}")
+        lines.append((target.name, note, "an NVIDIA GPU" if target.kind == "cuda" else " ".join(target.features)))
+    print_table(("target", "here", "needs"), lines)
