@@ -165,23 +165,30 @@ class _Tiles:
         return row_block, panel_block
 
     def _spread(self, block: list[Stmt], outer: Index, first: Dim, row_block: int) -> None:
-        """Copy the rows of this item apart if their stride would map them to few cache sets."""
+        """Copy the rows of this item apart if their stride would map them to few cache sets.
+
+        Rows that overlap (the windows of a convolution) stay where they are: they share most of their cache lines,
+        and copies of every element in each of its windows cost more than the conflicts.
+        """
         p, rows = self.p, self.rows
         self.a, self.a_row, self.first = p.a, p.a_row, None
-        stride = p.a_row if isinstance(p.a_row, int) else 0
         if len(p.levels) != 1 or rows.ragged is not None or p.levels[0][1] != 1 or rows.height < SPREAD_ROWS:
             return
-        if not stride or stride * size_of(p.a.dtype) % SET_BYTES or self.panel_block < SPREAD_PANELS:
+        stride, length = p.a_row, p.levels[0][0]
+        if not isinstance(stride, int) or not isinstance(length, int) or not 0 < length <= stride:
+            return
+        size = size_of(p.a.dtype)
+        if stride * size % SET_BYTES or self.panel_block < SPREAD_PANELS:
             return
         count = min(row_block * (rows.height + 1), static(p.m))
-        pitch = stride + LINE // size_of(p.a.dtype)
+        pitch = (-(-length * size // SET_BYTES) * SET_BYTES + LINE) // size
         self.a = Buffer(self.b.fresh("rows"), p.a.dtype, (count, pitch), "scratch")
         self.a_row, self.first = pitch, rows.start(first)
         last = rows.start(minimum(first + row_block, rows.tiles))
-        i, j = sym("i", 0, count), sym("j", 0, stride)
+        i, j = sym("i", 0, count), sym("j", 0, length)
         flat = p.a_at(outer, self.first + i) + j
         load = Load(p.a, delinearize(flat, p.a.shape))
-        inner = For("j", 0, stride, (Store(self.a, (i, j), load),))
+        inner = For("j", 0, length, (Store(self.a, (i, j), load),))
         block += [Alloc(self.a), For("i", 0, last - self.first, (inner,))]
 
     def _panels(self, block: list[Stmt], outer: Index, begin: Dim, end: Dim, first: Dim, row_block: int) -> None:
