@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
@@ -75,7 +76,7 @@ def build_library(
 
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     order = list(dict.fromkeys(texts))
-    symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
+    symbols = {text: symbol_of(text) for text in order}
     named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
     fields = target_fields(target)
     requests: list[dict[str, Any]] = [{"executor": True, "target": fields}]
@@ -93,6 +94,11 @@ def build_library(
     infos = [KernelInfo(k.name, scratch_bytes(k), k.flops, k.bytes) for k in kernels]
     data = link([*objects, table], target, math_symbols() if custom else ())
     return Library(data, tuple(infos), tuple(n for n in needed if n not in own))
+
+
+def symbol_of(text: str) -> str:
+    """Return the symbol of a kernel: a digest of its text alone, so that equal kernels make equal bundles."""
+    return f"aotc_{sha256(text.encode()).hexdigest()[:24]}"
 
 
 def check_native(native: NativeCall, target: Target, options: Options) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.frontend.dims import Dim
-from aotc.kernels.cpu import cache
-from aotc.kernels.cpu.build import compile_texts
+from aotc.kernels.cpu.build import compile_texts, symbol_of
 from aotc.kernels.cpu.worker import target_fields
 from aotc.kernels.cuda.emit import FLAT_THREADS, block_threads
 from aotc.lowering.loop_ir import Kernel
@@ -81,7 +80,7 @@ def build_cubins(kernels: Sequence[Kernel], target: Target, options: Options) ->
     _need_linker(target)
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     order = list(dict.fromkeys(texts))
-    symbols = {text: f"aotc_{cache.key_of(text, target)[:24]}" for text in order}
+    symbols = {text: symbol_of(text) for text in order}
     named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
     requests = [{"text": text, "target": target_fields(target)} for text in named]
     images = dict(zip(order, compile_texts(requests, named, target, options), strict=True))
