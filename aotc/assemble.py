@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import aotc
-from aotc.frontend.dims import Expr, symbols
-from aotc.frontend.tensor_ir import Function, Module, TensorType
-from aotc.lowering.loop_ir import Kernel
-from aotc.lowering.loop_printer import print_kernel
-from aotc.lowering.rules.custom_call import CustomCall
-from aotc.lowering.steps import Constants
+from aotc.ir.dims import Expr, symbols
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.tensor_ir import Function, Module, TensorType
+from aotc.lowering.lower import Variant
 from aotc.options import Options
-from aotc.targets import Target
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
 
@@ -24,19 +20,6 @@ if TYPE_CHECKING:
     from aotc.kernels.cpu.build import NativeCall
 
 
-@dataclass
-class Variant:
-    """The module compiled for one target, before its kernels are machine code."""
-
-    target: Target
-    kernels: list[Kernel]
-    command_buffers: list[Any]
-    programs: dict[str, Any]
-    constants: Constants
-    arena: int | None
-    locs: dict[str, str]
-    custom: dict[str, CustomCall]
-    specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
 
 
 def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:

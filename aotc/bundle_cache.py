@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.kernels.cpu.cache import cache_directory, digest_of, put
+from aotc.kernels.workers.cache import cache_directory, digest_of, put
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered

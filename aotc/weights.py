@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from aotc.lowering.steps import Constants
+from aotc.ir.program_ir import Constants
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import write_file
 from aotc.vmfb.dtypes import from_numpy

@@ -12,8 +12,8 @@ import typer
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
-    from aotc.agreement import Mismatch
-    from aotc.check import Checker, Difference, Report
+    from aotc.tools.agreement import Mismatch
+    from aotc.tools.check import Checker, Difference, Report
 
 SUMMARY = "Compare compiled code with the reference, and find the op that differs."
 EXAMPLES = """
@@ -58,10 +58,10 @@ def command(
     results of the whole model are compared more loosely, relative to their largest element. Exit codes: 0 all
     agrees, 3 something differs, 1 the model or the inputs are at fault, 2 aotc is.
     """
-    from aotc.agreement import Tolerance
-    from aotc.check import Checker
     from aotc.frontend.mlir import fetch
     from aotc.options import Options
+    from aotc.tools.agreement import Tolerance
+    from aotc.tools.check import Checker
 
     if oracle not in ("reference", "jax"):
         raise typer.BadParameter(f"{oracle!r}: expected reference or jax", param_hint="--oracle")
@@ -79,8 +79,8 @@ def command(
 
 
 def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> Report:
-    from aotc.frontend.interpret import ArgumentError
-    from aotc.frontend.opset.control import AssertionFailed
+    from aotc.ir.opset.control import AssertionFailed
+    from aotc.ir.tensor_run import ArgumentError
     from aotc.vmfb.errors import VmError
 
     try:

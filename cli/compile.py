@@ -124,7 +124,7 @@ def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
 def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.frontend.importer import import_model
-    from aotc.frontend.tensor_text import print_module
+    from aotc.ir.tensor_text import print_module
     from aotc.pipeline import check_options, run_passes
 
     check_options(options)

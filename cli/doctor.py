@@ -110,7 +110,7 @@ def _gpu() -> tuple[str, str, str, str]:
 
 def _cache() -> tuple[str, str, str, str]:
     try:
-        from aotc.kernels.cpu.cache import cache_directory
+        from aotc.kernels.workers.cache import cache_directory
     except ImportError:
         return "opt", "kernel cache", "not used without the compiler", ""
     from aotc_cli.sizes import size_text

@@ -12,7 +12,7 @@ from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
     from aotc.diagnostics import Finding, Loc
-    from aotc.lint import Report, Row
+    from aotc.tools.lint import Report, Row
 
 SUMMARY = "Tell before compiling what becomes of each op."
 EXAMPLES = """
@@ -43,7 +43,7 @@ def command(
     makes, and nothing can be said before that is changed. The compiler's own importer, passes and lowering
     decide; only machine code is not made. Exit code 0 if all compiles, 1 if something is refused.
     """
-    from aotc.lint import lint
+    from aotc.tools.lint import lint
 
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)

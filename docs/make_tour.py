@@ -9,9 +9,9 @@ import numpy as np
 
 from aotc import pipeline
 from aotc.frontend.importer import import_model
-from aotc.frontend.tensor_ir import Module
-from aotc.frontend.tensor_text import print_module
-from aotc.lowering.loop_printer import print_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.tensor_ir import Module
+from aotc.ir.tensor_text import print_module
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.assembly import disassemble

@@ -37,7 +37,7 @@ def update(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(scope="module")
 def fresh_runtime() -> Iterator[None]:
     """Let a module's tests load an executor of their own: a process keeps the first that it loads."""
-    from aotc.vmfb import native
+    from aotc.vmfb.devices import native
 
     before, native._PROCESS = native._PROCESS, native._Process()
     yield

@@ -115,11 +115,11 @@ def unoptimised(text: str, target: Any) -> bytes:
     """Return the LLVM IR of a kernel's body as it is emitted."""
     from llvmlite import ir
 
+    from aotc.ir.loop_parser import parse_kernel
     from aotc.kernels.cpu.tile import emit_tile
     from aotc.kernels.cuda.emit import CudaEmitter
     from aotc.kernels.cuda.tile import emit_tile as emit_cuda_tile
-    from aotc.kernels.emit import assembly_text, emit_body
-    from aotc.lowering.loop_parser import parse_kernel
+    from aotc.kernels.emit.body import assembly_text, emit_body
 
     module = ir.Module(name="kernel")
     module.triple = target.triple
@@ -151,7 +151,6 @@ def pieces_of(data: bytes) -> Pieces:
 def frozen(path: Path, level: int, bundles: bool, targets: tuple[str, ...] = TARGETS) -> Pieces:
     """Compile a model and return its pieces; with ``bundles`` those of the real bundle."""
     import aotc
-
     from aotc.diagnostics import CompileError
 
     if not bundles:

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from aotc.frontend.dims import evaluate
-from aotc.lowering.loop_parser import parse_kernel
-from aotc.lowering.loop_run import run_kernel
-from aotc.vmfb import cuda_driver
+from aotc.ir.dims import evaluate
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.dtypes import to_numpy
 
 
@@ -22,7 +22,7 @@ def array_at(address, dtype, shape):
 
 
 class SimulatedGpu:
-    """The methods of :class:`aotc.vmfb.cuda_driver.Gpu`; ``log`` counts what was asked of it."""
+    """The methods of :class:`aotc.vmfb.devices.driver.Gpu`; ``log`` counts what was asked of it."""
 
     texts: ClassVar[dict] = {}
 

@@ -8,7 +8,7 @@ pytest.importorskip("numba")
 import llvmlite.binding as llvm
 from numba import njit, types
 
-from aotc.kernels.cpu import aot
+from aotc.kernels import numba_aot as aot
 from aotc.targets import TARGETS
 
 V3 = TARGETS["cpu:x86-64-v3"]

@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.cpu import cache, link, pool
+from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels.cpu import link
 from aotc.kernels.cpu.build import build_executor, build_library
-from aotc.kernels.cpu.worker import target_fields, target_from
-from aotc.lowering.loop_parser import parse_kernel
+from aotc.kernels.workers import cache, pool
+from aotc.kernels.workers.worker import target_fields, target_from
 from aotc.options import Options
 from aotc.targets import host
 

@@ -272,7 +272,7 @@ def test_a_library_that_is_none():
     ],
 )
 def test_an_executor_that_does_not_fit(source, message, monkeypatch):
-    from aotc.vmfb import native
+    from aotc.vmfb.devices import native
 
     monkeypatch.setattr(native, "_PROCESS", native._Process())
     manifest, segments = tiny.parts()

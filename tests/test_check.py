@@ -11,12 +11,12 @@ from jax import export
 
 import aotc
 from aotc import pipeline
-from aotc.agreement import compare_op, compare_results
-from aotc.check import Checker
 from aotc.frontend.mlir import fetch
-from aotc.frontend.tensor_ir import Region
+from aotc.ir.tensor_ir import Region
 from aotc.options import Options
 from aotc.pipeline import PASSES, Pass
+from aotc.tools.agreement import compare_op, compare_results
+from aotc.tools.check import Checker
 from aotc.vmfb import custom_calls
 from aotc_cli import main as cli_main
 

@@ -8,11 +8,12 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.lowering.accesses import Memory
-from aotc.lowering.plan_memory import plan_memory
-from aotc.lowering.steps import Storage
+from aotc.ir.program_ir import Storage
+from aotc.lowering.lower import lower
+from aotc.lowering.program.dependences import Memory
+from aotc.lowering.program.plan_memory import plan_memory
 from aotc.options import Options
-from aotc.pipeline import lower, run_passes
+from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu

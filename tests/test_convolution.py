@@ -12,10 +12,11 @@ from jax import export, lax
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.lowering.loop_ir import Alloc, Tile, walk
-from aotc.lowering.loop_run import run_kernel
+from aotc.ir.loop_ir import Alloc, Tile, walk
+from aotc.ir.loop_run import run_kernel
+from aotc.lowering.lower import lower
 from aotc.options import Options
-from aotc.pipeline import lower, run_passes
+from aotc.pipeline import run_passes
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import to_numpy
 

@@ -13,8 +13,8 @@ from test_models import MODELS, array, close
 from test_sizes_from_values import GROWING, check_growing
 
 import aotc
-from aotc.vmfb import cuda_driver
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -240,7 +240,7 @@ def test_incomplete_entries_are_refused(monkeypatch):
     install(monkeypatch, data)
     bundle = open_bundle(data)
     (variant,) = bundle.manifest["variants"]
-    from aotc.vmfb import cuda_device
+    from aotc.vmfb.devices import cuda as cuda_device
 
     broken = {**variant, "kernels": [{**variant["kernels"][0], "image": [0, 1 << 40]}]}
     with pytest.raises(BundleError, match="outside of the cubins"):

@@ -6,19 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotc.frontend.dims import (
-    bounds,
-    ceildiv,
-    evaluate,
-    floordiv,
-    is_static,
-    maximum,
-    minimum,
-    mod,
-    substitute,
-    sym,
-    symbols,
-)
+from aotc.ir.dims import bounds, ceildiv, evaluate, floordiv, is_static, maximum, minimum, mod, substitute, sym, symbols
 
 pytestmark = pytest.mark.ir
 
@@ -107,7 +95,7 @@ def test_substitution_replaces_the_meaning(outer, inner, values):
 @settings(max_examples=200, deadline=None)
 @given(EXPRESSIONS)
 def test_text_reads_back(pair):
-    from aotc.frontend.tensor_text import parse_dim
+    from aotc.ir.tensor_text import parse_dim
 
     expression, _ = pair
     names = {s.name: s for s in (symbols(expression) if not isinstance(expression, int) else ())}

@@ -5,9 +5,9 @@ import pytest
 from differential import LEVELS
 
 import aotc
-from aotc.lowering.butterflies import Butterfly
-from aotc.lowering.fourier import radices, smooth_size, split, twiddles
-from aotc.lowering.loop_ir import Apply, Const
+from aotc.ir.loop_ir import Apply, Const
+from aotc.lowering.passes.fourier import radices, smooth_size, split, twiddles
+from aotc.lowering.regions.butterflies import Butterfly
 
 pytestmark = pytest.mark.cpu
 

@@ -15,10 +15,10 @@ from jax import export
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
 from aotc.frontend.mlir import make_context
-from aotc.frontend.tensor_ir import walk
-from aotc.frontend.tensor_verify import verify
+from aotc.ir.tensor_ir import walk
+from aotc.ir.tensor_run import interpret
+from aotc.ir.tensor_verify import verify
 
 pytestmark = pytest.mark.ir
 

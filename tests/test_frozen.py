@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from jax import export
 
-from aotc.kernels import emit_scalar
-from aotc.kernels.cpu import build, cache, link
+from aotc.kernels.cpu import build, link
 from aotc.kernels.cuda import build as cuda_build
+from aotc.kernels.emit import scalar as emit_scalar
+from aotc.kernels.workers import cache
 
 pytestmark = pytest.mark.cudasim
 

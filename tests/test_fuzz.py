@@ -17,9 +17,9 @@ from programs import EPS, Program, array, programs
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
+from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
 

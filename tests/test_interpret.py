@@ -10,10 +10,10 @@ import pytest
 from jax import lax
 
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import ArgumentError, interpret
-from aotc.frontend.opset.control import AssertionFailed
-from aotc.frontend.tensor_text import parse_module, print_module
-from aotc.frontend.tensor_verify import verify
+from aotc.ir.opset.control import AssertionFailed
+from aotc.ir.tensor_run import ArgumentError, interpret
+from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.tensor_verify import verify
 
 pytestmark = pytest.mark.ir
 RNG = np.random.default_rng(0)

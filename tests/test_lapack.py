@@ -14,11 +14,11 @@ from test_lowering_solvers import DTYPES, adjoint, positive, values
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
-from aotc.frontend.opset import OPS, RuleError
-from aotc.frontend.tensor_ir import TensorType
-from aotc.frontend.tensor_text import parse_module, print_module
-from aotc.frontend.tensor_verify import verify
+from aotc.ir.opset import OPS, RuleError
+from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor_run import interpret
+from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.tensor_verify import verify
 from aotc.vmfb import lapack
 
 pytestmark = pytest.mark.cpu

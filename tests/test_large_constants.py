@@ -9,8 +9,8 @@ import pytest
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.lowering.fold_constants import fold_constants
-from aotc.lowering.steps import Constants
+from aotc.ir.program_ir import Constants
+from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.options import Options
 
 pytestmark = pytest.mark.cpu

@@ -12,7 +12,7 @@ import tiny
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("aotc.diagnostics", "aotc.options", "aotc.recursion", "aotc.targets")
+SHARED = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
 
 # For each part of the house: what it may import besides the standard library and itself.
 MAY_IMPORT = {
@@ -26,7 +26,7 @@ MAY_IMPORT = {
         "aotc.vmfb.dtypes",
         "aotc.vmfb.float_formats",
         "aotc.diagnostics",
-        "aotc.recursion",
+        "aotc.recursion_limit",
     ),
     "aotc.lowering": (
         "numpy",
@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "numba",
         "llvmlite",
         "aotc.lowering",
-        "aotc.frontend.dims",
+        "aotc.ir.dims",
         "aotc.vmfb.abi",
         "aotc.vmfb.dtypes",
         "aotc.vmfb.float_formats",
@@ -54,15 +54,15 @@ MAY_IMPORT = {
     ),
     "aotc.diagnostics": (),
     "aotc.options": (),
-    "aotc.recursion": (),
+    "aotc.recursion_limit": (),
     "aotc.targets": ("aotc.diagnostics",),
     "aotc.pipeline": ("aotc",),
     "aotc.assemble": ("numpy", "aotc"),
-    "aotc.lint": ("aotc",),
-    "aotc.check": ("numpy", "aotc"),
-    "aotc.agreement": ("numpy", "ml_dtypes"),
-    "aotc.user_calls": ("numpy", "aotc"),
-    "aotc.bundle_cache": ("aotc.frontend.mlir", "aotc.kernels.cpu.cache", "aotc.vmfb.custom_calls", *SHARED),
+    "aotc.tools.lint": ("aotc",),
+    "aotc.tools.check": ("numpy", "aotc"),
+    "aotc.tools.agreement": ("numpy", "ml_dtypes"),
+    "aotc.tools.user_calls": ("numpy", "aotc"),
+    "aotc.bundle_cache": ("aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.vmfb.custom_calls", *SHARED),
     "aotc.weights": ("numpy", "aotc.lowering", "aotc.vmfb"),
     "aotc.__init__": (),
     "cli": ("numpy", "typer", "rich", "aotc", "aotc_cli"),
@@ -77,7 +77,7 @@ ONLY = {
     "llvmlite": ("aotc.kernels.",),
     "pickle": (),
 }
-KERNELS_SEE = ("aotc.lowering.loop_", "aotc.lowering.tiling")
+KERNELS_SEE = ("aotc.lowering.loop_", "aotc.lowering.analysis.tiling")
 
 
 def modules():

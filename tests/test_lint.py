@@ -10,7 +10,7 @@ import pytest
 from jax import export
 
 import aotc
-from aotc.lint import lint
+from aotc.tools.lint import lint
 from aotc.vmfb import custom_calls
 from aotc_cli import main as cli_main
 
@@ -169,8 +169,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_compile_agrees(name, target):
     from aotc.frontend.importer import import_model
+    from aotc.lowering.lower import lower
     from aotc.options import Options
-    from aotc.pipeline import lower, run_passes
+    from aotc.pipeline import run_passes
     from aotc.targets import resolve
 
     model, *args = MODELS[name]

@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
-from aotc.frontend.dims import floordiv, minimum, mod, sym
-from aotc.lowering import loop_ir as ir
-from aotc.lowering.loop_parser import parse_kernel
-from aotc.lowering.loop_printer import print_kernel
-from aotc.lowering.loop_run import run_kernel
-from aotc.lowering.loop_verify import verify_kernel
+from aotc.ir import loop_ir as ir
+from aotc.ir.dims import floordiv, minimum, mod, sym
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop_verify import verify_kernel
 from aotc.vmfb.dtypes import DTYPES
 
 pytestmark = pytest.mark.ir

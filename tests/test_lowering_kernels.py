@@ -8,11 +8,12 @@ from differential import close, integers, load, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.lowering.loop_ir import Tile, walk
-from aotc.lowering.loop_run import run_kernel
-from aotc.lowering.loop_verify import verify_kernel
+from aotc.ir.loop_ir import Tile, walk
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.lowering.lower import lower
 from aotc.options import Options
-from aotc.pipeline import lower, run_passes
+from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu

@@ -11,7 +11,7 @@ from test_lowering_solvers import DTYPES, values
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
+from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
 

@@ -10,11 +10,11 @@ import pytest
 from mixed_dims import DIMS, PROGRAMS, SUBSETS
 
 import aotc
-from aotc.frontend.dims import evaluate, sym
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
-from aotc.frontend.tensor_ir import Op, TensorType, Value
-from aotc.lowering.index_maps import forward
+from aotc.ir.dims import evaluate, sym
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.ir.tensor_run import interpret
+from aotc.lowering.analysis.index_maps import forward
 
 SIZES = (0, 1, 2, 7, 64)
 

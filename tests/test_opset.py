@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.frontend.opset import OPS, SCALARS, RuleError
-from aotc.frontend.tensor_ir import TensorType
+from aotc.ir.opset import OPS, SCALARS, RuleError
+from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = pytest.mark.ir
@@ -88,7 +88,7 @@ def test_rules_say_what_is_wrong(name, operands, attrs, message):
 
 def test_known_answers_of_threefry():
     """The vectors published with Random123 for Threefry-2x32, 20 rounds."""
-    from aotc.frontend.opset.random import philox, threefry
+    from aotc.ir.opset.random import philox, threefry
 
     zero = np.zeros(1, np.uint32)
     assert [int(x[0]) for x in threefry((0, 0), zero, zero)] == [0x6B200159, 0x99BA4EFE]

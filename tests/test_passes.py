@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.frontend.dims import evaluate, symbols
-from aotc.frontend.interpret import interpret
-from aotc.frontend.tensor_ir import Function, Module, Op, Region, TensorType, Value
-from aotc.frontend.tensor_text import parse_module, print_module
-from aotc.frontend.tensor_verify import verify
+from aotc.ir.dims import evaluate, symbols
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
+from aotc.ir.tensor_run import interpret
+from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.tensor_verify import verify
 from aotc.options import Options
 from aotc.pipeline import PASSES
 from aotc.vmfb.dtypes import kind_of, to_numpy

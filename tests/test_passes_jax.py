@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
-from aotc.frontend.tensor_verify import verify
-from aotc.lowering.canonicalize import canonicalize
-from aotc.lowering.contraction import canonicalize_dot
-from aotc.lowering.convolution import decompose_convolution
-from aotc.lowering.cse import cse
-from aotc.lowering.dce import dce
-from aotc.lowering.fold_constants import fold_constants
-from aotc.lowering.inline import inline
-from aotc.lowering.loop_invariant import loop_invariant
+from aotc.ir.tensor_run import interpret
+from aotc.ir.tensor_verify import verify
+from aotc.lowering.passes.canonicalize import canonicalize
+from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
+from aotc.lowering.passes.cse import cse
+from aotc.lowering.passes.dce import dce
+from aotc.lowering.passes.decompose_convolution import decompose_convolution
+from aotc.lowering.passes.fold_constants import fold_constants
+from aotc.lowering.passes.inline import inline
+from aotc.lowering.passes.licm import licm
 from aotc.options import Options
 
 pytestmark = pytest.mark.ir
 
 ORDER = (
-    inline, canonicalize, cse, loop_invariant, canonicalize_dot, decompose_convolution, fold_constants,
+    inline, canonicalize, cse, licm, canonicalize_dot, decompose_convolution, fold_constants,
     canonicalize, cse, dce,
 )  # fmt: skip
 RNG = np.random.default_rng(0)

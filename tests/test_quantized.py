@@ -15,9 +15,9 @@ from jaxlib.mlir.dialects import stablehlo
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
 from aotc.frontend.mlir import make_context
-from aotc.frontend.quantization import Quantization, parse_quantization
+from aotc.frontend.quantized.types import Quantization, parse_quantization
+from aotc.ir.tensor_run import interpret
 from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.cpu

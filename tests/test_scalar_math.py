@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from aotc.kernels.scalar_math import FUNCTIONS, MAX_ULP, reduce_precision
+from aotc.kernels.formulas.math import FUNCTIONS, MAX_ULP, reduce_precision
 
 pytestmark = pytest.mark.ir
 

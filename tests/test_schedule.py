@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotc.diagnostics import UNKNOWN
-from aotc.frontend.dims import evaluate, static, sym
-from aotc.lowering.loop_ir import Kernel
-from aotc.lowering.plan_memory import plan_memory
-from aotc.lowering.schedule import Scheduler
-from aotc.lowering.steps import Copy, Launch, Storage
+from aotc.ir.dims import evaluate, static, sym
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.program_ir import Copy, Launch, Storage
+from aotc.lowering.program.plan_memory import plan_memory
+from aotc.lowering.program.schedule import Scheduler
 from aotc.vmfb.abi import ALIGNMENT
 
 pytestmark = pytest.mark.ir

@@ -16,7 +16,7 @@ from jax import lax
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
+from aotc.ir.tensor_run import interpret
 from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 

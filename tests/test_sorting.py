@@ -9,8 +9,8 @@ from differential import LEVELS, check, integers, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.frontend.tensor_ir import walk
-from aotc.lowering.sort_keys import sort_keys
+from aotc.ir.tensor_ir import walk
+from aotc.lowering.analysis.sort_keys import sort_keys
 
 pytestmark = pytest.mark.cpu
 

@@ -6,7 +6,7 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.frontend.interpret import interpret
+from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
 

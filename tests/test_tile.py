@@ -12,11 +12,11 @@ import pytest
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.frontend.dims import Dim, sym
+from aotc.ir.dims import Dim, sym
+from aotc.ir.loop_ir import Buffer, Tile
 from aotc.kernels.cpu.pack import pack_panels
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.lowering.loop_ir import Buffer, Tile
-from aotc.lowering.tiling import FORMS, best_tile, split_rows
+from aotc.lowering.analysis.tiling import FORMS, best_tile, split_rows
 from aotc.targets import TARGETS, Target, host_features
 from aotc.vmfb.dtypes import size_of, to_numpy
 

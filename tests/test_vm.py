@@ -14,10 +14,11 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotc.vmfb import machine, native, trees
+from aotc.vmfb import machine, trees
 from aotc.vmfb.arena import ArenaPool
 from aotc.vmfb.arguments import sharing_memory
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.devices import native
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
 from aotc.vmfb.pointers import DATA_FIELD, address_of

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.frontend.opset.spec import sizes
-from aotc.frontend.tensor_ir import TensorType
+from aotc.ir.opset.spec import sizes
+from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 LARGE = 1 << 16

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from aotc.frontend.import_state import leaf_types
+from aotc.frontend.mlir_types import leaf_types
 
 
 def entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from aotc.frontend.dims import Call, Dim, Expr, Sym, substitute, sym, symbols
-from aotc.frontend.tensor_ir import Requirement
+from aotc.ir.dims import Call, Dim, Expr, Sym, substitute, sym, symbols
+from aotc.ir.tensor_ir import Requirement
 
 Shapes = list[tuple[Dim, ...]]
 

@@ -1,4 +1,4 @@
-"""StableHLO to tensor IR: the table of importers and the loop that runs it."""
+"""StableHLO to tensor IR: entries, callees, and the loop that imports op by op."""
 
 from __future__ import annotations
 
@@ -10,35 +10,21 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend.broadcasting import BROADCASTING
-from aotc.frontend.dims import Dim, is_static, product, static, substitute, sym, symbols
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims
-from aotc.frontend.import_collectives import COLLECTIVES
-from aotc.frontend.import_control import CONTROL
-from aotc.frontend.import_einsum import EINSUM
-from aotc.frontend.import_elementwise import ELEMENTWISE, SIZES_DIFFER
-from aotc.frontend.import_indexing import INDEXING
-from aotc.frontend.import_legacy import LEGACY
-from aotc.frontend.import_linalg import LINALG
-from aotc.frontend.import_quantized import QUANTIZED, import_quantized, is_quantized
-from aotc.frontend.import_random import RANDOM
-from aotc.frontend.import_reduction import REDUCTION
-from aotc.frontend.import_scan import SCAN
-from aotc.frontend.import_shape import SHAPE
-from aotc.frontend.import_state import DYNAMIC, Importer, Poisoned, Session, State, leaf_types
+from aotc.frontend.importers.elementwise import SIZES_DIFFER
+from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.locations import to_loc
-from aotc.frontend.opset.spec import merge
+from aotc.frontend.mlir import fetch, read_source
+from aotc.frontend.mlir_types import DYNAMIC, leaf_types
+from aotc.frontend.quantized.importer import import_quantized, is_quantized
+from aotc.frontend.session import Poisoned, Session, State
 from aotc.frontend.shape_values import Known
-from aotc.frontend.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
-from aotc.recursion import room_for
+from aotc.ir.dims import Dim, is_static, product, static, substitute, sym, symbols
+from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
+from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
-
-IMPORTERS: dict[str, Importer] = merge(
-    ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL, COLLECTIVES, RANDOM, LEGACY, EINSUM, SCAN, BROADCASTING,
-    QUANTIZED,
-)
 
 MAX_SIZE_ELEMENTS = 8
 FRAMES_OF_A_CALL = 12
@@ -75,15 +61,11 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     CompileError
         If the model cannot be read or holds what is not supported; up to ten findings.
     """
-    from aotc.frontend.mlir import fetch
-
     return import_raw(fetch(source, *example_args, **example_kwargs))
 
 
 def import_raw(raw: Any, journal: Journal | None = None) -> Module:
     """Return a fetched model (``mlir.Raw``) as a tensor IR module; see :func:`import_module`."""
-    from aotc.frontend.mlir import read_source
-
     read = read_source(raw)
     with read.context:
         return import_module(read.module, read.path, read.metadata, journal)
@@ -95,7 +77,7 @@ def import_module(
     """Return a verified MLIR module as a tensor IR module.
 
     With a ``journal`` every op is written into it and nothing is raised for those that are
-    refused: calls of ``STAND_IN`` have their places.
+    refused: calls of ``PLACEHOLDER`` have their places.
     """
     functions: dict[str, Any] = {}
     for op in module.body.operations:
@@ -295,7 +277,7 @@ def _import_op(state: State, op: Any) -> None:
         outcome = REFUSED
         findings = tuple(_with_snippet(f, state, op) for f in error.findings)
         session.findings += findings
-        state.stand_in(op)
+        state.placeholder(op)
     if journal:
         if outcome != IMPORTED and len(journal.entries) == seen:
             journal.add_inner(op, lambda inner: to_loc(inner.location, session.path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.diagnostics import Finding, Loc
-from aotc.frontend.import_state import dtype_text, leaf_types
+from aotc.frontend.mlir_types import dtype_text, leaf_types
 
 IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
 

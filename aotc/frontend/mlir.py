@@ -19,6 +19,7 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend.importers.table import IMPORTERS
 
 stablehlo.register_stablehlo_passes()
 
@@ -178,8 +179,7 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
 
 def _legalize(module: ir.Module, path: str) -> None:
     """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it."""
-    from aotc.frontend.broadcasting import PREFIX, rewrite_broadcasting
-    from aotc.frontend.importer import IMPORTERS
+    from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 
     wanted: set[str] = set()
     stack = [module.operation]

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, substitute, sym
-from aotc.frontend.opset.spec import sizes
-from aotc.frontend.tensor_ir import TensorType
+from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, substitute, sym
+from aotc.ir.opset.spec import sizes
+from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 Known = tuple[Dim, ...]
@@ -228,7 +228,7 @@ def _joined(operands: Sequence[Known], types: Sequence[TensorType], dim: int) ->
 def _moved(
     name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim] | None:
-    from aotc.frontend.opset.shape import SHAPE
+    from aotc.ir.opset.shape import SHAPE
 
     places = np.arange(len(known)).reshape([int(d) for d in source.shape if isinstance(d, int)])
     moved = SHAPE[name].reference([places], attrs, (), (result,))[0]

@@ -13,8 +13,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.import_state import DYNAMIC
 from aotc.frontend.mlir import read_source
+from aotc.frontend.mlir_types import DYNAMIC
 
 
 def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> list[np.ndarray]:

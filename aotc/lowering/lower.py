@@ -1,84 +1,155 @@
-"""Outlined regions to kernels: which lowering each kind of region gets."""
+"""A fused module to kernels, command buffers and host programs for one target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from aotc.diagnostics import CompileError
-from aotc.frontend.tensor_ir import Function
-from aotc.lowering.loop_ir import Kernel
-from aotc.lowering.lower_contract import lower_contract
-from aotc.lowering.lower_cuda import lower_reduction_cuda
-from aotc.lowering.lower_loop import lower_loop
-from aotc.lowering.lower_reduction import lower_reduction
-from aotc.lowering.rules.custom_call import lower_custom_call
-from aotc.lowering.rules.fft import lower_dft
-from aotc.lowering.rules.indexing import lower_dynamic_update_slice, lower_scatter
-from aotc.lowering.rules.lapack import lower_lapack
-from aotc.lowering.rules.linalg import lower_cholesky, lower_triangular_solve
-from aotc.lowering.rules.random import lower_rng_bit_generator
-from aotc.lowering.rules.scans import lower_scan
-from aotc.lowering.rules.selection import lower_top_k
-from aotc.lowering.rules.sorting import lower_sort
-from aotc.lowering.rules.sparse import lower_csr_dot
-from aotc.lowering.rules.tridiagonal import lower_tridiagonal_solve_perturbed
-from aotc.lowering.rules.windows import lower_select_and_scatter
+from aotc.diagnostics import CompileError, Finding, InternalError
+from aotc.guard import internal_error
+from aotc.ir.dims import static, symbols
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.program_ir import Bind, Buffered, Check, Constants
+from aotc.ir.tensor_ir import Function, Module
+from aotc.lowering.passes.cse import structure
+from aotc.lowering.passes.substitute_dims import free_loop_names
+from aotc.lowering.program.bufferize import bufferize
+from aotc.lowering.program.emit_program import Stage, emit_program
+from aotc.lowering.program.join_programs import join_programs
+from aotc.lowering.program.plan_memory import plan_stages
+from aotc.lowering.program.schedule import Scheduler
+from aotc.lowering.regions.lower_region import lower_region
+from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
+from aotc.options import Options
+from aotc.recursion_limit import room_for
 from aotc.targets import Target
+from aotc.vmfb.custom_calls import registered
 
-Lowering = Callable[[Function, Target], Kernel]
-
-KINDS: dict[str, Lowering] = {
-    "loop": lower_loop,
-    "window": lower_loop,
-    "row": lower_reduction,
-    "reduce": lower_reduction,
-    "contract": lower_contract,
-    "update": lower_dynamic_update_slice,
-}
-
-CUDA_KINDS: dict[str, Lowering] = {
-    "row": lower_reduction_cuda,
-    "reduce": lower_reduction_cuda,
-}
-
-SINGLES: dict[str, Lowering] = {
-    "csr_dot": lower_csr_dot,
-    "custom_call": lower_custom_call,
-    "cholesky": lower_cholesky,
-    "dft": lower_dft,
-    "dynamic_update_slice": lower_dynamic_update_slice,
-    "lapack": lower_lapack,
-    "reduce_window": lower_scan,
-    "rng_bit_generator": lower_rng_bit_generator,
-    "scatter": lower_scatter,
-    "select_and_scatter": lower_select_and_scatter,
-    "sort": lower_sort,
-    "top_k": lower_top_k,
-    "triangular_solve": lower_triangular_solve,
-    "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,
-}
+FRAMES_OF_A_REGION = 20_000  # fusion bounds how many ops depend on each other in one
 
 
-def lower_region(function: Function, target: Target) -> Kernel:
-    """Return the kernel of an outlined region.
+@dataclass
+class Variant:
+    """The module compiled for one target, before its kernels are machine code."""
+
+    target: Target
+    kernels: list[Kernel]
+    command_buffers: list[Any]
+    programs: dict[str, Any]
+    constants: Constants
+    arena: int | None
+    locs: dict[str, str]
+    custom: dict[str, CustomCall]
+    specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+
+
+def lower(module: Module, target: Target, options: Options) -> Variant:
+    """Turn a fused module into kernels, command buffers and programs for one target.
 
     Raises
     ------
     CompileError
-        If the region is an op that has no lowering for ``target``.
+        If ``target`` has no lowering for some ops; all of them are named.
     """
-    kind = function.attrs["kind"]
-    if target.kind == "cuda" and kind in CUDA_KINDS:
-        return CUDA_KINDS[kind](function, target)
-    if kind != "single":
-        return KINDS[kind](function, target)
-    op = function.body.ops[-1]
-    lowering = SINGLES.get(op.name)
-    if lowering is None:
-        known = ", ".join(sorted(SINGLES))
+    module = free_loop_names(module)
+    kernels: dict[str, Kernel] = {}
+    locs: dict[str, str] = {}
+    custom: dict[str, CustomCall] = {}
+    refused: list[Finding] = []
+    lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
+    for function in module.functions.values():
+        if not function.public:
+            try:
+                key = structure(function)
+                if key not in lowered:
+                    lowered[key] = _lower_region(function, target, module, options)
+                kernels[function.name] = replace(lowered[key], name=function.name)
+                call = custom_call_of(function)
+                if call is not None:
+                    custom[_known(call).symbol] = call
+            except CompileError as error:
+                refused += error.findings
+            locs[function.name] = function.loc.traced_by or str(function.loc)
+    if refused:
+        raise CompileError(refused)
+    constants = Constants()
+    public = {n: f for n, f in module.functions.items() if f.public}
+    buffered = {n: bufferize(f, module, kernels, constants, target.loop_flops) for n, f in public.items()}
+    names, unique = _deduplicate({k: v for b in buffered.values() for k, v in b.kernels.items()})
+    variant = Variant(target, unique, [], {}, constants, 0, locs, custom)
+    numbers = {k.name: n for n, k in enumerate(unique)}
+    for name, b in buffered.items():
+        function = public[name]
+        slots = len(function.body.params), len(function.body.results)
+        stages = _stages(b, variant, _slot_of(*slots), lambda k: numbers[names[k]])
+        checks = [s for s in b.steps if isinstance(s, Check)]
+        variant.programs[name] = emit_program(function, stages, checks)
+        known = variant.arena is not None and isinstance(stages[-1].arena, int)
+        variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
+    _join_specialized(variant, public)
+    return variant
+
+
+def _stages(
+    b: Buffered, variant: Variant, slot_of: Callable[[Any], int], kernel_number: Callable[[str], int]
+) -> list[Stage]:
+    """Plan memory and encode a command buffer for each stretch of steps between sizes that are read from memory."""
+    binds = [s for s in b.steps if isinstance(s, Bind)]
+    known = {str(bind.dim): n for n, bind in enumerate(binds, start=1)}
+    totals = plan_stages(b.arena, lambda e: max((known.get(s.name, 0) for s in symbols(e)), default=0), len(binds) + 1)
+    stages: list[Stage] = []
+    rest = list(b.steps)
+    for total, bind in zip(totals, [*binds, None], strict=True):
+        end = rest.index(bind) if bind is not None else len(rest)
+        buffer = Scheduler(slot_of, kernel_number).encode(rest[:end])
+        stages.append(Stage(buffer, len(variant.command_buffers), total, bind))
+        variant.command_buffers.append(buffer)
+        rest = rest[end + 1 :]
+    return stages
+
+
+def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
+    try:
+        with room_for(FRAMES_OF_A_REGION):
+            return lower_region(function, target)
+    except (CompileError, InternalError):
+        raise
+    except Exception as error:
+        raise internal_error(error, f"while lowering region {function.name}", module, options) from error
+
+
+def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
+    """Give the program of each general function the code of its copies for given sizes."""
+    for name, general in public.items():
+        copies = [f for f in public.values() if f.attrs.get("specializes") == name]
+        if copies:
+            programs = [(f, variant.programs.pop(f.name)) for f in copies]
+            variant.programs[name] = join_programs((general, variant.programs[name]), programs)
+            variant.specialized[name] = [dict(f.attrs["dims"]) for f in copies]
+
+
+def _known(call: CustomCall) -> CustomCall:
+    """Return ``call``, or say how to register it."""
+    if registered(call.name) is None:
         raise CompileError.at(
-            op.loc,
-            f"{op.name} is not supported on target {target.name}",
-            hint=f"ops with a lowering of their own are: {known}",
+            call.loc,
+            f"custom call @{call.name} is not known",
+            hint=f"before compiling say what it does: aotc.register_custom_call({call.name!r}, function)",
         )
-    return lowering(function, target)
+    return call
+
+
+def _slot_of(arguments: int, results: int) -> Callable[[Any], int]:
+    base = {"argument": 0, "result": arguments}
+    fixed = {"arena": arguments + results, "constant": arguments + results + 1}
+    return lambda s: base[s.kind] + s.number if s.kind in base else fixed[s.kind]
+
+
+def _deduplicate(kernels: Mapping[str, Kernel]) -> tuple[dict[str, str], list[Kernel]]:
+    """Return the name of the kernel that stands for each, and the distinct kernels."""
+    chosen: dict[Kernel, str] = {}
+    names: dict[str, str] = {}
+    for name, kernel in kernels.items():
+        names[name] = chosen.setdefault(replace(kernel, name=""), name)
+    return names, [kernels[n] for n in dict.fromkeys(names.values())]

@@ -104,7 +104,7 @@ class Device(Protocol):
         """
 
 
-DEVICES = {"cpu": "aotc.vmfb.cpu_device", "cuda": "aotc.vmfb.cuda_device"}
+DEVICES = {"cpu": "aotc.vmfb.devices.cpu", "cuda": "aotc.vmfb.devices.cuda"}
 
 
 def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[str, Any], Any, int]:

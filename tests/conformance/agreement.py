@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotc.agreement import distance, is_float, unit
+from aotc.tools.agreement import distance, is_float, unit
 
 SLACK = 4.0  # units in the last place
 

@@ -8,12 +8,12 @@ from hashlib import sha256
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.dims import Dim
-from aotc.kernels.cpu import cache
-from aotc.kernels.cpu.pool import POOL, Refusal
-from aotc.kernels.cpu.worker import target_fields
-from aotc.lowering.loop_ir import Kernel, imports
-from aotc.lowering.loop_printer import print_kernel
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Kernel, imports
+from aotc.ir.loop_printer import print_kernel
+from aotc.kernels.workers import cache
+from aotc.kernels.workers.pool import POOL, Refusal
+from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -72,7 +72,7 @@ def build_library(
         If a user's function cannot be compiled.
     """
     from aotc.kernels.cpu.link import function_table, link
-    from aotc.kernels.emit import scratch_bytes
+    from aotc.kernels.emit.body import scratch_bytes
 
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     order = list(dict.fromkeys(texts))

@@ -16,11 +16,11 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.cpu import aot
+from aotc.ir.loop_ir import Kernel
+from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.kernels.emit import assembly_text, emit_body
+from aotc.kernels.emit.body import assembly_text, emit_body
 from aotc.kernels.llvm_types import I64, PTR, VOID
-from aotc.lowering.loop_ir import Kernel
 from aotc.targets import Target
 
 _SHELL, _BODY = "aotc_shell", "aotc_body"

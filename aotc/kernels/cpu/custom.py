@@ -14,7 +14,7 @@ from numba.core import cgutils, errors, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from aotc.kernels.cpu import aot
+from aotc.kernels import numba_aot as aot
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 

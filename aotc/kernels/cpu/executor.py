@@ -28,7 +28,7 @@ from numba import njit
 from numba.core import types
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.cpu import aot
+from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.atomics import (
     FUTEX_WAIT_PRIVATE,
     FUTEX_WAKE_PRIVATE,

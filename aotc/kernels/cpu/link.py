@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
-from aotc.kernels.cpu import aot
+from aotc.kernels import numba_aot as aot
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, TABLE_SYMBOL
 

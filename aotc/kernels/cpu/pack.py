@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.lowering.tiling import FORMS
+from aotc.lowering.analysis.tiling import FORMS
 
 
 def pack_panels(b: np.ndarray, panel_cols: int, form: str) -> np.ndarray:

@@ -39,9 +39,9 @@ from typing import Protocol
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.frontend.dims import Dim, Expr
-from aotc.lowering.loop_ir import Buffer, Tile
-from aotc.lowering.tiling import FORMS
+from aotc.ir.dims import Dim, Expr
+from aotc.ir.loop_ir import Buffer, Tile
+from aotc.lowering.analysis.tiling import FORMS
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.frontend.dims import Dim
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.cpu.build import compile_texts, symbol_of
-from aotc.kernels.cpu.worker import target_fields
 from aotc.kernels.cuda.emit import FLAT_THREADS, block_threads
-from aotc.lowering.loop_ir import Kernel
-from aotc.lowering.loop_printer import print_kernel
+from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
 

@@ -15,12 +15,12 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.cpu import aot
+from aotc.ir.loop_ir import Kernel
+from aotc.kernels import numba_aot as aot
 from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.tile import emit_tile
-from aotc.kernels.emit import assembly_text, emit_body
+from aotc.kernels.emit.body import assembly_text, emit_body
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID
-from aotc.lowering.loop_ir import Kernel
 from aotc.targets import Target
 
 TRIPLE = "nvptx64-nvidia-cuda"

@@ -12,11 +12,11 @@ from dataclasses import replace
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.frontend.dims import Dim
-from aotc.kernels.emit import BodyEmitter, bytes_of
-from aotc.kernels.llvm_algebra import call_intrinsic
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Stmt, walk
+from aotc.kernels.emit.body import BodyEmitter, bytes_of
+from aotc.kernels.formulas.llvm_algebra import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
-from aotc.lowering.loop_ir import Barrier, Buffer, For, Kernel, Stmt, walk
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.emit import BodyEmitter
-from aotc.lowering.loop_ir import Tile
+from aotc.ir.loop_ir import Tile
+from aotc.kernels.emit.body import BodyEmitter
 
 
 def emit_tile(context: BodyEmitter, stmt: Tile) -> None:

@@ -1,0 +1,188 @@
+"""What JAX calls on GPUs for linear algebra, as the ops that it stands for.
+
+A model that was lowered for CUDA or ROCm then compiles for a CPU too. Results that
+only differ by the phase of a singular vector or an eigenvector may do so.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.calls.lapack import data_operands, into_memory, options_of, out_of_memory, unpacked
+from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim
+from aotc.ir.tensor_ir import TensorType, Value
+
+
+def _call(state: State, routine: str, operands: list[Value], options: dict[str, Any]) -> list[Value]:
+    return list(state.emit("lapack", operands, {"routine": routine, "options": options}))
+
+
+def _plain(routine: str, state: State, op: Any) -> None:
+    """The same operands, results and options as LAPACK's routine."""
+    out_of_memory(state, op, _call(state, routine, into_memory(state, op), dict(options_of(op))))
+
+
+def _potrf(state: State, op: Any) -> None:
+    x = data_operands(state, op)[0]
+    factor = state.one("cholesky", [x], {"lower": bool(options_of(op)["lower"])})
+    state.bind(op, [factor, state.constant(np.zeros((), np.int32), TensorType("i32", x.type.shape[:-2]))])
+
+
+def _triangle(op: Any) -> str:
+    return "L" if options_of(op)["lower"] else "U"
+
+
+def _syevd(state: State, op: Any) -> None:
+    options = {"mode": "V", "uplo": _triangle(op)}
+    out_of_memory(state, op, _call(state, "syevd", into_memory(state, op), options))
+
+
+def _sytrd(state: State, op: Any) -> None:
+    out_of_memory(state, op, _call(state, "sytrd", into_memory(state, op), {"uplo": _triangle(op)}))
+
+
+def _svd(routine: str, state: State, op: Any) -> None:
+    """Of the array as it is stored: where that is by rows the names of its factors are swapped, as JAX expects."""
+    options = options_of(op)
+    mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
+    results = _call(state, routine, into_memory(state, op), mode)
+    if not options["compute_uv"]:
+        results[2:4] = (_zeros(state, state.dtype(r.type), r.type.shape) for r in list(op.results)[2:4])
+    out_of_memory(state, op, results)
+
+
+def _zeros(state: State, dtype: str, shape: Any) -> Value:
+    kind = {"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128"}[dtype]
+    return state.constant(np.zeros((), kind), TensorType(dtype, tuple(shape)))
+
+
+def _svd_with_v(state: State, op: Any) -> None:
+    """The Jacobi and polar routines give V, not its adjoint, and always both factors."""
+    mode = {"mode": "A" if options_of(op)["full_matrices"] else "S"}
+    a, s, u, vt, status = _call(state, "gesdd", into_memory(state, op), mode)
+    rank = vt.type.rank
+    v = state.one("transpose", [vt], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
+    if v.type.dtype in ("c64", "c128"):
+        v = state.one("conj", [v])
+    out_of_memory(state, op, [a, s, u, v, status])
+
+
+def _gtsv(state: State, op: Any) -> None:
+    results = _call(state, "gtsv", into_memory(state, op), {})
+    out_of_memory(state, op, [results[3]])
+
+
+def _eig_letters(op: Any) -> dict[str, str]:
+    options = options_of(op)
+    return {f"compute_{side}": "V" if options[side] else "N" for side in ("left", "right")}
+
+
+def _geev(state: State, op: Any) -> None:
+    """The eigenvalues are complex; the vectors of a real matrix are packed as LAPACK's."""
+    operands = into_memory(state, op)
+    results = _call(state, "geev", operands, _eig_letters(op))
+    values = results[0] if len(results) == 4 else state.one("complex", results[:2])
+    out_of_memory(state, op, [operands[0], values, *results[-3:]])
+
+
+def _hybrid_eig(state: State, op: Any) -> None:
+    results = _call(state, "geev", into_memory(state, op), _eig_letters(op))
+    if len(results) == 5:
+        results[2:4] = (unpacked(state, results[1], v) for v in results[2:4])
+    out_of_memory(state, op, results)
+
+
+def _geqp3(state: State, op: Any) -> None:
+    out_of_memory(state, op, _call(state, "geqp3", into_memory(state, op), {}))
+
+
+def _syrk(state: State, op: Any) -> None:
+    """``alpha * a @ a.T + beta * c``."""
+    a, c, alpha, beta = data_operands(state, op)
+    inner = a.type.rank - (2 if options_of(op)["transpose"] else 1)
+    batch = tuple(range(a.type.rank - 2))
+    attrs = {"lhs_batch": batch, "rhs_batch": batch, "lhs_contract": (inner,), "rhs_contract": (inner,)}
+    product = state.one("dot_general", [a, a], {**attrs, "precision": "HIGHEST"})
+    shape = c.type.shape
+    scaled = [
+        state.one("mul", [state.broadcast_scalar(s, shape), x]) for s, x in ((alpha, product), (beta, c))
+    ]
+    state.bind(op, [state.one("add", scaled)])
+
+
+def _pivots_to_permutation(state: State, op: Any) -> None:
+    pivots = data_operands(state, op)[0]
+    size = state.session.parts(op.results[0].type)[1][-1]
+    state.bind(op, [permutation_of(state, pivots, size)])
+
+
+def permutation_of(state: State, pivots: Value, size: Dim) -> Value:
+    """Return the identity permutation of ``size`` after the row swaps ``pivots``; those out of range do nothing."""
+    *batch, count = pivots.type.shape
+    shape: tuple[Dim, ...] = (*batch, size)
+    start = state.one("iota", (), {"dim": len(batch)}, [TensorType("i32", shape)])
+    scalar, row = TensorType("i32"), TensorType("i32", (*batch, 1))
+    types = [scalar, start.type]
+    test = state.built(types, lambda held: [_less(state, held[0], count)])
+    body = state.built(types, lambda held: _swap(state, held[0], held[1], pivots, row))
+    zero = state.constant(np.zeros((), np.int32), scalar)
+    return state.emit("while", [zero, start], {}, (), [test, body])[1]
+
+
+def _less(state: State, n: Value, count: Dim) -> Value:
+    return state.one("lt", [n, state.one("dim", (), {"expr": count}, [n.type])])
+
+
+def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: TensorType) -> list[Value]:
+    """Swap elements ``k`` and ``pivots[k]`` of every permutation, by comparing all places with both."""
+    t = permutation.type
+    rank = t.rank
+    zero = state.constant(np.zeros((), np.int32), TensorType("i32"))
+    starts = [*[zero] * (rank - 1), k]
+    sizes = {"sizes": row.shape}
+    place = state.one("dynamic_slice", [pivots, *starts], sizes)
+    here = state.one("dynamic_slice", [permutation, *starts], sizes)
+    spread = {"dims": tuple(range(rank))}
+    wide = [state.one("broadcast", [v], spread, [t]) for v in (place, here)]
+    number = state.one("iota", (), {"dim": rank - 1}, [t])
+    hit = state.one("eq", [number, wide[0]])
+    none = state.constant(np.zeros((), np.int32), t)
+    picked = state.one("select", [hit, permutation, none])
+    there = state.one("broadcast", [sum_over(state, picked, (rank - 1,))], {"dims": tuple(range(rank - 1))}, [t])
+    own = state.one("eq", [number, state.broadcast_scalar(k, t.shape)])
+    after = state.one("select", [own, there, state.one("select", [hit, wide[1], permutation])])
+    end = state.one("dim", (), {"expr": t.shape[-1]}, [TensorType("i32")])
+    low, high = state.one("ge", [wide[0], none]), state.one("lt", [wide[0], state.broadcast_scalar(end, t.shape)])
+    after = state.one("select", [state.one("and", [low, high]), after, permutation])
+    one = state.constant(np.ones((), np.int32), TensorType("i32"))
+    return [state.one("add", [k, one]), after]
+
+
+_SOLVER: dict[str, Importer] = {
+    "potrf": _potrf,
+    "getrf": partial(_plain, "getrf"),
+    "geqrf": partial(_plain, "geqrf"),
+    "orgqr": partial(_plain, "orgqr"),
+    "ormqr": partial(_plain, "ormqr"),
+    "syevd": _syevd,
+    "sytrd": _sytrd,
+    "gesvd": partial(_svd, "gesvd"),
+    "gesdd": partial(_svd, "gesdd"),
+    "gesvdj": _svd_with_v,
+    "gesvdp": _svd_with_v,
+    "geev": _geev,
+    "syrk": _syrk,
+}
+
+CUSOLVER: dict[str, Importer] = {
+    **{f"{prefix}solver_{name}_ffi": f for prefix in ("cu", "hip") for name, f in _SOLVER.items()},
+    **{f"{prefix}sparse_gtsv2_ffi": _gtsv for prefix in ("cu", "hip")},
+    **{f"{prefix}_lu_pivots_to_permutation": _pivots_to_permutation for prefix in ("cu", "hip")},
+    **{f"{prefix}hybrid_{name}": _hybrid_eig for prefix in ("cu", "hip") for name in ("eig_real", "eig_comp")},
+    **{f"{prefix}hybrid_geqp3": _geqp3 for prefix in ("cu", "hip")},
+}

@@ -1,0 +1,159 @@
+"""Custom calls: those with a meaning of their own, those that cannot be in a bundle, and the user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.calls.cusolver import CUSOLVER
+from aotc.frontend.calls.known_calls import KNOWN_CALLS
+from aotc.frontend.calls.lapack import LAPACK, data_operands
+from aotc.frontend.calls.tpu_linalg import TPU_LINALG
+from aotc.frontend.from_jax import REGISTER
+from aotc.frontend.importers.collective import COLLECTIVE_CALLS
+from aotc.frontend.importers.indexing import CUSTOM_INDEXING
+from aotc.frontend.importers.random import RANDOM_CALLS
+from aotc.frontend.mlir_types import get_value, integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Expr
+from aotc.ir.tensor_ir import TensorType
+
+_CALLBACK = "it calls back into the Python process that traced the model, which a file cannot hold"
+_BINARY = "its payload is code for one GPU or TPU, made by another compiler"
+_LIBRARY = "its payload is a plan for a library that aotc does not use"
+
+REFUSED: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback", "xla_ffi_python_gpu_callback",
+         "xla_python_cpu_callback", "xla_python_gpu_callback"), (_CALLBACK, REGISTER),
+    ),
+    **dict.fromkeys(
+        ("__gpu$xla.gpu.triton", "triton_kernel_call", "triton_kernel_call_ffi", "mosaic_gpu", "mosaic_gpu_v2",
+         "tpu_custom_call"), (_BINARY, "write the kernel in jax.numpy, or lower with interpret=True in pallas_call"),
+    ),
+    **dict.fromkeys(
+        ("InspectSharding", "CustomSPMDPartitioning"),
+        ("it calls back into the partitioner of the process that traced the model", "export without such callbacks"),
+    ),
+}  # fmt: skip
+"""Targets that no bundle can hold: the reason, and what to do."""
+
+
+def _refusal(target: str) -> tuple[str, str] | None:
+    if target.startswith(("__cudnn$", "cudnn_", "__cublas$")):
+        return _LIBRARY, "lower the model for platforms=('cpu',), or write the function in jax.numpy"
+    return REFUSED.get(target)
+
+
+def _shape_assertion(state: State, op: Any) -> None:
+    test, *numbers = state.operands(op)
+    known = state.known.get(test)
+    message = get_value(op, "error_message", "a shape assertion failed")
+    if known is not None and not isinstance(known[0], Expr):
+        if not known[0]:
+            state.fail(f"a shape assertion never holds: {message}")
+        return
+    if not state.assert_dims(test, numbers, message):
+        state.emit("assert", [test, *numbers], {"message": message})
+    state.assume(test)
+
+
+def _csr_dot(state: State, op: Any) -> None:
+    state.bind(op, [state.one("csr_dot", data_operands(state, op))])
+
+
+def _perturbed(state: State, op: Any) -> None:
+    state.bind(op, [state.one("tridiagonal_solve_perturbed", data_operands(state, op))])
+
+
+_CUSTOM: dict[str, Importer] = {
+    **CUSTOM_INDEXING,
+    **COLLECTIVE_CALLS,
+    **LAPACK,
+    **CUSOLVER,
+    **KNOWN_CALLS,
+    **RANDOM_CALLS,
+    **TPU_LINALG,
+    "cpu_csr_sparse_dense_ffi": _csr_dot,
+    "tridiagonal_solve_perturbed_ffi": _perturbed,
+    "cu_tridiagonal_solve_perturbed": _perturbed,
+    "hip_tridiagonal_solve_perturbed": _perturbed,
+    "shape_assertion": _shape_assertion,
+}
+
+
+def import_custom_call(state: State, op: Any) -> None:
+    """Import one ``stablehlo.custom_call``."""
+    target = op.attributes["call_target_name"].value
+    refused = _refusal(target)
+    if refused is not None:
+        state.fail(f"custom call @{target} cannot be compiled: {refused[0]}", refused[1])
+    if target in _CUSTOM:
+        _CUSTOM[target](state, op)
+    else:
+        _users(state, op, target)
+
+
+def _users(state: State, op: Any, target: str) -> None:
+    """An op that somebody must have registered; that is checked when its kernel is made."""
+    attrs = {
+        "target": target,
+        "config": _config(op),
+        "api_version": get_value(op, "api_version", 1),
+        "has_side_effect": bool(get_value(op, "has_side_effect", False)),
+        "aliases": _aliases(op),
+    }
+    state.bind(op, state.emit("custom_call", data_operands(state, op), attrs, _result_types(state, op)))
+
+
+def _result_types(state: State, op: Any) -> list[TensorType]:
+    """Return the types of the results; operands that hold their shapes give the sizes that are not known."""
+    if "indices_of_shape_operands" not in op.attributes:
+        return [state.static_type(r.type) for r in op.results]
+    operands = state.operands(op)
+    shapes = [operands[n] for n in integers(op.attributes["indices_of_shape_operands"])]
+    dims = [state.dims_of(v, "the shape of a custom call's result") for v in shapes]
+    return [state.type_with(r.type, d) for r, d in zip(op.results, dims, strict=True)]
+
+
+def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
+    """Return pairs of a result and the operand whose values its memory starts with."""
+    found = []
+    for attribute in op.attributes.get("output_operand_aliases", ()):
+        alias = stablehlo.OutputOperandAlias(attribute)
+        found.append((next(iter(alias.output_tuple_indices), 0), alias.operand_index))
+    return tuple(found)
+
+
+def _config(op: Any) -> Any:
+    for name in ("mhlo.backend_config", "backend_config"):
+        if name in op.attributes:
+            return _plain(op.attributes[name])
+    return {}
+
+
+def _plain(attribute: Any) -> Any:
+    """Return an attribute as plain data; what has no plain form as text."""
+    if isinstance(attribute, ir.DictAttr):
+        named = (attribute[i] for i in range(len(attribute)))
+        return {a.name: _plain(a.attr) for a in named}
+    if isinstance(attribute, ir.ArrayAttr):
+        return tuple(_plain(a) for a in attribute)
+    if isinstance(attribute, ir.DenseElementsAttr):
+        return tuple(np.array(attribute).reshape(-1).tolist())
+    if hasattr(attribute, "__len__"):  # array<i64: 1, 2>
+        return tuple(attribute)
+    if isinstance(attribute, ir.StringAttr):
+        return _text_or_bytes(attribute.value_bytes)
+    return attribute.value if hasattr(attribute, "value") else str(attribute)
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    """Configurations of calls that predate the FFI are structs of C in a string."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

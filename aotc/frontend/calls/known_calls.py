@@ -1,0 +1,139 @@
+"""Custom calls of JAX, XLA and MHLO whose meaning is that of other ops: top-k, windows of dynamic size, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.calls.lapack import data_operands
+from aotc.frontend.importers.elementwise import same_shapes
+from aotc.frontend.mlir_types import DYNAMIC
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim
+from aotc.ir.tensor_ir import Op, Region, TensorType, Value
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+
+def _attribute(op: Any, name: str) -> Any:
+    """Return ``name`` from the FFI configuration or MHLO's attributes of a custom call; None where it is not."""
+    for holder in ("mhlo.backend_config", "mhlo.attributes"):
+        held = op.attributes.get(holder)
+        if isinstance(held, ir.DictAttr) and name in held:
+            return held[name].value
+    return None
+
+
+def _computation(state: State, op: Any) -> Region:
+    """Return the function that a custom call names as a region over scalars."""
+    name = op.attributes["called_computations"][0].value
+    return state.scalar_region(state.session.symbols[name].regions[0].blocks[0])
+
+
+def _first(state: State, values: Sequence[Value], dim: int, count: Dim) -> list[Value]:
+    """Return the first ``count`` elements of each value along ``dim``."""
+    found = []
+    for v in values:
+        shape = v.type.shape
+        limit = tuple(count if d == dim else n for d, n in enumerate(shape))
+        attrs = {"start": (0,) * len(shape), "limit": limit, "stride": (1,) * len(shape)}
+        found.append(v if limit == shape else state.one("slice", [v], attrs))
+    return found
+
+
+def _approximate_top_k(state: State, op: Any) -> None:
+    """Give the exact answer, as XLA does off the TPU: sort all, keep the first."""
+    operands = data_operands(state, op)
+    if "indices_of_shape_operands" not in op.attributes and op.attributes["call_target_name"].value != "ApproxTopK":
+        operands = operands[:-1]  # the last one is k
+    values = operands[: len(operands) // 2]
+    dim = _attribute(op, "reduction_dim") % values[0].type.rank
+    size = state.session.parts(op.results[0].type)[1][dim]
+    kept: Dim = size
+    if size == DYNAMIC:
+        kept = _attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
+        state.require("le", kept, values[0].type.shape[dim], "the largest {0} of {1} elements")
+    ordered = state.emit("sort", values, {"dim": dim, "stable": True}, (), [_computation(state, op)])
+    state.bind(op, _first(state, ordered, dim, kept))
+
+
+def _top_k(state: State, op: Any) -> None:
+    """``TopK`` and ``mhlo.topk``: the largest, or the smallest where ``largest`` says so."""
+    (x,) = state.operands(op)
+    last = x.type.rank - 1
+    count = _attribute(op, "k") or state.session.parts(op.results[0].type)[1][last]
+    if _attribute(op, "largest") is not False:
+        state.bind(op, state.emit("top_k", [x], {"k": count}))
+        return
+    places = state.one("iota", (), {"dim": last}, [TensorType("i32", x.type.shape)])
+    compare = "lt_total" if kind_of(x.type.dtype) == "f" else "lt"
+    ordered = state.emit("sort", [x, places], {"dim": last, "stable": True}, (), [_comparator(state, x, compare)])
+    state.bind(op, _first(state, ordered, last, count))
+
+
+def _comparator(state: State, x: Value, compare: str) -> Region:
+    params = [state.new_value(TensorType(t)) for t in (x.type.dtype, x.type.dtype, "i32", "i32")]
+    test = state.new_value(TensorType("i1"))
+    return Region(tuple(params), (Op(compare, (params[0], params[1]), (test,), {}, (), state.loc),), (test,))
+
+
+def _dynamic_reduce_window(state: State, op: Any) -> None:
+    *operands, _, _, _, _, _ = values = state.operands(op)
+    half = len(operands) // 2
+    operands[:half] = same_shapes(state, operands[:half])
+    window, strides, base, dilations, flat = (
+        state.dims_of(v, "the window of dynamic_reduce_window") for v in values[-5:]
+    )
+    attrs = {
+        "window": window, "strides": strides, "base_dilations": base, "window_dilations": dilations,
+        "padding": tuple(zip(flat[::2], flat[1::2])),
+    }  # fmt: skip
+    state.bind(op, state.emit("reduce_window", operands, attrs, (), [_computation(state, op)]))
+
+
+def _dynamic_rng_bit_generator(state: State, op: Any) -> None:
+    held, size = state.operands(op)
+    dims = state.dims_of(size, "the shape of rng_bit_generator")
+    given = [held.type, state.type_with(op.results[1].type, dims)]
+    algorithm = stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value
+    state.bind(op, state.emit("rng_bit_generator", [held], {"algorithm": algorithm}, given))
+
+
+def _buffer(state: State, op: Any) -> None:
+    """Memory without contents has zeros."""
+    types = [state.static_type(r.type) for r in op.results]
+    state.bind(op, [state.constant(np.zeros((), to_numpy(t.dtype)), t) for t in types])
+
+
+def _hand_on(state: State, op: Any) -> None:
+    """Keep the values that are results; orderings and annotations are gone."""
+    kept = state.operands(op)[: len(op.results)]
+    for v, result in zip(kept, op.results, strict=True):
+        whole = state.session.parts(result.type)[1]
+        if any(n not in (DYNAMIC, d) for n, d in zip(whole, v.type.shape)):
+            target = op.attributes["call_target_name"].value
+            message = f"custom call @{target} takes shards: {v.type} of {result.type}: it needs several devices"
+            state.fail(message, "export the function for one device")
+    state.bind(op, kept)
+
+
+def _scalar(name: str) -> Callable[[State, Any], None]:
+    return lambda state, op: state.bind(op, [state.one(name, state.operands(op))])
+
+
+_ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SPMDFullToShardShape",
+                "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "Pin", "Unpin", "dce_sink",
+                "control_dep")  # fmt: skip
+
+KNOWN_CALLS: dict[str, Importer] = {
+    **dict.fromkeys(_ANNOTATIONS, _hand_on),
+    **dict.fromkeys(("AllocateBuffer", "CreateBuffer"), _buffer),
+    **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
+    **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
+    **{f"mhlo.{name}": _scalar(name) for name in ("erf", "tan")},
+    "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
+    "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,
+}

@@ -1,0 +1,149 @@
+"""LAPACK custom calls: Cholesky and triangular solve are ops of their own, the rest the op ``lapack``.
+
+The layouts of operands and results (matrices by columns) become transposes around
+the op, which fuse with what is before and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.mlir_types import integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.opset.lapack import LETTERS, ROUTINES, symbol
+from aotc.ir.tensor_ir import TensorType, Value
+
+_TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
+
+
+class Options(dict[str, Any]):
+    """Options by name; one that is missing is the model's fault."""
+
+    def __missing__(self, name: str) -> Any:
+        found = ", ".join(self) or "none"
+        raise CompileError.at(Loc(), f"a linear algebra call lacks the option {name!r}; it has {found}")
+
+
+def options_of(op: Any) -> Options:
+    """Return the options of an FFI call by name; characters are stored as 8-bit unsigned numbers."""
+    given = [op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes]
+    found = Options()
+    for config in (c for c in given[:1] if isinstance(c, ir.DictAttr)):
+        for a in (config[i] for i in range(len(config))):
+            found[a.name] = chr(a.attr.value) if str(a.attr.type) == "ui8" else a.attr.value
+    return found
+
+
+def data_operands(state: State, op: Any) -> list[Value]:
+    """Return the operands of a custom call without those that only hold the shapes of results."""
+    operands = state.operands(op)
+    if "indices_of_shape_operands" not in op.attributes:
+        return operands
+    shapes = integers(op.attributes["indices_of_shape_operands"])
+    return [v for n, v in enumerate(operands) if n not in shapes]
+
+
+def _stored(state: State, v: Value, order: Sequence[int]) -> Value:
+    """Return ``v`` with its dims in another order."""
+    return v if list(order) == sorted(order) else state.one("transpose", [v], {"perm": tuple(order)})
+
+
+def _orders(op: Any, name: str, ranks: Sequence[int]) -> list[list[int]]:
+    """Return, for each value, its dims from the slowest to the fastest in memory."""
+    if name not in op.attributes:
+        return [list(range(rank)) for rank in ranks]
+    layouts = [integers(layout) for layout in op.attributes[name]]
+    return [list(reversed(layout)) for layout in layouts[: len(ranks)]]
+
+
+def into_memory(state: State, op: Any) -> list[Value]:
+    """Return the operands as their layouts store them."""
+    values = data_operands(state, op)
+    orders = _orders(op, "operand_layouts", [v.type.rank for v in values])
+    return [_stored(state, v, order) for v, order in zip(values, orders, strict=True)]
+
+
+def out_of_memory(state: State, op: Any, results: Sequence[Value]) -> None:
+    """Bind results that are stored by their layouts."""
+    orders = _orders(op, "result_layouts", [v.type.rank for v in results])
+    logical = [_stored(state, v, np.argsort(order).tolist()) for v, order in zip(results, orders, strict=True)]
+    state.bind(op, logical)
+
+
+def _lapack(routine: str, state: State, op: Any) -> None:
+    attrs = {"routine": routine, "options": dict(options_of(op))}
+    results = state.emit("lapack", into_memory(state, op), attrs)
+    if routine == "geev" and len(results) == 5:
+        results = _complex_vectors(state, results)
+    out_of_memory(state, op, results)
+
+
+def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:
+    """Unpack eigenvectors of real matrices: those of a conjugate pair are stored as real and imaginary part."""
+    real, imag, left, right, status = results
+    return real, imag, *(unpacked(state, imag, v) for v in (left, right)), status
+
+
+def unpacked(state: State, imag: Value, packed: Value) -> Value:
+    """Return complex eigenvectors, one a row: the first of a pair has a positive imaginary eigenvalue."""
+    t = packed.type
+    dims = {"dims": tuple(range(t.rank - 1))}
+    zeros = state.constant(np.zeros((), packed_dtype(t)), t)
+    spread = state.one("broadcast", [imag], dims, [t])
+    first, second = (state.one(fn, [spread, zeros]) for fn in ("gt", "lt"))
+    before, after = (_shifted(state, packed, by) for by in (1, -1))
+    re = state.one("select", [second, before, packed])
+    minus = state.one("neg", [packed])
+    im = state.one("select", [first, after, state.one("select", [second, minus, zeros])])
+    return state.one("complex", [re, im])
+
+
+def packed_dtype(t: TensorType) -> Any:
+    """Return the NumPy type of a real tensor."""
+    return np.dtype({"f32": "float32", "f64": "float64"}[t.dtype])
+
+
+def _shifted(state: State, x: Value, by: int) -> Value:
+    """Return ``x`` with its rows moved down by ``by``; zeros come in."""
+    rank = x.type.rank
+    zero = state.constant(np.zeros((), packed_dtype(x.type)), TensorType(x.type.dtype))
+    low, high = [0] * rank, [0] * rank
+    low[-2], high[-2] = by, -by
+    return state.one("pad", [x, zero], {"low": tuple(low), "high": tuple(high), "interior": (0,) * rank})
+
+
+def _potrf(state: State, op: Any) -> None:
+    """LAPACK leaves the other triangle as it was. Failure shows as NaN in the factor, so the status is zero."""
+    x = data_operands(state, op)[0]
+    lower = options_of(op)["uplo"] == "L"
+    factor = state.one("cholesky", [x], {"lower": lower})
+    row, column = (
+        state.one("iota", (), {"dim": d}, [TensorType("i32", x.type.shape)]) for d in (x.type.rank - 2, x.type.rank - 1)
+    )
+    inside = state.one("ge" if lower else "le", [row, column])
+    status = state.constant(np.zeros((), np.int32), TensorType("i32", x.type.shape[:-2]))
+    state.bind(op, [state.one("select", [inside, factor, x]), status])
+
+
+def _trsm(state: State, op: Any) -> None:
+    options = options_of(op)
+    attrs = {
+        "left_side": options["side"] == "L",
+        "lower": options["uplo"] == "L",
+        "unit_diagonal": options["diag"] == "U",
+        "transpose_a": _TRANSPOSES[options["trans_x"]],
+    }
+    state.bind(op, [state.one("triangular_solve", data_operands(state, op)[:2], attrs)])
+
+
+LAPACK: dict[str, Importer] = {
+    **{f"lapack_{t}potrf_ffi": _potrf for t in "sdcz"},
+    **{f"lapack_{t}trsm_ffi": _trsm for t in "sdcz"},
+    **{f"lapack_{symbol(routine, t)}_ffi": partial(_lapack, routine) for routine in ROUTINES for t in LETTERS},
+}

@@ -1,0 +1,62 @@
+"""What JAX calls on TPUs for linear algebra, as the ops that it stands for.
+
+The matrices are stored by rows. Results that only differ by the phase of an
+eigenvector may do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.calls.cusolver import permutation_of
+from aotc.frontend.calls.lapack import data_operands
+from aotc.frontend.mlir_types import get_value
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import TensorType, Value
+
+
+def _swapped(state: State, x: Value) -> Value:
+    rank = x.type.rank
+    return state.one("transpose", [x], {"perm": (*range(rank - 2), rank - 1, rank - 2)})
+
+
+def _call(state: State, routine: str, operands: list[Value], options: Mapping[str, Any]) -> list[Value]:
+    """Call LAPACK, whose first operand and result are a matrix that is stored by columns."""
+    first = _swapped(state, operands[0])
+    found = list(state.emit("lapack", [first, *operands[1:]], {"routine": routine, "options": dict(options)}))
+    return [_swapped(state, found[0]), *found[1:]]
+
+
+def _qr(state: State, op: Any) -> None:
+    state.bind(op, _call(state, "geqrf", data_operands(state, op), {})[:2])
+
+
+def _product_of_reflectors(state: State, op: Any) -> None:
+    state.bind(op, _call(state, "orgqr", data_operands(state, op), {})[:1])
+
+
+def _eigh(state: State, op: Any) -> None:
+    """The configuration is text: lower, sorted, the limit of iterations, the tolerance."""
+    lower = get_value(op, "backend_config", "1").split(",")[0] == "1"
+    options = {"mode": "V", "uplo": "L" if lower else "U"}
+    state.bind(op, _call(state, "syevd", data_operands(state, op), options)[:2])
+
+
+def _lu(state: State, op: Any) -> None:
+    """Pivots count from 0, where LAPACK's count from 1."""
+    (x,) = data_operands(state, op)
+    factors, pivots, _ = _call(state, "getrf", [x], {})
+    one = state.constant(np.ones((), np.int32), TensorType("i32", pivots.type.shape))
+    pivots = state.one("sub", [pivots, one])
+    state.bind(op, [factors, pivots, permutation_of(state, pivots, x.type.shape[-2])])
+
+
+TPU_LINALG: dict[str, Importer] = {
+    "Qr": _qr,
+    "ProductOfElementaryHouseholderReflectors": _product_of_reflectors,
+    "Eigh": _eigh,
+    "LuDecomposition": _lu,
+}

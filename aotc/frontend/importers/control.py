@@ -1,0 +1,141 @@
+"""Import of control: while, case, if, calls, composites, custom calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.calls.custom import import_custom_call
+from aotc.frontend.importers.elementwise import CHLO
+from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.mlir_types import leaf_types
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import TensorType, Value
+
+
+def _while(state: State, op: Any) -> None:
+    inits = state.operands(op)
+    if state.by_element and any(v.type.rank for v in inits):
+        state.bind(op, _masked_loop(state, op, inits))
+        return
+    body = op.regions[1].blocks[0]
+    back = list(body.operations)[-1].operation.operands
+    untouched = [b == a for b, a in zip(back, body.arguments) for _ in leaf_types(a.type)]
+    regions = []
+    for region in op.regions:
+        block = region.blocks[0]
+        params = [state.new_value(v.type) for v in inits]
+        for param, init, same in zip(params, inits, untouched):
+            # a carried value that the body hands back untouched keeps its shape value
+            if init in state.known and same:
+                state.known[param] = state.known[init]
+        regions.append(state.region(block, params))
+    state.bind(op, state.emit("while", inits, {}, (), regions))
+
+
+def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Value]:
+    """Loop until every element is done; one that is keeps its values, as it would in a loop of its own."""
+    shape = max((v.type.shape for v in inits), key=len)
+    starts = [state.broadcast_scalar(v, shape) for v in inits]
+    condition, body = (r.blocks[0] for r in op.regions)
+
+    def going(params: Sequence[Value]) -> Value:
+        state.bind_values(condition.arguments, params)
+        (test,) = state.session.symbols["import_block"](state, condition)
+        return state.broadcast_scalar(test, shape)
+
+    def step(params: Sequence[Value]) -> list[Value]:
+        test = going(params)
+        state.bind_values(body.arguments, params)
+        after = state.session.symbols["import_block"](state, body)
+        return [
+            state.one("select", [test, state.broadcast_scalar(new, shape), old])
+            for new, old in zip(after, params, strict=True)
+        ]
+
+    whole = tuple(range(len(shape)))
+    types = [v.type for v in starts]
+    test = state.built(types, lambda params: [sum_over(state, going(params), whole)])
+    return state.emit("while", starts, {}, (), [test, state.built(types, step)])
+
+
+def _case(state: State, op: Any) -> None:
+    _branch(state, op, state.value(op.operands[0]))
+
+
+def _branch(state: State, op: Any, index: Value) -> None:
+    if state.by_element:
+        state.bind(op, _selected(state, op, index))
+        return
+    regions = [state.region(r.blocks[0], ()) for r in op.regions]
+    state.bind(op, state.emit("case", [index], {}, (), regions))
+
+
+def _selected(state: State, op: Any, index: Value) -> list[Value]:
+    """Compute all branches and keep, for each element, the one of its index; the last for an index beyond."""
+    shape = index.type.shape
+    branches = [state.session.symbols["import_block"](state, r.blocks[0]) for r in op.regions]
+    found = [state.broadcast_scalar(v, shape) for v in branches[-1]]
+    for k in reversed(range(len(branches) - 1)):
+        test = state.one("eq", [index, state.constant(np.int32(k), index.type)])
+        chosen = [state.broadcast_scalar(v, shape) for v in branches[k]]
+        found = [state.one("select", [test, a, b]) for a, b in zip(chosen, found, strict=True)]
+    return found
+
+
+def _if(state: State, op: Any) -> None:
+    """Branch 0 of the case is the true branch."""
+    (pred,) = state.operands(op)
+    _branch(state, op, state.one("convert", [state.one("not", [pred])], {}, [TensorType("i32", pred.type.shape)]))
+
+
+def _call(state: State, op: Any) -> None:
+    call_function(state, op, op.attributes["callee"].value)
+
+
+def call_function(state: State, op: Any, callee: str) -> None:
+    """Emit a call of the clone of ``callee`` that fits the actual arguments."""
+    operands = state.operands(op)
+    clone = state.session.symbols["clone"](state, callee, operands)
+    results = state.emit("call", operands, {"callee": clone.name}, [v.type for v in clone.results])
+    state.known.update((r, k) for r, k in zip(results, clone.known) if k is not None)
+    state.bind(op, results)
+
+
+def _alias(state: State, op: Any) -> None:
+    """Hand the tensors on: an op that only groups, orders or annotates its operands."""
+    state.bind(op, state.operands(op))
+
+
+def _get_tuple_element(state: State, op: Any) -> None:
+    operand, index = op.operands[0], op.attributes["index"].value
+    start = sum(len(leaf_types(operand.type.get_type(n))) for n in range(index))
+    state.bind(op, state.leaves(operand)[start:])
+
+
+def _composite(state: State, op: Any) -> None:
+    name = op.attributes["name"].value
+    attributes = op.attributes.get("composite_attributes", {})
+    if name == "chlo.top_k" and "k" in attributes:
+        state.bind(op, state.emit("top_k", state.operands(op), {"k": attributes["k"].value}))
+    elif name.removeprefix("chlo.") in CHLO and name.startswith("chlo."):
+        state.bind(op, [state.one(CHLO[name.removeprefix("chlo.")], state.operands(op))])
+    else:
+        call_function(state, op, op.attributes["decomposition"].value)
+
+
+CONTROL: dict[str, Importer] = {
+    "stablehlo.while": _while,
+    "stablehlo.case": _case,
+    "stablehlo.tuple": _alias,
+    "stablehlo.get_tuple_element": _get_tuple_element,
+    "stablehlo.after_all": _alias,
+    "stablehlo.create_token": _alias,
+    "stablehlo.optimization_barrier": _alias,
+    "stablehlo.if": _if,
+    "func.call": _call,
+    "stablehlo.composite": _composite,
+    "stablehlo.custom_call": import_custom_call,
+}

@@ -1,0 +1,75 @@
+"""Import of ``chlo.scan``: a loop along one dim of its inputs that carries state and stacks results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.mlir_types import get_value, integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import to_numpy
+
+
+def _starts(state: State, at: Value, dim: int, rank: int) -> list[Value]:
+    zero = state.constant(np.int64(0), TensorType("i64"))
+    return [at if d == dim else zero for d in range(rank)]
+
+
+def _row(state: State, x: Value, at: Value, dim: int) -> Value:
+    """Return ``x[..., at, ...]``."""
+    shape = x.type.shape
+    sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
+    thin = state.one("dynamic_slice", [x, *_starts(state, at, dim, len(shape))], {"sizes": sizes})
+    return state.one("reshape", [thin], {}, [TensorType(x.type.dtype, shape[:dim] + shape[dim + 1 :])])
+
+
+def _put(state: State, into: Value, row: Value, at: Value, dim: int) -> Value:
+    """Return ``into`` with ``row`` at ``[..., at, ...]``."""
+    shape = tuple(1 if d == dim else n for d, n in enumerate(into.type.shape))
+    thin = state.one("reshape", [row], {}, [TensorType(row.type.dtype, shape)])
+    return state.one("dynamic_update_slice", [into, thin, *_starts(state, at, dim, into.type.rank)])
+
+
+def _length(state: State, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
+    if inputs:
+        return inputs[0].type.shape[dim]
+    return state.static_type(op.results[0].type).shape[dim]
+
+
+def _scan(state: State, op: Any) -> None:
+    """Every step reads one row of each input; with ``is_reverse`` from the last to the first."""
+    count, stacked = (integers(op.attributes[f"{side}SegmentSizes"])[0] for side in ("operand", "result"))
+    values = state.operands(op)
+    inputs, inits = values[:count], values[count:]
+    dim, index = op.attributes["dimension"].value, TensorType("i64")
+    length = _length(state, op, inputs, dim)
+    limit = state.one("dim", (), {"expr": length}, [index])
+    one, block = state.constant(np.int64(1), index), op.regions[0].blocks[0]
+    reverse = bool(get_value(op, "is_reverse", False))
+    returned = list(block.operations)[-1].operation.operands
+
+    def step(held: list[Value]) -> list[Value]:
+        at, *rest = held
+        outputs, carried = rest[:stacked], rest[stacked:]
+        place = state.one("sub", [state.one("sub", [limit, one]), at]) if reverse else at
+        state.bind_values(block.arguments, [*(_row(state, x, place, dim) for x in inputs), *carried])
+        found = state.session.symbols["import_block"](state, block)
+        rows = [_put(state, into, row, place, dim) for into, row in zip(outputs, found[:stacked], strict=True)]
+        return [state.one("add", [at, one]), *rows, *found[stacked:]]
+
+    start = [state.constant(np.int64(0), index)]
+    for v in list(returned)[:stacked]:
+        row = state.static_type(v.type)
+        t = TensorType(row.dtype, (*row.shape[:dim], length, *row.shape[dim:]))
+        start.append(state.constant(np.zeros((), to_numpy(row.dtype)), t))
+    types = [v.type for v in (*start, *inits)]
+    going = state.built(types, lambda held: [state.one("lt", [held[0], limit])])
+    found = state.emit("while", [*start, *inits], {}, (), [going, state.built(types, step)])
+    state.bind(op, found[1:])
+
+
+SCAN: dict[str, Importer] = {"chlo.scan": _scan}

@@ -1,0 +1,149 @@
+"""Import of elementwise StableHLO and CHLO ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.constants import elements
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+DIRECT = {
+    "negate": "neg", "abs": "abs", "sign": "sign", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log",
+    "log_plus_one": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "cbrt": "cbrt", "sine": "sin", "cosine": "cos",
+    "tan": "tan", "tanh": "tanh", "logistic": "logistic", "floor": "floor", "ceil": "ceil",
+    "round_nearest_even": "round_even", "round_nearest_afz": "round_afz", "is_finite": "is_finite", "not": "not",
+    "popcnt": "popcnt", "count_leading_zeros": "clz", "real": "real", "imag": "imag", "add": "add", "subtract": "sub",
+    "multiply": "mul", "divide": "div", "remainder": "rem", "power": "pow", "maximum": "max", "minimum": "min",
+    "atan2": "atan2", "and": "and", "or": "or", "xor": "xor", "shift_left": "shl",
+    "shift_right_arithmetic": "shr_arith", "shift_right_logical": "shr_logic", "complex": "complex",
+}  # fmt: skip
+SIZES_DIFFER = "sizes must be equal"
+CHLO = {"erf": "erf", "erfc": "erfc", "erf_inv": "erf_inv", "conj": "conj", "next_after": "next_after", "tan": "tan"}
+
+
+def same_shapes(state: State, values: Sequence[Value], but: int = -1) -> list[Value]:
+    """Return ``values`` with one common shape, except along dim ``but``.
+
+    Sizes that are not proven equal are compared when the program is called; the ones
+    that differ in form are reshaped to the first one's form.
+    """
+    first = values[0].type.shape
+    found = [values[0]]
+    for v in values[1:]:
+        wanted = tuple(own if d == but else size for d, (own, size) in enumerate(zip(v.type.shape, first)))
+        found.append(with_shape(state, v, wanted) if len(v.type.shape) == len(first) else v)
+    return found
+
+
+def with_shape(state: State, v: Value, shape: Sequence[Any]) -> Value:
+    """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven are required of the arguments."""
+    if v.type.shape == tuple(shape):
+        return v
+    for found, wanted in zip(v.type.shape, shape):
+        state.require("eq", found, wanted, f"{SIZES_DIFFER}: {found} is {{0}} but {wanted} is {{1}}")
+    return state.one("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
+
+
+def _direct(name: str) -> Importer:
+    def importer(state: State, op: Any) -> None:
+        operands = same_shapes(state, state.operands(op))
+        if name in ("abs", "real", "imag") and kind_of(operands[0].type.dtype) not in "fci":
+            state.fail(f"{op.name} is not defined on {operands[0].type.dtype}")
+        state.bind(op, [state.one(name, operands)])
+
+    return importer
+
+
+def _compare(state: State, op: Any) -> None:
+    direction = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value.lower()
+    operands = same_shapes(state, state.operands(op))
+    total = "compare_type" in op.attributes and kind_of(operands[0].type.dtype) == "f"
+    if total and stablehlo.ComparisonTypeAttr(op.attributes["compare_type"]).value == "TOTALORDER":
+        direction += "_total"
+    state.bind(op, [state.one(direction, operands)])
+
+
+def _select(state: State, op: Any) -> None:
+    pred, *rest = state.operands(op)
+    first, second = same_shapes(state, rest)
+    shape = first.type.shape
+    pred = state.broadcast_scalar(pred, shape) if pred.type.rank == 0 else with_shape(state, pred, shape)
+    state.bind(op, [state.one("select", [pred, first, second])])
+
+
+def _clamp(state: State, op: Any) -> None:
+    low, x, high = state.operands(op)
+    shape = x.type.shape
+    low, high = (
+        state.broadcast_scalar(v, shape) if v.type.rank == 0 else with_shape(state, v, shape) for v in (low, high)
+    )
+    state.bind(op, [state.one("min", [state.one("max", [x, low]), high])])
+
+
+def _convert(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    dtype = state.dtype(op.results[0].type)
+    same = x.type.dtype == dtype
+    state.bind(op, [x if same else state.one("convert", [x], {}, [TensorType(dtype, x.type.shape)])])
+
+
+def _bitcast(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    dtype, shape = state.session.parts(op.results[0].type)
+    dims = x.type.shape if len(shape) <= x.type.rank else (*x.type.shape, shape[-1])
+    state.bind(op, [state.one("bitcast", [x], {}, [TensorType(dtype, dims[: len(shape)])])])
+
+
+def _reduce_precision(state: State, op: Any) -> None:
+    attrs = {k: op.attributes[k].value for k in ("exponent_bits", "mantissa_bits")}
+    state.bind(op, [state.one("reduce_precision", state.operands(op), attrs)])
+
+
+def _constant(state: State, op: Any) -> None:
+    t = state.static_type(op.results[0].type)
+    try:
+        array = elements(op, t)
+    except ValueError as error:
+        state.fail(str(error))
+    state.bind(op, [state.constant(array, t)])
+
+
+def _square(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    state.bind(op, [state.one("mul", [x, x])])
+
+
+def _is_infinite(name: str) -> Importer:
+    def importer(state: State, op: Any) -> None:
+        (x,) = state.operands(op)
+        if x.type.dtype in SMALL_FLOATS:  # not all have an infinity to compare with
+            x = state.one("convert", [x], {}, [TensorType("f32", x.type.shape)])
+        bound = np.array(-np.inf if name == "is_neg_inf" else np.inf).astype(to_numpy(x.type.dtype))
+        x = state.one("abs", [x]) if name == "is_inf" else x
+        state.bind(op, [state.one("eq", [x, state.constant(bound, x.type)])])
+
+    return importer
+
+
+ELEMENTWISE: dict[str, Importer] = {
+    **{f"stablehlo.{name}": _direct(ours) for name, ours in DIRECT.items()},
+    **{f"chlo.{name}": _direct(ours) for name, ours in CHLO.items()},
+    **{f"chlo.{name}": _is_infinite(name) for name in ("is_inf", "is_pos_inf", "is_neg_inf")},
+    "stablehlo.compare": _compare,
+    "stablehlo.select": _select,
+    "stablehlo.clamp": _clamp,
+    "stablehlo.convert": _convert,
+    "stablehlo.bitcast_convert": _bitcast,
+    "stablehlo.reduce_precision": _reduce_precision,
+    "stablehlo.constant": _constant,
+    "chlo.constant": _constant,
+    "sdy.constant": _constant,
+    "chlo.square": _square,
+}

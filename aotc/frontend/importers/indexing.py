@@ -1,0 +1,120 @@
+"""Import of dynamic slices, gather, scatter, sort and top-k."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.importers.elementwise import same_shapes
+from aotc.frontend.mlir_types import get_value, integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Expr
+
+
+def _dynamic_slice(state: State, op: Any) -> None:
+    attrs = {"sizes": integers(op.attributes["slice_sizes"])}
+    state.bind(op, [state.one("dynamic_slice", state.operands(op), attrs)])
+
+
+def _dynamic_update_slice(state: State, op: Any) -> None:
+    state.bind(op, [state.one("dynamic_update_slice", state.operands(op))])
+
+
+def _gather_attrs(op: Any, sizes: tuple) -> dict[str, Any]:
+    numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+    names = (
+        "offset_dims",
+        "collapsed_slice_dims",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "start_index_map",
+    )
+    return {
+        **{n: tuple(getattr(numbers, n)) for n in names},
+        "index_vector_dim": numbers.index_vector_dim,
+        "slice_sizes": sizes,
+    }
+
+
+def _gather(state: State, op: Any) -> None:
+    attrs = _gather_attrs(op, integers(op.attributes["slice_sizes"]))
+    state.bind(op, [state.one("gather", state.operands(op), attrs)])
+
+
+def _dynamic_gather(state: State, op: Any) -> None:
+    x, indices, sizes = state.operands(op)
+    attrs = _gather_attrs(op, state.dims_of(sizes, "the slice sizes of dynamic_gather"))
+    for size, extent in zip(attrs["slice_sizes"], x.type.shape):
+        state.require("le", size, extent, "a slice of {0} elements from {1}")
+    state.bind(op, [state.one("gather", [x, indices], attrs)])
+
+
+def _torch_index_select(state: State, op: Any) -> None:
+    """Take the rows at ``indices`` along ``dim``; the first ``batch_dims`` dims of both go together."""
+    x, indices = state.operands(op)
+    dim, batch = op.attributes["dim"].value, op.attributes["batch_dims"].value
+    dim, batch = dim + x.type.rank * (dim < 0), batch + indices.type.rank * (batch < 0)
+    chosen = indices.type.rank - batch  # these dims of the result take the place of dim
+    pairs = tuple(range(batch))
+    attrs = {
+        "offset_dims": (*range(batch, dim), *range(dim + chosen, x.type.rank - 1 + chosen)),
+        "collapsed_slice_dims": (dim,),
+        "operand_batching_dims": pairs,
+        "start_indices_batching_dims": pairs,
+        "start_index_map": (dim,),
+        "index_vector_dim": indices.type.rank,
+        "slice_sizes": tuple(1 if d in (*pairs, dim) else n for d, n in enumerate(x.type.shape)),
+    }
+    state.bind(op, [state.one("gather", [x, indices], attrs)])
+
+
+def _scatter(state: State, op: Any) -> None:
+    numbers = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
+    operands = state.operands(op)
+    names = ("update_window_dims", "inserted_window_dims", "input_batching_dims", "scatter_indices_batching_dims")
+    attrs: dict[str, Any] = {
+        "inputs": (len(operands) - 1) // 2,
+        **{n: tuple(getattr(numbers, n)) for n in names},
+        "scatter_dims_to_operand_dims": tuple(numbers.scattered_dims_to_operand_dims),
+        "index_vector_dim": numbers.index_vector_dim,
+        "unique_indices": bool(get_value(op, "unique_indices", False)),
+        "indices_are_sorted": bool(get_value(op, "indices_are_sorted", False)),
+    }
+    block, count = op.regions[0].blocks[0], attrs["inputs"]
+    data = state.promoted([*operands[:count], *operands[count + 1 :]], [state.dtype(a.type) for a in block.arguments])
+    operands = [*data[:count], operands[count], *data[count:]]
+    combiner = state.scalar_region(block)
+    state.bind(op, state.emit("scatter", operands, attrs, (), [combiner]))
+
+
+def _sort(state: State, op: Any) -> None:
+    operands = same_shapes(state, state.operands(op))
+    dim = get_value(op, "dimension", -1)
+    attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(get_value(op, "is_stable", False))}
+    comparator = state.scalar_region(op.regions[0].blocks[0])
+    state.bind(op, state.emit("sort", operands, attrs, (), [comparator]))
+
+
+def _top_k(state: State, op: Any) -> None:
+    state.bind(op, state.emit("top_k", state.operands(op), {"k": op.attributes["k"].value}))
+
+
+def _dynamic_top_k(state: State, op: Any) -> None:
+    x, k = state.operands(op)
+    size = state.dims_of(k, "k of dynamic_top_k")[0]
+    state.require("le", size, x.type.shape[-1], "the largest {0} of {1} elements")
+    state.bind(op, state.emit("top_k", [x], {"k": size if isinstance(size, Expr) else int(size)}))
+
+
+INDEXING: dict[str, Importer] = {
+    "stablehlo.dynamic_slice": _dynamic_slice,
+    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
+    "stablehlo.gather": _gather,
+    "stablehlo.dynamic_gather": _dynamic_gather,
+    "stablehlo.torch_index_select": _torch_index_select,
+    "stablehlo.scatter": _scatter,
+    "stablehlo.sort": _sort,
+    "chlo.top_k": _top_k,
+}
+CUSTOM_INDEXING: dict[str, Importer] = {"stablehlo.dynamic_top_k": _dynamic_top_k}

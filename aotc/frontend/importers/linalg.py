@@ -1,0 +1,131 @@
+"""Import of contractions, convolution, FFT, dense solvers, random bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.importers.elementwise import with_shape
+from aotc.frontend.importers.reduction import padding_pairs
+from aotc.frontend.mlir_types import get_integers, get_value, integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import kind_of
+
+
+def _precision(op: Any) -> str:
+    if "precision_config" not in op.attributes:
+        return "DEFAULT"
+    found = [stablehlo.PrecisionAttr(a).value for a in op.attributes["precision_config"]]
+    return max(found, key=("DEFAULT", "HIGH", "HIGHEST").index, default="DEFAULT")
+
+
+def _dot_general(state: State, op: Any) -> None:
+    numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+    attrs = {
+        "lhs_batch": tuple(numbers.lhs_batching_dimensions),
+        "rhs_batch": tuple(numbers.rhs_batching_dimensions),
+        "lhs_contract": tuple(numbers.lhs_contracting_dimensions),
+        "rhs_contract": tuple(numbers.rhs_contracting_dimensions),
+        "precision": _precision(op),
+    }
+    _emit_dot(state, op, attrs)
+
+
+def _dot(state: State, op: Any) -> None:
+    rank = state.value(op.operands[0]).type.rank
+    attrs = {
+        "lhs_batch": (),
+        "rhs_batch": (),
+        "lhs_contract": (rank - 1,),
+        "rhs_contract": (0,),
+        "precision": _precision(op),
+    }
+    _emit_dot(state, op, attrs)
+
+
+def _emit_dot(state: State, op: Any, attrs: dict[str, Any]) -> None:
+    lhs, rhs = state.operands(op)
+    shape = list(rhs.type.shape)
+    for side in ("batch", "contract"):
+        for i, j in zip(attrs[f"lhs_{side}"], attrs[f"rhs_{side}"]):
+            shape[j] = lhs.type.shape[i]
+    rhs = with_shape(state, rhs, shape)
+    given = [TensorType(state.dtype(op.results[0].type))]
+    state.bind(op, [state.one("dot_general", [lhs, rhs], attrs, given)])
+
+
+_CONVOLUTION_DIMS = {
+    "input_batch": "input_batch_dimension", "input_feature": "input_feature_dimension",
+    "kernel_input": "kernel_input_feature_dimension", "kernel_output": "kernel_output_feature_dimension",
+    "output_batch": "output_batch_dimension", "output_feature": "output_feature_dimension",
+}  # fmt: skip
+_CONVOLUTION_SPATIAL = {
+    "input_spatial": "input_spatial_dimensions", "kernel_spatial": "kernel_spatial_dimensions",
+    "output_spatial": "output_spatial_dimensions",
+}  # fmt: skip
+
+
+def _convolution(state: State, op: Any) -> None:
+    lhs, rhs, *widths = state.operands(op)
+    numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    rank = lhs.type.rank - 2
+    ones = (1,) * rank
+    padding: tuple = padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank
+    if widths:
+        flat = state.dims_of(widths[0], "the padding of dynamic_conv")
+        padding = tuple(zip(flat[::2], flat[1::2]))
+    attrs = {
+        "strides": get_integers(op, "window_strides", ones),
+        "padding": padding,
+        "lhs_dilation": get_integers(op, "lhs_dilation", ones),
+        "rhs_dilation": get_integers(op, "rhs_dilation", ones),
+        "reversal": tuple(bool(x) for x in get_integers(op, "window_reversal", (0,) * rank)),
+        **{k: getattr(numbers, n) for k, n in _CONVOLUTION_DIMS.items()},
+        **{k: tuple(getattr(numbers, n)) for k, n in _CONVOLUTION_SPATIAL.items()},
+        "feature_groups": op.attributes["feature_group_count"].value,
+        "batch_groups": op.attributes["batch_group_count"].value,
+        "precision": _precision(op),
+    }
+    given = [TensorType(state.dtype(op.results[0].type))]
+    state.bind(op, [state.one("convolution", [lhs, rhs], attrs, given)])
+
+
+def _fft(state: State, op: Any) -> None:
+    kind = stablehlo.FftTypeAttr(op.attributes["fft_type"]).value
+    attrs = {"kind": kind, "length": integers(op.attributes["fft_length"])}
+    state.bind(op, [state.one("fft", state.operands(op), attrs)])
+
+
+def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]) -> None:
+    """Emit a dense solver; types below f32 are solved in f32 and rounded once, as XLA does."""
+    operands = state.operands(op)
+    own = operands[0].type.dtype
+    if kind_of(own) != "f" or own in ("f32", "f64"):
+        state.bind(op, [state.one(name, operands, attrs)])
+        return
+    wide = [state.one("convert", [v], {}, [TensorType("f32", v.type.shape)]) for v in operands]
+    found = state.one(name, wide, attrs)
+    state.bind(op, [state.one("convert", [found], {}, [TensorType(own, found.type.shape)])])
+
+
+def _cholesky(state: State, op: Any) -> None:
+    _in_solver_precision(state, op, "cholesky", {"lower": bool(get_value(op, "lower", False))})
+
+
+def _triangular_solve(state: State, op: Any) -> None:
+    attrs = {k: bool(op.attributes[k].value) for k in ("left_side", "lower", "unit_diagonal")}
+    transpose = stablehlo.TransposeAttr(op.attributes["transpose_a"]).value
+    _in_solver_precision(state, op, "triangular_solve", {**attrs, "transpose_a": transpose})
+
+
+LINALG: dict[str, Importer] = {
+    "stablehlo.dot_general": _dot_general,
+    "stablehlo.dot": _dot,
+    "stablehlo.convolution": _convolution,
+    "stablehlo.dynamic_conv": _convolution,
+    "stablehlo.fft": _fft,
+    "stablehlo.cholesky": _cholesky,
+    "stablehlo.triangular_solve": _triangular_solve,
+}

@@ -1,0 +1,85 @@
+"""Import of ``einsum`` and ``unary_einsum``: diagonals, sums, a product, a transposition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.importers.elementwise import with_shape
+from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import to_numpy
+
+Labels = list[str]
+_Labelled = tuple[Value, Labels]
+
+
+def _labels(state: State, text: str, rank: int) -> Labels:
+    """Return one label per dim; the dims of ``...`` are numbered from the right."""
+    text = text.replace(" ", "")
+    head, dots, tail = text.partition("...")
+    count = rank - len(head) - len(tail) if dots else 0
+    if count < 0 or not all(c.isalpha() for c in head + tail) or (not dots and len(head) != rank):
+        state.fail(f"einsum: {text!r} does not describe a tensor of {rank} dims")
+    return [*head, *(f"...{k}" for k in range(count, 0, -1)), *tail]
+
+
+def _diagonal(state: State, x: Value, labels: Labels) -> _Labelled:
+    """Keep the diagonal of dims that share a label: all else is masked out and summed."""
+    for label in dict.fromkeys(labels):
+        while labels.count(label) > 1:
+            first, second = [d for d, name in enumerate(labels) if name == label][:2]
+            places = [
+                state.one("iota", (), {"dim": d}, [TensorType("i64", x.type.shape)]) for d in (first, second)
+            ]
+            zero = state.constant(np.zeros((), to_numpy(x.type.dtype)), x.type)
+            x = sum_over(state, state.one("select", [state.one("eq", places), x, zero]), (second,))
+            labels = labels[:second] + labels[second + 1 :]
+    return x, labels
+
+
+def _without(state: State, x: Value, labels: Labels, kept: set[str]) -> _Labelled:
+    """Sum the dims whose labels are not in ``kept``."""
+    dims = tuple(d for d, label in enumerate(labels) if label not in kept)
+    return (sum_over(state, x, dims) if dims else x), [label for label in labels if label in kept]
+
+
+def _product(state: State, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype: str) -> _Labelled:
+    (a, left), (b, right) = lhs, rhs
+    shared = [label for label in left if label in right]
+    batch, contract = ([n for n in shared if (n in output) == kept] for kept in (True, False))
+    attrs = {
+        "lhs_batch": tuple(map(left.index, batch)), "rhs_batch": tuple(map(right.index, batch)),
+        "lhs_contract": tuple(map(left.index, contract)), "rhs_contract": tuple(map(right.index, contract)),
+        "precision": "DEFAULT",
+    }  # fmt: skip
+    shape = [a.type.shape[left.index(n)] if n in left else size for n, size in zip(right, b.type.shape)]
+    free = [n for n in left if n not in shared] + [n for n in right if n not in shared]
+    return state.one("dot_general", [a, with_shape(state, b, shape)], attrs, [TensorType(dtype)]), batch + free
+
+
+def _einsum(state: State, op: Any) -> None:
+    operands = state.operands(op)
+    config = op.attributes["einsum_config"].value
+    inputs, arrow, output = config.partition("->")
+    texts = inputs.split(",")
+    if not arrow or len(texts) != len(operands):
+        state.fail(f"einsum: {config!r} does not describe {len(operands)} operands and a result")
+    parts = [_diagonal(state, v, _labels(state, text, v.type.rank)) for v, text in zip(operands, texts)]
+    wanted = _labels(state, output, len(state.session.parts(op.results[0].type)[1]))
+    known = {label for _, labels in parts for label in labels}
+    if len(set(wanted)) != len(wanted) or not set(wanted) <= known:
+        state.fail(f"einsum: each label of the result of {config!r} must occur once there, and in an operand")
+    others = [{*wanted, *(n for other in parts if other is not part for n in other[1])} for part in parts]
+    parts = [_without(state, *part, kept) for part, kept in zip(parts, others)]
+    dtype = state.dtype(op.results[0].type)
+    found, labels = parts[0] if len(parts) == 1 else _product(state, parts[0], parts[1], wanted, dtype)
+    perm = tuple(map(labels.index, wanted))
+    found = found if perm == tuple(range(len(perm))) else state.one("transpose", [found], {"perm": perm})
+    same = found.type.dtype == dtype
+    state.bind(op, [found if same else state.one("convert", [found], {}, [TensorType(dtype, found.type.shape)])])
+
+
+EINSUM: dict[str, Importer] = {"stablehlo.einsum": _einsum, "stablehlo.unary_einsum": _einsum}

@@ -1,0 +1,113 @@
+"""Import of random numbers: the generator of bits, and ``rng``, which has no state that a caller could give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.frontend.calls.lapack import data_operands
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim
+from aotc.ir.opset.random import PARITY, ROTATIONS
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
+
+GOLDEN = 0x9E3779B97F4A7C15  # spreads the numbers of the generators over the keys
+
+
+def _rng_bit_generator(state: State, op: Any) -> None:
+    attrs = {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
+    given = [state.static_type(r.type) for r in op.results]
+    state.bind(op, state.emit("rng_bit_generator", state.operands(op), attrs, given))
+
+
+def _threefry2x32(state: State, op: Any) -> None:
+    """Threefry-2x32 with 20 rounds on arrays of keys and counters, which JAX calls by name on GPUs.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
+    """
+    key0, key1, x0, x1 = data_operands(state, op)
+    emit = lambda fn, a, b: state.one(fn, [a, b])
+    add = partial(emit, "add")
+    keys = [key0, key1, emit("xor", emit("xor", key0, key1), _number(state, PARITY, key0))]
+    x0, x1 = add(x0, keys[0]), add(x1, keys[1])
+    for block in range(5):
+        for by in ROTATIONS[block % 2]:
+            x0 = add(x0, x1)
+            left, right = (_number(state, n, x1) for n in (by, 32 - by))
+            x1 = emit("xor", x0, emit("or", emit("shl", x1, left), emit("shr_logic", x1, right)))
+        x0 = add(x0, keys[(block + 1) % 3])
+        x1 = add(add(x1, keys[(block + 2) % 3]), _number(state, block + 1, x1))
+    state.bind(op, [x0, x1])
+
+
+def _rng(state: State, op: Any) -> None:
+    """Make the numbers by Philox from a key that is the op's number in the module: the same at every call."""
+    a, b, size = state.operands(op)
+    shape = state.dims_of(size, "the shape of rng")
+    low, high = (state.broadcast_scalar(v, shape) for v in (a, b))
+    normal = stablehlo.RngDistributionAttr(op.attributes["rng_distribution"]).value == "NORMAL"
+    bind = _integers if kind_of(a.type.dtype) in "iub" else _normal if normal else _uniform
+    state.bind(op, [bind(state, low, high, shape)])
+
+
+def _bits(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
+    state.session.generators += 1
+    key = np.array([state.session.generators * GOLDEN % 2**64, 0], np.uint64)
+    held = state.constant(key, TensorType("u64", (2,)))
+    given = [held.type, TensorType(dtype, tuple(shape))]
+    return state.emit("rng_bit_generator", [held], {"algorithm": "PHILOX"}, given)[1]
+
+
+def _number(state: State, value: float, like: Value) -> Value:
+    return state.constant(np.array(value).astype(to_numpy(like.type.dtype)), like.type)
+
+
+def _unit(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
+    """Return numbers in ``[0, 1)`` on the grid of the type's mantissa."""
+    wide = "f64" if dtype == "f64" else "f32"
+    word, digits = ("u64", 53) if wide == "f64" else ("u32", 24)
+    bits = _bits(state, word, shape)
+    drop = _number(state, DTYPES[word].bits - digits, bits)
+    whole = state.one("convert", [state.one("shr_logic", [bits, drop])], {}, [TensorType(wide, tuple(shape))])
+    return state.one("mul", [whole, _number(state, 2.0**-digits, whole)])
+
+
+def _to(state: State, x: Value, dtype: str) -> Value:
+    return x if x.type.dtype == dtype else state.one("convert", [x], {}, [TensorType(dtype, x.type.shape)])
+
+
+def _uniform(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
+    """Return ``low + u (high - low)``."""
+    unit = _to(state, _unit(state, low.type.dtype, shape), low.type.dtype)
+    return state.one("add", [low, state.one("mul", [unit, state.one("sub", [high, low])])])
+
+
+def _normal(state: State, mean: Value, deviation: Value, shape: Sequence[Dim]) -> Value:
+    """Return ``mean + deviation sqrt(2) erf_inv(2 u - 1)`` with u in the middle of its grid cell."""
+    unit = _unit(state, mean.type.dtype, shape)
+    step = 2.0**-53 if unit.type.dtype == "f64" else 2.0**-24
+    twice = state.one("mul", [unit, _number(state, 2.0, unit)])
+    centred = state.one("sub", [twice, _number(state, 1.0 - step, unit)])
+    standard = state.one("mul", [state.one("erf_inv", [centred]), _number(state, 2.0**0.5, unit)])
+    return state.one("add", [mean, state.one("mul", [_to(state, standard, mean.type.dtype), deviation])])
+
+
+def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
+    """Return ``low + bits mod (high - low)``; for booleans a bit."""
+    dtype = low.type.dtype
+    if dtype == "i1":
+        bits = _bits(state, "u32", shape)
+        return _to(state, state.one("and", [bits, _number(state, 1, bits)]), "i1")
+    word = f"u{max(DTYPES[dtype].bits, 8)}"
+    span = _to(state, state.one("sub", [high, low]), word)
+    return state.one("add", [low, _to(state, state.one("rem", [_bits(state, word, shape), span]), dtype)])
+
+
+RANDOM: dict[str, Importer] = {"stablehlo.rng_bit_generator": _rng_bit_generator, "stablehlo.rng": _rng}
+
+RANDOM_CALLS: dict[str, Importer] = {f"{prefix}_threefry2x32_ffi": _threefry2x32 for prefix in ("cu", "hip")}

@@ -1,0 +1,124 @@
+"""Import of reductions, windows and map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from aotc.frontend.importers.elementwise import same_shapes
+from aotc.frontend.mlir_types import get_integers, integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.tensor_ir import Op, Region, TensorType, Value
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+
+
+def _combiner_types(state: State, op: Any) -> list[str]:
+    return [state.dtype(a.type) for a in op.regions[0].blocks[0].arguments]
+
+
+def _reduce(state: State, op: Any) -> None:
+    operands = state.promoted(state.operands(op), _combiner_types(state, op))
+    half = len(operands) // 2
+    operands[:half] = same_shapes(state, operands[:half])
+    dims = tuple(sorted(integers(op.attributes["dimensions"])))
+    region = state.scalar_region(op.regions[0].blocks[0])
+    if _accumulates_short(region):
+        dtype = region.params[0].type.dtype
+        wide = state.emit("reduce", state.promoted(operands, ["f32"] * 2), {"dims": dims}, (), [_in_f32(state, region)])
+        state.bind(op, state.promoted(wide, [dtype]))
+        return
+    state.bind(op, state.emit("reduce", operands, {"dims": dims}, (), [region]))
+
+
+def _accumulates_short(region: Region) -> bool:
+    """Is this a plain sum or product of floats of 16 bits or less?
+
+    Rounding after every step would stop a sum at the first power of two whose last place exceeds the
+    terms (bf16: 256 of ones), so such reductions run in f32 and round once, as XLA's do.
+    """
+    if len(region.params) != 2 or len(region.ops) != 1 or region.ops[0].name not in ("add", "mul"):
+        return False
+    (op,), row = region.ops, DTYPES[region.params[0].type.dtype]
+    return set(op.operands) == set(region.params) and row.kind == "f" and row.bits <= 16
+
+
+def _in_f32(state: State, region: Region) -> Region:
+    (op,) = region.ops
+    a, b, c = (state.new_value(TensorType("f32")) for _ in range(3))
+    return Region((a, b), (replace(op, operands=(a, b), results=(c,)),), (c,))
+
+
+def sum_over(state: State, v: Value, dims: tuple[int, ...]) -> Value:
+    """Return the sum of ``v`` over ``dims``; of booleans whether any is true."""
+    scalar = TensorType(v.type.dtype)
+    zero = state.constant(np.zeros((), to_numpy(v.type.dtype)), scalar)
+    a, b, c = (state.new_value(scalar) for _ in range(3))
+    combine = Op("or" if v.type.dtype == "i1" else "add", (a, b), (c,), {}, (), state.loc)
+    return state.emit("reduce", [v, zero], {"dims": dims}, (), [Region((a, b), (combine,), (c,))])[0]
+
+
+def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
+    """Return a ``rank x 2`` padding attribute as pairs."""
+    values = integers(attribute)
+    if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+        values = tuple(int(x) for x in np.broadcast_to(np.array(attribute), (rank, 2)).reshape(-1))
+    return tuple(zip(values[::2], values[1::2]))
+
+
+def _reduce_window(state: State, op: Any) -> None:
+    operands = state.promoted(state.operands(op), _combiner_types(state, op))
+    half = len(operands) // 2
+    operands[:half] = same_shapes(state, operands[:half])
+    rank = operands[0].type.rank
+    ones = (1,) * rank
+    attrs = {
+        "window": integers(op.attributes["window_dimensions"]),
+        "strides": get_integers(op, "window_strides", ones),
+        "base_dilations": get_integers(op, "base_dilations", ones),
+        "window_dilations": get_integers(op, "window_dilations", ones),
+        "padding": padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank,
+    }
+    region = state.scalar_region(op.regions[0].blocks[0])
+    state.bind(op, state.emit("reduce_window", operands, attrs, (), [region]))
+
+
+def _select_and_scatter(state: State, op: Any) -> None:
+    dtype = state.dtype(op.results[0].type)
+    operands = state.promoted(state.operands(op), [dtype] * 3)
+    rank = operands[0].type.rank
+    ones = (1,) * rank
+    attrs = {
+        "window": get_integers(op, "window_dimensions", ones),
+        "strides": get_integers(op, "window_strides", ones),
+        "padding": padding_pairs(op.attributes["padding"], rank) if "padding" in op.attributes else ((0, 0),) * rank,
+    }
+    for argument in (a for r in op.regions for a in r.blocks[0].arguments):
+        if state.dtype(argument.type) != dtype:
+            state.fail(f"select_and_scatter of {dtype} works on {argument.type}", hint="convert the operands first")
+    regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
+    state.bind(op, state.emit("select_and_scatter", operands, attrs, (), regions))
+
+
+def _map(state: State, op: Any) -> None:
+    """The computation is over scalars; the same ops are emitted over whole tensors."""
+    operands = same_shapes(state, state.operands(op))
+    shape = operands[0].type.shape
+    block = op.regions[0].blocks[0]
+    state.bind_values(block.arguments, operands)
+    state.by_element += 1
+    try:
+        results: list[Value] = state.session.symbols["import_block"](state, block)
+    finally:
+        state.by_element -= 1
+    state.bind(op, [state.broadcast_scalar(v, shape) for v in results])
+
+
+REDUCTION: dict[str, Importer] = {
+    "stablehlo.reduce": _reduce,
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+    "stablehlo.map": _map,
+}

@@ -1,0 +1,97 @@
+"""Import of ops that are written as others: batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim, Expr, product
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import to_numpy
+
+
+class _Norm:
+    """The pieces of a batch normalisation over every dim but the feature dim."""
+
+    def __init__(self, state: State, op: Any) -> None:
+        self.state = state
+        self.x = state.value(op.operands[0])
+        self.feature = op.attributes["feature_index"].value
+        self.epsilon = op.attributes["epsilon"].value
+        self.others = tuple(i for i in range(self.x.type.rank) if i != self.feature)
+
+    def spread(self, v: Value) -> Value:
+        """Return a vector over features as a tensor of the input's shape."""
+        return self.state.one("broadcast", [v], {"dims": (self.feature,)}, [self.x.type])
+
+    def number(self, value: float, shape: Sequence[Dim]) -> Value:
+        dtype = self.x.type.dtype
+        return self.state.constant(np.array(value).astype(to_numpy(dtype)), TensorType(dtype, tuple(shape)))
+
+    def count(self) -> Value:
+        """Return over how many elements each feature is normalised, as a vector."""
+        size = product(self.x.type.shape[i] for i in self.others)
+        vector = (self.x.type.shape[self.feature],)
+        if not isinstance(size, Expr):
+            return self.number(size, vector)
+        scalar = self.state.one("dim", (), {"expr": size}, [TensorType("i64")])
+        number = self.state.one("convert", [scalar], {}, [TensorType(self.x.type.dtype)])
+        return self.state.broadcast_scalar(number, vector)
+
+    def total(self, v: Value) -> Value:
+        """Return the sum over all but the features."""
+        return sum_over(self.state, v, self.others)
+
+    def inverse_deviation(self, variance: Value) -> Value:
+        return self.state.one(
+            "rsqrt", [self.state.one("add", [variance, self.number(self.epsilon, variance.type.shape)])]
+        )
+
+    def moments(self) -> tuple[Value, Value]:
+        state, count = self.state, self.count()
+        mean = state.one("div", [self.total(self.x), count])
+        centred = state.one("sub", [self.x, self.spread(mean)])
+        return mean, state.one("div", [self.total(state.one("mul", [centred, centred])), count])
+
+    def scaled(self, mean: Value, variance: Value, scale: Value, offset: Value) -> Value:
+        state = self.state
+        centred = state.one("sub", [self.x, self.spread(mean)])
+        factor = state.one("mul", [self.inverse_deviation(variance), scale])
+        return state.one("add", [state.one("mul", [centred, self.spread(factor)]), self.spread(offset)])
+
+
+def _inference(state: State, op: Any) -> None:
+    _, scale, offset, mean, variance = state.operands(op)
+    state.bind(op, [_Norm(state, op).scaled(mean, variance, scale, offset)])
+
+
+def _training(state: State, op: Any) -> None:
+    _, scale, offset = state.operands(op)
+    norm = _Norm(state, op)
+    mean, variance = norm.moments()
+    state.bind(op, [norm.scaled(mean, variance, scale, offset), mean, variance])
+
+
+def _gradient(state: State, op: Any) -> None:
+    _, scale, mean, variance, upstream = state.operands(op)
+    norm, one = _Norm(state, op), state.one
+    inverse = norm.inverse_deviation(variance)
+    unit = one("mul", [one("sub", [norm.x, norm.spread(mean)]), norm.spread(inverse)])
+    d_offset = norm.total(upstream)
+    d_scale = norm.total(one("mul", [upstream, unit]))
+    count = norm.count()
+    drift = one("add", [norm.spread(one("div", [d_offset, count])),
+                        one("mul", [unit, norm.spread(one("div", [d_scale, count]))])])  # fmt: skip
+    d_x = one("mul", [one("sub", [upstream, drift]), norm.spread(one("mul", [scale, inverse]))])
+    state.bind(op, [d_x, d_scale, d_offset])
+
+
+LEGACY: dict[str, Importer] = {
+    "stablehlo.batch_norm_inference": _inference,
+    "stablehlo.batch_norm_training": _training,
+    "stablehlo.batch_norm_grad": _gradient,
+}

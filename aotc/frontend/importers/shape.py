@@ -1,0 +1,186 @@
+"""Import of data movement, static and dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aotc.frontend.importers.elementwise import same_shapes
+from aotc.frontend.mlir_types import DYNAMIC, integers
+from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Dim, product, symbols
+from aotc.ir.tensor_ir import TensorType, Value
+
+
+def _iota(state: State, op: Any) -> None:
+    attrs = {"dim": op.attributes["iota_dimension"].value}
+    state.bind(op, [state.one("iota", (), attrs, [state.static_type(op.results[0].type)])])
+
+
+def _dynamic_iota(state: State, op: Any) -> None:
+    (shape,) = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_iota"))
+    state.bind(op, [state.one("iota", (), {"dim": op.attributes["iota_dimension"].value}, [t])])
+
+
+def _broadcast_in_dim(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    t, dims = state.static_type(op.results[0].type), integers(op.attributes["broadcast_dimensions"])
+    same = x.type == t and dims == tuple(range(t.rank))
+    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+
+
+def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
+    x, shape = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
+    dims = integers(op.attributes["broadcast_dimensions"])
+    for d, size in zip(dims, x.type.shape):
+        if size != 1:
+            state.require("eq", size, t.shape[d], "broadcast of size {0} to size {1}")
+    same = x.type == t and dims == tuple(range(t.rank))
+    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+
+
+def _broadcast(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    sizes = integers(op.attributes["broadcast_sizes"])
+    dims = tuple(range(len(sizes), len(sizes) + x.type.rank))
+    state.bind(op, [state.one("broadcast", [x], {"dims": dims}, [TensorType(x.type.dtype, (*sizes, *x.type.shape))])])
+
+
+def _reshape(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    t = state.static_type(op.results[0].type)
+    state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
+
+
+def _dynamic_reshape(state: State, op: Any) -> None:
+    x, shape = state.operands(op)
+    t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_reshape"))
+    state.require("eq", product(x.type.shape), product(t.shape), "reshape of {0} elements to {1}")
+    state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
+
+
+def _transpose(state: State, op: Any) -> None:
+    state.bind(op, [state.one("transpose", state.operands(op), {"perm": integers(op.attributes["permutation"])})])
+
+
+def _reverse(state: State, op: Any) -> None:
+    state.bind(op, [state.one("reverse", state.operands(op), {"dims": integers(op.attributes["dimensions"])})])
+
+
+def _slice(state: State, op: Any) -> None:
+    names = {"start": "start_indices", "limit": "limit_indices", "stride": "strides"}
+    state.bind(op, [state.one("slice", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
+
+
+def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
+    """Return ``sizes`` if the limit of the slice is written ``start + sizes`` and its strides are 1.
+
+    So JAX slices at a place that depends on data with sizes that depend on shapes.
+    """
+    start, limit, stride = list(op.operands)[1:]
+    made = getattr(limit.owner, "opview", None)
+    if made is None or made.operation.name != "stablehlo.add" or not _all_ones(state, state.value(stride)):
+        return None
+    others = [v for v in made.operation.operands if v != start]
+    sizes = state.value(others[0]) if len(others) == 1 else None
+    return None if sizes is None else state.known.get(sizes)
+
+
+def _all_ones(state: State, v: Value | None) -> bool:
+    return v is not None and set(state.known.get(v, (0,))) == {1}
+
+
+def _element(state: State, vector: Value, n: int) -> Value:
+    one = state.one("slice", [vector], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
+    return state.one("reshape", [one], {}, [TensorType(vector.type.dtype)])
+
+
+_BOUNDS = ("start", "limit", "stride")
+
+
+def _real_dynamic_slice(state: State, op: Any) -> None:
+    x, *bounds = state.operands(op)
+    _, shape = state.session.parts(op.results[0].type)
+    sizes = _sizes_after(state, op)
+    if bounds[0] not in state.known and DYNAMIC not in shape and bounds[2] in state.known:
+        sizes = _reach(shape, state.dims_of(bounds[2], "the stride of real_dynamic_slice"))
+    if sizes is None and any(v not in state.known or _from_values(state, state.known[v]) for v in bounds):
+        first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
+        sizes = tuple(b - a for a, b in zip(first, last))
+    if sizes is not None and (bounds[0] not in state.known or any(_from_values(state, state.known[v]) for v in bounds)):
+        for size, extent in zip(sizes, x.type.shape):
+            state.require("le", size, extent, "a slice of {0} elements from {1}")
+            state.require("le", 0, size, "a slice of {1} elements")
+        starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
+        found = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
+        if sizes != shape and bounds[2] in state.known:
+            attrs = {"start": (0,) * len(sizes), "limit": sizes, "stride": state.known[bounds[2]]}
+            found = state.one("slice", [found], attrs)
+        state.bind(op, [found])
+        return
+    attrs = {w: state.known[v] for v, w in zip(bounds, _BOUNDS)}
+    state.bind(op, [state.one("slice", [x], attrs)])
+
+
+def _from_values(state: State, dims: Sequence[Dim]) -> bool:
+    """Tell whether dims depend on values of tensors, which nobody has proven to be in bounds."""
+    values = {*state.session.sizes, *state.session.bound}
+    return any(s.name in values for d in dims for s in symbols(d))
+
+
+def _reach(shape: Sequence[int], strides: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return how many elements a slice of ``shape`` with ``strides`` spans."""
+    return tuple(0 if n == 0 else (n - 1) * stride + 1 for n, stride in zip(shape, strides))
+
+
+def _pad(state: State, op: Any) -> None:
+    names = {"low": "edge_padding_low", "high": "edge_padding_high", "interior": "interior_padding"}
+    state.bind(op, [state.one("pad", state.operands(op), {k: integers(op.attributes[n]) for k, n in names.items()})])
+
+
+def _dynamic_pad(state: State, op: Any) -> None:
+    x, value, *widths = state.operands(op)
+    low, high, interior = (state.dims_of(v, "the widths of dynamic_pad") for v in widths)
+    state.bind(op, [state.one("pad", [x, value], {"low": low, "high": high, "interior": interior})])
+
+
+def _concatenate(state: State, op: Any) -> None:
+    attrs = {"dim": op.attributes["dimension"].value}
+    operands = same_shapes(state, state.operands(op), but=attrs["dim"])
+    state.bind(op, operands if len(operands) == 1 else [state.one("concatenate", operands, attrs)])
+
+
+def _get_dimension_size(state: State, op: Any) -> None:
+    (x,) = state.operands(op)
+    size = x.type.shape[op.attributes["dimension"].value]
+    state.bind(op, [state.one("dim", (), {"expr": size}, [TensorType("i32")])])
+
+
+def _set_dimension_size(state: State, op: Any) -> None:
+    x, size = state.operands(op)
+    wanted = state.dims_of(size, "the size of set_dimension_size")[0]
+    if wanted != x.type.shape[op.attributes["dimension"].value]:
+        state.fail("set_dimension_size to another size is not supported")
+    state.bind(op, [x])
+
+
+SHAPE: dict[str, Importer] = {
+    "stablehlo.iota": _iota,
+    "stablehlo.dynamic_iota": _dynamic_iota,
+    "stablehlo.broadcast_in_dim": _broadcast_in_dim,
+    "stablehlo.dynamic_broadcast_in_dim": _dynamic_broadcast_in_dim,
+    "stablehlo.broadcast": _broadcast,
+    "stablehlo.reshape": _reshape,
+    "stablehlo.dynamic_reshape": _dynamic_reshape,
+    "stablehlo.transpose": _transpose,
+    "stablehlo.reverse": _reverse,
+    "stablehlo.slice": _slice,
+    "stablehlo.real_dynamic_slice": _real_dynamic_slice,
+    "stablehlo.pad": _pad,
+    "stablehlo.dynamic_pad": _dynamic_pad,
+    "stablehlo.concatenate": _concatenate,
+    "stablehlo.get_dimension_size": _get_dimension_size,
+    "stablehlo.set_dimension_size": _set_dimension_size,
+}

@@ -1,0 +1,69 @@
+"""MLIR's types and attributes as plain values: dtypes, sizes, tuples of leaves, integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.vmfb.dtypes import DTYPES
+
+_DTYPE_NAMES = {
+    **{name: name for name in DTYPES},
+    **{f"ui{bits}": f"u{bits}" for bits in (2, 4, 8, 16, 32, 64)},
+    "complex<f32>": "c64", "complex<f64>": "c128", "index": "i64",
+}  # fmt: skip
+
+DYNAMIC = ir.ShapedType.get_dynamic_size()
+
+def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
+    """Return the tensor types of which a value of type ``t`` is made.
+
+    Tuples and futures are flattened. Tokens only order effects, and an op with an
+    effect that could be seen is refused: nothing is left of them.
+    """
+    if isinstance(t, ir.TupleType):
+        return tuple(leaf for n in range(t.num_types) for leaf in leaf_types(t.get_type(n)))
+    if isinstance(t, (ir.RankedTensorType, ir.MemRefType)):
+        return (t,)
+    if stablehlo.FutureType.isinstance(t):
+        return tuple(leaf for inner in stablehlo.FutureType(t).types for leaf in leaf_types(inner))
+    return () if stablehlo.TokenType.isinstance(t) else (t,)
+
+
+def dtype_text(t: ir.Type) -> str:
+    """Return the dtype of a tensor type as aotc writes it; MLIR's text where there is none."""
+    element = str(getattr(t, "element_type", t))
+    return _DTYPE_NAMES.get(element, element)
+
+
+def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type; ``path`` is for the message."""
+    if not isinstance(t, (ir.RankedTensorType, ir.MemRefType)):
+        raise CompileError.at(Loc(path), f"type {t} is not supported", hint="ranked tensors of numbers only")
+    name = str(t.element_type)
+    if name not in _DTYPE_NAMES:
+        raise CompileError.at(Loc(path), f"element type {name} is not supported")
+    return _DTYPE_NAMES[name], tuple(t.shape)
+
+
+def integers(attribute: Any) -> tuple[int, ...]:
+    """Return an integer array attribute as a tuple."""
+    if isinstance(attribute, ir.DenseElementsAttr):
+        return tuple(int(x) for x in np.array(attribute).reshape(-1))
+    return tuple(int(x) for x in attribute)
+
+
+def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Return the integer array attribute ``name`` of an op, or ``default``."""
+    return integers(op.attributes[name]) if name in op.attributes else tuple(default)
+
+
+def get_value(op: Any, name: str, default: Any) -> Any:
+    """Return the Python value of a simple attribute, or ``default``."""
+    return op.attributes[name].value if name in op.attributes else default
+

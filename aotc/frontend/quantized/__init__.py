@@ -1,0 +1,1 @@
+"""Quantized types: their integers, and the ops on them."""

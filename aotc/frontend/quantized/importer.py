@@ -1,0 +1,133 @@
+"""Import of ops on quantized tensors.
+
+In the tensor IR a quantized tensor is the tensor of its integers; arguments and results of a function too. An op
+on it means, by the specification of StableHLO: dequantize the operands, do the op on floats, quantize the result.
+Ops that only move elements move the integers, if these mean the same before and after; products of 8 bits or less are
+made of the integers and scaled after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aotc.frontend.mlir_types import leaf_types
+from aotc.frontend.quantized.math import dequantize, quantize
+from aotc.frontend.quantized.products import as_i8, bind_product, is_of_integers
+from aotc.frontend.quantized.types import quantization_of
+from aotc.frontend.session import Importer, Leaves, State
+
+_MOVES = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "all_gather", "all_to_all", "broadcast", "broadcast_in_dim", "collective_broadcast", "collective_permute",
+        "concatenate", "dynamic_broadcast_in_dim", "dynamic_gather", "dynamic_pad", "dynamic_reshape", "dynamic_slice",
+        "dynamic_update_slice", "gather", "pad", "real_dynamic_slice", "reshape", "reverse", "select", "slice",
+        "transpose",
+    )
+)  # fmt: skip
+_CARRIES = frozenset({
+    "func.call", "stablehlo.bitcast_convert", "stablehlo.case", "stablehlo.composite", "stablehlo.constant",
+    "stablehlo.get_dimension_size", "stablehlo.get_tuple_element", "stablehlo.if", "stablehlo.optimization_barrier",
+    "stablehlo.tuple", "stablehlo.uniform_dequantize", "stablehlo.uniform_quantize", "stablehlo.while",
+})  # fmt: skip
+_OPAQUE = frozenset({"stablehlo.custom_call", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send"})
+
+
+def is_quantized(op: Any) -> bool:
+    """Has ``op`` a quantized operand or result?"""
+    return any(quantization_of(leaf) for v in (*op.operands, *op.results) for leaf in leaf_types(v.type))
+
+
+def import_quantized(importer: Importer, state: State, op: Any) -> None:
+    """Import ``op`` with ``importer``, which knows nothing of quantization."""
+    match op.name:
+        case name if name in _OPAQUE:
+            state.fail(
+                f"{name} of quantized tensors: nothing says whether it takes integers or what they stand for",
+                hint="put stablehlo.uniform_dequantize or stablehlo.bitcast_convert before it",
+            )
+        case name if name in _CARRIES or (name in _MOVES and _moves_integers(op)):
+            importer(state, op)
+        case _ if is_of_integers(op) and _product(importer, state, op):
+            pass
+        case _ if len(op.regions):
+            _check_regions(state, op)
+            importer(state, op)
+        case _:
+            _on_floats(importer, state, op)
+
+
+def _product(importer: Importer, state: State, op: Any) -> bool:
+    """Import a product of integers, if it can be one."""
+    given = {v: state.values[v] for v in list(op.operands)[:2]}
+    narrow = {v: (as_i8(state, state.value(v), q),) for v in given if (q := quantization_of(v.type))}
+    state.values.update(narrow)
+    try:
+        with quantized_as(state, "i32"):
+            importer(state, op)
+    finally:
+        state.values.update(given)
+    return bind_product(state, op)
+
+
+def _change_form(state: State, op: Any) -> None:
+    state.session.quantized = True
+    (x,) = state.operands(op)
+    source, target = quantization_of(op.operands[0].type), quantization_of(op.results[0].type)
+    if source is not None:
+        x = dequantize(state, x, source)
+    state.bind(op, [x if target is None else quantize(state, x, target)])
+
+
+def _moves_integers(op: Any) -> bool:
+    found = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
+    return all(q.same_numbers(found[0]) for q in found)
+
+
+def _check_regions(state: State, op: Any) -> None:
+    """The integers go into the region as they are: its parameters must mean the same by them."""
+    found = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
+    inner = [a for r in op.regions for block in r.blocks for a in block.arguments]
+    found += [q for a in inner if (q := quantization_of(a.type))]
+    plain = any(quantization_of(a.type) is None and "f" in str(a.type) for a in inner)
+    if plain or any(not q.same_numbers(found[0]) for q in found):
+        state.fail(
+            f"{op.name}: its operands, results and computation are quantized differently",
+            hint="bring all to one type with stablehlo.uniform_quantize first",
+        )
+
+
+def _on_floats(importer: Importer, state: State, op: Any) -> None:
+    """Dequantize the operands, import the op as one on floats, quantize its results."""
+    given: dict[Any, Leaves | None] = {}
+    for v in op.operands:
+        q = quantization_of(v.type)
+        if q is not None and v not in given:
+            given[v] = state.values[v]
+            state.values[v] = (dequantize(state, state.value(v), q),)
+    try:
+        with quantized_as(state, "expressed"):
+            importer(state, op)
+    finally:
+        state.values.update(given)
+    results = [(q, r) for r in op.results if (q := quantization_of(r.type))]
+    for q, r in results:
+        state.bind_values([r], [quantize(state, state.value(r), q)])
+
+
+@contextmanager
+def quantized_as(state: State, what: str) -> Iterator[None]:
+    """Let ``what`` stand for quantized types: ``"expressed"`` for those of their numbers, or a dtype."""
+    session = state.session
+    session.types, session.quantized_as = {}, what
+    try:
+        yield
+    finally:
+        session.types, session.quantized_as = {}, "storage"
+
+
+QUANTIZED: dict[str, Importer] = {
+    f"stablehlo.{name}": _change_form for name in ("uniform_dequantize", "uniform_quantize")
+}

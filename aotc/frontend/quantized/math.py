@@ -1,0 +1,54 @@
+"""Between the integers of quantized tensors and the numbers that they stand for, as ops of the tensor IR."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.frontend.quantized.types import Quantization
+from aotc.frontend.session import State
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+
+
+def dequantize(state: State, v: Value, q: Quantization) -> Value:
+    """Return the numbers ``(v - zero) * scale`` that integers ``v`` stand for."""
+    x = v
+    if any(q.zeros):
+        work = _working_type(q)
+        x = state.one("sub", [convert(state, x, work), spread(state, q.zeros, work, v, q)])
+    x = convert(state, x, q.expressed)
+    return state.one("mul", [x, spread(state, q.scales, q.expressed, v, q)])
+
+
+def quantize(state: State, x: Value, q: Quantization) -> Value:
+    """Return the integers ``clamp(round(x / scale) + zero)``, to nearest even; NaN becomes 0, as in StableHLO's own.
+
+    Zero points and bounds are applied to floats that hold every integer of the storage type, so no sum overflows.
+    """
+    x = convert(state, x, q.expressed)
+    scaled = state.one("div", [x, spread(state, q.scales, q.expressed, x, q)])
+    work = "f32" if DTYPES[q.storage].bits <= 16 else "f64"
+    whole = convert(state, state.one("round_even", [scaled]), work)
+    if any(q.zeros):
+        whole = state.one("add", [whole, spread(state, q.zeros, work, x, q)])
+    for fn, bound in (("max", q.low), ("min", q.high)):
+        whole = state.one(fn, [whole, spread(state, (bound,), work, x, q)])
+    return convert(state, whole, q.storage)
+
+
+def _working_type(q: Quantization) -> str:
+    return "i32" if DTYPES[q.storage].bits <= 16 else "i64"
+
+
+def convert(state: State, v: Value, dtype: str) -> Value:
+    """Return ``v`` as ``dtype``."""
+    return v if v.type.dtype == dtype else state.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
+
+
+def spread(state: State, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:
+    """Return ``values``, one or one for each index along the axis, in the shape of ``like``."""
+    t = TensorType(dtype, like.type.shape)
+    if q.axis is None or len(set(values)) == 1:
+        return state.constant(np.array(values[0]).astype(to_numpy(dtype)), t)
+    row = state.constant(np.array(values).astype(to_numpy(dtype)), TensorType(dtype, (len(values),)))
+    return state.one("broadcast", [row], {"dims": (q.axis,)}, [t])

@@ -1,0 +1,129 @@
+"""Products of tensors quantized to 8 bits or less on i8 integers, ten times as fast as on floats.
+
+The right operand of a quantized product has no zero point, so with ``a = (q - z) * s`` and ``b = p * t``::
+
+    sum(a * b) = (sum(q * p) - z * sum(p)) * s * t
+
+The sums are exact in i32; the sums of ``p`` are one row for each output feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.quantized.math import convert, quantize
+from aotc.frontend.quantized.types import Quantization, quantization_of
+from aotc.frontend.session import State
+from aotc.ir.dims import product
+from aotc.ir.tensor_ir import Op, TensorType, Value
+
+PRODUCTS = frozenset({f"stablehlo.{name}" for name in ("convolution", "dot", "dot_general", "dynamic_conv")})
+_FIT_I8 = ("i2", "i4", "i8", "u2", "u4")
+U8_SHIFT = 128
+TERMS = 1 << 16  # of (q - z) * p, at most 255 * 128 each: their sum fits i32
+
+
+def is_of_integers(op: Any) -> bool:
+    """Is ``op`` a product of integers of up to 8 bits whose left operand has one scale?"""
+    if op.name not in PRODUCTS:
+        return False
+    lhs, rhs = (quantization_of(v.type) for v in list(op.operands)[:2])
+    if lhs is None or rhs is None or lhs.axis is not None or any(rhs.zeros):
+        return False
+    return lhs.storage in (*_FIT_I8, "u8") and rhs.storage in _FIT_I8 and lhs.expressed == rhs.expressed == "f32"
+
+
+def as_i8(state: State, v: Value, q: Quantization) -> Value:
+    """Return the integers as i8; those of u8 are less by ``U8_SHIFT``, and so is their zero point."""
+    if q.storage == "u8":
+        flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
+        return state.one("bitcast", [flipped], {}, [TensorType("i8", v.type.shape)])
+    return convert(state, v, "i8")
+
+
+def bind_product(state: State, op: Any) -> bool:
+    """Put in place of the product of integers that was just imported for ``op`` what it means, and bind it.
+
+    False if its sums may not fit i32, or if the scales of the right operand lie along a contracted dim.
+    """
+    lhs, rhs = (quantization_of(v.type) for v in list(op.operands)[:2])
+    assert lhs is not None
+    assert rhs is not None
+    plain = state.blocks[-1].pop()
+    places = _places(plain)
+    summed = [d for d in range(plain.operands[1].type.rank) if d not in places]
+    terms = product(plain.operands[1].type.shape[d] for d in summed)
+    if not isinstance(terms, int) or terms > TERMS or (rhs.axis is not None and rhs.axis not in places):
+        return False
+    zero = lhs.zeros[0] - (U8_SHIFT if lhs.storage == "u8" else 0)
+    total = _sums(state, plain, zero, places, summed)
+    result = quantization_of(op.results[0].type)
+    scales = np.array(rhs.scales) * lhs.scales[0]
+    axis = None if rhs.axis is None else places[rhs.axis]
+    if result is not None and _keeps_sums(result, scales, axis):
+        state.bind(op, [total])
+        return True
+    real = state.one("mul", [convert(state, total, "f32"), _row(state, scales, axis, total.type)])
+    target = state.dtype(op.results[0].type)
+    state.bind(op, [convert(state, real, target) if result is None else quantize(state, real, result)])
+    return True
+
+
+def _places(plain: Op) -> dict[int, int]:
+    """Return the dim of the result that each dim of the right operand which is not summed over becomes."""
+    a, rank = plain.attrs, plain.result.type.rank
+    if plain.name == "convolution":
+        return {a["kernel_output"]: a["output_feature"]}
+    kept = set(range(plain.operands[1].type.rank)) - set(a["rhs_contract"])
+    free = sorted(kept - set(a["rhs_batch"]))
+    return dict(zip(a["rhs_batch"], range(rank))) | dict(zip(free, range(rank - len(free), rank)))
+
+
+def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed: list[int]) -> Value:
+    """Return the sums of ``(q - zero) * p``; padding and dilation put ``zero`` between and around the ``q``."""
+    lhs, rhs = plain.operands
+    attrs = dict(plain.attrs)
+    if plain.name == "convolution" and zero:
+        lhs = _padded(state, lhs, attrs, zero)
+    t = plain.result.type
+    total = state.one(plain.name, [lhs, rhs], attrs, [t])
+    if not zero:
+        return total
+    row = sum_over(state, convert(state, rhs, "i32"), tuple(summed))
+    dims = tuple(places[d] for d in sorted(places))
+    spread = state.one("broadcast", [row], {"dims": dims}, [t])
+    return state.one("sub", [total, state.one("mul", [spread, state.constant(np.int32(zero), t)])])
+
+
+def _padded(state: State, lhs: Value, attrs: dict[str, Any], zero: int) -> Value:
+    """Do the padding and the dilation of the left operand, with ``zero``, and take them out of ``attrs``."""
+    low, high, interior = ([0] * lhs.type.rank for _ in range(3))
+    for d, (before, after), dilation in zip(attrs["input_spatial"], attrs["padding"], attrs["lhs_dilation"]):
+        low[d], high[d], interior[d] = before, after, dilation - 1
+    if not any((*low, *high, *interior)):
+        return lhs
+    attrs["padding"] = ((0, 0),) * len(attrs["padding"])
+    attrs["lhs_dilation"] = (1,) * len(attrs["lhs_dilation"])
+    value = state.constant(np.int8(zero), TensorType("i8"))
+    widths = {"low": tuple(low), "high": tuple(high), "interior": tuple(interior)}
+    return state.one("pad", [lhs, value], widths)
+
+
+def _keeps_sums(result: Quantization, scales: np.ndarray, axis: int | None) -> bool:
+    """Is the result of the type of the sums themselves?"""
+    if result.storage != "i32" or any(result.zeros) or (result.low, result.high) != (-(1 << 31), (1 << 31) - 1):
+        return False
+    same = len(result.scales) == len(scales) and result.axis == axis
+    return same and np.array_equal(np.array(result.scales, np.float32), scales.astype(np.float32))
+
+
+def _row(state: State, scales: np.ndarray, axis: int | None, like: TensorType) -> Value:
+    t = TensorType("f32", like.shape)
+    if axis is None:
+        return state.constant(np.float32(scales[0]), t)
+    row = state.constant(scales.astype(np.float32), TensorType("f32", scales.shape))
+    return state.one("broadcast", [row], {"dims": (axis,)}, [t])

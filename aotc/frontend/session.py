@@ -1,0 +1,352 @@
+"""The state of an import: the session, the function being cloned, and emission of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend import shape_values
+from aotc.frontend.journal import Journal
+from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
+from aotc.frontend.quantized import types as quantization
+from aotc.frontend.shape_values import Known
+from aotc.ir.dims import Dim, Expr, bounds, sym, symbols
+from aotc.ir.opset import OPS, SCALARS, RuleError
+from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
+
+PLACEHOLDER = "aotc.placeholder"  # the custom call that stands for an op that was refused
+
+Leaves = tuple[Value, ...]
+
+
+@dataclass(slots=True)
+class Session:
+    """What the clones of one module share.
+
+    ``memo`` maps a callee with argument types and shape values to its clone, ``open``
+    holds those being cloned;
+    ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
+    shape values of all clones, ``called`` the callees with those of their arguments;
+    ``tests`` the undecided comparisons of shape values; ``positive`` maps each symbol
+    that an assertion has proven positive to itself with that bound; ``generators``
+    counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
+    that stand for values of integer arguments to argument and element; ``requirements``
+    are relations of dims that must hold before any work is done, ``assertions`` those
+    that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
+    ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
+    been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
+    type, or a dtype.
+    """
+
+    symbols: Mapping[str, Any]
+    path: str = ""
+    text_lines: Sequence[str] = ()
+    dynamic: bool = False
+    functions: dict[str, Function] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
+    open: set[Any] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+    types: dict[ir.Type, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    quantized_as: str = "storage"
+    quantized: bool = False
+    names: dict[str, int] = field(default_factory=dict)
+    known: dict[Value, Known] = field(default_factory=dict)
+    called: list[tuple[str, tuple[Known | None, ...]]] = field(default_factory=list)
+    tests: dict[Value, tuple[str, Known, Known]] = field(default_factory=dict)
+    positive: dict[str, Dim] = field(default_factory=dict)
+    fresh: int = 0
+    generators: int = 0
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    requirements: list[Requirement] = field(default_factory=list)
+    assertions: list[Requirement] = field(default_factory=list)
+    bound: list[str] = field(default_factory=list)
+    journal: Journal | None = None
+
+    def fresh_name(self, name: str) -> str:
+        """Return ``name``, or ``name.N`` if it is taken."""
+        count = self.names.get(name, 0)
+        self.names[name] = count + 1
+        return f"{name}.{count}" if count else name
+
+    def fresh_symbol(self) -> Dim:
+        """Return a new dim symbol ``d0``, ``d1``...
+
+        It is taken to be positive while the entry's assertions are solved; the
+        import that counts uses plain symbols.
+        """
+        self.fresh += 1
+        return sym(f"d{self.fresh - 1}", lo=1)
+
+    def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
+        """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
+        found = self.types.get(t)
+        if found is None:
+            q = quantization.quantization_of(t)
+            if q is not None:
+                self.quantized = True
+                dtypes = {"storage": q.storage, "expressed": q.expressed}
+                found = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
+            self.types[t] = found = found or parts_of(t, self.path)
+        return found
+
+
+
+
+
+
+
+
+class State:
+    """One function being cloned: its values, known shape values, and the open regions."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.values: dict[Any, Leaves | None] = {}
+        self.known = session.known
+        self.blocks: list[list[Op]] = [[]]
+        self.entry_dims: frozenset[str] | None = None  # the symbols of an entry's parameters; None in other functions
+        self.loc = Loc(session.path)
+        self.count = 0
+        self.by_element = 0  # how many open computations are done element by element, where branches are selected
+
+    def value(self, v: ir.Value) -> Value:
+        """Return the clone of a tensor."""
+        (found,) = self.leaves(v)
+        return found
+
+    def leaves(self, v: ir.Value) -> Leaves:
+        """Return the tensors of which an MLIR value is made."""
+        found = self.values[v]
+        if found is None:
+            raise Poisoned
+        return found
+
+    def operands(self, op: ir.Operation) -> list[Value]:
+        """Return the tensors of an op's operands; those of a tuple in their order, none for a token."""
+        return [leaf for v in op.operands for leaf in self.leaves(v)]
+
+    def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
+        """Record ``results``, tensor by tensor, as the clones of the op's results."""
+        self.bind_values(op.results, results)
+
+    def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
+        """Share ``tensors`` out to MLIR ``values`` by their types."""
+        rest = list(tensors)
+        for v in values:
+            count = len(leaf_types(v.type))
+            self.values[v] = tuple(rest[:count])
+            del rest[:count]
+
+    def new_value(self, t: TensorType, name: str = "") -> Value:
+        """Return a fresh value of type ``t``."""
+        if not name:
+            name, self.count = str(self.count), self.count + 1
+        return Value(name, t)
+
+    def dtype(self, t: ir.Type) -> str:
+        """Return the dtype name of an MLIR tensor type."""
+        return self.session.parts(t)[0]
+
+    def static_type(self, t: ir.Type) -> TensorType:
+        """Return a type without unknown sizes; refuse others."""
+        dtype, shape = self.session.parts(t)
+        if DYNAMIC in shape:
+            self.fail(f"the size of {t} is not known here")
+        return TensorType(dtype, shape)
+
+    def type_with(self, t: ir.Type, dims: Sequence[Dim]) -> TensorType:
+        """Return the MLIR type with its unknown sizes taken from ``dims``."""
+        dtype, shape = self.session.parts(t)
+        return TensorType(dtype, tuple(d if n == DYNAMIC else n for n, d in zip(shape, dims)))
+
+    def emit(
+        self,
+        name: str,
+        operands: Sequence[Value] = (),
+        attrs: Mapping[str, Any] | None = None,
+        given: Sequence[TensorType] = (),
+        regions: Sequence[Region] = (),
+    ) -> tuple[Value, ...]:
+        """Append op ``name`` and return its results, typed by its rule."""
+        attrs = attrs or {}
+        if self.by_element and name in SCALARS:
+            operands = self._spread(operands)
+        types = tuple(v.type for v in operands)
+        try:
+            found = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
+        except RuleError as error:
+            raise CompileError.at(self.loc, str(error)) from None
+        results = tuple(self.new_value(t) for t in found)
+        self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
+        if found and name in shape_values.FOLDED and shape_values.trackable(found[0]):
+            self._track(name, operands, types, attrs, results[0])
+        return results
+
+    def _track(
+        self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
+    ) -> None:
+        known = [self.known[v] for v in operands if v in self.known]
+        if name in ("and", "or") and result.type.dtype == "i1":
+            decided = shape_values.absorb(name, known)
+            if decided is not None:
+                self.known[result] = decided
+        if len(known) == len(operands):
+            folded = shape_values.fold(name, known, types, attrs, result.type, self.session.positive)
+            if folded is not None:
+                self.known[result] = folded
+            if name in shape_values.COMPARISONS and (folded is None or any(isinstance(v, Expr) for v in folded)):
+                self.session.tests[result] = (name, known[0], known[1])
+
+    def _spread(self, operands: Sequence[Value]) -> list[Value]:
+        """Return the operands in one shape: a constant of a computation that is mapped over tensors is a scalar."""
+        shape = max((v.type.shape for v in operands), key=len, default=())
+        return [v if v.type.rank else self.broadcast_scalar(v, shape) for v in operands]
+
+    def one(
+        self, name: str, operands: Sequence[Value] = (), attrs: Mapping | None = None, given: Sequence[TensorType] = ()
+    ) -> Value:
+        """Emit an op of one result and return it."""
+        return self.emit(name, operands, attrs, given)[0]
+
+    def promoted(self, operands: Sequence[Value], dtypes: Sequence[str]) -> list[Value]:
+        """Return ``operands`` in the types that a combiner computes in, which may be wider than their own."""
+        return [
+            v if v.type.dtype == dtype else self.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
+            for v, dtype in zip(operands, dtypes, strict=True)
+        ]
+
+    def broadcast_scalar(self, v: Value, shape: Sequence[Dim]) -> Value:
+        """Return scalar ``v`` spread over ``shape``."""
+        if v.type.shape == tuple(shape):
+            return v
+        return self.one("broadcast", [v], {"dims": ()}, [TensorType(v.type.dtype, tuple(shape))])
+
+    def dims_of(self, v: Value, what: str) -> tuple[Dim, ...]:
+        """Return the elements of a shape operand as dims."""
+        found = self.known.get(v)
+        return self._bind_elements(v, what) if found is None else found
+
+    def _bind_elements(self, v: Value, what: str) -> Known:
+        """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
+        if self.entry_dims is None or len(self.blocks) > 2:
+            self.fail(
+                f"{what} depends on data inside a loop, a branch or a callee",
+                hint="compute the size in the entry function, outside of loops, and hand it on",
+            )
+        if not shape_values.trackable(v.type):
+            self.fail(f"{what} is {v.type}", hint=f"at most {shape_values.LIMIT} sizes can be read")
+        names = []
+        for n in range(shape_values.count(v.type)):
+            scalar = v
+            if v.type.rank:
+                one = self.one("slice", [v], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
+                scalar = self.one("reshape", [one], {}, [TensorType(v.type.dtype)])
+            name = f"value_{len(self.session.bound)}"
+            while name in self.entry_dims:
+                name += "_"
+            self.session.bound.append(name)
+            self.emit("bind_dim", [scalar], {"dim": sym(name)})
+            names.append(sym(name))
+        self.known[v] = tuple(names)
+        return self.known[v]
+
+    def require(self, relation: str, left: Dim, right: Dim, message: str) -> None:
+        """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven."""
+        low, high = bounds(left - right)
+        if left == right or (relation == "le" and high is not None and high <= 0):
+            return
+        if (low is not None and low > 0) or (relation == "eq" and high is not None and high < 0):
+            self.fail(message.format(left, right))
+        found = (relation, left, right, message, (left, right))
+        if found not in self.session.requirements:
+            self.session.requirements.append(found)
+
+    def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
+        """Demand an asserted ``test`` of dims at every call; False if it is of something else or not always made."""
+        relation, left, right = self.session.tests.get(test, ("", (), ()))
+        values = [self.known.get(v, ()) for v in numbers]
+        if len(self.blocks) > 2 or any(len(v) != 1 for v in (left, right, *values)):
+            return False
+        self.session.assertions.append((relation, left[0], right[0], message, tuple(v[0] for v in values)))
+        return True
+
+    def assume(self, test: Value) -> None:
+        """Learn from an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
+        match self.session.tests.get(test):
+            case ("ge", (left,), (1,)) if name := lone_symbol(left):
+                self.session.positive[name] = sym(name, lo=1)
+
+    def placeholder(self, op: ir.Operation) -> None:
+        """Let results of the refused ``op`` be of their types and unknown, so that what reads them is judged too.
+
+        What may be a shape, and what has no type of known sizes, stays without a clone.
+        """
+        for v in op.results:
+            try:
+                types = [self.static_type(leaf) for leaf in leaf_types(v.type)]
+            except CompileError:
+                types = None
+            if types is None or any(shape_values.trackable(t) for t in types):
+                self.values[v] = None
+            else:
+                attrs = {"target": PLACEHOLDER, "config": {}, "api_version": 1, "has_side_effect": False, "aliases": ()}
+                self.values[v] = tuple(self.one("custom_call", (), attrs, [t]) for t in types)
+
+    def constant(self, array: Any, t: TensorType) -> Value:
+        """Emit a constant."""
+        return self.one("constant", (), {"value": array}, [t])
+
+    def fail(self, message: str, hint: str = "") -> NoReturn:
+        """Raise a CompileError at the current op."""
+        raise CompileError.at(self.loc, message, hint=hint)
+
+    def region(self, block: Any, params: Sequence[Value]) -> Region:
+        """Clone an MLIR block as a region with ``params`` for its arguments."""
+        self.bind_values(block.arguments, params)
+        return self._collected(params, lambda: self.session.symbols["import_block"](self, block))
+
+    def built(self, types: Sequence[TensorType], make: Callable[[list[Value]], Sequence[Value]]) -> Region:
+        """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns."""
+        params = [self.new_value(t) for t in types]
+        return self._collected(params, lambda: make(params))
+
+    def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
+        """Return a region of the ops that ``make`` emits."""
+        self.blocks.append([])
+        try:
+            results = make()
+        finally:
+            ops = self.blocks.pop()
+        return Region(tuple(params), tuple(ops), tuple(results))
+
+    def scalar_region(self, block: Any) -> Region:
+        """Clone a block over scalars (a combiner, a comparator)."""
+        params = [self.new_value(self.static_type(a.type), f"s{i}") for i, a in enumerate(block.arguments)]
+        self.by_element += 1
+        try:
+            return self.region(block, params)
+        finally:
+            self.by_element -= 1
+
+
+def lone_symbol(e: Dim) -> str:
+    """Return the name of the symbol that ``e`` is, or the empty string."""
+    found = [s.name for s in symbols(e)]
+    return found[0] if len(found) == 1 and e == sym(found[0]) else ""
+
+
+class Poisoned(Exception):
+    """An operand comes from an op that could not be imported; its error is recorded already."""
+
+
+Importer = Callable[[State, Any], None]
+
+
+
+
+
+

@@ -1,0 +1,285 @@
+"""The loop IR: kernels as loops over buffers; it prints as a Python function.
+
+Index arithmetic is the algebra of ``frontend.dims`` (loop variables and kernel
+dims are symbols); values are the scalar expressions below. ``loop_printer``
+prints a kernel as Python, ``loop_parser`` reads it back, ``loop_verify`` checks
+it, and ``loop_run`` executes the printed Python with NumPy.
+
+A kernel is called for a range of its grid: the one ``parallel`` loop at the top
+is cut into ranges by whoever launches it, so its iterations must be independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from aotc.ir.dims import Dim
+
+Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
+LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "block", "thread"]
+PRIVATE_BYTES = 2048  # the largest buffer that lowering puts on a thread's stack; larger ones are scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Row-major memory: ``name: dtype[shape]``.
+
+    ``space`` is ``global`` (a kernel parameter), ``private`` (registers or
+    stack of one iteration; small, static), ``scratch`` (per-worker memory from
+    the arena if its size is static, else from the C library; CPU) or ``shared`` (CUDA block memory; static).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    space: Space = "global"
+
+
+# --- scalar expressions ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A literal; ``value`` is a Python bool, int, float or complex of ``dtype``."""
+
+    value: bool | int | float | complex
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index expression as a scalar of an integer ``dtype`` (i64 arithmetic, then truncated)."""
+
+    expr: Dim
+    dtype: str = "i64"
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A scalar bound by :class:`Let`."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One element of a buffer; one index per dim, in elements, in bounds."""
+
+    buffer: Buffer
+    index: tuple[Dim, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Return the element type of the buffer."""
+        return self.buffer.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A scalar op of ``frontend.opset.elementwise.SCALARS`` on scalars, e.g. ``add``, ``exp``, ``lt``.
+
+    ``dtype`` is that of the result. ``convert`` and ``bitcast`` take it as target.
+    """
+
+    fn: str
+    args: tuple[Scalar, ...]
+    dtype: str
+
+
+Scalar: TypeAlias = Const | Index | Var | Load | Apply
+
+# --- statements --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """``for var in range(begin, end, step)``; ``kind`` says how it runs."""
+
+    var: str
+    begin: Dim
+    end: Dim
+    body: tuple[Stmt, ...]
+    kind: LoopKind = "serial"
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """Bind a scalar. An integer may then be used in index expressions by name."""
+
+    var: Var
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """``buffer[index] = value``.
+
+    ``reduce`` (``add``, ``mul``, ``max``, ``min``, or empty) makes it
+    ``buffer[index] = reduce(buffer[index], value)`` where the order of
+    combination is free, which is what lets a reduction loop vectorize.
+    """
+
+    buffer: Buffer
+    index: tuple[Dim, ...]
+    value: Scalar
+    reduce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """``if cond: then else: otherwise``; ``cond`` is an ``i1`` scalar."""
+
+    cond: Scalar
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """``while True: <cond>; if not pred: break; <body>``."""
+
+    cond: tuple[Stmt, ...]
+    pred: Scalar
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """Make a private, scratch or shared buffer for the rest of the block (not initialised)."""
+
+    buffer: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Wait for all threads of a CUDA block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Register-tiled product ``out[i, j] (+)= sum_k a[i, k] * b[k, j]``.
+
+    Shape ``rows x cols``; ``k`` runs over the nest ``levels`` (outermost first).
+    Element ``a[i, k]`` is at flat offset ``a_base + i*a_row + sum(k_l*a_step_l)``
+    of buffer ``a``; row ``k`` of ``b`` starts at ``b_base + sum(k_l*b_step_l)``
+    and its ``cols`` elements are contiguous; ``out[i, j]`` is at ``out_base +
+    i*out_row + j``. All in elements of their buffer.
+
+    Attributes
+    ----------
+    levels : tuple of (extent, a_step, b_step)
+        The contraction loops.
+    form : str
+        ``f32``, ``f64`` (plain FMA), ``bf16``: a is f32 or bf16, b is bf16 pairs;
+        ``i8``: a i8, b i8 (k quads), out i32. ``pairs`` forms read b packed by
+        ``kernels``' packer of the same name.
+    accumulate : bool
+        Add to what is in ``out`` instead of overwriting it.
+    a_inner : Dim
+        In forms that take several ``k`` in one step of the innermost level (whose
+        extent and steps count such groups): from one ``k`` to the next in ``a``.
+    prefetch : Dim
+        How far ahead of each row of ``b`` to prefetch; 0 leaves it to the form.
+        The first tile of a panel may fetch the next panel so.
+    """
+
+    rows: int
+    cols: int
+    out: Buffer
+    out_base: Dim
+    out_row: Dim
+    a: Buffer
+    a_base: Dim
+    a_row: Dim
+    b: Buffer
+    b_base: Dim
+    levels: tuple[tuple[Dim, Dim, Dim], ...]
+    form: str = "f32"
+    accumulate: bool = False
+    a_inner: Dim = 1
+    prefetch: Dim = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``.
+
+    Fortran's convention: every argument is the address of an element. A private u8
+    scalar is a character, an integer is an i64.
+    """
+
+    function: str
+    args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]
+
+
+def is_letter(buffer: Buffer) -> bool:
+    """Is an argument of a call in ``buffer`` a character?"""
+    return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
+
+
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launchable function.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the bundle; the exported symbol.
+    inputs, outputs : tuple of Buffer
+        Global buffers, in the order of the call (inputs first). An output may
+        be declared to share the memory of an input in ``aliases``.
+    dims : tuple of str
+        Symbols that are passed as int64 parameters, in order.
+    grid : Dim
+        Number of iterations of the ``parallel`` loop.
+    body : tuple of Stmt
+        A ``parallel`` For over ``range(grid)``, or any statements if grid is 1.
+    aliases : tuple of (output number, input number)
+        Pairs that may be given the same memory.
+    flops, bytes : Dim
+        Work of the whole grid, for the cost model.
+    """
+
+    name: str
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    dims: tuple[str, ...]
+    grid: Dim
+    body: tuple[Stmt, ...]
+    aliases: tuple[tuple[int, int], ...] = ()
+    flops: Dim = 0
+    bytes: Dim = 0
+
+
+def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
+    """Return the blocks of statements inside ``stmt``."""
+    match stmt:
+        case For(body=body):
+            return (body,)
+        case If(then=then, otherwise=otherwise):
+            return (then, otherwise)
+        case While(cond=cond, body=body):
+            return (cond, body)
+    return ()
+
+
+def imports(kernel: Kernel) -> tuple[str, ...]:
+    """Return the names of the library functions that ``kernel`` calls, sorted."""
+    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, Call)}))
+
+
+def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Yield every statement, outer before inner."""
+    stack = list(reversed(body))
+    while stack:
+        stmt = stack.pop()
+        yield stmt
+        for block in reversed(children(stmt)):
+            stack += reversed(block)

@@ -1,0 +1,258 @@
+"""Run a kernel by executing its printed Python on NumPy arrays: the meaning of the loop IR.
+
+Slow and exact in its order: loops run one iteration after the other, and every
+scalar op is the NumPy reference of the op table.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.loop_ir import Kernel, Let, walk
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.opset import elementwise
+from aotc.ir.opset.lapack_reference import call
+from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
+
+_PREFIX = "call_"
+
+
+def run_kernel(
+    kernel: Kernel | str,
+    arrays: Sequence[np.ndarray],
+    dims: Mapping[str, int] | None = None,
+    begin: int = 0,
+    end: int | None = None,
+) -> None:
+    """Execute ``kernel`` on ``arrays`` (inputs then outputs), writing the outputs in place.
+
+    Parameters
+    ----------
+    kernel : Kernel or str
+        The kernel or its text.
+    arrays : sequence of np.ndarray
+        One per input and output, of exactly their dtypes; outputs are written.
+    dims : mapping
+        Values of the kernel's dims.
+    begin, end : int
+        The range of iterations of the ``parallel`` loop; all of them by default.
+
+    Raises
+    ------
+    IndexError
+        If an index is out of bounds (negative ones included).
+    ValueError
+        If the number of arrays or a dtype is wrong.
+    """
+    text = kernel if isinstance(kernel, str) else print_kernel(kernel)
+    kernel = parse_kernel(text)
+    values = dict(dims or {})
+    parameters = (*kernel.inputs, *kernel.outputs)
+    if len(arrays) != len(parameters):
+        raise ValueError(f"kernel {kernel.name} takes {len(parameters)} arrays, found {len(arrays)}")
+    names: dict[str, Any] = {name: int(values[name]) for name in kernel.dims}
+    for buffer, array in zip(parameters, arrays):
+        if array.dtype != to_numpy(buffer.dtype):
+            raise ValueError(f"{buffer.name} is {buffer.dtype}, found an array of {array.dtype}")
+        names[buffer.name] = _Memory(array)
+    function = ast.parse(text).body[0]
+    lets = {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
+    program = ast.Module([_Rewrite(lets).visit(s) for s in getattr(function, "body", [])], [])
+    ast.fix_missing_locations(program)
+    functions = {_PREFIX + name: made for name, made in _functions(begin, end).items()}
+    with np.errstate(all="ignore"):
+        exec(compile(program, f"<kernel {kernel.name}>", "exec"), {**functions, "inf": np.inf, "nan": np.nan, **names})
+
+
+class _Memory:
+    """An array that refuses the negative indices that NumPy would wrap around."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def _check(self, index: Any) -> Any:
+        if any(i < 0 for i in (index if isinstance(index, tuple) else (index,))):
+            raise IndexError(f"index {index} is out of bounds for shape {self.array.shape}")
+        return index
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.array[self._check(index)]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.array[self._check(index)] = value
+
+
+class _Rewrite(ast.NodeTransformer):
+    """Keep functions apart from variables of the same name; make scalars in indices Python integers."""
+
+    def __init__(self, lets: set[str]) -> None:
+        self.lets = lets
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in ("index", "range", "parallel", "unroll", "block", "thread"):
+            arguments = [_Integers(self.lets).visit(a) for a in node.args]
+            node.args = arguments
+        elif name == "call":
+            integers = _Integers(self.lets)
+            node.args[1:] = [ast.Tuple([a.value, integers.visit(a.slice)], ast.Load()) for a in node.args[1:]]  # type: ignore[attr-defined]
+        elif name in ("private", "scratch", "shared"):
+            node.args = self._type(node.args[0])
+        elif name == "tile":
+            for keyword in node.keywords:
+                keyword.value = _Integers(self.lets).visit(keyword.value)
+        else:
+            node.args = [self.visit(a) for a in node.args]
+        if name in ("index", "let"):
+            node.keywords = [k for k in node.keywords if k.arg == "dtype"]
+        if name in ("range", "parallel", "unroll", "block", "thread"):
+            node.keywords = []
+        node.func = ast.Name(_PREFIX + name, ast.Load())
+        return node
+
+    def _type(self, text: ast.expr) -> list[ast.expr]:
+        """Return the dtype and the tuple of sizes of a type in quotes."""
+        kind: Any = ast.parse(str(ast.literal_eval(text)).replace("[]", "[()]"), mode="eval").body
+        dims = kind.slice if isinstance(kind.slice, ast.Tuple) else ast.Tuple([kind.slice], ast.Load())
+        return [ast.Constant(kind.value.id), _Integers(self.lets).visit(dims)]
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        node.slice = _Integers(self.lets).visit(node.slice)
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        return self._infix(elementwise_name(node.op), [node.left, node.right])
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return self._infix(elementwise_name(node.ops[0]), [node.left, *node.comparators])
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, (ast.Constant, ast.Name)):
+            name = node.operand.id if isinstance(node.operand, ast.Name) else ""
+            if name not in self.lets:
+                return node
+        if isinstance(node.op, ast.Not):
+            node.operand = self.visit(node.operand)
+            return node
+        return self._infix(elementwise_name(node.op), [node.operand])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        target = self.visit(node.target)
+        load = ast.Subscript(target.value, target.slice, ast.Load())
+        value = self._call(elementwise_name(node.op), [load, self.visit(node.value)])
+        return ast.copy_location(ast.Assign([target], value), node)
+
+    def _infix(self, name: str, operands: list[ast.expr]) -> ast.Call:
+        return self._call(name, [self.visit(a) for a in operands])
+
+    @staticmethod
+    def _call(name: str, operands: list[ast.expr]) -> ast.Call:
+        return ast.Call(ast.Name(_PREFIX + name, ast.Load()), operands, [])
+
+
+class _Integers(ast.NodeTransformer):
+    """Make NumPy scalars Python integers: index arithmetic does not overflow."""
+
+    def __init__(self, lets: set[str]) -> None:
+        self.lets = lets
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return _Rewrite._call("int", [node]) if node.id in self.lets else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node.args = [self.visit(a) for a in node.args]
+        return node
+
+
+_OPERATORS = {
+    "Add": "add", "Sub": "sub", "Mult": "mul", "BitAnd": "and", "BitOr": "or", "BitXor": "xor", "Invert": "not",
+    "USub": "neg", "Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge",
+}  # fmt: skip
+
+
+def elementwise_name(operator: ast.AST) -> str:
+    """Return the scalar op that a Python operator stands for."""
+    return _OPERATORS[type(operator).__name__]
+
+
+def _functions(begin: int, end: int | None) -> dict[str, Callable]:
+    functions: dict[str, Callable] = {name: _scalar(row) for name, row in elementwise.SCALARS.items()}
+    functions |= {f"{name}_": functions[name] for name in ("and", "or", "not")}
+    functions |= {name: _literal(name) for name in DTYPES}
+    functions |= dict.fromkeys(("range", "unroll", "block", "thread"), range)
+    functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
+    functions |= {f"reduce_{name}": functions[name] for name in ("max", "min")}
+    return functions | {
+        "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
+        "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],
+        "reduce_precision": lambda x, e, m: elementwise.with_fewer_bits(np.asarray(x), int(e), int(m))[()],
+        "index": _index,
+        "int": int,
+        "let": lambda value, dtype=None: value,
+        "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
+        "barrier": lambda: None,
+        "call": _call,
+        "tile": _tile,
+    }
+
+
+def _scalar(row: elementwise.ScalarOp) -> Callable:
+    def call(*arguments: Any) -> Any:
+        if isinstance(arguments[-1], str):
+            return np.asarray(elementwise.apply(row, list(map(np.asarray, arguments[:-1])), arguments[-1])).reshape(())[
+                ()
+            ]
+        arrays = list(map(np.asarray, arguments))
+        dtype = elementwise.result_dtype(row, tuple(from_numpy(a.dtype) for a in arrays), None)
+        return np.asarray(elementwise.apply(row, arrays, dtype)).reshape(())[()]
+
+    return call
+
+
+def _literal(dtype: str) -> Callable:
+    return lambda *parts: np.array(complex(*parts) if len(parts) == 2 else parts[0]).astype(to_numpy(dtype))[()]
+
+
+def _index(value: int, dtype: str = "i64") -> Any:
+    return np.array(value, np.int64).astype(to_numpy(dtype))[()]
+
+
+def _allocate(dtype: str, dims: tuple[int, ...]) -> _Memory:
+    return _Memory(np.zeros(dims, to_numpy(dtype)))
+
+
+def _call(function: str, *places: tuple[_Memory, Any]) -> None:
+    """Call a library function with the memory from each place on."""
+    arrays = []
+    for memory, index in places:
+        array = memory.array
+        at = index if isinstance(index, tuple) else (index,)
+        flat = array.reshape(-1)
+        if array.size and not np.shares_memory(flat, array):
+            raise ValueError(f"an argument of {function} is not contiguous")
+        arrays.append(flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :])
+    call(function, arrays)
+
+
+def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
+    """Do a register tile as nested loops, in the precision of the output."""
+    flat_out, flat_a, flat_b = (m.array.reshape(-1) for m in (out, a, b))
+    if not np.shares_memory(flat_out, out.array):
+        raise ValueError("the output of a tile is not contiguous")
+    kind = out.array.dtype
+    total = np.zeros((rows, cols), kind)
+    for k in product(*(range(extent) for extent, _, _ in levels)):
+        a_at = at["a_base"] + sum(i * step for i, (_, step, _) in zip(k, levels))
+        b_at = at["b_base"] + sum(i * step for i, (_, _, step) in zip(k, levels))
+        column = flat_a[a_at + at["a_row"] * np.arange(rows)].astype(kind)
+        total += column[:, None] * flat_b[b_at : b_at + cols].astype(kind)
+    place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
+    flat_out[place] = flat_out[place] + total if at["accumulate"] else total

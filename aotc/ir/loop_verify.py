@@ -1,0 +1,276 @@
+"""Check a kernel: every name defined, every dtype right, every provable index in bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aotc.ir.dims import Dim, Expr, bounds, is_static, product, substitute, sym, symbols
+from aotc.ir.loop_ir import (
+    Alloc,
+    Apply,
+    Buffer,
+    Call,
+    For,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    While,
+)
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_types import loop_symbol, natural_dtype
+from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset.spec import RuleError
+from aotc.vmfb.dtypes import DTYPES, kind_of
+
+LIMIT = 20
+_REDUCE = ("", "add", "mul", "max", "min")
+
+
+def verify_kernel(kernel: Kernel) -> list[str]:
+    """Return what is wrong with ``kernel``, one sentence each (at most 20), or an empty list.
+
+    Checked: buffers and symbols are defined before use; an index has one entry
+    per dim and is not provably out of bounds; operands of a scalar op and the
+    value of a store have the right dtype; private and shared memory has a static size;
+    ``parallel`` is the outermost loop and runs over the grid; aliases exist.
+    """
+    check = _Check(kernel.name)
+    for name in kernel.dims:
+        check.symbols[name] = None
+    for buffer in (*kernel.inputs, *kernel.outputs):
+        check.buffer(buffer, kernel.name)
+        if buffer.space != "global":
+            check.say(f"parameter {buffer.name} is in space {buffer.space}, expected global")
+    for dim in (kernel.grid, kernel.flops, kernel.bytes):
+        check.dim(dim, "the header")
+    check.block(kernel.body)
+    _check_grid(kernel, check)
+    for output, source in kernel.aliases:
+        if not (0 <= output < len(kernel.outputs) and 0 <= source < len(kernel.inputs)):
+            check.say(f"alias ({output}, {source}) names no output or input")
+    try:
+        print_kernel(kernel)
+    except ValueError as error:
+        check.say(str(error))
+    return check.found[:LIMIT]
+
+
+def _check_grid(kernel: Kernel, check: _Check) -> None:
+    parallel = [s for s in kernel.body if isinstance(s, For) and s.kind == "parallel"]
+    if parallel and len(kernel.body) != 1:
+        check.say("a parallel loop is not the only statement of the kernel")
+    for loop in parallel:
+        if (loop.begin, loop.step) != (0, 1) or loop.end != kernel.grid:
+            check.say(f"the parallel loop runs over ({loop.begin}, {loop.end}, {loop.step}), the grid is {kernel.grid}")
+    if not parallel and kernel.grid != 1:
+        check.say(f"the grid is {kernel.grid} and there is no parallel loop")
+
+
+@dataclass(slots=True)
+class _Check:
+    name: str
+    found: list[str] = field(default_factory=list)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    symbols: dict[str, Dim | None] = field(default_factory=dict)
+    """Name to an expression with the widest true range; None: any symbol of that name is trusted."""
+    scalars: dict[str, Var] = field(default_factory=dict)
+    depth: int = 0
+
+    def say(self, message: str) -> None:
+        self.found.append(f"kernel {self.name}: {message}")
+
+    # --- names ---
+
+    def buffer(self, buffer: Buffer, where: str) -> None:
+        if buffer.dtype not in DTYPES:
+            self.say(f"{where}: buffer {buffer.name} has unknown dtype {buffer.dtype}")
+        for dim in buffer.shape:
+            self.dim(dim, f"the shape of {buffer.name}")
+        self.buffers[buffer.name] = buffer
+
+    def use(self, buffer: Buffer, where: str) -> None:
+        known = self.buffers.get(buffer.name)
+        if known is None:
+            self.say(f"{where}: buffer {buffer.name} is not defined here")
+        elif known is not buffer and known != buffer:
+            self.say(f"{where}: buffer {buffer.name} differs from its definition")
+
+    def dim(self, e: Dim, where: str) -> None:
+        for symbol in symbols(e):
+            if symbol.name not in self.symbols:
+                self.say(f"{where}: {symbol.name} is not defined here")
+
+    def element(self, buffer: Buffer, index: tuple[Dim, ...], where: str) -> None:
+        self.use(buffer, where)
+        if len(index) != len(buffer.shape):
+            self.say(f"{where}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
+            return
+        for position, (i, extent) in enumerate(zip(index, buffer.shape)):
+            self.dim(i, where)
+            low, high = bounds(i)
+            room = bounds(extent)[1]
+            if (high is not None and high < 0) or (low is not None and room is not None and low >= room):
+                self.say(f"{where}: index {i} of dim {position} is never below {extent}")
+            elif self.overruns(i, extent):
+                self.say(f"{where}: index {i} of dim {position} reaches beyond [0, {extent})")
+
+    def overruns(self, i: Dim, extent: Dim) -> bool:
+        """Is ``i`` a sum of independent static loops whose extremes leave ``[0, extent)``?"""
+        if not isinstance(i, Expr) or isinstance(extent, Expr):
+            return False
+        names = [atom.name for monomial, _ in i.terms for atom in monomial if not hasattr(atom, "fn")]
+        exact = len(names) == len(i.terms) == len(set(names)) and all(self.symbols.get(n) is not None for n in names)
+        if not exact or self.depth:
+            return False
+        low, high = bounds(substitute(i, {n: self.symbols[n] or 0 for n in names}))
+        return (low is not None and low < 0) or (high is not None and high >= extent)
+
+    # --- statements ---
+
+    def block(self, body: tuple[Stmt, ...]) -> None:
+        saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
+        for stmt in body:
+            if len(self.found) >= LIMIT:
+                break
+            self.statement(stmt)
+        self.buffers, self.symbols, self.scalars = saved
+
+    def statement(self, stmt: Stmt) -> None:
+        match stmt:
+            case Store():
+                self.store(stmt)
+            case Let(var, value):
+                self.scalar(value)
+                if value.dtype != var.dtype:
+                    self.say(f"{var.name}: {var.dtype} is bound to a value of {value.dtype}")
+                self.scalars[var.name] = var
+                if kind_of(var.dtype) in "iu":
+                    self.symbols[var.name] = None
+            case For():
+                self.loop(stmt)
+            case If(cond, then, otherwise):
+                self.predicate(cond)
+                self.depth += 1
+                self.block(then)
+                self.block(otherwise)
+                self.depth -= 1
+            case While(cond, pred, body):
+                saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
+                for inner in cond:
+                    self.statement(inner)
+                self.predicate(pred)
+                self.depth += 1
+                self.block(body)
+                self.depth -= 1
+                self.buffers, self.symbols, self.scalars = saved
+            case Alloc(buffer):
+                self.alloc(buffer)
+            case Tile():
+                self.tile(stmt)
+            case Call(function, args):
+                self.call(function, args)
+
+    def alloc(self, buffer: Buffer) -> None:
+        self.buffer(buffer, "alloc")
+        if buffer.space == "global":
+            self.say(f"buffer {buffer.name} is allocated in global memory")
+        if not is_static(buffer.shape) and buffer.space != "scratch":
+            self.say(f"{buffer.space} buffer {buffer.name} has the symbolic size {product(buffer.shape)}")
+
+    def call(self, function: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
+        """An address may be that of an empty buffer, so it is not held against the bounds."""
+        for buffer, index in args:
+            self.use(buffer, f"call of {function}")
+            if len(index) != len(buffer.shape):
+                self.say(f"call of {function}: {buffer.name} has {len(buffer.shape)} dims, the index has {len(index)}")
+            for i in index:
+                self.dim(i, f"call of {function}")
+
+    def store(self, stmt: Store) -> None:
+        where = f"store to {stmt.buffer.name}"
+        self.element(stmt.buffer, stmt.index, where)
+        self.scalar(stmt.value)
+        if stmt.value.dtype != stmt.buffer.dtype:
+            self.say(f"{where}: the value is {stmt.value.dtype}, the buffer {stmt.buffer.dtype}")
+        if stmt.reduce not in _REDUCE:
+            self.say(f"{where}: unknown reduction {stmt.reduce}")
+
+    def loop(self, stmt: For) -> None:
+        where = f"loop {stmt.var}"
+        self.dim(stmt.begin, where)
+        self.dim(stmt.end, where)
+        if stmt.step < 1:
+            self.say(f"{where}: the step is {stmt.step}")
+        symbol = loop_symbol(stmt.var, stmt.begin, stmt.end)
+        exact = is_static((stmt.begin, stmt.end)) and stmt.step == 1 and bounds(stmt.end - stmt.begin)[0] != 0
+        saved = dict(self.symbols)
+        self.symbols[stmt.var] = sym(symbol.name, symbol.lo, symbol.extent) if exact else None
+        self.block(stmt.body)
+        self.symbols = saved
+
+    def tile(self, t: Tile) -> None:
+        for buffer in (t.out, t.a, t.b):
+            self.use(buffer, "tile")
+        for dim in (t.out_base, t.out_row, t.a_base, t.a_row, t.b_base, *(d for level in t.levels for d in level)):
+            self.dim(dim, "tile")
+        if t.rows < 1 or t.cols < 1:
+            self.say(f"tile: {t.rows} x {t.cols} is empty")
+
+    # --- scalars ---
+
+    def predicate(self, cond: Scalar) -> None:
+        self.scalar(cond)
+        if cond.dtype != "i1":
+            self.say(f"a condition is {cond.dtype}, expected i1")
+
+    def scalar(self, root: Scalar) -> None:
+        stack = [root]
+        while stack:
+            s = stack.pop()
+            match s:
+                case Var(name, dtype):
+                    known = self.scalars.get(name)
+                    if known is None:
+                        self.say(f"scalar {name} is not defined here")
+                    elif known.dtype != dtype:
+                        self.say(f"scalar {name} is {known.dtype}, used as {dtype}")
+                case Load(buffer, index):
+                    self.element(buffer, index, f"load of {buffer.name}")
+                case Index(expr, dtype):
+                    self.dim(expr, "index")
+                    if kind_of(dtype) not in "iu":
+                        self.say(f"index {expr} as {dtype} is not an integer")
+                case Apply():
+                    self.apply(s)
+                    stack += s.args
+
+    def apply(self, s: Apply) -> None:
+        row = SCALARS.get(s.fn)
+        dtypes = tuple(a.dtype for a in s.args)
+        if row is None:
+            if s.fn not in ("bitcast", "reduce_precision"):
+                self.say(f"unknown scalar op {s.fn}")
+            return
+        if len(dtypes) != row.arity:
+            self.say(f"{s.fn} takes {row.arity} operands, found {len(dtypes)}")
+            return
+        checked = dtypes[1:] if s.fn == "select" else dtypes
+        if s.fn == "select" and dtypes[0] != "i1":
+            self.say(f"select: the predicate is {dtypes[0]}, expected i1")
+        if len(set(checked)) != 1 or kind_of(checked[0]) not in row.kinds:
+            self.say(f"{s.fn} is not defined on {', '.join(checked)}")
+            return
+        try:
+            expected = natural_dtype(s.fn, dtypes)
+        except RuleError as error:
+            self.say(str(error))
+            return
+        if expected is not None and expected != s.dtype:
+            self.say(f"{s.fn} of {', '.join(dtypes)} is {expected}, not {s.dtype}")

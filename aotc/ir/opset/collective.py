@@ -1,0 +1,110 @@
+"""Collectives: how processes exchange tensors. The reference gives the meaning in a process that is alone.
+
+``groups`` holds the ids of the processes that exchange with each other; ``channel`` and ``global_ids`` say which ids
+they are, as in StableHLO. The type rules hold for any number of processes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.ir.dims import Dim
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, table
+from aotc.ir.tensor_ir import TensorType
+
+GROUPED = ("groups", "channel", "global_ids")
+
+
+def group_size(groups: tuple[tuple[int, ...], ...]) -> int:
+    """Return how many processes exchange with each other; no group at all is all of one process."""
+    return max((sum(i >= 0 for i in g) for g in groups), default=1)
+
+
+def _same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return types
+
+
+def _gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return tuple(_scaled(t, attrs["dim"], group_size(attrs["groups"])) for t in types)
+
+
+def _scatter(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return tuple(_divided(t, attrs["dim"], group_size(attrs["groups"])) for t in types)
+
+
+def _exchange(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    count = attrs["split_count"]
+    need(count == group_size(attrs["groups"]), f"all_to_all: {count} parts for {group_size(attrs['groups'])} processes")
+    return tuple(_scaled(_divided(t, attrs["split_dim"], count), attrs["concat_dim"], count) for t in types)
+
+
+def _scaled(t: TensorType, dim: int, factor: int) -> TensorType:
+    need(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
+    return TensorType(t.dtype, tuple(n * factor if d == dim else n for d, n in enumerate(t.shape)))
+
+
+def _divided(t: TensorType, dim: int, parts: int) -> TensorType:
+    need(0 <= dim < t.rank, f"a collective along dim {dim} of {t}")
+    size: Dim = t.shape[dim]
+    need(not isinstance(size, int) or size % parts == 0, f"dim {dim} of {t} does not divide into {parts}")
+    return TensorType(t.dtype, tuple(n // parts if d == dim else n for d, n in enumerate(t.shape)))
+
+
+def _identifier(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return (TensorType("u32"),)
+
+
+def _ragged(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(len(types) == 6, f"ragged_all_to_all: takes 6 operands, not {len(types)}")
+    x, out, *places = types
+    need(
+        x.dtype == out.dtype and x.rank == out.rank > 0 and x.shape[1:] == out.shape[1:],
+        f"ragged_all_to_all: rows of {x} do not fit into {out}",
+    )
+    for t in places:
+        need(t.rank == 1 and t == places[0], f"ragged_all_to_all: offsets and sizes must be vectors alike, found {t}")
+        need(isinstance(t.shape[0], int), f"ragged_all_to_all: the number of exchanges in {t} is not known")
+    return (out,)
+
+
+def receives(pairs: tuple[tuple[int, int], ...]) -> bool:
+    """Tell whether process 0 sends to itself in a collective_permute; who receives nothing has zeros."""
+    return (0, 0) in pairs
+
+
+def _alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    if group_size(attrs.get("groups", ())) > 1:
+        raise NotImplementedError("the reference is one process, and this exchange needs more")
+    return list(arrays)
+
+
+def _permute(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [a if receives(attrs["pairs"]) else np.zeros_like(a) for a in arrays]
+
+
+def _ragged_alone(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    """Copy rows ``[from, from + sent)`` of the first operand to ``to`` in the second, one exchange after the other."""
+    x, out, starts, sent, to, _ = _alone(arrays, attrs, regions, types)
+    out = out.copy()
+    for begin, count, place in zip(starts.tolist(), sent.tolist(), to.tolist()):
+        for k in range(count):
+            if 0 <= place + k < len(out) and 0 <= begin + k < len(x):
+                out[place + k] = x[begin + k]
+    return [out]
+
+
+def _zero(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [np.zeros((), np.uint32)]
+
+
+COLLECTIVES = table(
+    OpSpec("all_gather", _gather, _alone, ("dim", *GROUPED)),
+    OpSpec("all_reduce", _same, _alone, GROUPED, regions=1),
+    OpSpec("reduce_scatter", _scatter, _alone, ("dim", *GROUPED), regions=1),
+    OpSpec("all_to_all", _exchange, _alone, ("split_dim", "concat_dim", "split_count", *GROUPED)),
+    OpSpec("collective_broadcast", _same, _alone, GROUPED),
+    OpSpec("collective_permute", _same, _permute, ("pairs", "channel")),
+    OpSpec("ragged_all_to_all", _ragged, _ragged_alone, GROUPED),
+    OpSpec("partition_id", _identifier, _zero),
+    OpSpec("replica_id", _identifier, _zero),
+)

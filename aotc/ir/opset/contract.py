@@ -1,0 +1,98 @@
+"""The contractions that passes make: ``matmul`` and ``conv``, and both with a packed right operand.
+
+Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
+is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.ir.opset.linalg import LINALG, matmul
+from aotc.ir.opset.reduction import window_extent
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, same_shape, table
+from aotc.ir.tensor_ir import TensorType
+
+
+def _infer_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, rhs = types
+    need(lhs.rank == rhs.rank and lhs.rank in (2, 3), f"matmul: {lhs} and {rhs} are not (batched) matrices")
+    *batch, rows, count = _swapped(lhs.shape, attrs["lhs_transposed"])
+    *other, depth, columns = _swapped(rhs.shape, attrs["rhs_transposed"])
+    need(same_shape(batch, other) and count == depth, f"matmul: {lhs} and {rhs} do not fit")
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, columns)),)
+
+
+def _swapped(shape: tuple, swap: bool) -> tuple:
+    return (*shape[:-2], shape[-1], shape[-2]) if swap else shape
+
+
+def _matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    flags = attrs["lhs_transposed"], attrs["rhs_transposed"]
+    lhs, rhs = (np.swapaxes(a, -1, -2) if swap else a for a, swap in zip(arrays, flags))
+    return [matmul(lhs, rhs, types[0].dtype)]
+
+
+def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, rhs = types
+    need(lhs.rank == rhs.rank >= 2, f"conv: {lhs} and {rhs} differ in rank")
+    *window, features, outputs = rhs.shape
+    groups = attrs["feature_groups"]
+    need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
+    steps = zip(lhs.shape[1:-1], window, attrs["rhs_dilation"], attrs["strides"])
+    spatial = tuple(window_extent(d, 0, 0, 1, w, dilation, stride) for d, w, dilation, stride in steps)
+    return (TensorType(given[0].dtype if given else lhs.dtype, (lhs.shape[0], *spatial, outputs)),)
+
+
+def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    spatial = arrays[0].ndim - 2
+    middle = tuple(range(1, spatial + 1))
+    full = {
+        **attrs, "padding": ((0, 0),) * spatial, "lhs_dilation": (1,) * spatial, "reversal": (False,) * spatial,
+        "input_batch": 0, "input_feature": spatial + 1, "input_spatial": middle, "output_batch": 0,
+        "output_feature": spatial + 1, "output_spatial": middle, "kernel_input": spatial,
+        "kernel_output": spatial + 1, "kernel_spatial": tuple(range(spatial)), "batch_groups": 1,
+    }  # fmt: skip
+    return LINALG["convolution"].reference(arrays, full, (), types)
+
+
+def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:
+    """Return the right operand ``([B,] K, n)`` that was packed."""
+    *batch, count, steps, wide = panels.shape
+    axes = len(batch)
+    split = panels.reshape(*batch, count, steps, wide // group, group)
+    order = (*range(axes), axes + 1, axes + 3, axes, axes + 2)
+    return split.transpose(order).reshape(*batch, steps * group, count * (wide // group))[..., :n]
+
+
+def _infer_packed_matmul(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, panels = types
+    need(panels.rank == lhs.rank + 1 and lhs.rank in (2, 3), f"packed_matmul: {lhs} and panels {panels} do not fit")
+    *batch, rows, depth = _swapped(lhs.shape, attrs["lhs_transposed"])
+    need(panels.shape[-2] * attrs["group"] == depth, f"packed_matmul: {lhs} and panels {panels} differ in depth")
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, rows, attrs["n"])),)
+
+
+def _packed_matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    lhs = np.swapaxes(arrays[0], -1, -2) if attrs["lhs_transposed"] else arrays[0]
+    return [matmul(lhs, _unpacked(arrays[1], attrs["group"], attrs["n"]), types[0].dtype)]
+
+
+def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, panels = types
+    rhs = TensorType(panels.dtype, (*attrs["kernel"], lhs.shape[-1], attrs["n"]))
+    return _infer_conv((lhs, rhs), {**attrs, "feature_groups": 1}, regions, given)
+
+
+def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    lhs, panels = arrays
+    rhs = _unpacked(panels, 1, attrs["n"]).reshape(*attrs["kernel"], lhs.shape[-1], attrs["n"])
+    return _conv([lhs, rhs], {**attrs, "feature_groups": 1}, regions, types)
+
+
+CONTRACT = table(
+    OpSpec("matmul", _infer_matmul, _matmul, ("lhs_transposed", "rhs_transposed")),
+    OpSpec("conv", _infer_conv, _conv, ("strides", "rhs_dilation", "feature_groups")),
+    OpSpec("packed_matmul", _infer_packed_matmul, _packed_matmul, ("n", "group", "lhs_transposed")),
+    OpSpec("packed_conv", _infer_packed_conv, _packed_conv, ("kernel", "strides", "rhs_dilation", "n")),
+)

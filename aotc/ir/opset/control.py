@@ -1,0 +1,112 @@
+"""Control: while, case, call, assert, custom calls."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, table
+from aotc.vmfb.dtypes import kind_of
+
+
+class AssertionFailed(ValueError):
+    """An ``assert`` op found its condition false; the text is its message, filled in."""
+
+
+def _infer_while(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    for region, what in zip(regions, ("condition", "body")):
+        found = tuple(p.type for p in region.params)
+        need(found == types, f"while: {what} takes {_list(found)}, the carried values are {_list(types)}")
+    if regions:
+        test = tuple(r.type for r in regions[0].results)
+        need(
+            len(test) == 1 and test[0].dtype == "i1" and test[0].rank == 0, f"while: the condition gives {_list(test)}"
+        )
+        back = tuple(r.type for r in regions[1].results)
+        need(back == types, f"while: the body gives {_list(back)}, the carried values are {_list(types)}")
+    return types
+
+
+def _list(types: Types) -> str:
+    return "(" + ", ".join(map(str, types)) + ")"
+
+
+def _while(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    """In a combiner the state may be arrays: there each element loops until its own condition fails."""
+    condition, body = regions
+    carried = list(arrays)
+    while (going := np.asarray(condition(*carried)[0])).any():
+        after = body(*carried)
+        carried = after if going.ndim == 0 else [np.where(going, new, old) for new, old in zip(after, carried)]
+    return carried
+
+
+def _infer_case(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(
+        len(types) == 1 and types[0].rank == 0 and types[0].dtype == "i32",
+        f"case: the index is {_list(types)}, expected i32[]",
+    )
+    need(bool(regions), "case: has no branch")
+    found = tuple(r.type for r in regions[0].results)
+    for region in regions:
+        need(not region.params, "case: a branch takes parameters")
+        other = tuple(r.type for r in region.results)
+        need(other == found, f"case: branches give {_list(found)} and {_list(other)}")
+    return found
+
+
+def _case(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    index = int(arrays[0])
+    return regions[index if 0 <= index < len(regions) else -1]()
+
+
+def _infer_given(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return given
+
+
+def _not_here(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    raise NotImplementedError(f"the reference has no meaning for {attrs.get('target') or attrs.get('callee')}")
+
+
+def _infer_assert(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(bool(types) and types[0].dtype == "i1" and types[0].rank == 0, f"assert: the condition is {_list(types[:1])}")
+    for t in types[1:]:
+        need(t.rank == 0 and kind_of(t.dtype) in "iu", f"assert: a message argument is {t}, expected an integer scalar")
+    return ()
+
+
+def fill_message(message: str, values: list[int]) -> str:
+    """Return ``message`` with ``{0}``, ``{1}``... replaced by ``values``."""
+    for i, v in enumerate(values):
+        message = message.replace(f"{{{i}}}", str(v))
+    return message
+
+
+def _assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    if not bool(arrays[0]):
+        raise AssertionFailed(fill_message(attrs["message"], [int(a) for a in arrays[1:]]))
+    return []
+
+
+def _infer_bind_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(
+        len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
+        f"bind_dim: the size is {_list(types)}, expected an integer scalar",
+    )
+    return ()
+
+
+def _bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    if int(arrays[0]) < 0:
+        raise AssertionFailed(f"a size is negative: {int(arrays[0])}")
+    return []
+
+
+CONTROL = table(
+    OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
+    OpSpec("while", _infer_while, _while, regions=2),
+    OpSpec("case", _infer_case, _case, regions=-1),
+    OpSpec("call", _infer_given, _not_here, ("callee",)),
+    OpSpec("dispatch", _infer_given, _not_here, ("callee",)),
+    OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
+    OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True),
+)

@@ -1,0 +1,193 @@
+"""Elementwise ops: one table of scalar functions, each also an op on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.opset.elementwise_reference import REFERENCES, convert, reduce_precision
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RuleError, Types, cast, given_one, merge, need, sizes, table
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import DTYPES, from_numpy, kind_of, to_numpy
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """One scalar function.
+
+    ``kinds`` are the kind letters (``b i u f c``) that operands may have;
+    ``result`` is ``same``, ``bool``, ``real`` (of a complex), ``complex`` (of a
+    real), ``select`` (that of the last operand) or ``given`` (from the result type).
+    """
+
+    name: str
+    arity: int
+    kinds: str
+    result: str
+    reference: Callable[..., np.ndarray]
+
+
+_ROWS = (
+    ("neg", 1, "iufc", "same"), ("abs", 1, "iufc", "real"), ("sign", 1, "iufc", "same"),
+    ("exp", 1, "fc", "same"), ("expm1", 1, "fc", "same"), ("log", 1, "fc", "same"), ("log1p", 1, "fc", "same"),
+    ("sqrt", 1, "fc", "same"), ("rsqrt", 1, "fc", "same"), ("cbrt", 1, "fc", "same"),
+    ("sin", 1, "fc", "same"), ("cos", 1, "fc", "same"), ("tan", 1, "fc", "same"), ("tanh", 1, "fc", "same"),
+    ("logistic", 1, "fc", "same"), ("erf", 1, "f", "same"), ("erfc", 1, "f", "same"), ("erf_inv", 1, "f", "same"),
+    ("floor", 1, "f", "same"), ("ceil", 1, "f", "same"), ("round_even", 1, "f", "same"), ("round_afz", 1, "f", "same"),
+    ("is_finite", 1, "f", "bool"), ("not", 1, "biu", "same"), ("popcnt", 1, "iu", "same"), ("clz", 1, "iu", "same"),
+    ("real", 1, "fc", "real"), ("imag", 1, "fc", "real"), ("conj", 1, "fc", "same"),
+    ("add", 2, "biufc", "same"), ("sub", 2, "iufc", "same"), ("mul", 2, "biufc", "same"), ("div", 2, "iufc", "same"),
+    ("rem", 2, "iuf", "same"), ("pow", 2, "iufc", "same"), ("max", 2, "biufc", "same"), ("min", 2, "biufc", "same"),
+    ("atan2", 2, "fc", "same"), ("and", 2, "biu", "same"), ("or", 2, "biu", "same"), ("xor", 2, "biu", "same"),
+    ("shl", 2, "iu", "same"), ("shr_arith", 2, "iu", "same"), ("shr_logic", 2, "iu", "same"),
+    ("next_after", 2, "f", "same"), ("complex", 2, "f", "complex"),
+    ("eq", 2, "biufc", "bool"), ("ne", 2, "biufc", "bool"), ("lt", 2, "biuf", "bool"), ("le", 2, "biuf", "bool"),
+    ("gt", 2, "biuf", "bool"), ("ge", 2, "biuf", "bool"),
+    ("eq_total", 2, "f", "bool"), ("ne_total", 2, "f", "bool"), ("lt_total", 2, "f", "bool"),
+    ("le_total", 2, "f", "bool"), ("gt_total", 2, "f", "bool"), ("ge_total", 2, "f", "bool"),
+    ("select", 3, "biufc", "select"), ("convert", 1, "biufc", "given"),
+)  # fmt: skip
+
+SCALARS: dict[str, ScalarOp] = {row[0]: ScalarOp(*row, REFERENCES[row[0]]) for row in _ROWS}
+
+_REAL_OF = {"c64": "f32", "c128": "f64"}
+_COMPLEX_OF = {"f32": "c64", "f64": "c128"}
+
+
+def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -> str:
+    """Return the dtype that ``scalar`` gives on operands of ``dtypes``."""
+    match scalar.result:
+        case "bool":
+            return "i1"
+        case "real":
+            return _REAL_OF.get(dtypes[0], dtypes[0])
+        case "complex":
+            need(dtypes[0] in _COMPLEX_OF, f"{scalar.name}: parts must be f32 or f64, not {dtypes[0]}")
+            return _COMPLEX_OF[dtypes[0]]
+        case "given":
+            need(given is not None, f"{scalar.name}: the result type must be given")
+            return given or ""
+    return dtypes[-1]
+
+
+def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
+    need(len(types) == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {len(types)}")
+    shape, dtypes = types[-1].shape, tuple(t.dtype for t in types)
+    for t in types:
+        need(t.shape == shape, f"{scalar.name}: operand shapes differ: {', '.join(map(str, types))}")
+    checked = dtypes
+    if scalar.name == "select":
+        need(dtypes[0] == "i1", f"select: the predicate must be i1, not {dtypes[0]}")
+        checked = dtypes[1:]
+    need(len(set(checked)) == 1, f"{scalar.name}: operand dtypes differ: {', '.join(checked)}")
+    need(kind_of(checked[0]) in scalar.kinds, f"{scalar.name}: is not defined on {checked[0]}")
+    return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
+
+
+TOTAL = tuple(f"{name}_total" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+OF_THE_FORMAT = ("next_after", *TOTAL)  # ops whose meaning lies in the bits of their own type: never widened
+OF_THE_BITS = ("popcnt", "clz", "shr_logic", "shr_arith")  # a short integer has no bits above its own
+
+
+def apply(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
+    """Return ``scalar`` applied in the natural precision and rounded to ``dtype``."""
+    if scalar.result == "given":
+        return convert(arrays[0], dtype)
+    wide = arrays if scalar.name in OF_THE_FORMAT else [_widen(a) for a in arrays]
+    if scalar.name in OF_THE_BITS and DTYPES[dtype].bits < 8:
+        return cast(_of_high_bits(scalar, wide, DTYPES[dtype].bits), dtype)
+    with np.errstate(all="ignore"):
+        return cast(np.asarray(scalar.reference(*wide)), dtype)
+
+
+def _of_high_bits(scalar: ScalarOp, wide: Arrays, bits: int) -> np.ndarray:
+    """Return what an op on bit patterns gives for ``bits`` of them at the top of 8."""
+    kind = np.int8 if scalar.name == "shr_arith" else np.uint8
+    high = np.left_shift(wide[0].view(np.uint8), 8 - bits).view(kind)
+    result = scalar.reference(high, *[w.view(kind) for w in wide[1:]])
+    match scalar.name:
+        case "clz":
+            result = np.minimum(result, bits)
+        case "shr_logic" | "shr_arith":
+            result = np.right_shift(result, 8 - bits)
+    low = result.astype(np.uint8) & ((1 << bits) - 1)
+    return low.astype(np.int8) - ((low >> (bits - 1)) << bits).astype(np.int8) if wide[0].dtype == np.int8 else low
+
+
+def _widen(array: np.ndarray) -> np.ndarray:
+    """Return small floats as f32, integers of under 8 bits as int8; exact."""
+    array = np.asarray(array)
+    if array.dtype.kind in "biufc" and array.dtype != np.float16:
+        return array
+    row = next(r for r in DTYPES.values() if to_numpy(r.name) == array.dtype)
+    return array.astype({"f": np.float32, "i": np.int8, "u": np.uint8}[row.kind])
+
+
+def _scalar_spec(scalar: ScalarOp) -> OpSpec:
+    def infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+        return _infer(scalar, types, given)
+
+    def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+        return [apply(scalar, arrays, types[0].dtype)]
+
+    return OpSpec(scalar.name, infer, reference, lifts=True)
+
+
+def _infer_bitcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (source,), target = types, given_one(given, "bitcast")
+    narrow, wide = DTYPES[target.dtype].bits, DTYPES[source.dtype].bits
+    complex_ = [kind_of(t.dtype) == "c" for t in (source, target)]
+    need(complex_[0] == complex_[1], f"bitcast: {source} to {target}: complex numbers stay complex")
+    shape = source.shape
+    if narrow < wide:
+        shape = (*shape, wide // narrow)
+    elif narrow > wide:
+        need(bool(shape) and shape[-1] == narrow // wide, f"bitcast: {source} does not hold whole {target.dtype}")
+        shape = shape[:-1]
+    need(shape == target.shape, f"bitcast: {source} to {target}: expected {TensorType(target.dtype, shape)}")
+    return (target,)
+
+
+def _reference_bitcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    source, target = np.ascontiguousarray(arrays[0]), to_numpy(types[0].dtype)
+    bits = DTYPES[types[0].dtype].bits
+    if bits < 8 and source.dtype.itemsize * 8 >= 8 and source.dtype != target:
+        return [_unpack_bits(source, bits).astype(np.uint8).view(target).reshape(sizes(types[0]))]
+    if source.dtype == bool and bits > 1:
+        return [np.packbits(source.reshape(-1), bitorder="little").view(target).reshape(sizes(types[0]))]
+    shape = sizes(types[0]) if types[0].rank != arrays[0].ndim else arrays[0].shape
+    return [source.reshape(-1).view(target).reshape(shape)]
+
+
+def _unpack_bits(source: np.ndarray, bits: int) -> np.ndarray:
+    raw = source.reshape(-1).view(np.uint8)
+    parts = [(raw >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(-1)
+
+
+def _infer_same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    if kind_of(types[0].dtype) != "f":
+        raise RuleError(f"reduce_precision: is not defined on {types[0].dtype}")
+    return (types[0],)
+
+
+def with_fewer_bits(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
+    """Return ``x`` rounded to a float of fewer bits, in its own type."""
+    return cast(reduce_precision(_widen(x), exponent_bits, mantissa_bits), from_numpy(x.dtype))
+
+
+def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [with_fewer_bits(np.asarray(arrays[0]), attrs["exponent_bits"], attrs["mantissa_bits"])]
+
+
+ELEMENTWISE = merge(
+    {s.name: _scalar_spec(s) for s in SCALARS.values()},
+    table(
+        OpSpec("bitcast", _infer_bitcast, _reference_bitcast, lifts=True),
+        OpSpec(
+            "reduce_precision", _infer_same, _reference_reduce_precision, ("exponent_bits", "mantissa_bits"), lifts=True
+        ),
+    ),
+)

@@ -1,0 +1,388 @@
+"""The table of LAPACK routines: operands, results, workspace, and the arguments of the Fortran call.
+
+A matrix of the op ``lapack`` is stored by columns: an ``m`` by ``n`` matrix is an
+array ``[..., n, m]``. Each row of :data:`ROUTINES` says how the results follow
+from the operands, which operands results overwrite, and lists the arguments of
+one call as records. Type rule, reference and lowering read the same list; sizes
+in it are dims, numbers or not.
+
+Workspaces are at least what the routine's blocked algorithm wants; a workspace
+query would need a size that is only known when the call is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from aotc.ir.dims import Dim, bounds, maximum, minimum
+from aotc.ir.opset.spec import RuleError, Types, may_equal, need
+from aotc.ir.tensor_ir import TensorType
+
+LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
+REAL = {"f32": "f32", "f64": "f64", "c64": "f32", "c128": "f64"}
+BLOCK = 64
+NOT_FINITE = -4
+"""The status of a routine that was not called because a matrix holds NaN or infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One character."""
+
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An integer."""
+
+    value: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Memory of a result that holds the operand it overwrites, from element ``first`` on."""
+
+    result: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Memory of a result; LAPACK's integers are 64 bits wide and are converted."""
+
+    result: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Memory of an operand that the routine only reads."""
+
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A copy of an operand that the routine destroys."""
+
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Workspace of ``size`` elements of ``dtype``."""
+
+    dtype: str
+    size: Dim
+
+
+Argument: TypeAlias = Letter | Number | Update | Result | Read | Copied | Work
+
+
+class Problem:
+    """Operand types of one call, and its options.
+
+    Attributes
+    ----------
+    batch : tuple of Dim
+        Leading dims of operand 0.
+    rows, cols : Dim
+        Of the matrix in operand 0.
+    dtype, real : str
+        Element type, and the type of its parts.
+    """
+
+    def __init__(self, types: Types, options: Mapping[str, Any]) -> None:
+        need(bool(types) and types[0].dtype in LETTERS, f"lapack: no routines for {types[0] if types else 'nothing'}")
+        self.types, self.options = types, options
+        self.dtype, self.real = types[0].dtype, REAL[types[0].dtype]
+        self.complex = self.dtype != self.real
+
+    @property
+    def batch(self) -> tuple[Dim, ...]:
+        return self.types[0].shape[:-2]
+
+    @property
+    def rows(self) -> Dim:
+        return self.types[0].shape[-1]
+
+    @property
+    def cols(self) -> Dim:
+        return self.types[0].shape[-2]
+
+    @property
+    def small(self) -> Dim:
+        """The smaller of rows and columns."""
+        return minimum(self.rows, self.cols)
+
+    def make(self, *shape: Dim, dtype: str = "") -> TensorType:
+        """Return the type of a batch of arrays."""
+        return TensorType(dtype or self.dtype, (*self.batch, *shape))
+
+    def status(self) -> TensorType:
+        """Return the type of the statuses of a batch."""
+        return self.make(dtype="i32")
+
+    def work(self, size: Dim) -> tuple[Argument, ...]:
+        """Return a workspace of the element type and its length."""
+        size = maximum(size, 1)
+        return Work(self.dtype, size), Number(size)
+
+    def real_work(self, size: Dim) -> tuple[Argument, ...]:
+        """Return the workspace of reals that complex routines take."""
+        return (Work(self.real, maximum(size, 1)),) if self.complex else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Routine:
+    """One row of the table.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Dims of each operand after the batch dims.
+    results : callable
+        ``results(problem) -> types``.
+    arguments : callable
+        ``arguments(problem) -> arguments`` of the Fortran call.
+    updates : tuple of int
+        The operands that results 0, 1... overwrite.
+    status : bool
+        The last result is the routine's status (``info``).
+    complex_name : str
+        The name for complex types if it is another.
+    finite : bool
+        NaN or infinity in operand 0 gives status :data:`NOT_FINITE` without a call,
+        as in XLA; the other routines look themselves, or pass NaN on.
+    square : bool
+        Operand 0 must be square.
+    options : tuple of str
+        Options that a call must have.
+    cost : int
+        Operations per rows * cols * min(rows, cols), roughly.
+    """
+
+    ranks: tuple[int, ...]
+    results: Callable[[Problem], Types]
+    arguments: Callable[[Problem], tuple[Argument, ...]]
+    updates: tuple[int, ...] = (0,)
+    status: bool = False
+    complex_name: str = ""
+    finite: bool = False
+    square: bool = False
+    options: tuple[str, ...] = ()
+    cost: int = 2
+
+
+def _leading(rows: Dim) -> Number:
+    return Number(maximum(rows, 1))
+
+
+def _getrf(p: Problem) -> tuple[Argument, ...]:
+    return Number(p.rows), Number(p.cols), Update(0), _leading(p.rows), Result(1), Result(2)
+
+
+def _geqrf(p: Problem) -> tuple[Argument, ...]:
+    matrix = Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    return *matrix, Result(1), *p.work(p.cols * BLOCK), Work("i64", 1)
+
+
+def _orgqr(p: Problem) -> tuple[Argument, ...]:
+    count = p.types[1].shape[-1]
+    sizes = Number(p.rows), Number(p.cols), Number(count)
+    return *sizes, Update(0), _leading(p.rows), Read(1), *p.work(p.cols * BLOCK), Work("i64", 1)
+
+
+def _ormqr(p: Problem) -> tuple[Argument, ...]:
+    count, c = p.types[1].shape[-1], p.types[2].shape
+    transpose = ("C" if p.complex else "T") if p.options["transpose"] else "N"
+    left = p.options["left"]
+    work = p.work((c[-2] if left else c[-1]) * BLOCK + (BLOCK + 1) * BLOCK)
+    sizes = Letter("L" if left else "R"), Letter(transpose), Number(c[-1]), Number(c[-2]), Number(count)
+    return *sizes, Copied(0), _leading(p.rows), Read(1), Update(0), _leading(c[-1]), *work, Work("i64", 1)
+
+
+def _geqp3(p: Problem) -> tuple[Argument, ...]:
+    work = p.work(2 * p.cols + (p.cols + 1) * BLOCK)
+    sizes = Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    return *sizes, Update(1), Result(2), *work, *p.real_work(2 * p.cols), Work("i64", 1)
+
+
+def _svd_results(p: Problem) -> Types:
+    full = p.options["mode"] == "A"
+    u, v = (p.rows, p.cols) if full else (p.small, p.small)
+    s = p.make(p.small, dtype=p.real)
+    return p.types[0], s, p.make(u, p.rows), p.make(p.cols, v), p.status()
+
+
+def _svd_leading(p: Problem) -> tuple[Number, Number]:
+    return _leading(p.rows), _leading(p.cols if p.options["mode"] == "A" else p.small)
+
+
+def _gesdd(p: Problem) -> tuple[Argument, ...]:
+    k, large = p.small, maximum(p.rows, p.cols)
+    ldu, ldv = _svd_leading(p)
+    work = p.work(4 * k * k + 7 * k + large + (large + 3 * k) * BLOCK)
+    real = p.real_work(maximum(5 * k * k + 7 * k, 2 * large * k + 2 * k * k + k))
+    matrix = Letter(p.options["mode"]), Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    return *matrix, Result(1), Result(2), ldu, Result(3), ldv, *work, *real, Work("i64", 8 * k), Result(4)
+
+
+def _gesvd(p: Problem) -> tuple[Argument, ...]:
+    k, large, mode = p.small, maximum(p.rows, p.cols), Letter(p.options["mode"])
+    ldu, ldv = _svd_leading(p)
+    work = p.work(3 * k * k + 5 * k + large + (large + 3 * k) * BLOCK)
+    matrix = mode, mode, Number(p.rows), Number(p.cols), Update(0), _leading(p.rows)
+    return *matrix, Result(1), Result(2), ldu, Result(3), ldv, *work, *p.real_work(5 * k), Result(4)
+
+
+def _syevd(p: Problem) -> tuple[Argument, ...]:
+    n = p.rows
+    parts = 2 * n * n + 5 * n + 1
+    work = p.work(2 * n * n + 6 * n + 1 + n * BLOCK)
+    real = (Work(p.real, parts), Number(parts)) if p.complex else ()
+    integers = Work("i64", 5 * n + 3), Number(5 * n + 3)
+    matrix = Letter(p.options["mode"]), Letter(p.options["uplo"]), Number(n), Update(0), _leading(n)
+    return *matrix, Result(1), *work, *real, *integers, Result(2)
+
+
+def _eigenvalues(p: Problem) -> Types:
+    """Return the types of the eigenvalues: two arrays of parts for real matrices."""
+    return (p.make(p.rows),) if p.complex else (p.make(p.rows), p.make(p.rows))
+
+
+def _geev_results(p: Problem) -> Types:
+    return *_eigenvalues(p), p.types[0], p.types[0], p.status()
+
+
+def _geev(p: Problem) -> tuple[Argument, ...]:
+    n, first = p.rows, len(_eigenvalues(p))
+    letters = Letter(p.options["compute_left"]), Letter(p.options["compute_right"])
+    values = tuple(Result(k) for k in range(first))
+    vectors = Result(first), _leading(n), Result(first + 1), _leading(n)
+    work = *p.work(n * (4 * BLOCK + 10) + 2 * BLOCK * BLOCK), *p.real_work(2 * n)
+    return *letters, Number(n), Copied(0), _leading(n), *values, *vectors, *work, Result(first + 2)
+
+
+def _gees_results(p: Problem) -> Types:
+    return p.types[0], p.types[0], *_eigenvalues(p), p.status(), p.status()
+
+
+def _gees(p: Problem) -> tuple[Argument, ...]:
+    n, count = p.rows, len(_eigenvalues(p))
+    values = tuple(Result(2 + k) for k in range(count))
+    head = Letter(p.options["mode"]), Letter("N"), Work("i64", 1), Number(n), Update(0), _leading(n)
+    work = *p.work(n * (3 * BLOCK + 10) + 2 * BLOCK * BLOCK), *p.real_work(n), Work("i64", maximum(n, 1))
+    return *head, Result(2 + count), *values, Result(1), _leading(n), *work, Result(3 + count)
+
+
+def _gehrd(p: Problem) -> tuple[Argument, ...]:
+    n = p.rows
+    bounds = Number(p.options["low"]), Number(p.options["high"])
+    work = p.work(n * BLOCK + (BLOCK + 1) * BLOCK)
+    return Number(n), *bounds, Update(0), _leading(n), Result(1), *work, Result(2)
+
+
+def _sytrd(p: Problem) -> tuple[Argument, ...]:
+    n = p.rows
+    parts = Result(1), Result(2), Result(3)
+    return Letter(p.options["uplo"]), Number(n), Update(0), _leading(n), *parts, *p.work(n * BLOCK), Result(4)
+
+
+def _gtsv(p: Problem) -> tuple[Argument, ...]:
+    """Element 0 of the lower diagonal is not part of the matrix."""
+    b = p.types[3].shape
+    return Number(b[-1]), Number(b[-2]), Update(0, first=1), Update(1), Update(2), Update(3), _leading(b[-1]), Result(4)
+
+
+ROUTINES: dict[str, Routine] = {
+    "getrf": Routine((2,), lambda p: (p.types[0], p.make(p.small, dtype="i32"), p.status()), _getrf, status=True),
+    "geqrf": Routine((2,), lambda p: (p.types[0], p.make(p.small)), _geqrf),
+    "orgqr": Routine((2, 1), lambda p: (p.types[0],), _orgqr, complex_name="ungqr"),
+    "ormqr": Routine(
+        (2, 1, 2), lambda p: (p.types[2],), _ormqr, (2,), complex_name="unmqr", options=("left", "transpose")
+    ),
+    "geqp3": Routine((2, 1), lambda p: (p.types[0], p.types[1], p.make(p.small)), _geqp3, (0, 1)),
+    "gesdd": Routine((2,), _svd_results, _gesdd, status=True, cost=20, options=("mode",)),
+    "gesvd": Routine((2,), _svd_results, _gesvd, status=True, cost=20, options=("mode",)),
+    "syevd": Routine(
+        (2,), lambda p: (p.types[0], p.make(p.rows, dtype=p.real), p.status()), _syevd, status=True,
+        complex_name="heevd", square=True, cost=10,
+        options=("mode", "uplo"),
+    ),
+    "geev": Routine(
+        (2,), _geev_results, _geev, (), status=True, finite=True, square=True, cost=25,
+        options=("compute_left", "compute_right"),
+    ),
+    "gees": Routine((2,), _gees_results, _gees, status=True, square=True, cost=25, options=("mode",)),
+    "gehrd": Routine(
+        (2,), lambda p: (p.types[0], p.make(maximum(p.rows - 1, 0)), p.status()), _gehrd, status=True, square=True,
+        cost=4,
+        options=("low", "high"),
+    ),
+    "sytrd": Routine(
+        (2,),
+        lambda p: (
+            p.types[0], p.make(p.rows, dtype=p.real), p.make(maximum(p.rows - 1, 0), dtype=p.real),
+            p.make(maximum(p.rows - 1, 0)), p.status(),
+        ),
+        _sytrd, status=True, complex_name="hetrd", square=True,
+        options=("uplo",),
+    ),
+    "gtsv": Routine((1, 1, 1, 2), lambda p: (*p.types, TensorType("i32", p.types[0].shape[:-1])), _gtsv,
+                    (0, 1, 2, 3), status=True, cost=1),
+}  # fmt: skip
+
+
+def symbol(routine: str, dtype: str) -> str:
+    """Return the name of a routine for an element type, e.g. ``dgetrf``."""
+    row = ROUTINES[routine]
+    complex_ = REAL[dtype] != dtype
+    return LETTERS[dtype] + (row.complex_name if complex_ and row.complex_name else routine)
+
+
+def infer(types: Types, attrs: Mapping[str, Any], regions: tuple, given: Types) -> Types:
+    """Return the result types of the op ``lapack``; see :class:`OpSpec`."""
+    name = attrs["routine"]
+    row = ROUTINES.get(name)
+    if row is None:
+        raise RuleError(f"lapack: no routine {name!r}; there are {', '.join(ROUTINES)}")
+    need(len(types) == len(row.ranks), f"{name} takes {len(row.ranks)} operands, found {len(types)}")
+    missing = [o for o in row.options if o not in attrs["options"]]
+    need(not missing, f"{name}: option {', '.join(missing)} is missing")
+    problem = Problem(types, attrs["options"])
+    batch = types[0].shape[: types[0].rank - row.ranks[0]]
+    for t, rank in zip(types, row.ranks):
+        need(t.rank == len(batch) + rank and t.shape[: len(batch)] == batch,
+             f"{name}: {t} is no batch {tuple(map(str, batch))} of arrays of rank {rank}")  # fmt: skip
+    if row.square:
+        need(problem.rows == problem.cols, f"{name}: {types[0]} is not square")
+    _check_shapes(name, problem)
+    return row.results(problem)
+
+
+def _check_shapes(name: str, p: Problem) -> None:
+    """Refuse operands that would make a routine read beyond them, and options it does not have."""
+    mode = p.options.get("mode", "N")
+    need(mode in ("A", "S", "N", "V"), f"{name}: no mode {mode!r}")
+    last = [t.shape[-1] for t in p.types]
+    match name:
+        case "orgqr" | "ormqr":
+            need(may_hold(last[1], p.cols), f"{name}: {p.types[1]} has more reflectors than {p.types[0]} columns")
+            if name == "ormqr":
+                side = p.types[2].shape[-1 if p.options["left"] else -2]
+                need(may_equal(side, p.rows), f"ormqr: {p.types[0]} cannot be applied to {p.types[2]}")
+        case "geqp3":
+            need(may_equal(last[1], p.cols) and p.types[1].dtype == "i32", f"geqp3: {p.types[1]} are no pivots")
+        case "gtsv":
+            need(all(may_equal(d, last[0]) for d in last), f"gtsv: diagonals {p.types[0]} do not fit {p.types[3]}")
+        case "gees":
+            need(p.options.get("sort", "N") == "N", "gees: sorting is not supported")
+
+
+def may_hold(count: Dim, room: Dim) -> bool:
+    """Could ``count`` be at most ``room``?"""
+    low, _ = bounds(count - room)
+    return low is None or low <= 0

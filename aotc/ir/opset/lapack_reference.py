@@ -1,0 +1,88 @@
+"""What the op ``lapack`` means: the calls of its table made in SciPy's LAPACK, one matrix after the other."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.dims import static
+from aotc.ir.opset.lapack import NOT_FINITE, ROUTINES, Copied, Letter, Number, Problem, Read, Result, Update
+from aotc.ir.opset.lapack import symbol as symbol_of
+from aotc.ir.opset.spec import Arrays, Attrs, Types, sizes
+from aotc.vmfb.dtypes import to_numpy
+
+
+@cache
+def _routine(name: str) -> Any:
+    from scipy.linalg import cython_blas, cython_lapack
+
+    table = cython_lapack.__pyx_capi__
+    capsule = table[name] if name in table else cython_blas.__pyx_capi__[name]
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.CFUNCTYPE(None)(pointer(capsule, name_of(capsule)))
+
+
+def call(name: str, arrays: list[np.ndarray]) -> None:
+    """Call routine ``name`` of BLAS or LAPACK with contiguous arrays; int64 ones are its integers.
+
+    SciPy's library has integers of 32 bits: they are copied there and back.
+    """
+    narrow = [a.astype(np.int32) if a.dtype == np.int64 else a for a in arrays]
+    _routine(name)(*(ctypes.c_void_p(a.ctypes.data) for a in narrow))
+    for own, used in zip(arrays, narrow, strict=True):
+        if used is not own and own.size:
+            own[...] = used
+
+
+def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    """Return the results of one ``lapack`` op; see :class:`OpSpec`."""
+    row = ROUTINES[attrs["routine"]]
+    results = [np.zeros(sizes(t), to_numpy(t.dtype)) for t in types]
+    for n, operand in enumerate(row.updates):
+        results[n] = arrays[operand].copy()
+    rank = arrays[0].ndim - row.ranks[0]
+    for at in np.ndindex(*arrays[0].shape[:rank]):
+        _call_one(attrs, [a[at] for a in arrays], [r[at] if r.ndim > rank else r[(*at, None)] for r in results])
+    return results
+
+
+def _call_one(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+    """Make the call for one matrix; ``results`` are views."""
+    from aotc.ir.tensor_ir import TensorType
+    from aotc.vmfb.dtypes import from_numpy
+
+    row = ROUTINES[attrs["routine"]]
+    types = tuple(TensorType(from_numpy(a.dtype), a.shape) for a in operands)
+    problem = Problem(types, attrs["options"])
+    if row.finite and not np.isfinite(operands[0]).all():
+        results[-1][...] = NOT_FINITE
+        return
+    given: list[np.ndarray] = []
+    back: list[tuple[np.ndarray, np.ndarray]] = []
+    for argument in row.arguments(problem):
+        match argument:
+            case Letter(value):
+                given.append(np.frombuffer(value.encode(), np.uint8))
+            case Number(value):
+                given.append(np.array([value], np.int64))
+            case Read(k) | Copied(k):
+                given.append(np.array(operands[k]))
+            case Update(k, first):
+                given.append(results[k].reshape(-1)[first:])
+            case Result(k):
+                given.append(results[k])
+            case work:
+                given.append(np.zeros((static(work.size),), to_numpy(work.dtype)))
+        own = given[-1]
+        if own.dtype == np.int32 or not own.flags.c_contiguous:
+            given[-1] = np.ascontiguousarray(own, np.int64 if own.dtype == np.int32 else None)
+            back.append((own, given[-1]))
+    call(symbol_of(attrs["routine"], problem.dtype), given)
+    for own, used in back:
+        own[...] = used.reshape(own.shape)

@@ -1,0 +1,255 @@
+"""Contractions, convolution, FFT and the dense solvers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.opset import lapack
+from aotc.ir.opset import linalg_tridiagonal as tridiagonal
+from aotc.ir.opset.lapack_reference import reference as lapack_reference
+from aotc.ir.opset.reduction import window_extent
+from aotc.ir.opset.shape import pad_array
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, need, sizes, table
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+
+def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, rhs = types
+    pairs = [*zip(attrs["lhs_batch"], attrs["rhs_batch"]), *zip(attrs["lhs_contract"], attrs["rhs_contract"])]
+    for i, j in pairs:
+        need(lhs.shape[i] == rhs.shape[j], f"dot_general: dim {i} of {lhs} and dim {j} of {rhs} differ")
+    batch = tuple(lhs.shape[i] for i in attrs["lhs_batch"])
+    left = tuple(d for i, d in enumerate(lhs.shape) if i not in (*attrs["lhs_batch"], *attrs["lhs_contract"]))
+    right = tuple(d for i, d in enumerate(rhs.shape) if i not in (*attrs["rhs_batch"], *attrs["rhs_contract"]))
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*batch, *left, *right)),)
+
+
+def matmul(lhs: np.ndarray, rhs: np.ndarray, dtype: str) -> np.ndarray:
+    """Return ``lhs @ rhs`` accumulated in a type that holds the products, as ``dtype``."""
+    kind = {lhs.dtype.kind, rhs.dtype.kind}
+    small = max(lhs.dtype.itemsize, rhs.dtype.itemsize) < 4
+    if kind <= {"i", "u", "b"}:
+        exact = np.float64 if small and lhs.shape[-1] < 1 << 21 else np.int64
+        with np.errstate(all="ignore"):
+            return cast(cast_integers(np.matmul(lhs.astype(exact), rhs.astype(exact))), dtype)
+    if "c" not in kind and small:
+        lhs, rhs = lhs.astype(np.float32), rhs.astype(np.float32)
+    wide = np.result_type(lhs.dtype, rhs.dtype)
+    with np.errstate(all="ignore"):
+        return cast(np.matmul(lhs.astype(wide, copy=False), rhs.astype(wide, copy=False)), dtype)
+
+
+def cast_integers(x: np.ndarray) -> np.ndarray:
+    """Return the whole numbers of a float array as int64; others unchanged."""
+    return x.astype(np.int64) if x.dtype.kind == "f" else x
+
+
+def _dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    lhs, rhs = arrays
+    lb, rb, lc, rc = (list(attrs[k]) for k in ("lhs_batch", "rhs_batch", "lhs_contract", "rhs_contract"))
+    left = [i for i in range(lhs.ndim) if i not in lb + lc]
+    right = [i for i in range(rhs.ndim) if i not in rb + rc]
+    batch = [lhs.shape[i] for i in lb]
+    count = int(np.prod([lhs.shape[i] for i in lc], dtype=np.int64))
+    rows, columns = [lhs.shape[i] for i in left], [rhs.shape[i] for i in right]
+    a = lhs.transpose(lb + left + lc).reshape([*batch, int(np.prod(rows, dtype=np.int64)), count])
+    b = rhs.transpose(rb + rc + right).reshape([*batch, count, int(np.prod(columns, dtype=np.int64))])
+    return [matmul(a, b, types[0].dtype).reshape([*batch, *rows, *columns])]
+
+
+def _infer_convolution(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    lhs, rhs = types
+    groups, batch_groups = attrs["feature_groups"], attrs["batch_groups"]
+    spatial = [rhs.shape[d] for d in attrs["kernel_spatial"]]
+    need(lhs.shape[attrs["input_feature"]] == rhs.shape[attrs["kernel_input"]] * groups,
+         f"convolution: features of {lhs} and {rhs} do not match in {groups} groups")  # fmt: skip
+    shape: dict[int, object] = {attrs["output_feature"]: rhs.shape[attrs["kernel_output"]]}
+    batch = lhs.shape[attrs["input_batch"]]
+    shape[attrs["output_batch"]] = batch if batch_groups == 1 else batch // batch_groups
+    for i, d in enumerate(attrs["output_spatial"]):
+        low, high = attrs["padding"][i]
+        shape[d] = window_extent(
+            lhs.shape[attrs["input_spatial"][i]], low, high, attrs["lhs_dilation"][i],
+            spatial[i], attrs["rhs_dilation"][i], attrs["strides"][i],
+        )  # fmt: skip
+    return (TensorType(given[0].dtype if given else lhs.dtype, tuple(shape[i] for i in range(lhs.rank))),)  # type: ignore[misc]
+
+
+def _convolution(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    lhs = arrays[0].transpose([attrs["input_batch"], attrs["input_feature"], *attrs["input_spatial"]])
+    rhs = arrays[1].transpose([attrs["kernel_output"], attrs["kernel_input"], *attrs["kernel_spatial"]])
+    backwards = [i + 2 for i, flip in enumerate(attrs["reversal"]) if flip]
+    rhs = np.flip(rhs, tuple(backwards)) if backwards else rhs
+    low, high = [p[0] for p in attrs["padding"]], [p[1] for p in attrs["padding"]]
+    inner = [d - 1 for d in attrs["lhs_dilation"]]
+    x = pad_array(lhs, np.zeros((), lhs.dtype), (0, 0, *low), (0, 0, *high), (0, 0, *inner))
+    order: list[int] = [attrs["output_batch"], attrs["output_feature"], *attrs["output_spatial"]]
+    shape = [sizes(types[0])[d] for d in order]
+    result = np.zeros(shape, arrays[0].dtype) if 0 in shape else _grouped(x, rhs, attrs, shape, types[0].dtype)
+    return [cast(result, types[0].dtype).transpose(np.argsort(order))]
+
+
+def _grouped(x: np.ndarray, kernel: np.ndarray, attrs: Attrs, shape: list[int], dtype: str) -> np.ndarray:
+    batch_groups, groups = attrs["batch_groups"], attrs["feature_groups"]
+    if batch_groups > 1:
+        xs, kernels = np.split(x, batch_groups, axis=0), np.split(kernel, batch_groups, axis=0)
+    else:
+        xs, kernels = np.split(x, groups, axis=1), np.split(kernel, groups, axis=0)
+    parts = [_patches_matmul(a, k, attrs, shape, dtype) for a, k in zip(xs, kernels)]
+    return np.concatenate(parts, axis=1)
+
+
+def _patches_matmul(x: np.ndarray, kernel: np.ndarray, attrs: Attrs, shape: list[int], dtype: str) -> np.ndarray:
+    """Convolve by one matmul over a view of all patches (im2col)."""
+    spatial, steps = x.ndim - 2, x.strides
+    window = kernel.shape[2:]
+    view = np.lib.stride_tricks.as_strided(
+        x,
+        (x.shape[0], *shape[2:], x.shape[1], *window),
+        (
+            steps[0],
+            *(steps[i + 2] * attrs["strides"][i] for i in range(spatial)),
+            steps[1],
+            *(steps[i + 2] * attrs["rhs_dilation"][i] for i in range(spatial)),
+        ),
+        writeable=False,
+    )
+    rows, count = int(np.prod(view.shape[: spatial + 1])), int(np.prod(kernel.shape[1:]))
+    flat = matmul(view.reshape(rows, count), kernel.reshape(kernel.shape[0], count).T, dtype)
+    return np.moveaxis(flat.reshape(x.shape[0], *shape[2:], kernel.shape[0]), -1, 1)
+
+
+def _infer_fft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,), kind, length = types, attrs["kind"], attrs["length"]
+    need(kind in ("FFT", "IFFT", "RFFT", "IRFFT"), f"fft: kind {kind}")
+    need(0 < len(length) <= x.rank, f"fft: {len(length)} lengths for {x}")
+    real, complex_ = {"f32": "c64", "f64": "c128"}, {"c64": "f32", "c128": "f64"}
+    if kind == "RFFT":
+        need(x.dtype in real, f"fft: RFFT of {x.dtype}")
+        return (TensorType(real[x.dtype], (*x.shape[:-1], length[-1] // 2 + 1)),)
+    need(x.dtype in complex_, f"fft: {kind} of {x.dtype}")
+    return (TensorType(complex_[x.dtype], (*x.shape[:-1], length[-1])),) if kind == "IRFFT" else (x,)
+
+
+def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    length = attrs["length"]
+    axes = tuple(range(-len(length), 0))
+    call: Any = {"FFT": np.fft.fftn, "IFFT": np.fft.ifftn, "RFFT": np.fft.rfftn, "IRFFT": np.fft.irfftn}[attrs["kind"]]
+    if arrays[0].size == 0:
+        return [np.zeros(sizes(types[0]), to_numpy(types[0].dtype))]
+    return [cast(call(arrays[0], s=length, axes=axes), types[0].dtype)]
+
+
+def _infer_dft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    x, table = types
+    need(x.dtype in ("c64", "c128") and 0 <= attrs["axis"] < x.rank, f"dft: {x} along dim {attrs['axis']}")
+    length = int(np.prod(attrs["radices"], dtype=np.int64))
+    need(x.shape[attrs["axis"]] == length, f"dft: {x} is not {length} long along dim {attrs['axis']}")
+    need(table.rank == 2 and table.shape[0] == 2, f"dft: the twiddles are {table}")
+    return (x,)
+
+
+def _dft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    axis = attrs["axis"]
+    found = np.fft.ifft(arrays[0], axis=axis, norm="forward") if attrs["inverse"] else np.fft.fft(arrays[0], axis=axis)
+    return [cast(found * attrs["scale"], types[0].dtype)]
+
+
+def _infer_square(name: str, x: TensorType) -> Types:
+    need(x.rank >= 2 and x.shape[-1] == x.shape[-2], f"{name}: {x} is not square")
+    return (x,)
+
+
+def _infer_cholesky(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    return _infer_square("cholesky", types[0])
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) if x.dtype.itemsize < 4 else x
+
+
+def _cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    """One factor per matrix; a matrix that is not positive definite gives NaN."""
+    (x,), lower = arrays, attrs["lower"]
+    flat = _wide(x).reshape(-1, *x.shape[-2:])
+    result = np.full(flat.shape, np.nan, flat.dtype)
+    for i, a in enumerate(flat):
+        part = np.tril(a) if lower else np.conj(np.triu(a)).T
+        hermitian = part + np.conj(np.tril(part, -1)).T
+        try:
+            factor = np.linalg.cholesky(hermitian)
+        except np.linalg.LinAlgError:
+            continue
+        result[i] = factor if lower else np.conj(factor).T
+    return [cast(result.reshape(x.shape), types[0].dtype)]
+
+
+def _infer_triangular_solve(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    a, b = types
+    _infer_square("triangular_solve", a)
+    need(a.rank == b.rank, f"triangular_solve: {a} and {b} differ in rank")
+    need(b.shape[-2 if attrs["left_side"] else -1] == a.shape[-1], f"triangular_solve: {b} does not fit {a}")
+    return (b,)
+
+
+def _triangular_solve(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    a, b = (_wide(x) for x in arrays)
+    a = np.tril(a) if attrs["lower"] else np.triu(a)
+    if attrs["unit_diagonal"]:
+        a = np.where(np.eye(a.shape[-1], dtype=bool), np.ones((), a.dtype), a)
+    if attrs["transpose_a"] == "TRANSPOSE":
+        a = np.swapaxes(a, -1, -2)
+    elif attrs["transpose_a"] == "ADJOINT":
+        a = np.conj(np.swapaxes(a, -1, -2))
+    if b.size == 0:
+        return [arrays[1]]
+    if attrs["left_side"]:
+        return [cast(np.linalg.solve(a, b), types[0].dtype)]
+    swapped = np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2))
+    return [cast(np.swapaxes(swapped, -1, -2), types[0].dtype)]
+
+
+def _infer_csr_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(len(types) == 4, f"csr_dot takes 4 operands, found {len(types)}")
+    data, starts, columns, dense = types
+    need(data.rank == starts.rank == columns.rank == 1 and data.shape == columns.shape,
+         f"csr_dot: values {data}, row starts {starts} and columns {columns} are no CSR matrix")  # fmt: skip
+    need(starts.dtype == columns.dtype and kind_of(starts.dtype) in "iu", f"csr_dot: indices are {starts.dtype}")
+    need(dense.rank in (1, 2) and dense.dtype == data.dtype, f"csr_dot: {dense} cannot be multiplied by {data}")
+    return (TensorType(data.dtype, (starts.shape[0] - 1, *dense.shape[1:])),)
+
+
+def _csr_dot(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    data, starts, columns, dense = arrays
+    out = np.zeros(sizes(types[0]), data.dtype)
+    with np.errstate(all="ignore"):
+        for row in range(out.shape[0]):
+            for p in range(int(starts[row]), int(starts[row + 1])):
+                out[row] += data[p] * dense[columns[p]]
+    return [out]
+
+
+_DOT = ("lhs_batch", "rhs_batch", "lhs_contract", "rhs_contract", "precision")
+_CONVOLUTION = (
+    "strides", "padding", "lhs_dilation", "rhs_dilation", "reversal", "input_batch", "input_feature", "input_spatial",
+    "kernel_input", "kernel_output", "kernel_spatial", "output_batch", "output_feature", "output_spatial",
+    "feature_groups", "batch_groups",
+)  # fmt: skip
+
+LINALG = table(
+    OpSpec("dot_general", _infer_dot, _dot, _DOT),
+    OpSpec("convolution", _infer_convolution, _convolution, _CONVOLUTION),
+    OpSpec("fft", _infer_fft, _fft, ("kind", "length")),
+    OpSpec("dft", _infer_dft, _dft, ("axis", "radices", "inverse", "scale")),
+    OpSpec("cholesky", _infer_cholesky, _cholesky, ("lower",)),
+    OpSpec(
+        "triangular_solve", _infer_triangular_solve, _triangular_solve,
+        ("left_side", "lower", "unit_diagonal", "transpose_a"),
+    ),
+    OpSpec("csr_dot", _infer_csr_dot, _csr_dot),
+    OpSpec("tridiagonal_solve_perturbed", tridiagonal.infer, tridiagonal.reference),
+    OpSpec("lapack", lapack.infer, lapack_reference, ("routine", "options")),
+)  # fmt: skip

@@ -1,0 +1,175 @@
+"""Ops that make or move elements without looking at them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aotc.ir.dims import product
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, given_one, may_equal, need, same_shape, sizes, table
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import from_numpy, kind_of, to_numpy
+
+
+def _infer_constant(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    value = attrs["value"]
+    if not given:
+        return (TensorType(from_numpy(value.dtype), value.shape),)
+    (result,) = given
+    need(from_numpy(value.dtype) == result.dtype, f"constant: {value.dtype} elements in a {result}")
+    need(value.shape in ((), result.shape), f"constant: shape {value.shape} in a {result}")
+    return given
+
+
+def _constant(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [np.broadcast_to(attrs["value"], sizes(types[0]))]
+
+
+def _infer_iota(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    result = given_one(given, "iota")
+    need(0 <= attrs["dim"] < result.rank, f"iota: dim {attrs['dim']} of {result}")
+    need(kind_of(result.dtype) != "b", "iota: is not defined on i1")
+    return given
+
+
+def _iota(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    (result,), dim, shape = types, attrs["dim"], sizes(types[0])
+    line = np.arange(shape[dim]).astype(to_numpy(result.dtype))
+    return [np.broadcast_to(line.reshape([-1 if d == dim else 1 for d in range(result.rank)]), shape)]
+
+
+def _infer_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    result = given_one(given, "dim")
+    need(result.rank == 0 and kind_of(result.dtype) in "iu", f"dim: the result must be an integer scalar, not {result}")
+    return given
+
+
+def _dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [np.array(attrs["expr"]).astype(to_numpy(types[0].dtype))]
+
+
+def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,), dims, result = types, attrs["dims"], given_one(given, "broadcast")
+    need(len(dims) == x.rank, f"broadcast: {x.rank} operand dims but {len(dims)} in dims")
+    need(len(set(dims)) == len(dims) and all(0 <= d < result.rank for d in dims), f"broadcast: bad dims {dims}")
+    for i, d in enumerate(dims):
+        fits = x.shape[i] == 1 or may_equal(x.shape[i], result.shape[d])
+        need(fits, f"broadcast: operand dim {i} of {x} does not fit dim {d} of {result}")
+    need(x.dtype == result.dtype, f"broadcast: {x.dtype} to {result.dtype}")
+    return given
+
+
+def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    (x,), shape = arrays, sizes(types[0])
+    spread = [1] * len(shape)
+    for i, d in enumerate(attrs["dims"]):
+        spread[d] = x.shape[i]
+    order = sorted(range(x.ndim), key=lambda i: attrs["dims"][i])
+    return [np.broadcast_to(x.transpose(order).reshape(spread), shape)]
+
+
+def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,), result = types, given_one(given, "reshape")
+    need(x.dtype == result.dtype, f"reshape: {x.dtype} to {result.dtype}")
+    need(may_equal(product(x.shape), product(result.shape)), f"reshape: {x} and {result} differ in element count")
+    return given
+
+
+def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [arrays[0].reshape(sizes(types[0]))]
+
+
+def _infer_transpose(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,), perm = types, attrs["perm"]
+    need(sorted(perm) == list(range(x.rank)), f"transpose: {perm} is no permutation of {x.rank} dims")
+    return (TensorType(x.dtype, tuple(x.shape[p] for p in perm)),)
+
+
+def _transpose(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [arrays[0].transpose(attrs["perm"])]
+
+
+def _infer_reverse(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,) = types
+    need(all(0 <= d < x.rank for d in attrs["dims"]), f"reverse: bad dims {attrs['dims']} for {x}")
+    return (x,)
+
+
+def _reverse(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [np.flip(arrays[0], attrs["dims"]) if attrs["dims"] else arrays[0]]
+
+
+def _infer_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,) = types
+    start, limit, stride = attrs["start"], attrs["limit"], attrs["stride"]
+    need(len(start) == len(limit) == len(stride) == x.rank, f"slice: bounds do not match the rank of {x}")
+    for i in range(x.rank):
+        need(stride[i] != 0, "slice: stride 0")
+        static = isinstance(limit[i], int) and isinstance(x.shape[i], int) and isinstance(start[i], int)
+        need(not static or 0 <= start[i] <= limit[i] <= x.shape[i], f"slice: dim {i}: {start[i]}:{limit[i]} of {x}")
+    return (TensorType(x.dtype, tuple((hi - lo + s - 1) // s for lo, hi, s in zip(start, limit, stride))),)
+
+
+def _slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    bounds = zip(attrs["start"], attrs["limit"], attrs["stride"])
+    return [arrays[0][tuple(slice(lo, hi, s) for lo, hi, s in bounds)]]
+
+
+def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    x, value = types
+    need(value.rank == 0 and value.dtype == x.dtype, f"pad: the padding value is {value}, expected {x.dtype}[]")
+    low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
+    need(len(low) == len(high) == len(interior) == x.rank, f"pad: widths do not match the rank of {x}")
+    shape = []
+    for d, lo, hi, inner in zip(x.shape, low, high, interior):
+        grown = d if inner == 0 else d + max(d - 1, 0) * inner if isinstance(d, int) else d + (d - 1) * inner
+        shape.append(lo + grown + hi)
+        need(not isinstance(shape[-1], int) or shape[-1] >= 0, f"pad: {x} becomes smaller than nothing")
+    return (TensorType(x.dtype, tuple(shape)),)
+
+
+def pad_array(
+    x: np.ndarray, value: np.ndarray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
+) -> np.ndarray:
+    """Return ``x`` padded; widths may be negative, ``interior`` goes between elements."""
+    grown = [d + max(d - 1, 0) * i for d, i in zip(x.shape, interior)]
+    full = np.full([max(lo, 0) + g + max(hi, 0) for lo, g, hi in zip(low, grown, high)], value, x.dtype)
+    inside = tuple(slice(max(lo, 0), max(lo, 0) + g, i + 1) for lo, g, i in zip(low, grown, interior))
+    full[inside] = x
+    crop = tuple(slice(max(-lo, 0), n - max(-hi, 0)) for lo, hi, n in zip(low, high, full.shape))
+    return full[crop]
+
+
+def _pad(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [pad_array(arrays[0], arrays[1], attrs["low"], attrs["high"], attrs["interior"])]
+
+
+def _infer_concatenate(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    dim, first = attrs["dim"], types[0]
+    need(0 <= dim < first.rank, f"concatenate: dim {dim} of {first}")
+    total = first.shape[dim]
+    for t in types[1:]:
+        rest = [s for i, s in enumerate(t.shape) if i != dim]
+        need(t.dtype == first.dtype and same_shape(rest, [s for i, s in enumerate(first.shape) if i != dim]),
+             f"concatenate: {t} does not join {first} along dim {dim}")  # fmt: skip
+        total = total + t.shape[dim]
+    return (TensorType(first.dtype, tuple(total if i == dim else s for i, s in enumerate(first.shape))),)
+
+
+def _concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [np.concatenate(list(arrays), axis=attrs["dim"])]
+
+
+SHAPE = table(
+    OpSpec("constant", _infer_constant, _constant, ("value",), lifts=True),
+    OpSpec("iota", _infer_iota, _iota, ("dim",)),
+    OpSpec("dim", _infer_dim, _dim, ("expr",), lifts=True),
+    OpSpec("broadcast", _infer_broadcast, _broadcast, ("dims",)),
+    OpSpec("reshape", _infer_reshape, _reshape),
+    OpSpec("transpose", _infer_transpose, _transpose, ("perm",)),
+    OpSpec("reverse", _infer_reverse, _reverse, ("dims",)),
+    OpSpec("slice", _infer_slice, _slice, ("start", "limit", "stride")),
+    OpSpec("pad", _infer_pad, _pad, ("low", "high", "interior")),
+    OpSpec("concatenate", _infer_concatenate, _concatenate, ("dim",)),
+)

@@ -1,0 +1,82 @@
+"""Sort with any comparator, and top-k."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.ir.opset.elementwise_reference import total_order_key
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, table
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import kind_of
+
+
+def _infer_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(0 <= attrs["dim"] < max(types[0].rank, 1), f"sort: dim {attrs['dim']} of {types[0]}")
+    for t in types:
+        need(same_shape(t.shape, types[0].shape), f"sort: operand shapes differ: {t} and {types[0]}")
+    return types
+
+
+def _sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    if arrays[0].size == 0 or arrays[0].ndim == 0:
+        return list(arrays)
+    rows = [np.moveaxis(a, attrs["dim"], -1) for a in arrays]
+    flat = [np.ascontiguousarray(r).reshape(-1, r.shape[-1]) for r in rows]
+    order = _merge_order(flat, regions[0])
+    sorted_rows = [np.take_along_axis(f, order, axis=1).reshape(r.shape) for f, r in zip(flat, rows)]
+    return [np.moveaxis(r, -1, attrs["dim"]) for r in sorted_rows]
+
+
+def _merge_order(rows: list[np.ndarray], comparator: RegionCall) -> np.ndarray:
+    """Return the stable order of each row: bottom-up merges, each by binary searches for ranks."""
+    count, length = rows[0].shape
+    order = np.broadcast_to(np.arange(length), (count, length)).copy()
+    line = np.arange(count)[:, None]
+    place = np.arange(length)
+
+    def less(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        operands = [x for r in rows for x in (r[line, a], r[line, b])]
+        return np.asarray(comparator(*operands)[0])
+
+    width = 1
+    while width < length:
+        own = place // width
+        start = np.minimum((own ^ 1) * width, length)
+        stop = np.minimum(start + width, length)
+        low = np.broadcast_to(start, (count, length)).copy()
+        high = np.broadcast_to(stop, (count, length)).copy()
+        first = own % 2 == 0
+        for _ in range(width.bit_length()):
+            open_ = low < high
+            middle = np.minimum((low + high) // 2, length - 1)
+            other = np.take_along_axis(order, middle, axis=1)
+            # the left run counts strictly smaller ones of the right run, the right run also its equals: stable
+            before = np.where(first, less(other, order), ~less(order, other))
+            low = np.where(open_ & before, middle + 1, low)
+            high = np.where(open_ & ~before, middle, high)
+        rank = (place - own * width) + (low - start) + (own // 2) * 2 * width
+        merged = np.empty_like(order)
+        np.put_along_axis(merged, rank, order, axis=1)
+        order, width = merged, width * 2
+    return order
+
+
+def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    (x,), k = types, attrs["k"]
+    need(x.rank > 0 and kind_of(x.dtype) in "iufb", f"top_k: is not defined on {x}")
+    need(not isinstance(x.shape[-1], int) or not isinstance(k, int) or 0 <= k <= x.shape[-1], f"top_k: k = {k} of {x}")
+    shape = (*x.shape[:-1], k)
+    return (TensorType(x.dtype, shape), TensorType("i32", shape))
+
+
+def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    (x,) = arrays
+    key = total_order_key(x) if kind_of(types[0].dtype) == "f" else x.astype(np.int8) if x.dtype == bool else x
+    order = np.argsort(np.invert(key), axis=-1, kind="stable")[..., : attrs["k"]]
+    return [np.take_along_axis(x, order, axis=-1), order.astype(np.int32)]
+
+
+SORTING = table(
+    OpSpec("sort", _infer_sort, _sort, ("dim", "stable"), regions=1),
+    OpSpec("top_k", _infer_top_k, _top_k, ("k",)),
+)

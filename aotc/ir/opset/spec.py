@@ -1,0 +1,141 @@
+"""What the op table holds: :class:`OpSpec`, the error of type rules, shape helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from typing import cast as cast_type
+
+import numpy as np
+
+from aotc.ir.dims import Dim, Expr, bounds
+from aotc.ir.tensor_ir import Region, TensorType
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+Row = TypeVar("Row")
+Types = tuple[TensorType, ...]
+Attrs = Mapping[str, Any]
+Arrays = Sequence[np.ndarray]
+RegionCall = Callable[..., list[np.ndarray]]
+Infer = Callable[[Types, Attrs, tuple[Region, ...], Types], Types]
+Reference = Callable[[Arrays, Attrs, tuple[RegionCall, ...], Types], list[np.ndarray]]
+
+
+class RuleError(ValueError):
+    """A type rule is broken; the text says what was found and expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One row of the op table.
+
+    Parameters
+    ----------
+    name : str
+        The op's name in the tensor IR.
+    infer : callable
+        ``infer(operand types, attrs, regions, given result types) -> result types``;
+        raises :class:`RuleError`. ``given`` is ``()`` when the caller has none; ops
+        whose result type is free (``reshape``, ``broadcast``...) demand and check it.
+    reference : callable
+        ``reference(arrays, attrs, region callables, result types) -> arrays``, the
+        NumPy meaning. Dims in attrs and types are numbers by then.
+    attrs : tuple of str
+        Names that ``attrs`` must hold.
+    regions : int
+        How many regions the op has; -1: one or more.
+    lifts : bool
+        The reference may be fed arrays of any common shape in place of scalars.
+    effect : bool
+        The op must run even though its results are unused.
+    """
+
+    name: str
+    infer: Infer
+    reference: Reference
+    attrs: tuple[str, ...] = ()
+    regions: int = 0
+    lifts: bool = False
+    effect: bool = False
+
+
+def need(condition: bool, message: str) -> None:
+    """Raise :class:`RuleError` with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise RuleError(message)
+
+
+def given_one(given: Types, name: str) -> TensorType:
+    """Return the single given result type, or say that ``name`` needs it."""
+    need(len(given) == 1, f"{name}: the result type must be given")
+    return given[0]
+
+
+def may_equal(a: Dim, b: Dim) -> bool:
+    """Could the two dims be the same number?"""
+    if not isinstance(a, Expr) and not isinstance(b, Expr):
+        return a == b
+    low, high = bounds(a - b)
+    return not ((low is not None and low > 0) or (high is not None and high < 0))
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Are the two shapes proven equal?"""
+    return len(a) == len(b) and all(x == y for x, y in zip(a, b))
+
+
+def sizes(t: TensorType) -> tuple[int, ...]:
+    """Return the dims of a type in which all are numbers, as references see it."""
+    return cast_type("tuple[int, ...]", t.shape)
+
+
+def cast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return ``array`` as dtype ``dtype`` by NumPy's conversion, without warnings."""
+    wanted = to_numpy(dtype)
+    if array.dtype == wanted:
+        return np.asarray(array)
+    with np.errstate(all="ignore"):
+        if dtype in SMALL_FLOATS:
+            return round_small(np.asarray(array), dtype)
+        return np.asarray(array).astype(wanted)
+
+
+def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Return ``x`` rounded once to a float of fewer than 16 bits.
+
+    ml_dtypes rounds f64 and integers to f32 on the way, and does not convert between all of its types:
+    the step over f32 is made here, to odd, which leaves the second rounding right (S. Boldo and
+    G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+    odd", 2008). NaN becomes the format's NaN; where it has none, -0.
+    """
+    wanted, row = to_numpy(dtype), SMALL_FLOATS[dtype]
+    if x.dtype.kind == "c":
+        x = x.real
+    if x.dtype.kind in "iuf" and x.dtype.itemsize >= 4 and x.dtype != np.float32:
+        near = x.astype(np.float32)
+        exact = np.longdouble(near)
+        bits = np.asarray(near).view(np.uint32) - (np.abs(exact) > np.abs(np.longdouble(x))).astype(np.uint32)
+        x = np.asarray(bits | (exact != np.longdouble(x)).astype(np.uint32)).view(np.float32)
+    x = np.asarray(x.astype(np.float32))
+    rounded = x.astype(wanted)
+    if row.special == "finite":
+        rounded = np.where(np.isnan(x), np.uint8(row.nan), rounded.view(np.uint8)).astype(np.uint8).view(wanted)
+    return np.asarray(rounded)
+
+
+def table(*specs: OpSpec) -> dict[str, OpSpec]:
+    """Return ``{name: spec}``; two specs of one name are refused."""
+    return merge(*({s.name: s} for s in specs))
+
+
+def merge(*tables: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the union of tables by op name; two rows of one name are refused."""
+    rows: dict[str, Row] = {}
+    for part in tables:
+        for name, row in part.items():
+            if name in rows:
+                raise ValueError(f"op {name} is defined twice")
+            rows[name] = row
+    return rows

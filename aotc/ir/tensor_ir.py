@@ -1,0 +1,148 @@
+"""The tensor IR: immutable SSA over tensors whose dims may be symbolic.
+
+A :class:`Module` is a set of :class:`Function`; a function is a :class:`Region`
+with a name; a region is parameters, ops in SSA order, and results. Values are
+compared by identity. The opset (``ir/opset``) says which op names exist,
+what their attributes are, their type rule and their NumPy meaning;
+``tensor_text`` prints and parses the IR; ``tensor_verify`` checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aotc.diagnostics import UNKNOWN, Loc
+from aotc.ir.dims import Dim
+
+Requirement = tuple[str, Dim, Dim, str, tuple[Dim, ...]]  # comparison, both sides, message, what {0}, {1}... are in it
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type name and dims, e.g. ``f32[b, 64]``; a scalar has no dims."""
+
+    dtype: str
+    shape: tuple[Dim, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """Return the number of dims."""
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One SSA value; identity is the object, ``name`` is for readers."""
+
+    name: str
+    type: TensorType
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """``results = name(operands) {attrs} (regions)``.
+
+    ``attrs`` maps names to plain Python data: int, float, str, bool, dims, NumPy
+    arrays (constants), and tuples or dicts of those.
+    """
+
+    name: str
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    regions: tuple[Region, ...] = ()
+    loc: Loc = UNKNOWN
+
+    @property
+    def result(self) -> Value:
+        """Return the only result."""
+        (value,) = self.results
+        return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Parameters, ops in SSA order, results. May use values of outer regions."""
+
+    params: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    """A named region.
+
+    ``attrs`` of a public function: ``arg_names``, ``result_names``, ``in_tree``,
+    ``out_tree`` (pytrees as nested JSON data), ``donated`` (argument numbers).
+    ``attrs`` of a private function made by fusion: ``kind`` (the region kind).
+    """
+
+    name: str
+    body: Region
+    public: bool = False
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    loc: Loc = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    """Functions by name, in the order of definition."""
+
+    functions: Mapping[str, Function]
+    name: str = "main"
+
+    def with_functions(self, changed: Mapping[str, Function]) -> Module:
+        """Return the module with functions replaced or added."""
+        return replace(self, functions={**self.functions, **changed})
+
+
+def walk(region: Region) -> Iterator[Op]:
+    """Yield every op of ``region``, nested regions included, in order."""
+    stack = [iter(region.ops)]
+    while stack:
+        op = next(stack[-1], None)
+        if op is None:
+            stack.pop()
+            continue
+        yield op
+        stack += [iter(r.ops) for r in reversed(op.regions)]
+
+
+def uses(region: Region) -> dict[Value, int]:
+    """Count the uses of every value in ``region``, nested regions and results included."""
+    counts: dict[Value, int] = {}
+    regions = [region]
+    for op in walk(region):
+        regions += op.regions
+        for v in op.operands:
+            counts[v] = counts.get(v, 0) + 1
+    for r in regions:
+        for v in r.results:
+            counts[v] = counts.get(v, 0) + 1
+    return counts
+
+
+def captured(region: Region) -> list[Value]:
+    """Return the values of outer regions that ``region`` uses, in order of first use."""
+    defined = set(region.params)
+    found: dict[Value, None] = {}
+    inner = [region]
+    for op in walk(region):
+        defined.update(op.results)
+        inner += op.regions
+        for r in op.regions:
+            defined.update(r.params)
+    for op in walk(region):
+        found.update((v, None) for v in op.operands if v not in defined)
+    for r in inner:
+        found.update((v, None) for v in r.results if v not in defined)
+    return list(found)

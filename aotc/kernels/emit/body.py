@@ -1,0 +1,462 @@
+"""Loop IR to LLVM IR: one iteration of a kernel's grid as one function.
+
+The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch)``; who
+launches kernels on a kind of device puts a loop over items or a thread index
+around it. Whole-function alias scopes, one for every buffer that cannot share
+memory with another, tell LLVM what it needs to vectorize.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.ir.dims import Dim, Expr, is_static, product
+from aotc.ir.loop_ir import (
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Call,
+    Const,
+    For,
+    If,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Scalar,
+    Stmt,
+    Store,
+    Tile,
+    Var,
+    While,
+    is_letter,
+    walk,
+)
+from aotc.kernels.emit import call as emit_call
+from aotc.kernels.emit import memory as emit_memory
+from aotc.kernels.emit import scalar as emit_scalar
+from aotc.kernels.emit.index import Indices
+from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
+from aotc.targets import Target
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import DTYPES, size_of
+
+EmitTile = Callable[["BodyEmitter", Tile], None]
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """Return the bytes of a private, scratch or shared buffer."""
+    size = product(buffer.shape)
+    if isinstance(size, Expr):
+        raise InternalError(f"kernels: {buffer.space} buffer {buffer.name} has a symbolic shape")
+    return size * size_of(buffer.dtype)
+
+
+def _in_arena(buffer: Buffer) -> bool:
+    return buffer.space == "scratch" and is_static(buffer.shape)
+
+
+def scratch_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Return the byte offset of every scratch buffer of ``kernel``, and the bytes of all."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for stmt in walk(kernel.body):
+        if isinstance(stmt, Alloc) and _in_arena(stmt.buffer) and stmt.buffer.name not in offsets:
+            offsets[stmt.buffer.name] = end
+            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def scratch_bytes(kernel: Kernel) -> int:
+    """Return the bytes of scratch memory that one worker of ``kernel`` needs."""
+    return scratch_layout(kernel)[1]
+
+
+def emit_body(
+    module: ir.Module,
+    name: str,
+    kernel: Kernel,
+    target: Target,
+    emit_tile: EmitTile,
+    emitter: type[BodyEmitter] | None = None,
+) -> ir.Function:
+    """Add the function of one grid iteration of ``kernel`` to ``module``.
+
+    Parameters
+    ----------
+    module : llvmlite.ir.Module
+        Where the function is put, with the functions it calls.
+    name : str
+        Its name; it is ``alwaysinline`` and has external linkage.
+    kernel : Kernel
+        The loop IR.
+    target : Target
+        The machine; only tiles look at it.
+    emit_tile : callable
+        ``emit_tile(context, stmt)`` emits a :class:`Tile` statement.
+    emitter : type, optional
+        What emits the statements; a device may add to :class:`BodyEmitter`.
+
+    Raises
+    ------
+    InternalError
+        If the loop IR uses a name, op or dtype that does not exist.
+    """
+    function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR]), name)
+    function.attributes.add("alwaysinline")
+    function.attributes.add("nounwind")
+    entry = ir.IRBuilder(function.append_basic_block("entry"))
+    body = (emitter or BodyEmitter)(entry, kernel, target, emit_tile)
+    body.emit()
+    body.builder.ret_void()
+    return function
+
+
+MARK = "aotc.distinct"
+_LOOP = re.compile(rf'^(!\d+) = !\{{ !"{MARK}", !"\d+", (.*) \}}$', re.MULTILINE)
+_GROUP = re.compile(rf'^(!\d+) = !\{{ !"{MARK}" \}}$', re.MULTILINE)
+
+
+def assembly_text(module: ir.Module) -> str:
+    """Return the LLVM assembly of ``module``.
+
+    llvmlite cannot write nodes that are distinct or name themselves, as the
+    metadata of loops must: they are marked, and rewritten in the text.
+    """
+    text = _LOOP.sub(r"\1 = distinct !{\1, \2}", str(module))
+    return _GROUP.sub(r"\1 = distinct !{}", text)
+
+
+def _independent(loop: For) -> bool:
+    """Are the iterations independent, given that global memory is only touched where it is written?"""
+    return all(
+        not isinstance(s, Tile | While | Alloc | Call) and not (isinstance(s, Store) and s.buffer.space != "global")
+        for s in walk(loop.body)
+    )
+
+
+def _invariant(load: ir.Instruction) -> ir.Value:
+    load.set_metadata("invariant.load", load.module.add_metadata([]))
+    return load
+
+
+def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
+    table = builder.function.args[0]
+    address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=PTR)
+    return _invariant(builder.load(address, typ=PTR))
+
+
+class BodyEmitter:
+    """Emits the statements of one kernel; also the context given to tiles.
+
+    Attributes
+    ----------
+    builder : llvmlite.ir.IRBuilder
+        Where statements go.
+    target : Target
+        The machine.
+    module_functions : dict of str to llvmlite.ir.Function
+        Functions that tiles share.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
+        self.builder, self.kernel, self.target = builder, kernel, target
+        self.module_functions: dict[str, ir.Function] = {}
+        self._emit_tile = emit_tile
+        self._indices = Indices(builder)
+        self._scalars: list[dict[str, Register]] = [{}]
+        self._pointers: dict[str, ir.Value] = {}
+        self._tags: dict[str, tuple[ir.MDValue, ir.MDValue]] = {}
+        self._scratch = scratch_layout(kernel)[0]
+        self._parallel: ir.MDValue | None = None
+        self._loops = 0
+        self._heap: list[list[ir.Value]] = []  # memory to free at the end of each open block
+
+    def emit(self) -> None:
+        """Emit the whole body."""
+        self._bind_parameters()
+        self._make_tags()
+        item = self.builder.function.args[2]
+        match self.kernel.body:
+            case (For(kind="parallel") as loop,):
+                begin = self._indices.emit(loop.begin)
+                step = self.builder.mul(item, ir.Constant(I64, loop.step), flags=("nsw",))
+                self._indices.bind(loop.var, self.builder.add(begin, step, flags=("nsw",)))
+                self._block(loop.body)
+            case body:
+                self._block(body)
+
+    # --- buffers ---
+
+    def _bind_parameters(self) -> None:
+        kernel, builder = self.kernel, self.builder
+        buffers = (*kernel.inputs, *kernel.outputs)
+        for number, buffer in enumerate(buffers):
+            self._pointers[buffer.name] = _pointer_parameter(builder, number)
+        table = builder.function.args[1]
+        for number, name in enumerate(kernel.dims):
+            address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=I64)
+            self._indices.bind(name, _invariant(builder.load(address, typ=I64)))
+
+    def _make_tags(self) -> None:
+        """Give each buffer, or those that may be one memory together, its alias scope.
+
+        Buffers that may share memory are only touched at the element that an
+        iteration writes, so the accesses of a loop without state are independent;
+        LLVM believes that only if every access of the loop says so.
+        """
+        kernel, module = self.kernel, self.builder.module
+        group = {b.name: b.name for b in (*kernel.inputs, *kernel.outputs)}
+        for out, given in kernel.aliases:
+            old, new = group[kernel.outputs[out].name], group[kernel.inputs[given].name]
+            group = {name: new if g == old else g for name, g in group.items()}
+        group |= {name: name for name in self._scratch}
+        domain = module.add_metadata([kernel.name])
+        names = list(dict.fromkeys(group.values()))
+        scopes = {name: module.add_metadata([name, domain]) for name in names}
+        for name, own in group.items():
+            others = module.add_metadata([scopes[n] for n in names if n != own])
+            self._tags[name] = (module.add_metadata([scopes[own]]), others)
+        if kernel.aliases and self.target.kind == "cpu":
+            self._parallel = module.add_metadata([MARK])
+
+    def annotate(self, instruction: ir.Instruction, buffer: Buffer) -> None:
+        """Say which memory a load or store of ``buffer`` cannot touch."""
+        tag = self._tags.get(buffer.name)
+        if tag is not None:
+            instruction.set_metadata("alias.scope", tag[0])
+            instruction.set_metadata("noalias", tag[1])
+        if self._parallel is not None:
+            instruction.set_metadata("llvm.access.group", self._parallel)
+
+    def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
+        """Return the pointer to element ``flat`` of ``buffer``."""
+        pointer = self._pointers.get(buffer.name)
+        if pointer is None:
+            raise InternalError(f"kernels: {self.kernel.name} uses the unknown buffer {buffer.name!r}")
+        kind = memory_type(buffer.dtype)
+        folded = self._indices.fold(flat)
+        if DTYPES[buffer.dtype].kind == "c":
+            folded = folded * 2
+        if not isinstance(folded, Expr) and folded == 0:
+            return pointer
+        return self.builder.gep(pointer, [self._indices.emit(folded)], inbounds=True, source_etype=kind)
+
+    def index(self, dim: Dim) -> ir.Value:
+        """Return the i64 value of ``dim``."""
+        return self._indices.emit(dim)
+
+    def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
+        if len(index) != len(buffer.shape):
+            raise InternalError(f"kernels: {len(index)} indices for {buffer.name} of rank {len(buffer.shape)}")
+        flat: Dim = 0
+        stride: Dim = 1
+        for at, extent in zip(reversed(index), reversed(buffer.shape)):
+            flat = flat + at * stride
+            stride = stride * extent
+        return self.address(buffer, flat)
+
+    # --- scalars ---
+
+    def scalar(self, expression: Scalar) -> Register:
+        """Return the register of ``expression``; an expression object used twice is computed once."""
+        done: dict[int, Register] = {}
+        stack: list[Scalar] = [expression]
+        while stack:
+            node = stack[-1]
+            if id(node) in done:
+                stack.pop()
+                continue
+            waiting = [a for a in node.args if id(a) not in done] if isinstance(node, Apply) else []
+            if waiting:
+                stack += reversed(waiting)
+                continue
+            done[id(node)] = self._node(node, done)
+            stack.pop()
+        return done[id(expression)]
+
+    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+        match node:
+            case Const(value=value, dtype=dtype):
+                return emit_scalar.constant(value, dtype)
+            case Index(expr=expr, dtype=dtype):
+                return emit_scalar.convert(self.builder, self._indices.emit(expr), "i64", dtype)
+            case Var(name=name):
+                return self._variable(name)
+            case Load(buffer=buffer, index=index):
+                address = self._element(buffer, index)
+                return emit_memory.load(self.builder, address, buffer.dtype, lambda i: self.annotate(i, buffer))
+            case Apply(fn=fn, args=args, dtype=dtype):
+                values, dtypes = [done[id(a)] for a in args], [a.dtype for a in args]
+                return emit_scalar.apply(self.builder, fn, values, dtypes, dtype)
+        raise InternalError(f"kernels: unknown scalar {node!r}")
+
+    def _variable(self, name: str) -> Register:
+        for frame in reversed(self._scalars):
+            if name in frame:
+                return frame[name]
+        raise InternalError(f"kernels: {self.kernel.name} uses the unknown scalar {name!r}")
+
+    # --- statements ---
+
+    def _block(self, body: tuple[Stmt, ...]) -> None:
+        self._indices.push()
+        self._scalars.append({})
+        self._heap.append([])
+        for stmt in body:
+            self._statement(stmt)
+        for memory in self._heap.pop():
+            emit_call.free(self.builder, memory)
+        self._scalars.pop()
+        self._indices.pop()
+
+    def _statement(self, stmt: Stmt) -> None:
+        match stmt:
+            case For(kind="unroll"):
+                self._unrolled(stmt)
+            case For():
+                self._loop(stmt)
+            case Let(var=var, value=value):
+                self._let(var, self.scalar(value))
+            case Store():
+                self._store(stmt)
+            case If():
+                self._if(stmt)
+            case While():
+                self._while(stmt)
+            case Alloc(buffer=buffer):
+                self._alloc(buffer)
+            case Tile():
+                self._emit_tile(self, stmt)
+            case Call(function=function, args=args):
+                places = [self._element(buffer, index) for buffer, index in args]
+                emit_call.emit_call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
+            case Barrier():
+                raise InternalError("kernels: a CPU kernel has no barrier")
+
+    def _let(self, var: Var, value: Register) -> None:
+        self._scalars[-1][var.name] = value
+        if DTYPES[var.dtype].kind in "iu":
+            self._indices.bind(var.name, emit_scalar.convert(self.builder, value, var.dtype, "i64"))
+
+    def _store(self, stmt: Store) -> None:
+        buffer = stmt.buffer
+        value = self.scalar(stmt.value)
+        address = self._element(buffer, stmt.index)
+
+        def annotate(instruction: ir.Instruction) -> None:
+            self.annotate(instruction, buffer)
+
+        if stmt.reduce:
+            old = emit_memory.load(self.builder, address, buffer.dtype, annotate)
+            value = emit_scalar.combine(self.builder, stmt.reduce, old, value, buffer.dtype)
+        emit_memory.store(self.builder, value, address, buffer.dtype, annotate)
+
+    def _alloc(self, buffer: Buffer) -> None:
+        if buffer.space == "scratch" and not is_static(buffer.shape):
+            size = self._indices.emit(self._indices.fold(product(buffer.shape) * size_of(buffer.dtype)))
+            self._pointers[buffer.name] = memory = emit_call.allocate(self.builder, size)
+            self._heap[-1].append(memory)
+            return
+        if buffer.space == "scratch":
+            offset = ir.Constant(I64, self._scratch[buffer.name])
+            base = self.builder.function.args[3]
+            self._pointers[buffer.name] = self.builder.gep(base, [offset], inbounds=True, source_etype=I8)
+            return
+        kind = memory_type(buffer.dtype)
+        count = bytes_of(buffer) // size_of(buffer.dtype) * (2 if DTYPES[buffer.dtype].kind == "c" else 1)
+        with self.builder.goto_entry_block():
+            memory = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
+            memory.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)
+            memory.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
+        self._pointers[buffer.name] = memory
+
+    def _unrolled(self, loop: For) -> None:
+        begin, end = self._indices.fold(loop.begin), self._indices.fold(loop.end)
+        if isinstance(begin, Expr) or isinstance(end, Expr):
+            raise InternalError(f"kernels: the unrolled loop {loop.var} has a symbolic range")
+        for value in range(begin, end, loop.step):
+            self._indices.bind_number(loop.var, value)
+            self._block(loop.body)
+            self._indices.unbind_number(loop.var)
+
+    def _loop(self, loop: For) -> None:
+        """Emit a loop in the form that LLVM's loop passes expect: test before, then at the bottom."""
+        builder = self.builder
+        begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
+        begin, end = self._indices.emit(begin_dim), self._indices.emit(end_dim)
+        before = builder.block
+        body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
+        if isinstance(begin_dim, int) and isinstance(end_dim, int):
+            if end_dim <= begin_dim:
+                builder.branch(after)
+                builder.position_at_end(after)
+                self._drop(body)
+                return
+            builder.branch(body)
+        else:
+            builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
+        builder.position_at_end(body)
+        variable = builder.phi(I64, name=loop.var)
+        variable.add_incoming(begin, before)
+        self._indices.push()
+        self._indices.bind(loop.var, variable)
+        self._block(loop.body)
+        self._indices.pop()
+        following = builder.add(variable, ir.Constant(I64, loop.step), flags=("nsw",))
+        variable.add_incoming(following, builder.block)
+        backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
+        self._describe(loop, backedge)
+        builder.position_at_end(after)
+
+    def _describe(self, loop: For, backedge: ir.Instruction) -> None:
+        """Tell LLVM what it cannot see, and not to unroll a loop around loops: that only costs time."""
+        module = self.builder.module
+        facts = []
+        if self._parallel is not None and _independent(loop):
+            facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
+        if any(isinstance(s, For) for s in walk(loop.body)) and self.target.kind == "cpu":
+            facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
+        if facts:
+            self._loops += 1
+            backedge.set_metadata("llvm.loop", module.add_metadata([MARK, str(self._loops), *facts]))
+
+    def _drop(self, block: ir.Block) -> None:
+        self.builder.function.blocks.remove(block)
+
+    def _if(self, stmt: If) -> None:
+        condition = self.scalar(stmt.cond)
+        builder = self.builder
+        then, after = builder.append_basic_block("then"), builder.append_basic_block("end_if")
+        otherwise = builder.append_basic_block("else") if stmt.otherwise else after
+        builder.cbranch(condition, then, otherwise)
+        builder.position_at_end(then)
+        self._block(stmt.then)
+        builder.branch(after)
+        if stmt.otherwise:
+            builder.position_at_end(otherwise)
+            self._block(stmt.otherwise)
+            builder.branch(after)
+        builder.position_at_end(after)
+
+    def _while(self, stmt: While) -> None:
+        builder = self.builder
+        test, body, after = (builder.append_basic_block(n) for n in ("while", "do", "end_while"))
+        builder.branch(test)
+        builder.position_at_end(test)
+        self._indices.push()
+        self._scalars.append({})
+        for inner in stmt.cond:
+            self._statement(inner)
+        builder.cbranch(self.scalar(stmt.pred), body, after)
+        builder.position_at_end(body)
+        self._block(stmt.body)
+        builder.branch(test)
+        builder.position_at_end(after)
+        self._scalars.pop()
+        self._indices.pop()

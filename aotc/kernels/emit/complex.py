@@ -1,0 +1,29 @@
+"""Scalar ops on complex numbers: pairs of registers."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.formulas import complex as scalar_complex
+from aotc.kernels.formulas.large_angles import AngleAlgebra
+from aotc.kernels.formulas.llvm_algebra import Value
+from aotc.kernels.llvm_types import F32, Register
+
+
+def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> Register:
+    """Emit the scalar op ``fn`` on complex operands of ``dtype``.
+
+    Raises
+    ------
+    InternalError
+        If there is no such op on complex numbers.
+    """
+    formula = scalar_complex.COMPLEX.get(fn)
+    if formula is None:
+        raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
+    first = args[0][0]  # type: ignore[index]
+    algebra = AngleAlgebra(builder, 32 if first.type == F32 else 64)
+    pairs = [(Value(builder, a[0]), Value(builder, a[1])) for a in args]  # type: ignore[index]
+    value = formula(algebra, *pairs)
+    return tuple(v.raw for v in value) if isinstance(value, tuple) else value.raw  # type: ignore[return-value]

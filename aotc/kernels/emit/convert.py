@@ -1,0 +1,160 @@
+"""Conversions between element types, as LLVM IR.
+
+Float to integer truncates, clamps, and makes NaN 0, as XLA does. Everything to
+``i1`` is a test against 0. A complex number becomes real by its real part.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.emit import small_float as emit_small_float
+from aotc.kernels.formulas.llvm_algebra import call_intrinsic, suffix
+from aotc.kernels.llvm_types import F32, F64, HALF, I1, I8, I16, I32, Register, part_dtype, register_type
+from aotc.vmfb.dtypes import DTYPES, DType
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+
+def convert(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Register:
+    """Return ``value`` of dtype ``source`` as dtype ``to`` (``stablehlo.convert``)."""
+    if source == to:
+        return value
+    if DTYPES[to].kind == "c":
+        part = part_dtype(to)
+        if isinstance(value, tuple):
+            inner = part_dtype(source)
+            return (_real(builder, value[0], inner, part), _real(builder, value[1], inner, part))
+        return (_real(builder, value, source, part), ir.Constant(register_type(part), 0.0))
+    if isinstance(value, tuple):
+        return _real(builder, value[0], part_dtype(source), to)
+    return _real(builder, value, source, to)
+
+
+def _real(builder: ir.IRBuilder, value: ir.Value, source: str, to: str) -> ir.Value:
+    if source == to:
+        return value
+    if source in SMALL_FLOATS:
+        return _real(builder, emit_small_float.to_f32(builder, value, source), "f32", to)
+    a, b = DTYPES[source], DTYPES[to]
+    match a.kind == "f", b.kind:
+        case True, "f":
+            return _float_to_float(builder, value, b)
+        case True, "b":
+            return builder.fcmp_unordered("!=", value, ir.Constant(value.type, 0.0))
+        case True, _:
+            return _float_to_int(builder, value, b)
+        case False, "f":
+            return _int_to_float(builder, value, a, b)
+        case False, "b":
+            return builder.icmp_unsigned("!=", value, ir.Constant(value.type, 0))
+    return narrow_int(builder, _resize(builder, value, a, register_type(to)), b)
+
+
+def _resize(builder: ir.IRBuilder, value: ir.Value, row: DType, kind: ir.Type) -> ir.Value:
+    if value.type.width == kind.width:
+        return value
+    if value.type.width > kind.width:
+        return builder.trunc(value, kind)
+    return builder.sext(value, kind) if row.kind == "i" else builder.zext(value, kind)
+
+
+def narrow_int(builder: ir.IRBuilder, value: ir.Value, row: DType) -> ir.Value:
+    """Wrap an 8-bit register to the 2 or 4 bits of ``row`` (nothing for other dtypes)."""
+    if row.bits >= 8 or row.kind not in "iu":
+        return value
+    unused = ir.Constant(value.type, 8 - row.bits)
+    high = builder.shl(value, unused)
+    return builder.ashr(high, unused) if row.kind == "i" else builder.lshr(high, unused)
+
+
+def _float_to_float(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    if to.bits == 64:
+        return builder.fpext(value, F64) if value.type == F32 else value
+    if to.bits == 32:
+        return builder.fptrunc(value, F32) if value.type == F64 else value
+    if value.type == F64:
+        value = _to_odd_f32(builder, value)
+    return round_to(builder, value, to.name)
+
+
+def _to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Narrow f64 to f32 rounding to odd, so that a second rounding gives the right answer.
+
+    The f32 next to ``value`` in the direction of 0 gets its last bit set if it is inexact.
+    """
+    near = builder.fptrunc(value, F32)
+    back = builder.fpext(near, F64)
+    size = call_intrinsic(builder, "llvm.fabs.f64", F64, [value])
+    back_size = call_intrinsic(builder, "llvm.fabs.f64", F64, [back])
+    above = builder.fcmp_ordered(">", back_size, size)
+    inexact = builder.fcmp_ordered("!=", back, value)
+    bits = builder.bitcast(near, I32)
+    down = builder.sub(bits, builder.zext(above, I32))
+    return builder.bitcast(builder.or_(down, builder.zext(inexact, I32)), F32)
+
+
+def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
+    """Round an f32 register to a register of the float dtype ``to``, to nearest even."""
+    if to in SMALL_FLOATS:
+        return emit_small_float.from_f32(builder, value, to)
+    match to:
+        case "bf16":
+            bits = bf16_bits(builder, value)
+            return builder.bitcast(builder.shl(builder.zext(bits, I32), ir.Constant(I32, 16)), F32)
+        case "f16":
+            return builder.fpext(builder.fptrunc(value, HALF), F32)
+        case "f32" | "f64":
+            return value
+    raise InternalError(f"kernels: no conversion to {to}")
+
+
+def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Return the 16 bits of an f32 register rounded to bf16; NaN stays a NaN."""
+    bits = builder.bitcast(value, I32)
+    last = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
+    rounded = builder.add(builder.add(bits, ir.Constant(I32, 0x7FFF)), last)
+    quiet = builder.or_(bits, ir.Constant(I32, 0x400000))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.lshr(builder.select(is_nan, quiet, rounded), ir.Constant(I32, 16)), I16)
+
+
+def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    fn = "fptosi" if to.kind == "i" else "fptoui"
+    kind = ir.IntType(to.bits)
+    name = f"llvm.{fn}.sat.i{to.bits}.{suffix(value.type)}"
+    whole = call_intrinsic(builder, name, kind, [value])
+    if to.bits >= 8:
+        return whole
+    return builder.sext(whole, I8) if to.kind == "i" else builder.zext(whole, I8)
+
+
+def _int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
+    if to.bits >= 32 or source.bits <= 16:
+        kind = F64 if to.bits == 64 else F32
+        exact = builder.sitofp(value, kind) if source.kind == "i" else builder.uitofp(value, kind)
+        return exact if to.bits >= 32 else round_to(builder, exact, to.name)
+    return _wide_int_to_short(builder, value, source, to)
+
+
+def _wide_int_to_short(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
+    """Round a 32- or 64-bit integer once: bits below the 40th from the top only count as "not 0"."""
+    if source.bits == 64:
+        sticky = ir.Constant(value.type, (1 << 24) - 1)
+        low = builder.and_(value, sticky)
+        odd = builder.zext(builder.icmp_unsigned("!=", low, ir.Constant(value.type, 0)), value.type)
+        short = builder.or_(builder.and_(value, builder.not_(sticky)), odd)
+        top = builder.ashr if source.kind == "i" else builder.lshr
+        high = top(value, ir.Constant(value.type, 53 - 1))
+        zero, ones = ir.Constant(value.type, 0), ir.Constant(value.type, -1)
+        fits = builder.icmp_unsigned("==", high, zero)
+        if source.kind == "i":
+            fits = builder.or_(fits, builder.icmp_unsigned("==", high, ones))
+        value = builder.select(fits, value, short)
+    wide = builder.sitofp(value, F64) if source.kind == "i" else builder.uitofp(value, F64)
+    return round_to(builder, _to_odd_f32(builder, wide), to.name)
+
+
+def to_bool_byte(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Return an ``i1`` register as a byte 0 or 1."""
+    return builder.zext(value, I8) if value.type == I1 else value

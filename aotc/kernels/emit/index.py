@@ -1,0 +1,146 @@
+"""Index expressions as LLVM i64 arithmetic."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, substitute, symbols
+from aotc.kernels.llvm_types import I64
+
+_NO_WRAP = ("nsw",)
+
+
+class Indices:
+    """Emits index expressions, each once per block of statements.
+
+    A *frame* belongs to one block: what was computed in it is reused in it and
+    in the blocks inside it. Names are bound to registers, or to numbers (the
+    variables of unrolled loops), which are folded into the expression.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+        Where to emit; its position is the caller's.
+    """
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+        self._names: list[dict[str, ir.Value]] = [{}]
+        self._numbers: dict[str, int] = {}
+        self._known: list[dict[Dim, ir.Value]] = [{}]
+
+    def push(self) -> None:
+        """Enter a block of statements."""
+        self._names.append({})
+        self._known.append({})
+
+    def pop(self) -> None:
+        """Leave the block."""
+        self._names.pop()
+        self._known.pop()
+
+    def bind(self, name: str, value: ir.Value) -> None:
+        """Give ``name`` an i64 register for the rest of the block."""
+        self._names[-1][name] = value
+
+    def bind_number(self, name: str, value: int) -> None:
+        """Give ``name`` a number; the caller emits its block again for the next number."""
+        self._numbers[name] = value
+
+    def unbind_number(self, name: str) -> None:
+        """Forget the number of ``name``."""
+        del self._numbers[name]
+
+    def fold(self, dim: Dim) -> Dim:
+        """Return ``dim`` with the numbers of unrolled loops put in."""
+        return substitute(dim, self._numbers) if self._numbers else dim
+
+    def emit(self, dim: Dim) -> ir.Value:
+        """Return the i64 value of ``dim``."""
+        dim = self.fold(dim)
+        if not isinstance(dim, Expr):
+            return ir.Constant(I64, int(dim))
+        for frame in reversed(self._known):
+            if dim in frame:
+                return frame[dim]
+        value = self._sum(dim)
+        self._known[-1][dim] = value
+        return value
+
+    def _depth(self, dim: Dim) -> int:
+        """Return the number of the innermost block that ``dim`` depends on."""
+        found = 0
+        for symbol in symbols(dim):
+            for depth in range(len(self._names) - 1, found, -1):
+                if symbol.name in self._names[depth]:
+                    found = depth
+                    break
+        return found
+
+    def _sum(self, dim: Expr) -> ir.Value:
+        """Add the terms, those of outer blocks first, so that LLVM can hoist the partial sum."""
+        terms = [(self._depth(Expr(0, ((m, 1),))), m, c) for m, c in dim.terms]
+        terms.sort(key=lambda term: term[0])
+        total: ir.Value | None = None
+        for _, monomial, coefficient in terms:
+            value = self._monomial(monomial)
+            if total is not None and coefficient == -1:
+                total = self.builder.sub(total, value, flags=_NO_WRAP)
+                continue
+            if coefficient != 1:
+                value = self.builder.mul(value, ir.Constant(I64, coefficient), flags=_NO_WRAP)
+            total = value if total is None else self.builder.add(total, value, flags=_NO_WRAP)
+        if total is None:
+            return ir.Constant(I64, dim.const)
+        if dim.const:
+            total = self.builder.add(total, ir.Constant(I64, dim.const), flags=_NO_WRAP)
+        return total
+
+    def _monomial(self, monomial: tuple[Sym | Call, ...]) -> ir.Value:
+        value = self._atom(monomial[0])
+        for atom in monomial[1:]:
+            value = self.builder.mul(value, self._atom(atom), flags=_NO_WRAP)
+        return value
+
+    def _atom(self, atom: Sym | Call) -> ir.Value:
+        if isinstance(atom, Sym):
+            return self._name(atom.name)
+        key = Expr(0, (((atom,), 1),))
+        for frame in reversed(self._known):
+            if key in frame:
+                return frame[key]
+        value = self._call(atom)
+        self._known[-1][key] = value
+        return value
+
+    def _name(self, name: str) -> ir.Value:
+        for frame in reversed(self._names):
+            if name in frame:
+                return frame[name]
+        raise InternalError(f"kernels: index uses the unknown name {name!r}")
+
+    def _call(self, atom: Call) -> ir.Value:
+        a, b = self.emit(atom.a), self.emit(atom.b)
+        builder = self.builder
+        if atom.fn in ("max", "min"):
+            keep = builder.icmp_signed(">" if atom.fn == "max" else "<", a, b)
+            return builder.select(keep, a, b)
+        low = bounds(atom.a)[0]
+        if low is not None and low >= 0:
+            return builder.udiv(a, b) if atom.fn == "//" else builder.urem(a, b)
+        return self._floor_call(atom.fn, a, b, atom.b)
+
+    def _floor_call(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:
+        """Divide rounding down where ``a`` may be negative; the divisor is positive."""
+        builder = self.builder
+        if isinstance(divisor, int) and divisor & (divisor - 1) == 0:
+            if fn == "//":
+                return builder.ashr(a, ir.Constant(I64, divisor.bit_length() - 1))
+            return builder.and_(a, ir.Constant(I64, divisor - 1))
+        remainder = builder.srem(a, b)
+        below = builder.icmp_signed("<", remainder, ir.Constant(I64, 0))
+        if fn == "%":
+            return builder.select(below, builder.add(remainder, b), remainder)
+        quotient = builder.sdiv(a, b)
+        return builder.select(below, builder.sub(quotient, ir.Constant(I64, 1)), quotient)

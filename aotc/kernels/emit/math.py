@@ -1,0 +1,70 @@
+"""The functions of ``scalar_math`` as LLVM functions, built once per module.
+
+Each becomes an internal ``alwaysinline`` function of float or double, so that a
+kernel that uses ``exp`` ten times is ten calls until LLVM inlines them.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.formulas import math as scalar_math
+from aotc.kernels.formulas.large_angles import AngleAlgebra
+from aotc.kernels.formulas.llvm_algebra import Value, suffix
+from aotc.kernels.llvm_types import F32, Register
+
+_NARROW = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
+
+
+def rounded(value: float, dtype: str) -> float:
+    """Return ``value`` rounded to a value of float dtype ``dtype``."""
+    kind = _NARROW.get(dtype)
+    if kind is None:
+        return value
+    with np.errstate(all="ignore"):
+        return float(np.asarray(value, np.float64).astype(kind))
+
+
+def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
+    """Call the function ``fn`` of ``scalar_math`` on float or double registers.
+
+    Raises
+    ------
+    InternalError
+        If there is no such function.
+    """
+    formula = scalar_math.FUNCTIONS.get(fn)
+    if formula is None:
+        raise InternalError(f"kernels: no scalar op {fn} on {suffix(args[0].type)}")
+    kind = args[0].type
+    name = f"aotc.{fn}.{suffix(kind)}"
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(kind, [kind] * len(args)), name)
+        function.linkage = "internal"
+        function.attributes.add("alwaysinline")
+        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        algebra = AngleAlgebra(inner, 32 if kind == F32 else 64)
+        inner.ret(formula(algebra, *[Value(inner, a) for a in function.args]).raw)
+    return builder.call(function, args)
+
+
+def reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) -> ir.Value:
+    """Round to a float of fewer exponent and mantissa bits; both are constants.
+
+    Raises
+    ------
+    InternalError
+        If the bits are not constants.
+    """
+    value, exponent, mantissa = args
+    if not isinstance(exponent, ir.Constant) or not isinstance(mantissa, ir.Constant):
+        raise InternalError("kernels: reduce_precision needs constant bits")
+    algebra = AngleAlgebra(builder, 32 if value.type == F32 else 64)
+    rounded_value = scalar_math.reduce_precision(
+        algebra, Value(builder, value), int(exponent.constant), int(mantissa.constant)
+    )
+    return rounded_value.raw

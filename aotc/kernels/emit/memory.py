@@ -1,0 +1,74 @@
+"""Loads and stores: between the memory form and the register form of an element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
+from aotc.kernels.llvm_types import F32, HALF, I1, I8, I16, I32, I64, Register, memory_type, register_type
+from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.float_formats import SMALL_FLOATS
+
+Annotate = Callable[[ir.Instruction], None]
+
+
+def load(builder: ir.IRBuilder, address: ir.Value, dtype: str, annotate: Annotate) -> Register:
+    """Load one element; ``annotate`` is called with each load instruction."""
+    kind = memory_type(dtype)
+    if DTYPES[dtype].kind == "c":
+        second = builder.gep(address, [ir.Constant(I64, 1)], inbounds=True, source_etype=kind)
+        return _load(builder, address, kind, annotate), _load(builder, second, kind, annotate)
+    return decode(builder, _load(builder, address, kind, annotate), dtype)
+
+
+def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, annotate: Annotate) -> ir.Value:
+    raw = builder.load(address, typ=kind)
+    annotate(raw)
+    return raw
+
+
+def store(builder: ir.IRBuilder, value: Register, address: ir.Value, dtype: str, annotate: Annotate) -> None:
+    """Store one element; ``annotate`` is called with each store instruction."""
+    if isinstance(value, tuple):
+        second = builder.gep(address, [ir.Constant(I64, 1)], inbounds=True, source_etype=memory_type(dtype))
+        annotate(builder.store(value[0], address))
+        annotate(builder.store(value[1], second))
+        return
+    annotate(builder.store(encode(builder, value, dtype), address))
+
+
+def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
+    """Return the register form of the memory form ``raw`` of a real element."""
+    row = DTYPES[dtype]
+    match row.kind:
+        case "b":
+            return builder.trunc(raw, I1)
+        case "i" | "u":
+            return narrow_int(builder, raw, row)
+    if dtype in SMALL_FLOATS:
+        return raw if row.bits == 8 else builder.and_(raw, ir.Constant(I8, (1 << row.bits) - 1))
+    match dtype:
+        case "bf16":
+            return builder.bitcast(builder.shl(builder.zext(raw, I32), ir.Constant(I32, 16)), F32)
+        case "f16":
+            return builder.fpext(builder.bitcast(raw, HALF), F32)
+        case "f32" | "f64":
+            return raw
+    raise InternalError(f"kernels: no load of {dtype}")
+
+
+def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
+    """Return the memory form of the register form ``value`` of a real element."""
+    match dtype:
+        case "i1":
+            return to_bool_byte(builder, value)
+        case "bf16":
+            return bf16_bits(builder, value)
+        case "f16":
+            return builder.bitcast(builder.fptrunc(value, HALF), I16)
+    if value.type != register_type(dtype):
+        raise InternalError(f"kernels: a value of type {value.type} is stored as {dtype}")
+    return value

@@ -1,0 +1,229 @@
+"""The scalar algebra of ``scalar_math`` over LLVM values.
+
+A :class:`Value` wraps an LLVM register with Python's operators, so that the
+functions of :mod:`aotc.kernels.formulas.math` read as formulas. Only LLVM's own
+target-independent intrinsics are used.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.kernels.llvm_types import F32, F64, I1, I32, I64
+
+Number = bool | int | float
+
+
+def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value], flags=()) -> ir.Value:
+    """Call the LLVM intrinsic ``name`` (with its type suffix), declaring it if new."""
+    module = builder.module
+    function = module.globals.get(name)
+    if function is None:
+        function = ir.Function(module, ir.FunctionType(result, [a.type for a in args]), name)
+    return builder.call(function, args, fastmath=flags)
+
+
+def suffix(kind: ir.Type) -> str:
+    """Return how intrinsic names spell a scalar type: ``f32``, ``f64``, ``i32``..."""
+    if isinstance(kind, ir.IntType):
+        return f"i{kind.width}"
+    return "f32" if kind == F32 else "f64"
+
+
+class Value:
+    """A register of type float, double, i1, i32 or i64, with operators.
+
+    Integers are signed; ``>>`` is arithmetic. Python numbers become constants of
+    the type of the other operand.
+    """
+
+    __slots__ = ("builder", "raw")
+
+    def __init__(self, builder: ir.IRBuilder, raw: ir.Value) -> None:
+        self.builder, self.raw = builder, raw
+
+    @property
+    def is_float(self) -> bool:
+        """Is the register a float (else an integer)?"""
+        return self.raw.type in (F32, F64)
+
+    def _other(self, other: Value | Number) -> ir.Value:
+        return other.raw if isinstance(other, Value) else ir.Constant(self.raw.type, other)
+
+    def _wrap(self, raw: ir.Value) -> Value:
+        return Value(self.builder, raw)
+
+    def _arithmetic(self, fn: str, a: ir.Value, b: ir.Value) -> Value:
+        return self._wrap(getattr(self.builder, ("f" if self.is_float else "") + fn)(a, b))
+
+    def __add__(self, other: Value | Number) -> Value:
+        return self._arithmetic("add", self.raw, self._other(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Value | Number) -> Value:
+        return self._arithmetic("sub", self.raw, self._other(other))
+
+    def __rsub__(self, other: Number) -> Value:
+        return self._arithmetic("sub", self._other(other), self.raw)
+
+    def __mul__(self, other: Value | Number) -> Value:
+        return self._arithmetic("mul", self.raw, self._other(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Value | Number) -> Value:
+        return self._wrap(self.builder.fdiv(self.raw, self._other(other)))
+
+    def __rtruediv__(self, other: Number) -> Value:
+        return self._wrap(self.builder.fdiv(self._other(other), self.raw))
+
+    def __neg__(self) -> Value:
+        return self._wrap(self.builder.fneg(self.raw) if self.is_float else self.builder.neg(self.raw))
+
+    def __and__(self, other: Value | Number) -> Value:
+        return self._wrap(self.builder.and_(self.raw, self._other(other)))
+
+    def __or__(self, other: Value | Number) -> Value:
+        return self._wrap(self.builder.or_(self.raw, self._other(other)))
+
+    def __xor__(self, other: Value | Number) -> Value:
+        return self._wrap(self.builder.xor(self.raw, self._other(other)))
+
+    def __invert__(self) -> Value:
+        return self._wrap(self.builder.not_(self.raw))
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self._wrap(self.builder.shl(self.raw, self._other(other)))
+
+    def __rshift__(self, other: Value | int) -> Value:
+        return self._wrap(self.builder.ashr(self.raw, self._other(other)))
+
+    def _compare(self, fn: str, other: Value | Number) -> Value:
+        compare = self.builder.icmp_signed
+        if self.is_float:
+            compare = self.builder.fcmp_unordered if fn == "!=" else self.builder.fcmp_ordered
+        return self._wrap(compare(fn, self.raw, self._other(other)))
+
+    def __lt__(self, other: Value | Number) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | Number) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | Number) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | Number) -> Value:
+        return self._compare(">=", other)
+
+    def __eq__(self, other: Value | Number) -> Value:  # type: ignore[override]
+        return self._compare("==", other)
+
+    def __ne__(self, other: Value | Number) -> Value:  # type: ignore[override]
+        return self._compare("!=", other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Algebra:
+    """The helpers of the algebra for one float type.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+        Where to emit.
+    bits : int
+        32 or 64: the float type, and the integer type of its bits.
+    """
+
+    def __init__(self, builder: ir.IRBuilder, bits: int) -> None:
+        self.builder, self.bits = builder, bits
+        self.float_type: ir.Type = F32 if bits == 32 else F64
+        self.int_type: ir.Type = I32 if bits == 32 else I64
+
+    def _wrap(self, raw: ir.Value) -> Value:
+        return Value(self.builder, raw)
+
+    def _unary(self, name: str, x: Value) -> Value:
+        full = f"llvm.{name}.f{self.bits}"
+        return self._wrap(call_intrinsic(self.builder, full, self.float_type, [x.raw]))
+
+    def const(self, value: float) -> Value:
+        """Return a float constant, rounded to the type."""
+        return self._wrap(ir.Constant(self.float_type, value))
+
+    def fma(self, a: Value, b: Value | float, c: Value | float) -> Value:
+        """Return ``a * b + c`` with one rounding."""
+        args = [x.raw if isinstance(x, Value) else ir.Constant(self.float_type, x) for x in (a, b, c)]
+        return self._wrap(call_intrinsic(self.builder, f"llvm.fma.f{self.bits}", self.float_type, args))
+
+    def rint(self, x: Value) -> Value:
+        """Round to the nearest integer, ties to even."""
+        return self._unary("rint", x)
+
+    def floor(self, x: Value) -> Value:
+        """Round down."""
+        return self._unary("floor", x)
+
+    def trunc(self, x: Value) -> Value:
+        """Round towards 0."""
+        return self._unary("trunc", x)
+
+    def abs(self, x: Value) -> Value:
+        """Return the absolute value (also of -0.0 and NaN)."""
+        return self._unary("fabs", x)
+
+    def sqrt(self, x: Value) -> Value:
+        """Return the correctly rounded square root."""
+        return self._unary("sqrt", x)
+
+    def copysign(self, x: Value, sign: Value) -> Value:
+        """Return ``|x|`` with the sign bit of ``sign``."""
+        full = f"llvm.copysign.f{self.bits}"
+        return self._wrap(call_intrinsic(self.builder, full, self.float_type, [x.raw, sign.raw]))
+
+    def select(self, condition: Value, yes: Value | float, no: Value | float) -> Value:
+        """Return ``yes`` where the condition holds, else ``no``; both are computed."""
+        kind = next((v.raw.type for v in (yes, no) if isinstance(v, Value)), self.float_type)
+        a, b = (v.raw if isinstance(v, Value) else ir.Constant(kind, v) for v in (yes, no))
+        return self._wrap(self.builder.select(condition.raw, a, b))
+
+    def to_bits(self, x: Value) -> Value:
+        """Return the bits as a signed integer."""
+        return self._wrap(self.builder.bitcast(x.raw, self.int_type))
+
+    def from_bits(self, i: Value) -> Value:
+        """Return the float that has these bits."""
+        return self._wrap(self.builder.bitcast(i.raw, self.float_type))
+
+    def to_int(self, x: Value) -> Value:
+        """Convert to an integer of as many bits, clamped; NaN gives 0."""
+        name = f"llvm.fptosi.sat.i{self.bits}.f{self.bits}"
+        return self._wrap(call_intrinsic(self.builder, name, self.int_type, [x.raw]))
+
+    def to_float(self, i: Value) -> Value:
+        """Convert a signed integer to a float."""
+        return self._wrap(self.builder.sitofp(i.raw, self.float_type))
+
+    def shift_right_logical(self, i: Value, by: Value | int) -> Value:
+        """Shift zeros in from the left."""
+        amount = by.raw if isinstance(by, Value) else ir.Constant(i.raw.type, by)
+        return self._wrap(self.builder.lshr(i.raw, amount))
+
+    def true(self) -> Value:
+        """Return the condition that always holds."""
+        return self._wrap(ir.Constant(I1, 1))
+
+    @property
+    def wide(self) -> Algebra:
+        """Return the algebra of f64."""
+        return type(self)(self.builder, 64)
+
+    def widen(self, x: Value) -> Value:
+        """Convert f32 to f64."""
+        return self._wrap(self.builder.fpext(x.raw, F64)) if self.bits == 32 else x
+
+    def narrow(self, x: Value) -> Value:
+        """Round f64 to this float type."""
+        return self._wrap(self.builder.fptrunc(x.raw, F32)) if self.bits == 32 else x

@@ -1,0 +1,1 @@
+"""The compiler processes, and the cache of what they made."""

@@ -1,0 +1,148 @@
+"""The compiler processes of this process: started early, kept, shared out work."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.workers.worker import read_frame, write_frame
+
+
+def default_jobs() -> int:
+    """Return how many compiler processes to run: one for each core that this process may use."""
+    return max(1, min(8, len(os.sched_getaffinity(0))))
+
+
+LONGEST = 1 << 20
+
+
+class Refusal(Exception):
+    """A user's function cannot be compiled: its symbol, and why."""
+
+    def __init__(self, symbol: str, reason: str) -> None:
+        super().__init__(reason)
+        self.symbol, self.reason = symbol, reason
+
+
+class CompilerPool:
+    """Compiler processes that live as long as this process."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def start(self, jobs: int) -> None:
+        """Have at least ``jobs`` processes ready or starting."""
+        with self._lock:
+            while len(self._idle) < (jobs or default_jobs()):
+                self._idle.append(_spawn())
+
+    def run(self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None]) -> list[bytes]:
+        """Answer all requests; the largest go first, before them what is not a kernel.
+
+        Raises
+        ------
+        InternalError
+            If a kernel cannot be compiled: its text and the worker's report.
+        Refusal
+            If a user's function cannot be compiled.
+        """
+        results: list[bytes | None] = [None] * len(requests)
+        errors: list[str | Refusal] = []
+        queue: SimpleQueue[int] = SimpleQueue()
+        sizes = [len(r["text"]) if "text" in r else LONGEST for r in requests]
+        for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
+            queue.put(n)
+        finished = [0]
+
+        def serve() -> None:
+            process = self._take()
+            try:
+                while not errors:
+                    n = queue.get_nowait()
+                    answer, process = _ask(process, {**requests[n], "id": n})
+                    if "refused" in answer:
+                        errors.append(Refusal(requests[n]["symbol"], answer["refused"]))
+                    elif "error" in answer:
+                        errors.append(f"{requests[n].get('text', 'the executor')}\n{answer['error']}")
+                    else:
+                        results[n] = answer["object"]
+                    with self._lock:
+                        finished[0] += 1
+                        done(finished[0])
+            except Empty:
+                pass
+            except Exception as error:  # whatever it is, the caller must hear of it: threads have no other way
+                errors.append(str(error))
+            finally:
+                with self._lock:
+                    self._idle.append(process)
+
+        threads = [threading.Thread(target=serve) for _ in range(min(jobs or default_jobs(), len(requests)))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        if errors and isinstance(errors[0], Refusal):
+            raise errors[0]
+        if errors:
+            raise InternalError(f"a kernel could not be compiled:\n{errors[0]}")
+        return [r for r in results if r is not None]
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop(0)
+                if process.poll() is None:
+                    return process
+        return _spawn()
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._idle:
+            process.kill()
+        self._idle.clear()
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).parents[3])
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "aotc.kernels.workers.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+
+
+def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
+    """Return the answer and the process that gave it; a dead process is replaced once."""
+    for attempt in range(2):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            write_frame(process.stdin, request)
+            answer = read_frame(process.stdout)
+        except (OSError, ValueError):  # its end of the pipe is closed, or half a message came
+            answer = None
+        if answer is not None:
+            return answer, process
+        process.kill()
+        code = process.wait()
+        if attempt == 0:
+            process = _spawn()
+    what = request.get("text", "the executor")
+    raise InternalError(f"the compiler process died twice (exit {code}) on:\n{what}")
+
+
+POOL = CompilerPool()

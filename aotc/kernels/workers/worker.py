@@ -1,0 +1,94 @@
+"""A compiler process: ``python -m aotc.kernels.workers.worker``.
+
+Numba's compile-time context is replaced here, which would break ``numba.njit``
+for a user, so kernels are never compiled in the user's process. Requests come as
+msgpack maps on standard input, answers go to standard output, both with a
+length of four bytes in front: ``{"id", "target", "text"}`` where text is a kernel
+in loop IR, or ``{"id", "target", "executor": true}``, or a user's function: ``{"id", "target", "custom",
+"symbol", "arrays", "values"}``; the answer has ``object``, ``error`` or ``refused``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import traceback
+from typing import IO, Any
+
+import msgpack
+
+from aotc.targets import Target
+
+
+def read_frame(stream: IO[bytes]) -> Any:
+    """Return the next message, or None at the end of the stream."""
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    return msgpack.unpackb(stream.read(struct.unpack("<I", head)[0]))
+
+
+def write_frame(stream: IO[bytes], message: Any) -> None:
+    """Write one message."""
+    data = msgpack.packb(message)
+    stream.write(struct.pack("<I", len(data)) + data)
+    stream.flush()
+
+
+def target_fields(target: Target) -> list[Any]:
+    """Return a target as a list that :func:`target_from` reads."""
+    return [getattr(target, name) for name in Target.__slots__]
+
+
+def target_from(fields: list[Any]) -> Target:
+    """Return the target that :func:`target_fields` described."""
+    given: dict[str, Any] = dict(zip(Target.__slots__, fields, strict=True))
+    return Target(**{**given, "features": tuple(given["features"])})
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    from aotc.ir.loop_parser import parse_kernel
+    from aotc.kernels.cpu.compile import compile_kernel
+    from aotc.kernels.cpu.executor import compile_executor
+
+    try:
+        target = target_from(request["target"])
+        if request.get("executor"):
+            return {"id": request["id"], "object": compile_executor(target)}
+        if "custom" in request:
+            return {"id": request["id"], **_custom(request, target)}
+        kernel = parse_kernel(request["text"])
+        if target.kind == "cuda":
+            from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
+
+            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target)}
+        return {"id": request["id"], "object": compile_kernel(kernel, target)}
+    except Exception:
+        return {"id": request["id"], "error": traceback.format_exc()}
+
+
+def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
+    from aotc.kernels.cpu.custom import Refused, compile_custom
+
+    arrays = [(dtype, rank) for dtype, rank in request["arrays"]]
+    try:
+        made = compile_custom(request["symbol"], request["custom"], arrays, request["values"], target)
+    except Refused as error:
+        return {"refused": str(error)}
+    return {"object": made}
+
+
+def main() -> None:
+    """Answer requests until the other side closes the pipe."""
+    sys.setrecursionlimit(20_000)
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from aotc.kernels.cpu import compile  # noqa: F401  (start-up overlaps the reading of the model)
+
+    while (request := read_frame(sys.stdin.buffer)) is not None:
+        write_frame(output, _answer(request))
+
+
+if __name__ == "__main__":
+    main()

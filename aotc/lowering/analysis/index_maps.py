@@ -1,0 +1,120 @@
+"""How movement ops relate the index of a result to the index of an operand.
+
+``backward`` answers "which operand element is result element ``index``?", and
+exists for every movement op that is total. ``forward`` answers the reverse, and
+exists only where each operand element is one result element: those ops may sit
+inside a fused region after the value that anchors it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims import Dim, floordiv, mod, product
+from aotc.ir.tensor_ir import Op
+
+Index = tuple[Dim, ...]
+
+
+def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:
+    """Return the row-major flat offset of ``index`` in ``shape``, in elements."""
+    flat: Dim = 0
+    for i, d in zip(index, shape, strict=True):
+        flat = flat * d + i
+    return flat
+
+
+def delinearize(flat: Dim, shape: Sequence[Dim]) -> Index:
+    """Return the index in ``shape`` of row-major offset ``flat``."""
+    index: list[Dim] = []
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == 1 or shape[axis] == 0:  # an empty array has no element to find
+            index.append(0)
+        elif all(d == 1 for d in shape[:axis]):
+            index.append(flat)
+            flat = 0
+        else:
+            index.append(mod(flat, shape[axis]))
+            flat = floordiv(flat, shape[axis])
+    return tuple(reversed(index))
+
+
+def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[Dim]) -> Index:
+    """Return where ``index`` of ``source`` lies in ``target`` (equal element counts).
+
+    Runs of dims whose products agree are mapped apart, which keeps the
+    expressions short and free of divisions where dims are only split or merged.
+    """
+    result: list[Dim] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        begin_i, begin_j = i, j
+        left: Dim = 1
+        right: Dim = 1
+        if i < len(source):
+            left, i = source[i], i + 1
+        if j < len(target):
+            right, j = target[j], j + 1
+        while left != right:
+            if i < len(source) and (j >= len(target) or _smaller(left, right)):
+                left, i = left * source[i], i + 1
+            elif j < len(target):
+                right, j = right * target[j], j + 1
+            else:
+                break
+        while i < len(source) and source[i] == 1 and j >= len(target):
+            i += 1
+        flat = linearize(index[begin_i:i], source[begin_i:i])
+        result += delinearize(flat, target[begin_j:j])
+    return tuple(result)
+
+
+def _smaller(a: Dim, b: Dim) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return isinstance(a, int) or (not isinstance(b, int) and str(a) < str(b) and len(str(a)) <= len(str(b)))
+
+
+def backward(op: Op, index: Index) -> Index:
+    """Return the index of operand 0 that result element ``index`` of ``op`` copies.
+
+    Raises
+    ------
+    KeyError
+        If ``op`` is not a pure copy of one element of operand 0.
+    """
+    source = op.operands[0].type.shape
+    match op.name:
+        case "broadcast":
+            return tuple(0 if source[k] == 1 else index[d] for k, d in enumerate(op.attrs["dims"]))
+        case "reshape":
+            return reshape_index(index, op.result.type.shape, source)
+        case "transpose":
+            perm = op.attrs["perm"]
+            return tuple(index[perm.index(k)] for k in range(len(perm)))
+        case "reverse":
+            return tuple(source[k] - 1 - i if k in op.attrs["dims"] else i for k, i in enumerate(index))
+        case "slice":
+            return tuple(b + i * s for i, b, s in zip(index, op.attrs["start"], op.attrs["stride"], strict=True))
+    raise KeyError(op.name)
+
+
+COPIES = frozenset({"broadcast", "reshape", "transpose", "reverse", "slice"})
+
+
+def forward(op: Op, index: Index) -> Index | None:
+    """Return the result index of element ``index`` of operand 0, or None if there is not exactly one.
+
+    A reshape has one only where its element counts are proven equal: a store at an
+    index that was made for another extent would hit a neighbour.
+    """
+    match op.name:
+        case "reshape":
+            source, target = op.operands[0].type.shape, op.result.type.shape
+            return reshape_index(index, source, target) if product(source) == product(target) else None
+        case "transpose":
+            return tuple(index[k] for k in op.attrs["perm"])
+        case "reverse":
+            source = op.operands[0].type.shape
+            return tuple(source[k] - 1 - i if k in op.attrs["dims"] else i for k, i in enumerate(index))
+    return None

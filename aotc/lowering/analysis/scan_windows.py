@@ -1,0 +1,81 @@
+"""Which ``reduce_window`` is a prefix scan: each window reaches from one end of a dim to an element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.vmfb.dtypes import kind_of, limits, to_numpy
+
+SHORT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan along ``dim``; a ``reverse`` one begins at the high end."""
+
+    dim: int
+    reverse: bool
+
+
+def scan_of(op: Op) -> Scan | None:
+    """Return the scan that ``op`` is, or None for other windows and for scans too short to gain from it."""
+    if op.name != "reduce_window":
+        return None
+    a, shape = op.attrs, op.operands[0].type.shape
+    if any(s != 1 for key in ("strides", "base_dilations", "window_dilations") for s in a[key]):
+        return None
+    moved = moved_dims(op)
+    if len(moved) != 1 or 0 in shape:
+        return None
+    (dim,) = moved
+    n = shape[dim]
+    if a["window"][dim] != n or (isinstance(n, int) and n <= SHORT):
+        return None
+    match tuple(a["padding"][dim]):
+        case (low, 0) if low == n - 1:
+            return Scan(dim, reverse=False)
+        case (0, high) if high == n - 1:
+            return Scan(dim, reverse=True)
+    return None
+
+
+def moved_dims(op: Op) -> list[int]:
+    """Return the dims along which the windows of ``op`` have several elements or reach beyond the operand."""
+    a = op.attrs
+    return [d for d in range(len(a["window"])) if a["window"][d] != 1 or tuple(a["padding"][d]) != (0, 0)]
+
+
+def starts_neutral(op: Op, makers: Mapping[Value, Op]) -> bool:
+    """Is the combiner of ``op`` one op, and the initial value a constant that it leaves every other value with?"""
+    name = combiner(op)
+    init = op.operands[-1]
+    value = splat_of(init, makers)
+    if name is None or value is None:
+        return False
+    neutral = neutral_value(name, init.type.dtype)
+    return neutral is not None and bool(value == neutral)
+
+
+def combiner(op: Op) -> str | None:
+    """Return the name of the only op that combines, if there is one such op and one operand."""
+    region = op.regions[0]
+    one = len(op.results) == 1 and len(region.ops) == 1 and set(region.ops[0].operands) == set(region.params)
+    return region.ops[0].name if one and region.results == region.ops[0].results else None
+
+
+def neutral_value(name: str, dtype: str) -> np.ndarray | None:
+    """Return the number that the op ``name`` leaves every other value of ``dtype`` with, or None."""
+    kind = kind_of(dtype)
+    known: dict[str, float] = {"add": 0, "mul": 1, "or": 0}
+    if kind in "biu":
+        known["and"] = True if kind == "b" else -1
+    if kind != "c":
+        known["max"], known["min"] = limits(dtype)
+    if dtype == "f8E8M0FNU":
+        del known["add"]  # it has no 0
+    return np.array(known[name]).astype(to_numpy(dtype)) if name in known else None

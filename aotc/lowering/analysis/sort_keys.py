@@ -1,0 +1,143 @@
+"""Which comparators order by keys: ``f(x) < f(y)``, or several of these, the first that differs deciding.
+
+Before, the comparator of ``jnp.sort`` on f32::
+
+    region(%x, %y) { %a = select (eq %x, 0), 0, %x ...  %b = the same of %y  %r = lt_total %a, %b }
+
+After: one :class:`SortKey` whose value is ``%a``, ascending. A comparator of several keys is
+``or(lt(a, b), and(eq(a, b), rest))``, as JAX writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aotc.ir.tensor_ir import Op, Region, Value
+from aotc.vmfb.dtypes import kind_of
+
+ASCENDING = {"lt": True, "lt_total": True, "gt": False, "gt_total": False}
+SAME = {"eq": ("lt", "gt"), "eq_total": ("lt_total", "gt_total")}
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """``value`` of the comparator's region, in terms of its first element of each pair, orders the rows."""
+
+    value: Value
+    ascending: bool
+
+
+def sort_keys(region: Region) -> tuple[SortKey, ...] | None:
+    """Return the keys of a comparator, the most significant first, or None if it is something else."""
+    makers = {v: op for op in region.ops for v in op.results}
+    found: list[SortKey] = []
+    (rest,) = region.results
+    while True:
+        op = makers.get(rest)
+        if op is None:
+            return None
+        if op.name in ASCENDING:
+            key = _key(op, region, makers)
+            return None if key is None else (*found, key)
+        parts = _first_then(op, makers)
+        if parts is None:
+            return None
+        less, same, rest = parts
+        key = _key(less, region, makers)
+        equal = _equal_of(same, less)
+        if key is None or not equal:
+            return None
+        found.append(key)
+
+
+def _first_then(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | None:
+    """Take ``or(less, and(same, rest))`` apart, whatever the order of operands."""
+    if op.name != "or":
+        return None
+    for less, both in (op.operands, op.operands[::-1]):
+        compare, conjunction = makers.get(less), makers.get(both)
+        if compare is None or conjunction is None or compare.name not in ASCENDING or conjunction.name != "and":
+            continue
+        for same, rest in (conjunction.operands, conjunction.operands[::-1]):
+            equal = makers.get(same)
+            if equal is not None and equal.name in SAME and _equal_of(equal, compare):
+                return compare, equal, rest
+    return None
+
+
+def _equal_of(same: Op, less: Op) -> bool:
+    return less.name in SAME[same.name] and set(same.operands) == set(less.operands)
+
+
+def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
+    """Return the key if both sides of a comparison are one function of either element.
+
+    A comparison of floats that is not in total order calls NaN equal to everything, which no key does.
+    """
+    left, right = op.operands
+    if kind_of(left.type.dtype) not in "biuf" or (kind_of(left.type.dtype) == "f" and not op.name.endswith("_total")):
+        return None
+    other = {p: region.params[n ^ 1] for n, p in enumerate(region.params)}
+    if not _mirrored(left, right, other, makers):
+        return None
+    first = _sides(left, region, makers)
+    if first == {0}:
+        return SortKey(left, ASCENDING[op.name])
+    return SortKey(right, not ASCENDING[op.name]) if first == {1} else None
+
+
+def _sides(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
+    """Return which elements of the pairs ``value`` depends on."""
+    number = {p: n % 2 for n, p in enumerate(region.params)}
+    found: set[int] = set()
+    stack, seen = [value], set()
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if v in number:
+            found.add(number[v])
+        elif v in makers:
+            stack += makers[v].operands
+    return found
+
+
+def _mirrored(left: Value, right: Value, other: Mapping[Value, Value], makers: Mapping[Value, Op]) -> bool:
+    """Are both the same expression, one of the first elements where the other is of the second?"""
+    stack, seen = [(left, right)], set()
+    while stack:
+        a, b = pair = stack.pop()
+        if pair in seen:
+            continue
+        seen.add(pair)
+        if a in other or b in other:
+            if other.get(a) is not b:
+                return False
+            continue
+        one, two = makers.get(a), makers.get(b)
+        if one is None or two is None:
+            if a is not b:
+                return False
+            continue
+        if one.name != two.name or a.type != b.type or one.regions or not _same_attrs(one, two):
+            return False
+        stack += zip(one.operands, two.operands, strict=True)
+    return True
+
+
+def _same_attrs(one: Op, two: Op) -> bool:
+    if one.attrs.keys() != two.attrs.keys():
+        return False
+    for name, x in one.attrs.items():
+        y = two.attrs[name]
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+            x, y = np.asarray(x), np.asarray(y)
+            if (x.dtype, x.shape, x.tobytes()) != (y.dtype, y.shape, y.tobytes()):
+                return False
+        elif x != y:
+            return False
+    return True

@@ -1,0 +1,93 @@
+"""Small rewrites, swept over the program until nothing changes.
+
+Before: ``%1 = mul %x, %one`` / ``%2 = transpose %1 {perm = (0, 1)}``. After: ``%x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims import Expr
+from aotc.ir.opset import SCALARS
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
+from aotc.lowering.passes.simplify_algebra import simplify_algebra
+from aotc.lowering.passes.simplify_shape import simplify_shape
+from aotc.options import Options
+
+SWEEPS = 8
+
+
+def canonicalize(module: Module, options: Options) -> Module:
+    """Return ``module`` after at most eight sweeps of the rules of ``simplify_*`` and those below."""
+    for _ in range(SWEEPS):
+        after = rewrite_module(module, _rule)
+        if all(after.functions[n] is f for n, f in module.functions.items()):
+            break
+        module = after
+    return module
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    match op.name:
+        case "while":
+            return _while(op, b)
+        case "case":
+            return _case(op, b)
+        case "reduce":
+            return _reduce(op, b)
+        case "reduce_window":
+            return _reduce_window(op, b)
+        case "dim" if not isinstance(op.attrs["expr"], Expr):
+            return (b.constant(op.attrs["expr"], op.result.type),)
+    if len(op.results) != 1:
+        return None
+    value = simplify_algebra(op, b) if op.name in SCALARS else simplify_shape(op, b)
+    return None if value is None else (value,)
+
+
+def _while(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Drop a loop whose condition is the constant false."""
+    test = splat_of(op.regions[0].results[0], b.definitions)
+    return op.operands if test is not None and not bool(test) else None
+
+
+def _case(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Put the only possible branch in place of the ``case``."""
+    index = splat_of(op.operands[0], b.definitions)
+    if index is None and len(op.regions) > 1:
+        return None
+    number = int(index) if index is not None else 0
+    branch = op.regions[number if 0 <= number < len(op.regions) else -1]
+    for inner in branch.ops:
+        b.append(inner)
+    return branch.results
+
+
+def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Reduce over dims of size 1 by combining with the initial value once."""
+    inputs = op.operands[: len(op.operands) // 2]
+    if any(inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
+        return None
+    return _combine_once(op, inputs, b)
+
+
+def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
+    inputs = op.operands[: len(op.operands) // 2]
+    a = op.attrs
+    trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
+    if not trivial or any(w for pair in a["padding"] for w in pair):
+        return None
+    return _combine_once(op, inputs, b)
+
+
+def _combine_once(op: Op, inputs: Sequence[Value], b: Builder) -> Sequence[Value] | None:
+    region = op.regions[0]
+    if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
+        return None
+    shape = op.results[0].type.shape
+    inits = op.operands[len(inputs) :]
+    lifted = [b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape)) for v in inits]
+    lifted += [b.reshape(v, shape) for v in inputs]
+    return lift_region(region, lifted, b)

@@ -1,0 +1,79 @@
+"""Bring every ``dot_general`` into one form: ``matmul`` of [B, M, K] and [B, K, N].
+
+Dims of one role are put side by side by a transpose and merged by a reshape. A
+transpose that only swaps M with K, or K with N, becomes a flag of the ``matmul``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims import product
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.options import Options
+
+
+def canonicalize_dot(module: Module, options: Options) -> Module:
+    """Return ``module`` with every ``dot_general`` as a ``matmul``."""
+    return rewrite_module(module, _rule)
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name != "dot_general":
+        return None
+    lhs, rhs = op.operands
+    pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
+    lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])
+    orders = [pairs, sorted(pairs), sorted(pairs, key=lambda p: p[1])]
+
+    def moved(order: list[tuple[int, int]]) -> int:
+        lc, rc = tuple(p[0] for p in order), tuple(p[1] for p in order)
+        return _is_moved(lhs, lb, lc) + _is_moved(rhs, rb, rc)
+
+    best = min(orders, key=moved)
+    lc, rc = tuple(p[0] for p in best), tuple(p[1] for p in best)
+    rows, left, lhs_transposed = _arrange(lhs, lb, lc, True, b)
+    columns, right, rhs_transposed = _arrange(rhs, rb, rc, False, b)
+    batch = (product(lhs.type.shape[d] for d in lb),) if lb else ()
+    shape = (*batch, product(lhs.type.shape[d] for d in rows), product(rhs.type.shape[d] for d in columns))
+    attrs = {"lhs_transposed": lhs_transposed, "rhs_transposed": rhs_transposed}
+    result = b.make("matmul", (left, right), attrs, TensorType(op.result.type.dtype, shape))
+    return (b.reshape(result, op.result.type.shape),)
+
+
+def _free(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(d for d in range(x.type.rank) if d not in batch and d not in contract)
+
+
+def _in_order(x: Value, dims: Sequence[int]) -> bool:
+    """Is the permutation ``dims`` without effect on memory (dims of size 1 may go anywhere)?"""
+    large = [d for d in dims if x.type.shape[d] != 1]
+    return large == sorted(large)
+
+
+def _is_moved(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> bool:
+    free = _free(x, batch, contract)
+    return not (_in_order(x, (*batch, *free, *contract)) or _in_order(x, (*batch, *contract, *free)))
+
+
+def _keeps_minor(x: Value, batch: tuple[int, ...], parts: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Does the order ``(batch, *parts)`` need no transpose, or one that leaves contiguous elements together?"""
+    order = (*batch, *parts[0], *parts[1])
+    large = [d for d in order if x.type.shape[d] != 1]
+    return _in_order(x, order) or large[-1] == max(large)
+
+
+def _arrange(
+    x: Value, batch: tuple[int, ...], contract: tuple[int, ...], is_lhs: bool, b: Builder
+) -> tuple[tuple[int, ...], Value, bool]:
+    """Return the free dims of ``x``, ``x`` as a (batched) matrix, and whether it is stored swapped."""
+    free = _free(x, batch, contract)
+    plain, swapped = ((free, contract), (contract, free)) if is_lhs else ((contract, free), (free, contract))
+    transposed = not _in_order(x, (*batch, *plain[0], *plain[1])) and _keeps_minor(x, batch, swapped)
+    first, second = swapped if transposed else plain
+    order = (*batch, *first, *second)
+    shape = x.type.shape
+    sizes = [product(shape[d] for d in part) for part in ((batch, first, second) if batch else (first, second))]
+    source = x if _in_order(x, order) else b.transpose(x, order)
+    return free, b.reshape(source, sizes), transposed

@@ -1,0 +1,108 @@
+"""Compute equal things once: an op with the same operands and attributes as an earlier one becomes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value
+from aotc.lowering.passes.dce import has_effect
+from aotc.options import Options
+
+_UNIQUE = frozenset({"call", "custom_call", "rng", "while", "case"})
+
+
+def cse(module: Module, options: Options) -> Module:
+    """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
+    changed = {n: replace(f, body=_Scope().region(f.body, {})) for n, f in module.functions.items()}
+    return module.with_functions(changed)
+
+
+def structure(function: Function) -> tuple:
+    """Return a key that functions share which do the same, whatever they and their values are called."""
+    body, scope = function.body, _Scope()
+    values = (*body.params, *(v for op in body.ops for v in op.results))
+    place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("anchor")), None)
+    return scope.region_key(body, {}), scope.frozen({**function.attrs, "anchor": place})
+
+
+class _Bytes:
+    """An array as a key: hashed by a sample of its bytes, equal if all bytes are.
+
+    Hashing every byte of the weights of a large model would take longer than
+    all else in this pass.
+    """
+
+    SAMPLE = 64
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        step = max(self.bytes.size // self.SAMPLE, 1)
+        self.hash = hash((str(array.dtype), array.shape, self.bytes[::step].tobytes()))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Bytes) or self.hash != other.hash:
+            return False
+        a, b = self.array, other.array
+        return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(self.bytes, other.bytes))
+
+
+class _Scope:
+    def __init__(self) -> None:
+        self.mapped: dict[Value, Value] = {}
+
+    def region(self, region: Region, outer: Mapping[Any, Sequence[Value]]) -> Region:
+        known = dict(outer)
+        ops = []
+        for op in region.ops:
+            operands = tuple(self.mapped.get(v, v) for v in op.operands)
+            regions = tuple(self.region(r, known) for r in op.regions)
+            op = replace(op, operands=operands, regions=regions) if operands != op.operands or regions else op
+            if op.name in _UNIQUE or has_effect(op):
+                ops.append(op)
+                continue
+            key = self.key(op, {})
+            found = known.get(key)
+            if found is None:
+                known[key] = op.results
+                ops.append(op)
+            else:
+                self.mapped.update(zip(op.results, found))
+        return Region(region.params, tuple(ops), tuple(self.mapped.get(v, v) for v in region.results))
+
+    def key(self, op: Op, numbers: dict[Value, int]) -> tuple:
+        operands = tuple(numbers.get(v, v) for v in op.operands)
+        regions = tuple(self.region_key(r, numbers) for r in op.regions)
+        return (op.name, operands, self.frozen(op.attrs), tuple(v.type for v in op.results), regions)
+
+    def region_key(self, region: Region, outer: dict[Value, int]) -> tuple:
+        """Return the structure of ``region`` with its own values by number."""
+        numbers = dict(outer)
+        for p in region.params:
+            numbers[p] = len(numbers)
+        ops = []
+        for op in region.ops:
+            ops.append(self.key(op, numbers))
+            for v in op.results:
+                numbers[v] = len(numbers)
+        types = tuple(p.type for p in region.params)
+        return types, tuple(ops), tuple(numbers.get(v, v) for v in region.results)
+
+    def frozen(self, data: Any) -> Any:
+        match data:
+            case Mapping():
+                return tuple((k, self.frozen(data[k])) for k in sorted(data))
+            case tuple() | list():
+                return tuple(map(self.frozen, data))
+            case np.ndarray():
+                return _Bytes(data)
+            case bool() | float():
+                return (type(data).__name__, repr(data))
+        return data

@@ -1,0 +1,89 @@
+"""Remove what nobody reads: ops, results of ``case``, carried values of ``while``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from aotc.ir.opset import OPS
+from aotc.ir.tensor_ir import Module, Op, Region, Value, captured, walk
+from aotc.options import Options
+
+
+def dce(module: Module, options: Options) -> Module:
+    """Return ``module`` without ops whose results are unused; ops with an effect stay."""
+    return module.with_functions({n: replace(f, body=_clean(f.body)) for n, f in module.functions.items()})
+
+
+def has_effect(op: Op) -> bool:
+    """Must ``op`` run even if its results are unused?"""
+    return _acts(op) or any(_acts(inner) for r in op.regions for inner in walk(r))
+
+
+def _acts(op: Op) -> bool:
+    if op.name == "custom_call":
+        return bool(op.attrs.get("has_side_effect", False))
+    return op.name == "call" or (op.name in OPS and OPS[op.name].effect)
+
+
+def _clean(region: Region) -> Region:
+    live = set(region.results)
+    kept: list[Op] = []
+    for op in reversed(region.ops):
+        if not (has_effect(op) or any(v in live for v in op.results)):
+            continue
+        if op.name == "case":
+            op = _trim_case(op, live)
+        elif op.name == "while":
+            op = _trim_while(op, live)
+        if op.regions:
+            op = replace(op, regions=tuple(map(_clean, op.regions)))
+        kept.append(op)
+        _read(op, live)
+    return Region(region.params, tuple(reversed(kept)), region.results)
+
+
+def _read(op: Op, live: set[Value]) -> None:
+    live.update(op.operands)
+    for region in op.regions:
+        live.update(captured(region))
+
+
+def _trim_case(op: Op, live: Collection[Value]) -> Op:
+    keep = [i for i, v in enumerate(op.results) if v in live]
+    if len(keep) == len(op.results):
+        return op
+    regions = tuple(replace(r, results=tuple(r.results[i] for i in keep)) for r in op.regions)
+    return replace(op, results=tuple(op.results[i] for i in keep), regions=regions)
+
+
+def _trim_while(op: Op, live: Collection[Value]) -> Op:
+    condition, body = op.regions
+    needed = {i for i, v in enumerate(op.results) if v in live}
+    needed |= _params_read(condition, condition.results)
+    while True:
+        grown = needed | _params_read(body, [body.results[i] for i in sorted(needed)])
+        if grown == needed:
+            break
+        needed = grown
+    keep = sorted(needed)
+    if len(keep) == len(op.results):
+        return op
+
+    def pick(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(values[i] for i in keep)
+
+    regions = (
+        Region(pick(condition.params), condition.ops, condition.results),
+        _clean(Region(pick(body.params), body.ops, pick(body.results))),
+    )
+    return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
+
+
+def _params_read(region: Region, wanted: Collection[Value]) -> set[int]:
+    """Return the numbers of the parameters that ``wanted`` and effects in ``region`` depend on."""
+    live = set(wanted)
+    for op in reversed(region.ops):
+        if has_effect(op) or any(v in live for v in op.results):
+            _read(op, live)
+    return {i for i, p in enumerate(region.params) if p in live}

@@ -1,0 +1,72 @@
+"""Bring every ``convolution`` into one form: ``conv`` of a padded [N, spatial, C] and a [spatial, C, O].
+
+Padding and input dilation become ``pad``, other layouts ``transpose``, reversal
+``reverse``, batch groups feature groups. A 1x1 kernel is a ``matmul``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.ir.dims import product
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.options import Options
+
+
+def decompose_convolution(module: Module, options: Options) -> Module:
+    """Return ``module`` with every ``convolution`` as a ``conv`` or ``matmul`` with movement around it."""
+    return rewrite_module(module, _rule)
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name != "convolution":
+        return None
+    a = op.attrs
+    lhs = b.transpose(op.operands[0], (a["input_batch"], *a["input_spatial"], a["input_feature"]))
+    lhs = _padded(lhs, a["padding"], a["lhs_dilation"], b)
+    rhs = b.transpose(op.operands[1], (*a["kernel_spatial"], a["kernel_input"], a["kernel_output"]))
+    backwards = tuple(i for i, flip in enumerate(a["reversal"]) if flip and rhs.type.shape[i] != 1)
+    if backwards:
+        rhs = b.make("reverse", (rhs,), {"dims": backwards})
+    groups = a["feature_groups"]
+    if a["batch_groups"] > 1:
+        groups = a["batch_groups"]
+        lhs = _batch_to_features(lhs, groups, b)
+    order = (a["output_batch"], *a["output_spatial"], a["output_feature"])
+    wanted = TensorType(op.result.type.dtype, tuple(op.result.type.shape[d] for d in order))
+    result = _product(lhs, rhs, a, groups, wanted, b)
+    back = tuple(order.index(d) for d in range(len(order)))
+    return (b.transpose(result, back),)
+
+
+def _padded(x: Value, padding: Sequence[tuple[int, int]], dilation: Sequence[int], b: Builder) -> Value:
+    low, high = (0, *(p[0] for p in padding), 0), (0, *(p[1] for p in padding), 0)
+    interior = (0, *(d - 1 for d in dilation), 0)
+    if not any((*low, *high, *interior)):
+        return x
+    zero = b.constant(0, TensorType(x.type.dtype))
+    return b.make("pad", (x, zero), {"low": low, "high": high, "interior": interior})
+
+
+def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
+    """Return [G*n, spatial, C] as [n, spatial, G*C]: group g of the batch feeds feature group g."""
+    batch, *spatial, features = x.type.shape
+    split = b.reshape(x, (groups, batch // groups, *spatial, features))
+    rank = split.type.rank
+    moved = b.transpose(split, (*range(1, rank - 1), 0, rank - 1))
+    return b.reshape(moved, (batch // groups, *spatial, groups * features))
+
+
+def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, wanted: TensorType, b: Builder) -> Value:
+    *kernel, features, outputs = rhs.type.shape
+    if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):
+        rows = product(lhs.type.shape[:-1])
+        flat = b.reshape(lhs, (rows, features)), b.reshape(rhs, (features, outputs))
+        plain = {"lhs_transposed": False, "rhs_transposed": False}
+        return b.reshape(b.make("matmul", flat, plain, TensorType(wanted.dtype, (rows, outputs))), wanted.shape)
+    held = {
+        "strides": tuple(attrs["strides"]), "rhs_dilation": tuple(attrs["rhs_dilation"]), "feature_groups": groups,
+    }  # fmt: skip
+    return b.make("conv", (lhs, rhs), held, wanted)

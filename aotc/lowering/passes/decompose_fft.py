@@ -1,0 +1,163 @@
+"""Bring every ``fft`` into transforms of one axis, ``dft``, with what real signals and large lengths need around them.
+
+Before: ``%1 = fft %x {kind = "RFFT", length = (8, 100)}`` on ``f32[8, 100]``. After: the even and odd samples as one
+complex signal of 50, its ``dft``, the spectrum of the real signal from it, and a ``dft`` along the other axis.
+
+Lengths with a prime factor above 13 become convolutions with a chirp (Bluestein); lengths above ``SPLIT_ABOVE`` two
+shorter transforms with a multiplication between them (Bailey's four steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.passes.fourier import (
+    SPLIT_ABOVE,
+    chirp,
+    chirp_spectrum,
+    radices,
+    smooth_size,
+    split,
+    twiddles,
+    unit_roots,
+)
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.options import Options
+from aotc.vmfb.dtypes import to_numpy
+
+_PART = {"c64": "f32", "c128": "f64"}
+_WHOLE = {"f32": "c64", "f64": "c128"}
+
+
+def decompose_fft(module: Module, options: Options) -> Module:
+    """Return ``module`` with every ``fft`` as ``dft`` ops with elementwise work and movement around them."""
+    return rewrite_module(module, _rule)
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name != "fft":
+        return None
+    (x,), kind, length, t = op.operands, op.attrs["kind"], op.attrs["length"], op.result.type
+    if 0 in (*x.type.shape, *t.shape):
+        return (b.constant(0, t),)
+    axes = range(t.rank - len(length), t.rank)
+    inverse = kind in ("IFFT", "IRFFT")
+    if kind == "RFFT":
+        x = _real_forward(x, length[-1], b)
+    for axis, n in zip(axes, length):
+        if kind in ("FFT", "IFFT") or axis != t.rank - 1:
+            x = _transform(x, axis, n, inverse, 1 / n if inverse else 1.0, b)
+    return (_real_inverse(x, length[-1], b) if kind == "IRFFT" else x,)
+
+
+def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
+    """Return ``scale`` times the transform of ``x`` along ``axis``, which is ``n`` long."""
+    if n == 1:
+        return x if scale == 1 else _times(x, np.array([scale]), axis, b)
+    factors = radices(n)
+    if not factors:
+        return _by_chirp(x, axis, n, inverse, scale, b)
+    if n > SPLIT_ABOVE:
+        return _in_two_steps(x, axis, n, inverse, scale, b)
+    part = _PART[x.type.dtype]
+    table = b.constant(twiddles(factors, inverse), TensorType(part, twiddles(factors, inverse).shape))
+    attrs = {"axis": axis, "radices": factors, "inverse": inverse, "scale": scale}
+    return b.make("dft", (x, table), attrs)
+
+
+def _times(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
+    """Return ``x`` times a vector along ``axis``."""
+    dims = tuple(range(axis, axis + values.ndim))
+    held = b.constant(values.astype(to_numpy(x.type.dtype)), TensorType(x.type.dtype, values.shape))
+    return b.make("mul", (x, b.make("broadcast", (held,), {"dims": dims}, x.type)))
+
+
+def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
+    """Transform the columns of the signal as a matrix, turn each element, transform the rows, transpose."""
+    rows, columns = split(n)
+    shape = x.type.shape
+    matrix = b.reshape(x, (*shape[:axis], rows, columns, *shape[axis + 1 :]))
+    matrix = _transform(matrix, axis, rows, inverse, 1.0, b)
+    matrix = _times(matrix, unit_roots(np.outer(np.arange(rows), np.arange(columns)), n, inverse), axis, b)
+    matrix = _transform(matrix, axis + 1, columns, inverse, scale, b)
+    order = list(range(matrix.type.rank))
+    order[axis], order[axis + 1] = axis + 1, axis
+    return b.reshape(b.transpose(matrix, order), shape)
+
+
+def _by_chirp(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
+    """Return the transform as a convolution: ``conj(c) * (c x)``, with the chirp c, at a length that factors well."""
+    size = smooth_size(2 * n - 1)
+    wave = chirp(n, inverse)
+    zero = b.constant(0, TensorType(x.type.dtype))
+    widths = [0] * x.type.rank
+    after = [size - n if d == axis else 0 for d in range(x.type.rank)]
+    padded = b.make("pad", (_times(x, wave, axis, b), zero), {"low": tuple(widths), "high": tuple(after),
+                                                              "interior": tuple(widths)})  # fmt: skip
+    spectrum = _transform(padded, axis, size, False, 1.0, b)
+    product = _times(spectrum, chirp_spectrum(n, size, inverse), axis, b)
+    back = _transform(product, axis, size, True, 1.0, b)
+    return _times(_cut(back, axis, 0, n, b), wave * (scale / size), axis, b)
+
+
+def _cut(x: Value, axis: int, start: int, limit: int, b: Builder, stride: int = 1) -> Value:
+    shape, rank = x.type.shape, x.type.rank
+    attrs = {
+        "start": tuple(start if d == axis else 0 for d in range(rank)),
+        "limit": tuple(limit if d == axis else n for d, n in enumerate(shape)),
+        "stride": tuple(stride if d == axis else 1 for d in range(rank)),
+    }
+    return b.make("slice", (x,), attrs)
+
+
+def _mirrored(x: Value, b: Builder) -> Value:
+    """Return the conjugate of ``x`` backwards along its last axis."""
+    return b.make("conj", (b.make("reverse", (x,), {"dims": (x.type.rank - 1,)}),))
+
+
+def _join(values: Sequence[Value], b: Builder) -> Value:
+    return b.make("concatenate", values, {"dim": values[0].type.rank - 1})
+
+
+def _complex(re: Value, im: Value, b: Builder) -> Value:
+    return b.make("complex", (re, im), {}, TensorType(_WHOLE[re.type.dtype], re.type.shape))
+
+
+def _real_forward(x: Value, n: int, b: Builder) -> Value:
+    """Return the first ``n // 2 + 1`` elements of the spectrum of a real signal."""
+    last, half = x.type.rank - 1, n // 2
+    if n % 2:
+        spectrum = _transform(_complex(x, b.constant(0, x.type), b), last, n, False, 1.0, b)
+        return _cut(spectrum, last, 0, half + 1, b)
+    pairs = _complex(_cut(x, last, 0, n, b, 2), _cut(x, last, 1, n, b, 2), b)
+    spectrum = _transform(pairs, last, half, False, 1.0, b)
+    around = _join((spectrum, _cut(spectrum, last, 0, 1, b)), b)
+    other = _mirrored(around, b)
+    even = b.make("add", (around, other))
+    odd = _times(b.make("sub", (around, other)), -1j * unit_roots(np.arange(half + 1), n, False), last, b)
+    return _times(b.make("add", (even, odd)), np.array([0.5]), last, b)
+
+
+def _real_inverse(x: Value, n: int, b: Builder) -> Value:
+    """Return the real signal of ``n`` samples whose spectrum begins with ``x``; ends that must be real are."""
+    last, half = x.type.rank - 1, n // 2
+    ends = np.ones(half + 1)
+    ends[0] = 0
+    if n % 2 == 0:
+        ends[half] = 0
+    im = b.make("imag", (x,))
+    x = _complex(b.make("real", (x,)), _times(im, ends, last, b), b)
+    if n % 2:
+        whole = _join((x, _mirrored(_cut(x, last, 1, half + 1, b), b)), b) if half else x
+        return b.make("real", (_transform(whole, last, n, True, 1 / n, b),))
+    other = _mirrored(x, b)
+    even = b.make("add", (x, other))
+    odd = _times(b.make("sub", (x, other)), 1j * unit_roots(np.arange(half + 1), n, True), last, b)
+    pairs = _cut(_times(b.make("add", (even, odd)), np.array([0.5]), last, b), last, 0, half, b)
+    signal = _transform(pairs, last, half, True, 1 / half, b)
+    column = (*signal.type.shape, 1)
+    parts = [b.reshape(b.make(name, (signal,)), column) for name in ("real", "imag")]
+    return b.reshape(_join(parts, b), (*x.type.shape[:-1], n))

@@ -1,0 +1,113 @@
+"""Evaluate at compile time what depends on constants only, with the NumPy reference of each op.
+
+Kept as ops: results much larger than what they are made of (they would only
+fatten the file), costly ops, loops, and whatever may differ from call to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aotc.ir.dims import is_static
+from aotc.ir.opset import SCALARS
+from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
+from aotc.ir.tensor_run import Frame
+from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.passes.rewrite import Builder, rewrite_function
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+SMALL = 64 * 1024
+TINY = 1 << 8
+GROWTH = 2
+WORK = 10**9
+_FOLDED = frozenset(SCALARS) | {
+    "bitcast", "reduce_precision", "reshape", "transpose", "reverse", "slice", "pad", "concatenate", "broadcast",
+    "dynamic_slice", "dynamic_update_slice", "gather", "reduce", "dot_general", "matmul", "convolution", "conv",
+}  # fmt: skip
+_PRODUCTS = {"dot_general", "matmul", "convolution", "conv"}
+
+
+def fold_constants(module: Module, options: Options) -> Module:
+    """Return ``module`` with ops on constants replaced by constants of the same dtype and value."""
+    return module.with_functions({n: rewrite_function(f, _Folder(f).rule) for n, f in module.functions.items()})
+
+
+class _Folder:
+    """Folds ops and lets constants go that it made on the way: weights may be as large as the memory."""
+
+    def __init__(self, function: Function) -> None:
+        self.uses = uses(function.body)
+        self.left: dict[Value, int] = {}
+
+    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return the constants that ``op`` gives, or None."""
+        found = _folded(op, b)
+        if found is not None:
+            self.left.update((made, self.uses.get(v, 0)) for v, made in zip(op.results, found))
+            for v in op.operands:
+                if v in self.left:
+                    self.left[v] -= 1
+                    if not self.left[v]:
+                        b.drop(v)
+        return found
+
+
+def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name not in _FOLDED or not op.operands:
+        return None
+    values = [constant_of(v, b.definitions) for v in op.operands]
+    arrays = [v for v in values if v is not None]
+    if len(arrays) != len(values):
+        return None
+    scalar = op.name in SCALARS or op.name == "reduce_precision"
+    if scalar and all(a.ndim == 0 for a in arrays):
+        return _fold(_shrunk(op), arrays, op, b)
+    if op.name in ("reshape", "transpose", "broadcast", "reverse", "slice") and arrays[0].ndim == 0:
+        return _as_constants(op, arrays, b)
+    if not all(is_static(v.type.shape) for v in (*op.operands, *op.results)):
+        return None
+    if not _worth(op, arrays) or any(captured(r) for r in op.regions):
+        return None
+    full = [np.broadcast_to(a, _static(v)) for a, v in zip(arrays, op.operands)]
+    return _fold(op, full, op, b)
+
+
+def _static(v: Value) -> tuple[int, ...]:
+    return tuple(d for d in v.type.shape if isinstance(d, int))
+
+
+def _shrunk(op: Op) -> Op:
+    """Return the elementwise op on the scalars that fill its operands."""
+    operands = tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.operands)
+    return replace(op, operands=operands, results=tuple(Value(v.name, TensorType(v.type.dtype)) for v in op.results))
+
+
+def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
+    elements = [int(np.prod(_static(v), dtype=np.int64)) for v in op.results]
+    result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
+    if op.name == "broadcast":
+        return result <= max(TINY, arrays[0].nbytes)
+    if result > max(SMALL, GROWTH * sum(a.nbytes for a in arrays)):
+        return False
+    if op.name not in _PRODUCTS:
+        return True
+    kernel = arrays[1].size if "conv" in op.name else arrays[0].size
+    return 2 * elements[0] * max(kernel, 1) <= WORK
+
+
+def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
+    frame = Frame(Module({}), {})
+    frame.environment.update(zip(op.operands, arrays))
+    return _as_constants(original, frame.apply(op), b)
+
+
+def _as_constants(op: Op, arrays: Sequence[np.ndarray], b: Builder) -> Sequence[Value]:
+    attrs: list[Mapping[str, np.ndarray]] = [{"value": np.ascontiguousarray(a).reshape(a.shape)} for a in arrays]
+    return [
+        b.append(Op("constant", (), (Value(b.names.fresh(v.name), v.type),), held, loc=op.loc))[0]
+        for v, held in zip(op.results, attrs)
+    ]

@@ -1,0 +1,368 @@
+"""Fusion: group ops into regions and outline each as a private function.
+
+Before::
+
+    %2 = exp %1          %5 = reduce %2 {dims = (1,)} (add)     %7 = div %2, %6
+After::
+
+    %7 = dispatch %1 {callee = "k0"}     // k0 holds exp, reduce, broadcast, div; kind = row
+
+Ops are visited in order; each joins the latest region that makes one of its
+operands if the region's iteration space reaches it (``anchors``) and no cycle
+arises, else it opens a region. Movement ops are copied into whoever reads them.
+Then loop regions with a single reader are absorbed by it. Kinds of region:
+``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
+(over leading axes), ``window``, ``contract`` (a product with its epilogue) and
+``single`` (an op with its own lowering).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from aotc.ir.dims import Dim, is_static, product, static
+from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
+from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.scan_windows import scan_of
+from aotc.lowering.passes.outline import CONTRACT, CONTROL, Group, Outliner, captures
+from aotc.lowering.regions.elemental import FREE, is_inline
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+MAX_MEMBERS = 96
+MAX_BUFFERS = 40
+MAX_MOVES = 16
+UPDATE = "dynamic_update_slice"
+EXPENSIVE = frozenset({
+    "exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "pow", "atan2",
+    "cbrt", "div", "rem", "sqrt", "rsqrt",
+})  # fmt: skip
+
+
+def fuse(module: Module, options: Options) -> Module:
+    """Outline regions in every function; see the module docstring."""
+    outlined: dict[str, Function] = {}
+    changed = {}
+    for function in module.functions.values():
+        body = _Fuser(options.opt_level, outlined, {}).region(function.body)
+        changed[function.name] = replace(function, body=body)
+    return Module({**changed, **outlined}, module.name)
+
+
+def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op]) -> set[Value]:
+    """Return the values that must exist in memory because of who reads them."""
+    needed: set[Value] = set(results)
+    for op in ops:
+        if op.name == UPDATE:
+            needed.add(op.operands[0])
+        elif op.name in CONTRACT or op.name in CONTROL or not _reads_inline(op):
+            needed.update(op.operands)
+        for r in op.regions:
+            if op.name in CONTROL:
+                needed.update(captured(r))
+    stack = list(needed)
+    while stack:
+        op_ = makers.get(stack.pop())
+        if op_ is not None and op_.name == "reshape" and op_.operands[0] not in needed:
+            needed.add(op_.operands[0])
+            stack.append(op_.operands[0])
+    return needed
+
+
+def _reads_inline(op: Op) -> bool:
+    """Can the operands of ``op`` be computed where it reads them?"""
+    return is_inline(op) or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
+
+
+class _Fuser:
+    """The state of fusing one region."""
+
+    def __init__(self, level: int, outlined: dict[str, Function], outer: Mapping[Value, Op]) -> None:
+        self.level, self.outlined = level, outlined
+        self.makers: dict[Value, Op] = dict(outer)
+        self.outer = frozenset(outer.values())
+        self.groups: list[Group] = []
+        self.group_of: dict[Op, Group] = {}
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with its ops grouped into dispatches.
+
+        The host reads a size where ``bind_dim`` stands: what comes before is fused apart from what comes after.
+        """
+        if any(op.name == "bind_dim" for op in region.ops):
+            return self._stages(region)
+        own = {v: op for op in region.ops for v in op.results}
+        self.makers.update(own)
+        self.needed = needs_buffer(region.ops, region.results, self.makers)
+        moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
+        for op in region.ops:
+            count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
+            if self._materialised(op) or (count > MAX_MOVES and op.name in FREE and op.name != "reshape"):
+                self._place(op)
+            elif op.operands:
+                moves[op.result] = count
+        if self.level >= 2:
+            self._absorb()
+        outliner = Outliner(self.groups, self.group_of, self.makers, self.outer, self.outlined, self._inner)
+        return outliner.region(region)
+
+    def _inner(self, region: Region) -> Region:
+        return _Fuser(self.level, self.outlined, self.makers).region(region)
+
+    def _stages(self, region: Region) -> Region:
+        makers = dict(self.makers)
+        ops: list[Op] = []
+        begin = 0
+        for end in [*(n for n, op in enumerate(region.ops) if op.name == "bind_dim"), len(region.ops)]:
+            part, rest = region.ops[begin:end], region.ops[end:]
+            later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
+            kept = tuple(v for op in part for v in op.results if v in later)
+            ops += _Fuser(self.level, self.outlined, makers).region(Region(region.params, part, kept)).ops
+            ops += rest[:1]
+            makers.update((v, op) for op in part for v in op.results)
+            begin = end + 1
+        return Region(region.params, tuple(ops), region.results)
+
+    # --- which ops become part of a group ---
+
+    def _materialised(self, op: Op) -> bool:
+        if op.name == "constant":  # one of unknown size cannot lie in the bundle: a kernel fills it
+            return op.result in self.needed and not is_static(op.result.type.shape)
+        if op.name == "reshape" or (op.name == "dim"):
+            return op.name == "dim" and op.result in self.needed
+        if op.name in FREE:
+            wanted = op.result in self.needed or self.level == 0
+            return wanted or (op.name == "transpose" and _moves_last(op) and _large(op.result.type))
+        return True
+
+    def _place(self, op: Op) -> None:
+        if op.name in CONTROL or op.name == "assert":
+            self._open(op, "single")
+        elif op.name in CONTRACT:
+            self._open(op, "contract")
+        elif op.name == "reduce":
+            if not self._join(op):
+                self._open_reduce(op)
+        elif op.name == "reduce_window":
+            self._open(op, "single" if scan_of(op) else "window")
+        elif op.name == UPDATE and self.level > 0:
+            self._open(op, "update")
+        elif is_inline(op):
+            if not self._join(op):
+                self._open(op, "loop")
+        else:
+            self._open(op, "single")
+
+    def _open(self, op: Op, kind: str) -> None:
+        group = Group(len(self.groups), kind, [op])
+        if kind not in ("single", "update"):
+            group.anchors = Anchors(op.results[0], self.makers)
+        self.groups.append(group)
+        self._add(group, op, self._sources(op))
+
+    def _open_reduce(self, op: Op) -> None:
+        """A reduction whose operands come from elsewhere iterates over its operand."""
+        group = Group(len(self.groups), "loop", [op], Anchors(op.operands[0], self.makers))
+        count = len(op.operands) // 2
+        assert group.anchors is not None
+        for v in op.operands[1:count]:
+            group.anchors.index[v], group.anchors.levels[v] = group.anchors.space, 0
+        if not group.anchors.extend(op, {op}):
+            group.anchors, group.kind = None, "single"
+        else:
+            group.kind = _reduce_kind(group.anchors)
+        self.groups.append(group)
+        self._add(group, op, self._sources(op))
+
+    def _add(self, group: Group, op: Op, sources: list[Group]) -> None:
+        """Note that ``op``, which reads results of ``sources``, is in ``group``."""
+        self.group_of[op] = group
+        group.reads.update(v for v in op.operands if self._made_outside(v, group))
+        for source in sources:
+            if source is not group:
+                source.after[group] = None
+        before = _before(group, sources)
+        stack = [group]
+        while stack:  # so do all that come after it
+            later = stack.pop()
+            if before & ~later.before:
+                later.before |= before
+                stack += later.after
+
+    def _made_outside(self, v: Value, group: Group) -> bool:
+        maker = self.makers.get(v)
+        return maker is None or self.group_of.get(maker) is not group
+
+    def _sources(self, op: Op) -> list[Group]:
+        """Return the groups whose results ``op`` reads, the latest first, movement ops looked through."""
+        return self._groups_behind([*op.operands, *captures(op)])
+
+    def _groups_behind(self, stack: list[Value]) -> list[Group]:
+        found: dict[int, Group] = {}
+        seen: set[Value] = set()
+        while stack:
+            v = stack.pop()
+            maker = self.makers.get(v)
+            if v in seen or maker is None or maker in self.outer:
+                continue
+            seen.add(v)
+            group = self.group_of.get(maker)
+            if group is not None:
+                found[group.number] = group
+            else:
+                stack += maker.operands
+        return [found[n] for n in sorted(found, reverse=True)]
+
+    # --- joining ---
+
+    def _join(self, op: Op) -> bool:
+        if self.level == 0 or (self.level == 1 and op.name not in SCALARS):
+            return False
+        if op.name in ("pad", "concatenate", "gather", "dynamic_slice", "iota", "dim", "slice", "broadcast"):
+            return False
+        sources = self._sources(op)
+        return any(self._try(op, group, sources) for group in sources)
+
+    def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
+        if group.anchors is None or len(group.members) >= MAX_MEMBERS:
+            return False
+        if self.level == 1 and group.kind != "loop":
+            return False
+        if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
+            return False
+        if _before(group, sources) >> group.number & 1:
+            return False
+        if len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads) > MAX_BUFFERS:
+            return False
+        trial = group.anchors.copy()
+        if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
+            return False
+        kind = group.kind
+        if trial.reduced is not None:
+            kind = _reduce_kind(trial)
+            if kind == "reduce" and not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
+                return False
+            if kind == "reduce" and max(trial.levels[v] for v in op.results) > 1 and op.name == "reduce":
+                return False
+        group.anchors, group.kind = trial, kind
+        group.members.append(op)
+        self._add(group, op, sources)
+        return True
+
+    def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
+        """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
+        members = {*group.members, op}
+        count = len(op.operands) // 2 if op.name == "reduce" else len(op.operands)
+        for n, v in enumerate(op.operands):
+            mapped = n < count and trial.resolve(v, members) is not None
+            if not mapped and group in self._groups_behind([v]):
+                return False
+        return True
+
+    # --- absorbing loop regions into their only reader ---
+
+    def _absorb(self) -> None:
+        readers: dict[Value, list[Op]] = {}
+        for op in self.group_of:
+            for v in self._reads(op):
+                readers.setdefault(v, []).append(op)
+        for group in reversed(self.groups):
+            if group.kind == "loop" and len(group.members) + len(group.absorbed) < MAX_MEMBERS:
+                reader = self._only_reader(group, readers)
+                if reader is not None and self._worth(group, reader):
+                    reader.absorbed += group.members + group.absorbed
+                    for op in group.members + group.absorbed:
+                        self.group_of[op] = reader
+                    group.members, group.absorbed = [], []
+
+    def _only_reader(self, group: Group, readers: Mapping[Value, list[Op]]) -> Group | None:
+        made = [v for op in group.members for v in op.results]
+        if any(v in self.needed for v in made):
+            return None
+        pairs = {(v, g) for v in made for op in readers.get(v, ()) if (g := self.group_of[op]) is not group}
+        if len(pairs) != 1:
+            return None
+        ((_, reader),) = pairs
+        return reader if reader.kind in ("loop", "row", "reduce", "window", "contract", "update") else None
+
+    def _reads(self, op: Op) -> set[Value]:
+        """Return the group-made values that ``op`` reads through movement ops."""
+        found: set[Value] = set()
+        seen: set[Value] = set()
+        stack = list(op.operands)
+        while stack:
+            v = stack.pop()
+            maker = self.makers.get(v)
+            if v in seen or maker is None or maker in self.outer:
+                continue
+            seen.add(v)
+            if maker in self.group_of:
+                found.add(v)
+            else:
+                stack += maker.operands
+        return found
+
+    def _worth(self, group: Group, reader: Group) -> bool:
+        """Is computing the group again wherever it is read no more work than storing it?"""
+        if len(group.members) + len(reader.members) + len(reader.absorbed) > MAX_MEMBERS:
+            return False
+        if self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed]) > MAX_BUFFERS:
+            return False
+        cost = sum(1 + 15 * (op.name in EXPENSIVE) for op in group.members + group.absorbed if op.name not in FREE)
+        made = _elements(group.members[-1].result.type)
+        anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
+        read = _elements(anchor.type)
+        repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
+        if reader.kind == "window":
+            window = reader.members[0].attrs["window"]
+            repeats = static(product(window))
+        if reader.kind == "update":
+            return not any(v is reader.members[0].operands[0] for op in group.members for v in op.results)
+        if reader.kind == "contract" and any(
+            v in reader.members[0].operands for op in group.members for v in op.results
+        ):
+            return False
+        if reader.kind == "row":
+            levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
+            repeats *= levels if cost <= 4 else 1
+        return repeats == 1 or cost * (repeats - 1) <= (4 if self.level < 3 else 16)
+
+    def _buffers_of(self, ops: list[Op]) -> int:
+        inside = set(ops)
+        return len({v for m in inside for v in m.operands if self.makers.get(v) not in inside})
+
+
+def _before(group: Group, sources: list[Group]) -> int:
+    """Return the bit set of groups that must run before ``group`` if it reads results of ``sources``."""
+    bits = 0
+    for source in sources:
+        if source is not group:
+            bits |= source.before | 1 << source.number
+    return bits
+
+
+def _reduce_kind(anchors: Anchors) -> str:
+    """``row`` if the reduced axes are the trailing ones, else ``reduce``."""
+    real = [k for k, e in enumerate(anchors.space) if e != 0]
+    reduced = anchors.reduced or frozenset()
+    return "row" if real[len(real) - len(reduced) :] == sorted(reduced) else "reduce"
+
+
+def _moves_last(op: Op) -> bool:
+    perm = op.attrs["perm"]
+    moved = [p for p in perm if op.operands[0].type.shape[p] != 1]
+    return bool(moved) and moved[-1] != max(moved)
+
+
+def _elements(type_: TensorType) -> int | None:
+    n = product(type_.shape)
+    return n if isinstance(n, int) else None
+
+
+def _large(type_: TensorType) -> bool:
+    n: Dim = product(type_.shape)
+    return not isinstance(n, int) or n * size_of(type_.dtype) >= 1 << 14
+
+

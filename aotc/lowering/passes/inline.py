@@ -1,0 +1,138 @@
+"""Replace every call by the body of what it calls.
+
+Before: ``%1 = call(%x) {callee: f}``. After: the ops of ``f`` with ``%x`` for its parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims import Dim, Expr, substitute, symbols
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.passes.rewrite import Names, map_attribute
+from aotc.options import Options
+
+
+def inline(module: Module, options: Options) -> Module:
+    """Return ``module`` with no ``call``; only public functions are left.
+
+    Raises
+    ------
+    CompileError
+        If functions call each other in a circle, or a callee does not exist.
+    """
+    _check_calls(module)
+    public = {name: f for name, f in module.functions.items() if f.public}
+    return replace(module, functions={n: replace(f, body=_Inliner(module, f.body).run()) for n, f in public.items()})
+
+
+def _check_calls(module: Module) -> None:
+    done: dict[str, bool] = {}
+    for root in (name for name, f in module.functions.items() if f.public):
+        stack = [(root, iter(_calls(module.functions[root].body)))]
+        done.setdefault(root, False)
+        while stack:
+            name, rest = stack[-1]
+            call = next(rest, None)
+            if call is None:
+                stack.pop()
+                done[name] = True
+                continue
+            callee = call.attrs["callee"]
+            if callee not in module.functions:
+                raise CompileError.at(call.loc, f"call of {callee}, which does not exist")
+            if done.get(callee) is False:
+                raise CompileError.at(call.loc, f"{callee} calls itself")
+            if callee not in done:
+                done[callee] = False
+                stack.append((callee, iter(_calls(module.functions[callee].body))))
+
+
+def _calls(region: Region) -> list[Op]:
+    return [op for op in walk(region) if op.name == "call"]
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A region that is being copied: where its values and symbols are by now, and the call that it answers."""
+
+    region: Region
+    rest: Iterator[Op]
+    mapped: dict[Value, Value]
+    dims: dict[str, Dim]
+    call: Op | None = None
+
+
+class _Inliner:
+    """Copies one public function; its own values keep their names, those of callees get fresh ones."""
+
+    def __init__(self, module: Module, region: Region) -> None:
+        self.module, self.root, self.names = module, region, Names.of(region)
+
+    def run(self) -> Region:
+        """Return the region without calls."""
+        return self.copied(self.root, {}, {}, own=True) if _calls(self.root) else self.root
+
+    def copied(self, region: Region, mapped: dict[Value, Value], dims: dict[str, Dim], own: bool) -> Region:
+        """Return a copy of ``region``; ``own`` tells that it is the public function's."""
+        params = region.params if own else tuple(self.value(v, mapped, dims) for v in region.params)
+        ops: list[Op] = []
+        stack = [_Frame(region, iter(region.ops), mapped, dims)]
+        while stack:
+            frame = stack[-1]
+            op = next(frame.rest, None)
+            if op is None:
+                self._leave(stack)
+            elif op.name == "call":
+                stack.append(self._enter(op, frame))
+            else:
+                ops.append(self.copied_op(op, frame, own and len(stack) == 1))
+        return Region(params, tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+
+    def _enter(self, call: Op, caller: _Frame) -> _Frame:
+        callee = self.module.functions[call.attrs["callee"]].body
+        operands = tuple(caller.mapped.get(v, v) for v in call.operands)
+        dims = {**caller.dims, **_bind(callee.params, operands)}
+        dims = {name: d for name, d in dims.items() if str(d) != name}
+        return _Frame(callee, iter(callee.ops), dict(zip(callee.params, operands)), dims, call)
+
+    def _leave(self, stack: list[_Frame]) -> None:
+        frame = stack.pop()
+        if frame.call is not None:
+            results = (frame.mapped.get(v, v) for v in frame.region.results)
+            stack[-1].mapped.update(zip(frame.call.results, results))
+
+    def copied_op(self, op: Op, frame: _Frame, own: bool) -> Op:
+        """Return a copy of ``op`` on the values and symbols of ``frame``."""
+        mapped, dims = frame.mapped, frame.dims
+        regions = tuple(self.copied(r, mapped, dims, own) for r in op.regions)
+        operands = tuple(mapped.get(v, v) for v in op.operands)
+        if own:
+            return replace(op, operands=operands, regions=regions)
+        results = tuple(self.value(v, mapped, dims) for v in op.results)
+        attrs = map_attribute(op.attrs, lambda x: _placed(x, dims)) if dims else op.attrs
+        return Op(op.name, operands, results, attrs, regions, op.loc)
+
+    def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
+        """Return the copy of a value of a callee."""
+        shape = tuple(_placed(d, dims) for d in v.type.shape) if dims else v.type.shape
+        mapped[v] = Value(self.names.fresh(v.name), TensorType(v.type.dtype, shape))
+        return mapped[v]
+
+
+def _placed(data: Any, dims: Mapping[str, Dim]) -> Any:
+    return substitute(data, dims) if isinstance(data, Expr) else data
+
+
+def _bind(params: tuple[Value, ...], operands: tuple[Value, ...]) -> dict[str, Dim]:
+    """Return what the callee's symbols are at this call, by the shapes of its arguments."""
+    found: dict[str, Dim] = {}
+    for param, operand in zip(params, operands):
+        for inner, outer in zip(param.type.shape, operand.type.shape):
+            names = list(symbols(inner))
+            if len(names) == 1 and isinstance(inner, Expr) and str(inner) == names[0].name:
+                found.setdefault(names[0].name, outer)
+    return found

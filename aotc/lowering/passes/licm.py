@@ -1,0 +1,91 @@
+"""Move out of ``while`` loops what does not change in them.
+
+A carried value that the body hands back unchanged becomes the outer value; ops
+of the condition and the body that depend on outer values only run once, before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.dims import product
+from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.lowering.passes.dce import has_effect
+from aotc.options import Options
+from aotc.vmfb.dtypes import size_of
+
+LARGEST = 1 << 20
+_STAY = frozenset({"constant", "iota", "dim", "rng", "call", "while", "case"})
+
+
+def licm(module: Module, options: Options) -> Module:
+    """Return ``module`` with licm carries captured and licm ops hoisted.
+
+    Results above 1 MiB stay where they are computed; so do ops with an effect
+    and those that cost nothing.
+    """
+    return module.with_functions({n: replace(f, body=_region(f.body, {})) for n, f in module.functions.items()})
+
+
+def _region(region: Region, mapped: dict[Value, Value]) -> Region:
+    ops: list[Op] = []
+    for op in region.ops:
+        op = replace(op, operands=tuple(mapped.get(v, v) for v in op.operands))
+        if op.name == "while":
+            op = _capture_constant_carries(op, mapped)
+        if op.regions:
+            op = replace(op, regions=tuple(_region(r, mapped) for r in op.regions))
+        if op.name == "while":
+            op = _hoist(op, ops)
+        ops.append(op)
+    return Region(region.params, tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+
+
+def _capture_constant_carries(op: Op, mapped: dict[Value, Value]) -> Op:
+    condition, body = op.regions
+    constant = [i for i, (p, r) in enumerate(zip(body.params, body.results)) if r is p]
+    if not constant:
+        return op
+    for i in constant:
+        for inner in (condition.params[i], body.params[i], op.results[i]):
+            mapped[inner] = op.operands[i]
+
+    def pick(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(v for i, v in enumerate(values) if i not in constant)
+
+    regions = (
+        Region(pick(condition.params), condition.ops, condition.results),
+        Region(pick(body.params), body.ops, pick(body.results)),
+    )
+    return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
+
+
+def _hoist(op: Op, before: list[Op]) -> Op:
+    """Append to ``before`` the ops of the loop that need none of its values; return the smaller loop.
+
+    A free op (a constant) is copied along only by being moved too, when a moved op reads it.
+    """
+    regions = []
+    for region in op.regions:
+        inside: set[Value] = set(region.params)
+        free: dict[Value, Op] = {}
+        moved: dict[int, Op] = {}
+        for inner in region.ops:
+            reads = inner.operands
+            if inner.regions or has_effect(inner) or any(v in inside for v in reads):
+                inside.update(inner.results)
+            elif inner.name in ("constant", "iota", "dim"):
+                free.update((v, inner) for v in inner.results)
+            elif inner.name in _STAY or _is_large(inner):
+                inside.update(inner.results)
+            else:
+                moved.update((id(free[v]), free[v]) for v in reads if v in free)
+                moved[id(inner)] = inner
+        before += moved.values()
+        regions.append(replace(region, ops=tuple(o for o in region.ops if id(o) not in moved)))
+    return replace(op, regions=tuple(regions))
+
+
+def _is_large(op: Op) -> bool:
+    sizes = [product(v.type.shape) * size_of(v.type.dtype) for v in op.results]
+    return any(not isinstance(n, int) or n > LARGEST for n in sizes)

@@ -1,0 +1,90 @@
+"""Give collectives their meaning in a program that one process runs alone.
+
+Before: ``%1 = all_reduce %x {groups = ((0,),), ...}`` and ``%2 = partition_id``. After: ``%x`` and the constant 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aotc.diagnostics import CompileError, Finding
+from aotc.ir.opset.collective import COLLECTIVES, group_size, receives
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.options import Options
+
+
+def lower_collectives(module: Module, options: Options) -> Module:
+    """Return ``module`` without collectives.
+
+    Raises
+    ------
+    CompileError
+        If exchanges need more than one process; all of them are named.
+    """
+    refused = [f for function in module.functions.values() for op in walk(function.body) for f in _refusal(op)]
+    if refused:
+        raise CompileError(refused)
+    return rewrite_module(module, _rule)
+
+
+def _refusal(op: Op) -> list[Finding]:
+    count = group_size(op.attrs.get("groups", ())) if op.name in COLLECTIVES else 1
+    if count <= 1:
+        return []
+    message = f"{op.name} exchanges between {count} processes, and the program is compiled for one"
+    hint = "export the function for one device; distributed programs are not supported yet"
+    return [Finding(message, op.loc, hint=hint)]
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name not in COLLECTIVES:
+        return None
+    if op.name in ("partition_id", "replica_id"):
+        return (b.constant(0, TensorType("u32")),)
+    if op.name == "collective_permute" and not receives(op.attrs["pairs"]):
+        return [b.constant(0, v.type) for v in op.operands]
+    return (_ragged(op.operands, b),) if op.name == "ragged_all_to_all" else op.operands
+
+
+def _ragged(operands: Sequence[Value], b: Builder) -> Value:
+    """Return the second operand with ranges of rows of the first put into it; rows beyond either are dropped."""
+    x, out, *vectors = operands
+    index = TensorType("i64", (out.type.shape[0],))
+    row = b.make("iota", (), {"dim": 0}, index)
+    end = _spread(b.make("dim", (), {"expr": x.type.shape[0]}, TensorType("i64")), index, b)
+    zero, count = b.constant(0, index), vectors[0].type.shape[0]
+    for k in range(count if isinstance(count, int) else 0):
+        start, sent, place = (_spread(_element(v, k, b), index, b) for v in vectors[:3])
+        offset = b.make("sub", (row, place))
+        source = b.make("add", (offset, start))
+        tests = [
+            b.make("ge", (offset, zero)), b.make("lt", (offset, sent)),
+            b.make("ge", (source, zero)), b.make("lt", (source, end)),
+        ]  # fmt: skip
+        mask = tests[0]
+        for test in tests[1:]:
+            mask = b.make("and", (mask, test))
+        wide = b.make("broadcast", (mask,), {"dims": (0,)}, TensorType("i1", out.type.shape))
+        out = b.make("select", (wide, b.make("gather", (x, source), _rows_of(x)), out))
+    return out
+
+
+def _element(vector: Value, k: int, b: Builder) -> Value:
+    one = b.make("slice", (vector,), {"start": (k,), "limit": (k + 1,), "stride": (1,)})
+    scalar = b.reshape(one, ())
+    return scalar if scalar.type.dtype == "i64" else b.make("convert", (scalar,), {}, TensorType("i64"))
+
+
+def _spread(scalar: Value, t: TensorType, b: Builder) -> Value:
+    return b.make("broadcast", (scalar,), {"dims": ()}, t)
+
+
+def _rows_of(x: Value) -> dict[str, Any]:
+    """Return the attributes of a gather that takes whole rows of ``x``."""
+    return {
+        "offset_dims": tuple(range(1, x.type.rank)), "collapsed_slice_dims": (0,), "operand_batching_dims": (),
+        "start_indices_batching_dims": (), "start_index_map": (0,), "index_vector_dim": 1,
+        "slice_sizes": (1, *x.type.shape[1:]),
+    }  # fmt: skip

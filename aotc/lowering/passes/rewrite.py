@@ -1,0 +1,169 @@
+"""Rebuild functions op by op: what the tensor-level passes have in common.
+
+A *rule* sees an op whose operands are already rewritten and returns the values
+that take the place of its results, or None to keep the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from aotc.diagnostics import UNKNOWN, Loc
+from aotc.ir.dims import Dim
+from aotc.ir.opset import OPS
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.vmfb.dtypes import to_numpy
+
+RECENT = 16
+
+
+@dataclass(slots=True)
+class Names:
+    """Readable names that no two values of a function share."""
+
+    used: set[str] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, region: Region) -> Names:
+        """Return the names taken in ``region``."""
+        used = {p.name for p in region.params}
+        for op in walk(region):
+            used.update(v.name for v in op.results)
+            used.update(p.name for r in op.regions for p in r.params)
+        return cls(used)
+
+    def fresh(self, hint: str) -> str:
+        """Return ``hint``, or ``hint_2``, ``hint_3``... if it is taken."""
+        name, count = hint, self.counts.get(hint, 1)
+        while name in self.used:
+            count += 1
+            name = f"{hint}_{count}"
+        self.counts[hint] = count
+        self.used.add(name)
+        return name
+
+
+@dataclass(slots=True)
+class Builder:
+    """Appends ops to a region and remembers which op defines a value."""
+
+    names: Names
+    definitions: dict[Value, Op] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    loc: Loc = UNKNOWN
+
+    def append(self, op: Op) -> tuple[Value, ...]:
+        """Append ``op`` as it is."""
+        self.ops.append(op)
+        self.definitions.update((v, op) for v in op.results)
+        return op.results
+
+    def drop(self, value: Value) -> None:
+        """Remove the op that was appended last but a few and makes ``value``, which nobody reads."""
+        op = self.definitions[value]
+        for at in range(len(self.ops) - 1, max(len(self.ops) - RECENT, 0) - 1, -1):
+            if self.ops[at] is op:
+                del self.ops[at], self.definitions[value]
+                return
+
+    def make(
+        self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any] | None = None,
+        given: TensorType | None = None, hint: str = "",
+    ) -> Value:  # fmt: skip
+        """Append the op ``name`` and return its only result; its type follows from the op table."""
+        held = dict(attrs or {})
+        types = OPS[name].infer(tuple(v.type for v in operands), held, (), (given,) if given else ())
+        result = Value(self.names.fresh(hint or name), types[0])
+        self.append(Op(name, tuple(operands), (result,), held, loc=self.loc))
+        return result
+
+    def constant(self, value: np.ndarray | float, type_: TensorType) -> Value:
+        """Append a constant; a scalar ``value`` fills ``type_``."""
+        array = np.asarray(value).astype(to_numpy(type_.dtype))
+        return self.make("constant", (), {"value": array}, type_)
+
+    def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
+        """Return ``x`` in another shape; nothing is appended if it has it already."""
+        wanted = TensorType(x.type.dtype, tuple(shape))
+        return x if x.type == wanted else self.make("reshape", (x,), {}, wanted)
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """Return ``x`` with dims permuted; nothing is appended for the identity."""
+        perm = tuple(perm)
+        return x if perm == tuple(range(len(perm))) else self.make("transpose", (x,), {"perm": perm})
+
+
+Rule = Callable[[Op, Builder], "Sequence[Value] | None"]
+
+
+def rewrite_module(module: Module, rule: Rule) -> Module:
+    """Return ``module`` with ``rule`` applied once to every op, in order, nested regions first."""
+    return module.with_functions({name: rewrite_function(f, rule) for name, f in module.functions.items()})
+
+
+def rewrite_function(function: Function, rule: Rule) -> Function:
+    """Return ``function`` with ``rule`` applied once to every op."""
+    body = _rewrite_region(function.body, rule, {}, Builder(Names.of(function.body)))
+    return function if body is function.body else replace(function, body=body)
+
+
+def _rewrite_region(region: Region, rule: Rule, mapped: dict[Value, Value], outer: Builder) -> Region:
+    builder = Builder(outer.names, outer.definitions)
+    for op in region.ops:
+        operands = tuple(mapped.get(v, v) for v in op.operands)
+        regions = tuple(_rewrite_region(r, rule, mapped, builder) for r in op.regions)
+        if operands != op.operands or any(a is not b for a, b in zip(regions, op.regions)):
+            op = replace(op, operands=operands, regions=regions)
+        builder.loc = op.loc
+        found = rule(op, builder)
+        if found is None:
+            builder.append(op)
+        else:
+            mapped.update(zip(op.results, found))
+    results = tuple(mapped.get(v, v) for v in region.results)
+    same = len(builder.ops) == len(region.ops) and all(a is b for a, b in zip(builder.ops, region.ops))
+    if same and results == region.results:
+        return region
+    return Region(region.params, tuple(builder.ops), results)
+
+
+def copy_region(region: Region, names: Names) -> Region:
+    """Return ``region``, whose ops hold no regions, with new values."""
+    own = [*region.params, *(v for op in region.ops for v in op.results)]
+    mapped = {v: Value(names.fresh(v.name), v.type) for v in own}
+    ops = [
+        replace(op, operands=tuple(mapped.get(v, v) for v in op.operands), results=tuple(mapped[v] for v in op.results))
+        for op in region.ops
+    ]
+    return Region(tuple(mapped[v] for v in region.params), tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+
+
+def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequence[Value]:
+    """Append the scalar ops of ``region`` as ops on whole tensors."""
+    shape = operands[0].type.shape
+    mapped = dict(zip(region.params, operands))
+
+    def tensor(v: Value) -> Value:
+        if v not in mapped:
+            mapped[v] = b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape))
+        return mapped[v]
+
+    for inner in region.ops:
+        given = TensorType(inner.result.type.dtype, shape)
+        mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, given)
+    return [tensor(v) for v in region.results]
+
+
+def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
+    """Return plain attribute data with ``change`` applied to every leaf."""
+    match data:
+        case tuple() | list():
+            return tuple(map_attribute(x, change) for x in data)
+        case Mapping():
+            return {k: map_attribute(v, change) for k, v in data.items()}
+    return change(data)

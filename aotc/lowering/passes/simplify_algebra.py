@@ -1,0 +1,179 @@
+"""Scalar identities, on whole tensors: exact ones only, signed zeros and NaN included.
+
+Each rule returns the value that replaces the result of the op, or None.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.passes.rewrite import Builder
+from aotc.vmfb.dtypes import DTYPES, kind_of
+
+_COMMUTES = frozenset({"add", "mul", "and", "or", "xor"})
+_MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
+_LARGEST_EXPONENT = 14
+
+
+def simplify_algebra(op: Op, b: Builder) -> Value | None:
+    """Return a simpler value equal to the result of the elementwise ``op``, or None."""
+    match op.name, len(op.operands):
+        case "convert", 1:
+            return _convert(op, b)
+        case "select", 3:
+            return _select(op, b)
+        case _, 1:
+            return _unary(op, b)
+        case _, 2:
+            return _binary(op, b)
+    return None
+
+
+def _unary(op: Op, b: Builder) -> Value | None:
+    inner = b.definitions.get(op.operands[0])
+    if inner is None:
+        return None
+    match op.name, inner.name:
+        case ("neg", "neg") | ("not", "not") | ("conj", "conj"):
+            return inner.operands[0]
+        case ("abs", "abs") | ("floor", "floor") | ("ceil", "ceil") | ("floor", "ceil") | ("ceil", "floor"):
+            return inner.result
+        case "real", "complex":
+            return inner.operands[0]
+        case "imag", "complex":
+            return inner.operands[1]
+    return None
+
+
+def _binary(op: Op, b: Builder) -> Value | None:
+    x, y = op.operands
+    left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
+    if op.name in _COMMUTES and left is not None and right is None:
+        return b.make(op.name, (y, x))
+    kind = kind_of(x.type.dtype)
+    if x is y:
+        return _same_operands(op, x, kind, b)
+    if right is None:
+        return None
+    if op.name == "pow":
+        return _power(x, right, kind, b)
+    if kind == "f":
+        return _float_and_constant(op, x, float(right), b)
+    if kind in "iu":
+        return _integer_and_constant(op, x, y, int(right), b)
+    return _bool_and_constant(op, x, y, bool(right), b) if kind == "b" else None
+
+
+def _same_operands(op: Op, x: Value, kind: str, b: Builder) -> Value | None:
+    match op.name:
+        case "max" | "min" if kind != "c":
+            return x
+        case "and" | "or":
+            return x
+        case "sub" | "xor" if kind in "iub":
+            return b.constant(0, x.type)
+        case "eq" | "le" | "ge" if kind in "iub":
+            return b.constant(True, op.result.type)
+        case "ne" | "lt" | "gt" if kind in "iub":
+            return b.constant(False, op.result.type)
+    return None
+
+
+def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
+    match op.name:
+        case "mul" | "div" if c == 1:
+            return x
+        case "sub" if c == 0 and math.copysign(1, c) > 0:
+            return x
+        case "add" if c == 0 and math.copysign(1, c) < 0:
+            return x
+        case "div" if x.type.dtype in _MANTISSA and math.isfinite(c) and c != 0:
+            mantissa, exponent = math.frexp(c)
+            if abs(mantissa) == 0.5 and abs(exponent) <= _LARGEST_EXPONENT:
+                return b.make("mul", (x, b.constant(1 / c, x.type)))
+    return None
+
+
+def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Value | None:
+    all_ones = -1 if kind_of(x.type.dtype) == "i" else (1 << DTYPES[x.type.dtype].bits) - 1
+    match op.name, c:
+        case "add" | "sub" | "or" | "xor" | "shl" | "shr_arith" | "shr_logic", 0:
+            return x
+        case "mul" | "div", 1:
+            return x
+        case "mul" | "and", 0:
+            return y
+        case "rem", 1:
+            return b.constant(0, x.type)
+        case "and", _ if c == all_ones:
+            return x
+        case "or", _ if c == all_ones:
+            return y
+    return None
+
+
+def _bool_and_constant(op: Op, x: Value, y: Value, c: bool, b: Builder) -> Value | None:
+    match op.name, c:
+        case ("and" | "mul" | "eq" | "min", True) | ("or" | "add" | "xor" | "ne" | "max", False):
+            return x
+        case ("and" | "mul" | "min", False) | ("or" | "add" | "max", True):
+            return y
+        case ("xor" | "ne", True) | ("eq", False):
+            return b.make("not", (x,))
+    return None
+
+
+def _power(x: Value, exponent: np.ndarray, kind: str, b: Builder) -> Value | None:
+    """``x**1``, ``x**2`` and ``x**3`` by products, as XLA does."""
+    if kind not in "iuf" or float(exponent) not in (1, 2, 3):
+        return None
+    result = x
+    for _ in range(int(exponent) - 1):
+        result = b.make("mul", (result, x))
+    return result
+
+
+def _select(op: Op, b: Builder) -> Value | None:
+    pred, x, y = op.operands
+    known = splat_of(pred, b.definitions)
+    if known is not None:
+        return x if bool(known) else y
+    if x is y:
+        return x
+    definition = b.definitions.get(pred)
+    if definition is not None and definition.name == "not":
+        return b.make("select", (definition.operands[0], y, x))
+    if x.type.dtype == "i1":
+        left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
+        if left is not None and right is not None and bool(left) != bool(right):
+            return pred if bool(left) else b.make("not", (pred,))
+    return None
+
+
+def _convert(op: Op, b: Builder) -> Value | None:
+    x = op.operands[0]
+    target = op.result.type
+    if x.type.dtype == target.dtype:
+        return x
+    inner = b.definitions.get(x)
+    if inner is None or inner.name != "convert" or not _is_lossless(inner.operands[0].type.dtype, x.type.dtype):
+        return None
+    source = inner.operands[0]
+    return source if source.type.dtype == target.dtype else b.make("convert", (source,), {}, target)
+
+
+def _is_lossless(source: str, wide: str) -> bool:
+    """Does every ``source`` survive as ``wide``, so that a further convert sees the same number?"""
+    a, w = DTYPES[source], DTYPES[wide]
+    if a.kind == "b":
+        return True
+    if a.kind == "f":
+        exact = a.name in _MANTISSA and w.name in _MANTISSA and _MANTISSA[a.name] <= _MANTISSA[w.name]
+        return exact and (a.name, w.name) not in (("bf16", "f16"), ("f16", "bf16"))
+    if a.kind in "iu" and w.kind in "iu":
+        return w.bits > a.bits and (a.kind == w.kind or a.kind == "u")
+    return False

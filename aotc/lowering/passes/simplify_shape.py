@@ -1,0 +1,161 @@
+"""Movement that moves nothing, twice, or something uniform.
+
+Each rule returns the value that replaces the result of the op, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.ir.dims import is_static, product
+from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.constant_values import constant_of, integer_of
+from aotc.lowering.passes.rewrite import Builder
+
+
+def simplify_shape(op: Op, b: Builder) -> Value | None:
+    """Return a simpler value equal to the result of the movement ``op``, or None."""
+    rule = _RULES.get(op.name)
+    if rule is None:
+        return None
+    if op.name in _UNIFORM:
+        value = constant_of(op.operands[0], b.definitions)
+        if value is not None and value.ndim == 0:
+            return b.constant(value, op.result.type)
+    return rule(op, op.operands[0], b)
+
+
+def _inner(x: Value, name: str, b: Builder) -> Op | None:
+    op = b.definitions.get(x)
+    return op if op is not None and op.name == name else None
+
+
+def _reshape(op: Op, x: Value, b: Builder) -> Value | None:
+    if x.type == op.result.type:
+        return x
+    inner = _inner(x, "reshape", b)
+    if inner is not None:
+        return b.reshape(inner.operands[0], op.result.type.shape)
+    spread = _inner(x, "broadcast", b)
+    if spread is not None and spread.operands[0].type.rank == 0:
+        return b.make("broadcast", spread.operands, {"dims": ()}, op.result.type)
+    return None
+
+
+def _transpose(op: Op, x: Value, b: Builder) -> Value | None:
+    perm = tuple(op.attrs["perm"])
+    if perm == tuple(range(len(perm))):
+        return x
+    inner = _inner(x, "transpose", b)
+    if inner is not None:
+        return b.transpose(inner.operands[0], [inner.attrs["perm"][p] for p in perm])
+    large = [p for p in perm if x.type.shape[p] != 1]
+    if large == sorted(large):
+        return b.reshape(x, op.result.type.shape)
+    spread = _inner(x, "broadcast", b)
+    if spread is not None:
+        dims = tuple(perm.index(d) for d in spread.attrs["dims"])
+        return b.make("broadcast", spread.operands, {"dims": dims}, op.result.type)
+    return None
+
+
+def _broadcast(op: Op, x: Value, b: Builder) -> Value | None:
+    dims, shape = tuple(op.attrs["dims"]), op.result.type.shape
+    if x.type == op.result.type and dims == tuple(range(len(dims))):
+        return x
+    inner = _inner(x, "broadcast", b)
+    if inner is not None:
+        composed = tuple(dims[d] for d in inner.attrs["dims"])
+        return b.make("broadcast", inner.operands, {"dims": composed}, op.result.type)
+    iota = _inner(x, "iota", b)
+    if iota is not None and x.type.shape[iota.attrs["dim"]] == shape[dims[iota.attrs["dim"]]]:
+        return b.make("iota", (), {"dim": dims[iota.attrs["dim"]]}, op.result.type)
+    if list(dims) == sorted(dims) and product(x.type.shape) == product(shape) and x.type.rank:
+        kept = all(x.type.shape[i] == shape[d] for i, d in enumerate(dims))
+        return b.reshape(x, shape) if kept else None
+    return None
+
+
+def _slice(op: Op, x: Value, b: Builder) -> Value | None:
+    start, limit, stride = op.attrs["start"], op.attrs["limit"], op.attrs["stride"]
+    if all(s == 0 for s in start) and all(s == 1 for s in stride) and tuple(limit) == x.type.shape:
+        return x
+    if not is_static((*start, *limit, *x.type.shape, *op.result.type.shape)):
+        return None
+    inner = _inner(x, "slice", b)
+    if inner is not None and is_static((*inner.attrs["start"], *inner.operands[0].type.shape)):
+        return _slice_of_slice(op, inner, b)
+    joined = _inner(x, "concatenate", b)
+    return _slice_of_concatenate(op, joined, b) if joined is not None else None
+
+
+def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
+    start, limit, stride = [], [], []
+    first = zip(inner.attrs["start"], inner.attrs["stride"])
+    second = zip(op.attrs["start"], op.attrs["stride"], op.result.type.shape)
+    for (s, t), (s2, t2, n) in zip(first, second):
+        start.append(s + s2 * t if n else s)  # nothing may begin beyond what the inner slice cuts off
+        stride.append(t * t2)
+        limit.append(start[-1] + (n - 1) * t * t2 + 1 if n else start[-1])
+    attrs = {"start": tuple(start), "limit": tuple(limit), "stride": tuple(stride)}
+    return b.make("slice", inner.operands, attrs)
+
+
+def _slice_of_concatenate(op: Op, joined: Op, b: Builder) -> Value | None:
+    """Cut from the one operand that holds all of the slice."""
+    dim, begin = joined.attrs["dim"], 0
+    low, high = op.attrs["start"][dim], op.attrs["limit"][dim]
+    for part in joined.operands:
+        extent = part.type.shape[dim]
+        if begin <= low < high <= begin + extent:
+            start, limit = list(op.attrs["start"]), list(op.attrs["limit"])
+            start[dim], limit[dim] = low - begin, high - begin
+            attrs = {"start": tuple(start), "limit": tuple(limit), "stride": op.attrs["stride"]}
+            return b.make("slice", (part,), attrs)
+        begin = begin + extent
+    return None
+
+
+def _pad(op: Op, x: Value, b: Builder) -> Value | None:
+    return None if any((*op.attrs["low"], *op.attrs["high"], *op.attrs["interior"])) else x
+
+
+def _reverse(op: Op, x: Value, b: Builder) -> Value | None:
+    return x if all(x.type.shape[d] == 1 for d in op.attrs["dims"]) else None
+
+
+def _concatenate(op: Op, x: Value, b: Builder) -> Value | None:
+    dim = op.attrs["dim"]
+    kept = tuple(v for v in op.operands if v.type.shape[dim] != 0) or op.operands[:1]
+    if len(kept) == 1:
+        return kept[0]
+    return b.make("concatenate", kept, {"dim": dim}) if len(kept) < len(op.operands) else None
+
+
+def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
+    sizes = tuple(op.attrs["sizes"])
+    if sizes == x.type.shape:
+        return x
+    starts = [integer_of(v, b.definitions) for v in op.operands[1:]]
+    if not is_static((*sizes, *x.type.shape)):
+        return None
+    begin = []
+    for s, n, extent in zip(starts, sizes, x.type.shape):
+        if s is None and n != extent:
+            return None
+        begin.append(min(max(s or 0, 0), extent - n))
+    limit = tuple(s + n for s, n in zip(begin, sizes))
+    return b.make("slice", (x,), {"start": tuple(begin), "limit": limit, "stride": (1,) * len(begin)})
+
+
+def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
+    update = op.operands[1]
+    return update if update.type == x.type else None
+
+
+_UNIFORM = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})
+_RULES: dict[str, Callable[[Op, Value, Builder], Value | None]] = {
+    "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "slice": _slice, "pad": _pad,
+    "reverse": _reverse, "concatenate": _concatenate, "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+}  # fmt: skip

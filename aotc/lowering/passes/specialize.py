@@ -1,0 +1,68 @@
+"""Copies of functions for given sizes of symbolic dims, beside the general ones.
+
+Before: ``main(%x: f32[b, 4])`` with ``specialize={"b": (1, 8)}``. After: also ``main_b1(%x: f32[1, 4])`` and
+``main_b8(%x: f32[8, 4])``, whose attribute ``specializes`` names ``main``. The host program of
+``main`` goes to the copy whose sizes a call has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims import symbols
+from aotc.ir.tensor_ir import Function, Module
+from aotc.lowering.analysis.fixed_dims import fixed_dims
+from aotc.lowering.passes.substitute_dims import with_dims
+from aotc.options import Options
+
+MOST = 64
+
+
+def specialize(module: Module, options: Options) -> Module:
+    """Return ``module`` with a copy of each entry for every combination of ``options.specialize``.
+
+    Raises
+    ------
+    CompileError
+        If no entry has such a dim, a size is negative, or there would be more than 64 copies.
+    """
+    wanted = {name: tuple(sizes) for name, sizes in options.specialize.items()}
+    if not wanted:
+        return module
+    entries = [f for f in module.functions.values() if f.public]
+    known = {s.name for f in entries for s in _parameter_symbols(f)}
+    for name, sizes in wanted.items():
+        if name not in known:
+            offered = f"dims: {', '.join(sorted(known)) or 'none'}"
+            raise CompileError.at(entries[0].loc, f"specialize: no dim is called {name}", hint=offered)
+        if any(not isinstance(n, int) or n < 0 for n in sizes):
+            raise CompileError.at(entries[0].loc, f"specialize: {name} has sizes {sizes}, expected integers from 0 on")
+    copies = {c.name: c for f in entries for c in _copies(f, wanted, set(module.functions))}
+    if len(copies) > MOST:
+        raise CompileError.at(entries[0].loc, f"specialize: {len(copies)} copies, at most {MOST} are allowed")
+    return module.with_functions(copies)
+
+
+def _parameter_symbols(f: Function) -> set:
+    return {s for p in f.body.params for d in p.type.shape for s in symbols(d)}
+
+
+def _copies(f: Function, wanted: Mapping[str, tuple[int, ...]], taken: set[str]) -> Iterator[Function]:
+    names = sorted(s.name for s in _parameter_symbols(f) if s.name in wanted)
+    for sizes in product(*(wanted[n] for n in names)) if names else ():
+        dims = dict(zip(names, sizes))
+        name = "_".join([f.name, *(f"{n}{size}" for n, size in dims.items())])
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        copy = with_dims(f, dims)
+        if not fixed_dims(f, copy):
+            raise CompileError.at(f.loc, f"specialize: no argument of {f.name} alone tells {', '.join(names)}")
+        yield replace(copy, name=name, attrs={**copy.attrs, "specializes": f.name, "dims": dims})
+
+
+
+

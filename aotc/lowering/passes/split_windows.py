@@ -1,0 +1,194 @@
+"""Windows as several steps where one would do the same work again and again, or on one core.
+
+- Windows over several dims become windows over one dim at a time: ``k + k`` instead of ``k * k`` elements.
+- Large windows that overlap become two scans of blocks as long as a window (van Herk, Gil and Werman): a window is the
+  end of one block and the beginning of the next::
+
+      x        | 0 1 2 3 | 4 5 6 7 |        windows of 4
+      window       [2 3     4 5]       =  combine(scan from the right [2], scan from the left [5])
+
+- A long scan with few others beside it is cut into parts, each scanned on its own; what the parts before it combine
+  to is added after that::
+
+      before   %y = reduce_window %x ... : f32[1000000]
+      after    %own = reduce_window (reshape %x) : f32[32, 31250];  %ends = %own[:, -1]
+               %y = reshape (add (broadcast (scan of %ends, shifted by one)), %own)
+
+The parts use the initial value again: it must be known to change nothing; of a combiner of several ops that is what
+StableHLO demands of it. The steps are part of the program, the same at any number of threads, and so are the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from aotc.ir.dims import is_static, static
+from aotc.ir.opset import OPS
+from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.tensor_ir import Module, Op, Value
+from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
+from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
+from aotc.options import Options
+
+LONG_SCAN = 1 << 15
+FEW_SCANS = 8
+PARTS = range(16, 65)
+MANY_IN_WINDOW = 32
+LARGE_WINDOW = 64
+OVERLAP = 16
+SCAN_BLOCK = 256
+
+
+def split_windows(module: Module, options: Options) -> Module:
+    """Split windows with avoidable work, and long scans, in every function; see the module docstring."""
+    return rewrite_module(module, _rule)
+
+
+def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+    if op.name != "reduce_window" or not _elementwise(op):
+        return None
+    sizes = (*op.operands[0].type.shape, *op.attrs["window"], *(p for pair in op.attrs["padding"] for p in pair))
+    if not is_static(sizes):
+        return None
+    if 0 in op.operands[0].type.shape or 0 in op.results[0].type.shape:
+        return None
+    scan, known = scan_of(op), starts_neutral(op, b.definitions)
+    if scan is not None:
+        return _in_parts(op, scan, b) if _long(op, scan) and (known or combiner(op) is None) else None
+    if not known:
+        return None
+    moved = moved_dims(op)
+    if len(moved) > 1:
+        return _dim_by_dim(op, moved, b)
+    return _two_scans(op, moved[0], b) if moved and _large(op, moved[0]) else None
+
+
+def _elementwise(op: Op) -> bool:
+    return all(inner.name in SCALARS or inner.name == "constant" for inner in op.regions[0].ops)
+
+
+def _windows(op: Op, operands: Sequence[Value], b: Builder, **attrs: object) -> Op:
+    """Return a ``reduce_window`` like ``op`` with other operands and attributes."""
+    held = {**op.attrs, **attrs}
+    types = OPS["reduce_window"].infer(tuple(v.type for v in operands), held, (), ())
+    results = tuple(Value(b.names.fresh("window"), t) for t in types)
+    region = copy_region(op.regions[0], b.names)
+    return replace(op, operands=tuple(operands), results=results, attrs=held, regions=(region,))
+
+
+def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Value, ...]:
+    """Append the scan of ``inputs`` with the combiner and the initial values of ``op``."""
+    shape = inputs[0].type.shape
+    ones = (1,) * len(shape)
+    n = static(shape[scan.dim])
+    window, padding = list(ones), [(0, 0)] * len(shape)
+    window[scan.dim], padding[scan.dim] = n, (0, n - 1) if scan.reverse else (n - 1, 0)
+    plain = dict.fromkeys(("strides", "base_dilations", "window_dilations"), ones)
+    inits = op.operands[len(op.results) :]
+    return b.append(_windows(op, (*inputs, *inits), b, window=tuple(window), padding=tuple(padding), **plain))
+
+
+def _pad(x: Value, init: Value, low: dict[int, int], high: dict[int, int], b: Builder) -> Value:
+    """Return ``x`` with ``init`` added, or elements left out, at the ends of some dims."""
+    if not any((*low.values(), *high.values())):
+        return x
+    low_, high_ = (tuple(of.get(d, 0) for d in range(x.type.rank)) for of in (low, high))
+    return b.make("pad", (x, init), {"low": low_, "high": high_, "interior": (0,) * x.type.rank})
+
+
+def _slice(x: Value, dim: int, begin: int, end: int, b: Builder, stride: int = 1) -> Value:
+    shape = x.type.shape
+    start = tuple(begin if d == dim else 0 for d in range(len(shape)))
+    limit = tuple(end if d == dim else s for d, s in enumerate(shape))
+    strides = tuple(stride if d == dim else 1 for d in range(len(shape)))
+    return b.make("slice", (x,), {"start": start, "limit": limit, "stride": strides})
+
+
+# --- several dims --------------------------------------------------------------
+
+
+def _dim_by_dim(op: Op, moved: list[int], b: Builder) -> Sequence[Value] | None:
+    """Reduce along one dim after the other, those with the largest strides first, if that halves the work."""
+    a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
+    results = [static(s) for s in op.result.type.shape]
+    many = prod(a["window"])
+    order = sorted(moved, key=lambda d: (-a["strides"][d], -d))
+    work, left = 0, list(shape)
+    for d in order:
+        left[d] = results[d]
+        work += prod(left) * a["window"][d]
+    if many < MANY_IN_WINDOW or 2 * work > prod(results) * many:
+        return None
+    x, init = op.operands
+    for d in order:
+        own = {key: tuple(v if k == d else 1 for k, v in enumerate(a[key])) for key in a if key != "padding"}
+        padding = tuple(tuple(p) if k == d else (0, 0) for k, p in enumerate(a["padding"]))
+        step = _windows(op, (x, init), b, **own, padding=padding)
+        (x,) = _rule(step, b) or b.append(step)
+    return (x,)
+
+
+# --- one dim -------------------------------------------------------------------
+
+
+def _large(op: Op, d: int) -> bool:
+    a = op.attrs
+    if any(a[key][d] != 1 for key in ("base_dilations", "window_dilations")) or min(a["padding"][d]) < 0:
+        return False
+    windows = static(op.result.type.shape[d])
+    covered = static(op.operands[0].type.shape[d]) + sum(a["padding"][d])
+    return a["window"][d] >= LARGE_WINDOW and windows * a["window"][d] >= OVERLAP * covered
+
+
+def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
+    """A window that begins at ``i``: the scan from the right at ``i``, the scan from the left before ``i + w``."""
+    x, init = op.operands
+    a, (low, high), w = op.attrs, op.attrs["padding"][d], op.attrs["window"][d]
+    windows, stride = static(op.result.type.shape[d]), a["strides"][d]
+    covered = static(x.type.shape[d]) + low + high
+    blocks = -(-covered // w)
+    x = _pad(x, init, {d: low}, {d: high + blocks * w - covered}, b)
+    lead, tail = x.type.shape[:d], x.type.shape[d + 1 :]
+    x = b.reshape(x, (*lead, blocks, w, *tail))
+    (ends,) = _scan(op, (x,), Scan(d + 1, reverse=True), b)
+    (begins,) = _scan(op, (x,), Scan(d + 1, reverse=False), b)
+    begins = _pad(begins, init, {d: -1, d + 1: 1}, {d: 1, d + 1: -1}, b)
+    last = (windows - 1) * stride + 1
+    parts = [_slice(b.reshape(v, (*lead, blocks * w, *tail)), d, 0, last, b, stride) for v in (ends, begins)]
+    return lift_region(op.regions[0], parts, b)
+
+
+# --- long scans ----------------------------------------------------------------
+
+
+def _long(op: Op, scan: Scan) -> bool:
+    shape = [static(s) for s in op.operands[0].type.shape]
+    others = prod(shape[: scan.dim]) * -(-prod(shape[scan.dim + 1 :]) // SCAN_BLOCK)
+    return shape[scan.dim] >= LONG_SCAN and others < FEW_SCANS
+
+
+def _in_parts(op: Op, scan: Scan, b: Builder) -> Sequence[Value]:
+    """Scan parts on their own, then combine each with all the parts before it."""
+    d, count = scan.dim, len(op.results)
+    inits = op.operands[count:]
+    n = static(op.operands[0].type.shape[d])
+    parts = max((p for p in PARTS if n % p == 0), default=PARTS[-1])
+    size = -(-n // parts)
+    spare = {d: parts * size - n}
+    lead, tail = op.operands[0].type.shape[:d], op.operands[0].type.shape[d + 1 :]
+    low, high = (spare, {}) if scan.reverse else ({}, spare)
+    whole = [_pad(v, init, low, high, b) for v, init in zip(op.operands[:count], inits, strict=True)]
+    own = _scan(op, [b.reshape(v, (*lead, parts, size, *tail)) for v in whole], Scan(d + 1, scan.reverse), b)
+    last = 0 if scan.reverse else size - 1
+    ends = [b.reshape(_slice(v, d + 1, last, last + 1, b), (*lead, parts, *tail)) for v in own]
+    one, less = ({d: -1}, {d: 1}) if scan.reverse else ({d: 1}, {d: -1})
+    shifted = [_pad(v, init, one, less, b) for v, init in zip(ends, inits, strict=True)]
+    before = _scan(op, shifted, Scan(d, scan.reverse), b)
+    kept = tuple(k for k in range(len(lead) + 2 + len(tail)) if k != d + 1)
+    wide = [b.make("broadcast", (v,), {"dims": kept}, o.type) for v, o in zip(before, own, strict=True)]
+    both = (*own, *wide) if scan.reverse else (*wide, *own)
+    found = lift_region(op.regions[0], both, b)
+    begin = spare[d] if scan.reverse else 0
+    return [_slice(b.reshape(v, (*lead, parts * size, *tail)), d, begin, begin + n, b) for v in found]

@@ -1,0 +1,67 @@
+"""Put dims in place of symbols, in a whole function: other names, or numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aotc.ir.dims import Dim, Expr, substitute, sym, symbols
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.passes.rewrite import map_attribute
+
+_OF_LOOPS = re.compile(r"[cfijkpqrstv]|kk|(?!d\d|arg\d)[a-z_]+\d+")
+
+
+def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
+    """Return ``function`` with symbols replaced by name, in types, attributes and nested regions."""
+    mapped: dict[Value, Value] = {}
+
+    def data(attrs: Any) -> Any:
+        return map_attribute(attrs, lambda x: substitute(x, dims) if isinstance(x, Expr) else x)
+
+    def value(v: Value) -> Value:
+        mapped[v] = Value(v.name, TensorType(v.type.dtype, tuple(substitute(d, dims) for d in v.type.shape)))
+        return mapped[v]
+
+    def region(r: Region) -> Region:
+        params = tuple(map(value, r.params))
+        ops = []
+        for op in r.ops:
+            operands = tuple(mapped[v] for v in op.operands)
+            inner = tuple(map(region, op.regions))
+            ops.append(Op(op.name, operands, tuple(map(value, op.results)), data(op.attrs), inner, op.loc))
+        return Region(params, tuple(ops), tuple(mapped[v] for v in r.results))
+
+    return replace(function, body=region(function.body), attrs=data(function.attrs))
+
+
+def free_loop_names(module: Module) -> Module:
+    """Return ``module`` with the symbols renamed whose names the loops of kernels use: ``t`` becomes ``t_dim``."""
+    names = {s.name for f in module.functions.values() for s in _symbols_of(f)}
+    taken = sorted(n for n in names if _OF_LOOPS.fullmatch(n))
+    if not taken:
+        return module
+    renamed = {}
+    for name in taken:
+        new = f"{name}_dim"
+        while new in names:
+            new += "_"
+        names.add(new)
+        renamed[name] = sym(new)
+    changed = {}
+    for key, f in module.functions.items():
+        after = with_dims(f, renamed)
+        sizes = {renamed.get(n, n): place for n, place in f.attrs.get("sizes", {}).items()}
+        if sizes:
+            after = replace(after, attrs={**after.attrs, "sizes": {str(n): place for n, place in sizes.items()}})
+        changed[key] = after
+    return module.with_functions(changed)
+
+
+def _symbols_of(function: Function) -> set[Any]:
+    values = [*function.body.params]
+    for op in walk(function.body):
+        values += [*op.results, *(p for r in op.regions for p in r.params)]
+    return {s for v in values for d in v.type.shape for s in symbols(d)}

@@ -1,0 +1,1 @@
+"""Kernels and values to a program: memory, schedule, host code."""

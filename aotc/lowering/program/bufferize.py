@@ -1,0 +1,363 @@
+"""Values to memory: which slot and bytes each value of a fused module lives in.
+
+The result is a tree of steps over :class:`Storage`: launches, copies, loops and
+branches. In-place updates share memory where the old value dies; a value that is
+only reshaped is a view; a result is written where the caller wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims import Dim, product, static
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.program.small_loops import SMALL_FLOPS, is_small, loop_kernel
+from aotc.vmfb.abi import MAX_NESTING, MAX_PLACES
+from aotc.vmfb.dtypes import size_of, to_numpy
+
+
+def bytes_of(type_: TensorType) -> Dim:
+    """Return the bytes of a tensor."""
+    return product(type_.shape) * size_of(type_.dtype)
+
+
+def _launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
+    count = len(reads) + len(writes)
+    if count > MAX_PLACES:
+        message = f"one kernel would read and write {count} arrays; the most is {MAX_PLACES}"
+        raise CompileError.at(op.loc, message, hint="pack them into fewer arrays, or compile with opt_level=0")
+    return Launch(kernel, reads, writes, op.loc)
+
+
+def bufferize(
+    function: Function,
+    module: Module,
+    kernels: Mapping[str, Kernel],
+    constants: Constants,
+    loop_flops: int = SMALL_FLOPS,
+) -> Buffered:
+    """Assign storage to every value of ``function`` and list its steps.
+
+    A loop of at most ``loop_flops`` operations an iteration becomes one kernel.
+    """
+    b = _Bufferizer(module.functions, kernels, constants)
+    b.loop_flops = loop_flops
+    return b.function(function)
+
+
+class _Bufferizer:
+    def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Constants) -> None:
+        self.functions, self.kernels, self.constants = functions, kernels, constants
+        self.where: dict[Value, Storage] = {}
+        self.constant_ops: dict[Value, Op] = {}
+        self.arena: list[Storage] = []
+        self.used: dict[str, Kernel] = {}
+        self.loop_flops = SMALL_FLOPS
+        self.time = 0
+        self.depth = 0
+        self.wanted: dict[Value, Storage] = {}
+        self.reserved: set[Storage] = set()  # loop state: only its next value may be written over it
+
+    def function(self, function: Function) -> Buffered:
+        body = function.body
+        for n, v in enumerate(body.params):
+            self.where[v] = Storage("argument", bytes_of(v.type), n)
+        self.counts = uses(body)
+        results = [Storage("result", bytes_of(v.type), n) for n, v in enumerate(body.results)]
+        for v, storage in zip(body.results, results, strict=True):
+            self.wanted.setdefault(v, storage)
+        for op in body.ops:
+            if op.name == "reshape" and op.result in self.wanted:
+                self.wanted.setdefault(op.operands[0], self.wanted[op.result])
+        steps = self.region(body)
+        for v, storage in zip(body.results, results, strict=True):
+            source = self.storage(v)
+            if source is not storage and storage.size != 0:
+                steps.append(self._copy(source, storage, storage.size))
+        return Buffered(tuple(steps), self.arena, self.used)
+
+    # --- storage ---
+
+    def storage(self, value: Value) -> Storage:
+        """Return where ``value`` lives; constants are added to the blob on first use."""
+        found = self.where.get(value)
+        if found is None:
+            op = self.constant_ops[value]
+            shape = [static(d) for d in value.type.shape]
+            array = np.broadcast_to(op.attrs["value"], shape).astype(to_numpy(value.type.dtype), copy=False)
+            found = self.where[value] = Storage("constant", array.nbytes, self.constants.add(array, value.name))
+        if found.kind == "arena":
+            found.touch(self.time)
+        return found
+
+    def fresh(self, type_: TensorType) -> Storage:
+        """Return new arena memory for a tensor."""
+        made = Storage("arena", bytes_of(type_), depth=self.depth)
+        made.touch(self.time)
+        self.arena.append(made)
+        return made
+
+    def target(self, value: Value) -> Storage:
+        """Return memory for ``value`` to be written: what somebody wants it in, else fresh."""
+        wanted = self.wanted.get(value)
+        storage = wanted if wanted is not None else self.fresh(value.type)
+        self.where[value] = storage
+        storage.reads_left += self.counts.get(value, 0)
+        if storage.kind == "arena":
+            storage.touch(self.time)
+        return storage
+
+    def _copy(self, source: Storage, target: Storage, size: Dim) -> Copy:
+        self.time += 1
+        for s in (source, target):
+            if s.kind == "arena":
+                s.touch(self.time)
+        return Copy(source, target, size)
+
+    # --- steps ---
+
+    def region(self, region: Region) -> list[Step]:
+        """Return the steps of the ops of ``region``."""
+        steps: list[Step] = []
+        for op in region.ops:
+            self.time += 1
+            match op.name:
+                case "constant":
+                    self.constant_ops[op.result] = op
+                case "reshape":
+                    self._view(op)
+                case "dispatch":
+                    steps += self._launch(op)
+                case "while":
+                    steps += self._while(op)
+                case "case":
+                    steps += self._case(op)
+                case "bind_dim":
+                    size = op.operands[0]
+                    steps.append(Bind(op.attrs["dim"], self.storage(size), size.type.dtype))
+                case "assert":
+                    values = tuple((self.storage(v), v.type.dtype) for v in op.operands[1:])
+                    check = Check(self.storage(op.operands[0]), op.attrs["message"], values)
+                    for s in (check.predicate, *(s for s, _ in values)):
+                        s.last = 1 << 30
+                    steps.append(check)
+            for v in op.operands:
+                if v in self.where:
+                    self.where[v].reads_left -= 1
+        return steps
+
+    def _view(self, op: Op) -> None:
+        source = op.operands[0]
+        if source not in self.where and source in self.constant_ops:
+            made = self.constant_ops[source]
+            value = made.attrs["value"]
+            shaped = value if value.shape == () else value.reshape(op.result.type.shape)
+            self.constant_ops[op.result] = Op("constant", (), (op.result,), {"value": shaped})
+            return
+        storage = self.storage(source)
+        storage.reads_left += self.counts.get(op.result, 0)
+        self.where[op.result] = storage
+
+    def _launch(self, op: Op) -> list[Step]:
+        name = op.attrs["callee"]
+        kernel = self.used[name] = self.kernels[name]
+        shared = overwritten(self.functions[name])
+        steps: list[Step] = []
+        writes = []
+        for n, v in enumerate(op.results):
+            if n < shared:
+                writes.append(self._in_place(op.operands[n], v, steps))
+            else:
+                writes.append(self._reuse(op, kernel, n) or self.target(v))
+        reads = tuple(self.storage(v) for v in op.operands[shared:])
+        self.time += 1
+        for s in (*reads, *writes):
+            if s.kind == "arena":
+                s.touch(self.time)
+        return [*steps, _launch(kernel, reads, tuple(writes), op)]
+
+    def _in_place(self, old: Value, new: Value, steps: list[Step]) -> Storage:
+        """Return memory for ``new`` that holds ``old``: its own if nobody reads it again, else a copy."""
+        source = self.storage(old)
+        wanted = self.wanted.get(new)
+        dies = source.reads_left <= 1 and source.depth == self.depth
+        free = wanted is None and source.kind == "arena" and source not in self.reserved
+        if dies and (wanted is source or free):
+            self.where[new] = source
+            source.reads_left += self.counts.get(new, 0)
+            return source
+        target = self.target(new)
+        if target is not source and target.size != 0:
+            steps.append(self._copy(source, target, target.size))
+        return target
+
+    def _reuse(self, op: Op, kernel: Kernel, n: int) -> Storage | None:
+        """Write an elementwise result over an operand that dies here."""
+        if op.results[n] in self.wanted:
+            return None
+        for out, number in kernel.aliases:
+            source = self.where.get(op.operands[number])
+            if out != n or source is None or source.kind != "arena" or source.depth != self.depth:
+                continue
+            if source in self.reserved:
+                continue
+            if source.reads_left == sum(v is op.operands[number] for v in op.operands):
+                self.where[op.results[n]] = source
+                source.reads_left += self.counts.get(op.results[n], 0)
+                return source
+        return None
+
+    def _while(self, op: Op) -> list[Step]:
+        if is_small(op, self.functions, self.kernels, self.loop_flops):
+            return [self._loop_kernel(op)]
+        steps: list[Step] = []
+        carries = []
+        for init, v in zip(op.operands, op.results, strict=True):
+            source = self.storage(init)
+            mine = source.kind == "arena" and source.reads_left == 1 and source.depth == self.depth
+            if mine and v not in self.wanted and source not in carries:
+                self.where[v] = source
+                source.reads_left += self.counts.get(v, 0)
+                carries.append(source)
+                continue
+            carry = self.target(v)
+            carries.append(carry)
+            if carry.size != 0:
+                steps.append(self._copy(source, carry, carry.size))
+        begin = self.time
+        cond, body = op.regions
+        self._enter(op)
+        cond_steps = self._carried(cond, carries, {})
+        predicate = self.storage(cond.results[0])
+        body_steps = self._carried(body, carries, self._wishes(body, carries))
+        body_steps += self._moves(body, carries)
+        self.depth -= 1
+        self.time += 1
+        self._extend(begin, op, [*carries, predicate])
+        return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps))]
+
+    def _enter(self, op: Op) -> None:
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise CompileError.at(
+                op.loc, f"loops and branches are nested more than {MAX_NESTING} deep", hint="select between values"
+            )
+
+    def _extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
+        """What lives across the loop must not be overwritten by what is made inside."""
+        outer = [self.where[v] for r in op.regions for v in captured(r) if v in self.where]
+        for s in (*kept, *outer):
+            if s.kind == "arena":
+                s.first = min(s.first, begin)
+                s.touch(self.time)
+
+    def _carried(self, region: Region, carries: list[Storage], wishes: Mapping[Value, Storage]) -> list[Step]:
+        saved, reserved = dict(self.wanted), set(self.reserved)
+        self.wanted.update(wishes)
+        self.reserved.update(carries)
+        for p, carry in zip(region.params, carries, strict=True):
+            self.where[p] = carry
+        depths = [c.depth for c in carries]
+        counts = [c.reads_left for c in carries]
+        for p, carry in zip(region.params, carries, strict=True):
+            carry.depth, carry.reads_left = self.depth, self.counts.get(p, 0)
+        steps = self.region(region)
+        for carry, depth, count in zip(carries, depths, counts, strict=True):
+            carry.depth, carry.reads_left = depth, count
+        self.wanted, self.reserved = saved, reserved
+        return steps
+
+    def _wishes(self, region: Region, carries: list[Storage]) -> dict[Value, Storage]:
+        """Let the maker of the next state write over the old one where nothing reads that later."""
+        wishes: dict[Value, Storage] = {}
+        position = {v: n for n, op in enumerate(region.ops) for v in op.results}
+        roots = {p: p for p in region.params}
+        last: dict[Value, int] = {}
+        for n, op in enumerate(region.ops):
+            if op.name == "reshape" and op.operands[0] in roots:
+                roots[op.result] = roots[op.operands[0]]
+            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+                if v in roots and op.name != "reshape":
+                    last[roots[v]] = n
+        held = {roots[v] for v in region.results if v in roots}
+        for p, v, carry in zip(region.params, region.results, carries, strict=True):
+            made = position.get(v)
+            if made is None or p in held or region.results.count(v) > 1:
+                continue
+            op = region.ops[made]
+            if op.name != "dispatch":
+                continue
+            updates = overwritten(self.functions[op.attrs["callee"]])
+            read_last = last.get(p, -1)
+            here = read_last == made and self._may_overwrite(op, v, p, roots, updates)
+            if read_last < made or here:
+                wishes[v] = carry
+        return wishes
+
+    def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
+        n = op.results.index(new)
+        readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
+        if updates:
+            return readers == [n] and n < updates
+        aliases = set(self.kernels[op.attrs["callee"]].aliases)
+        return all((n, k) in aliases for k in readers)
+
+    def _moves(self, body: Region, carries: list[Storage]) -> list[Step]:
+        """Copy the next state over the old one; values that sit in another carry are saved first."""
+        steps: list[Step] = []
+        moves = []
+        for v, carry in zip(body.results, carries, strict=True):
+            source = self.storage(v)
+            if source is carry or carry.size == 0:
+                continue
+            if source in carries:
+                held = self.fresh(v.type)
+                steps.append(self._copy(source, held, carry.size))
+                source = held
+            moves.append((source, carry))
+        return steps + [self._copy(source, carry, carry.size) for source, carry in moves]
+
+    def _loop_kernel(self, op: Op) -> Launch:
+        name = f"k{len(self.kernels)}_loop_{op.results[0].name if op.results else len(self.used)}"
+        name = "".join(c if c.isalnum() else "_" for c in name)
+        kernel, reads = loop_kernel(op, name, self.functions, self.kernels)
+        for r in op.regions:
+            stack = [r]
+            while stack:
+                region = stack.pop()
+                for inner in region.ops:
+                    stack += inner.regions
+                    if inner.name == "constant":
+                        self.constant_ops[inner.result] = inner
+        self.used[name] = kernel
+        sources = tuple(self.storage(v) for v in reads)
+        writes = tuple(self.target(v) for v in op.results)
+        self.time += 1
+        for s in (*sources, *writes):
+            if s.kind == "arena":
+                s.touch(self.time)
+        return _launch(kernel, sources, writes, op)
+
+    def _case(self, op: Op) -> list[Step]:
+        index = self.storage(op.operands[0])
+        begin = self.time
+        results = [self.target(v) for v in op.results]
+        branches = []
+        self._enter(op)
+        for region in op.regions:
+            steps = self.region(region)
+            for v, target in zip(region.results, results, strict=True):
+                source = self.storage(v)
+                if source is not target and target.size != 0:
+                    steps.append(self._copy(source, target, target.size))
+            branches.append(tuple(steps))
+        self.depth -= 1
+        self.time += 1
+        self._extend(begin, op, [*results, index])
+        return [Branch(index, tuple(branches))]

@@ -1,0 +1,87 @@
+"""Who wrote each byte last, and who has read it since: what the order of commands depends on.
+
+Static storages of the arena share bytes in any way, so their part is a list of
+disjoint spans that is cut where a storage begins or ends. Any other storage
+overlaps with those at the same place only (``plan_memory``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aotc.ir.dims import static
+from aotc.ir.program_ir import Storage
+
+
+@dataclass(slots=True)
+class _Span:
+    """Bytes with one history; ``end`` is used in the static part of the arena."""
+
+    end: int = 0
+    writer: int = -1
+    readers: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the commands so far did to each place."""
+
+    begins: list[int] = field(default_factory=list)
+    spans: list[_Span] = field(default_factory=list)
+    others: dict[tuple, _Span] = field(default_factory=dict)
+
+    def read(self, s: Storage, command: int) -> Iterator[int]:
+        """Note that ``command`` reads ``s``; give the commands that it must wait for."""
+        if s.kind == "constant":
+            return
+        for span in self._spans(s):
+            if not span.readers or span.readers[-1] != command:
+                span.readers.append(command)
+            if span.writer >= 0:
+                yield span.writer
+
+    def write(self, s: Storage, command: int) -> Iterator[int]:
+        """Note that ``command`` writes ``s``; give the commands that it must wait for."""
+        spans = self._spans(s)
+        for span in spans:
+            yield from span.readers
+            if span.writer >= 0:
+                yield span.writer
+            span.writer, span.readers = command, []
+        if len(spans) > 1:  # they have one history now
+            first = bisect_left(self.begins, static(s.offset))
+            spans[0].end = spans[-1].end
+            del self.begins[first + 1 : first + len(spans)], self.spans[first + 1 : first + len(spans)]
+
+    def _spans(self, s: Storage) -> list[_Span]:
+        if s.kind != "arena" or not isinstance(s.size, int):
+            place = (s.kind, s.offset if s.kind == "arena" else s.number)
+            return [self.others.setdefault(place, _Span())]
+        return self._cover(static(s.offset), static(s.offset) + s.size) if s.size else []
+
+    def _cover(self, begin: int, end: int) -> list[_Span]:
+        """Return spans that are exactly the bytes from ``begin`` to ``end``."""
+        self._cut(begin)
+        self._cut(end)
+        at = bisect_left(self.begins, begin)
+        found = []
+        while begin < end:
+            if at == len(self.begins) or self.begins[at] > begin:  # bytes that nobody has touched yet
+                stop = min(end, self.begins[at]) if at < len(self.begins) else end
+                self.begins.insert(at, begin)
+                self.spans.insert(at, _Span(stop))
+            found.append(self.spans[at])
+            begin = self.spans[at].end
+            at += 1
+        return found
+
+    def _cut(self, place: int) -> None:
+        """Let a span end at ``place`` if one runs across it."""
+        at = bisect_right(self.begins, place) - 1
+        if at >= 0 and self.begins[at] < place < self.spans[at].end:
+            self.begins.insert(at + 1, place)
+            cut = self.spans[at]
+            self.spans.insert(at + 1, _Span(cut.end, cut.writer, list(cut.readers)))
+            cut.end = place

@@ -1,0 +1,248 @@
+"""The host function: shape arithmetic, checks, allocation and the submission, as VM code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Call, Dim, Expr, Sym, sym, symbols
+from aotc.ir.program_ir import Bind, Check, Storage
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.program.schedule import CommandBuffer
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.isa import BY_NAME
+
+_FUNCTIONS = {"//": "floordiv", "%": "mod", "max": "max", "min": "min"}
+
+
+class Program:
+    """VM code of one function under construction."""
+
+    def __init__(self) -> None:
+        self.code: list[list] = []
+        self.registers = 0
+        self._known: dict[Dim, int] = {}
+
+    def op(self, name: str, *operands: object) -> None:
+        """Append an instruction."""
+        self.code.append([BY_NAME[name].opcode, *operands])
+
+    def register(self) -> int:
+        """Return a new register."""
+        self.registers += 1
+        return self.registers - 1
+
+    def bind(self, symbol: Dim, register: int) -> None:
+        """Let ``register`` hold the value of a dim."""
+        self._known[symbol] = register
+
+    def knows(self, *dims: Dim) -> bool:
+        """Tell whether every symbol of ``dims`` has a value by now."""
+        return all(self.is_bound(Expr(0, (((s,), 1),))) for d in dims for s in symbols(d))
+
+    def is_bound(self, symbol: Dim) -> bool:
+        """Tell whether some register holds the value of a dim."""
+        return symbol in self._known
+
+    def value(self, e: Dim) -> int:
+        """Return a register that holds ``e``."""
+        found = self._known.get(e)
+        if found is None:
+            found = self._known[e] = self._compute(e)
+        return found
+
+    def _compute(self, e: Dim) -> int:
+        if not isinstance(e, Expr):
+            out = self.register()
+            self.op("const", out, int(e))
+            return out
+        parts = [self._term(monomial, c) for monomial, c in e.terms]
+        if e.const:
+            parts.append(self.value(e.const))
+        total = parts[0]
+        for p in parts[1:]:
+            total = self.binary("add", total, p)
+        return total
+
+    def _term(self, monomial: tuple, c: int) -> int:
+        factors = [self._atom(a) for a in monomial] + ([self.value(c)] if c != 1 else [])
+        total = factors[0]
+        for f in factors[1:]:
+            total = self.binary("mul", total, f)
+        return total
+
+    def _atom(self, atom: Sym | Call) -> int:
+        e = Expr(0, (((atom,), 1),))
+        if e in self._known:
+            return self._known[e]
+        if isinstance(atom, Sym):
+            raise KeyError(f"no argument gives the dim {atom.name}")
+        self._known[e] = out = self.binary(_FUNCTIONS[atom.fn], self.value(atom.a), self.value(atom.b))
+        return out
+
+    def binary(self, name: str, a: int, b: int) -> int:
+        """Return a new register with the result of an instruction of two operands."""
+        out = self.register()
+        self.op(name, out, a, b)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What runs between two sizes that are read from memory: a command buffer, its number, the arena's bytes by then.
+
+    ``bind`` is the size that is read when it is done; the last stage has none.
+    """
+
+    buffer: CommandBuffer
+    number: int
+    arena: Dim
+    bind: Bind | None = None
+
+
+def emit_program(function: Function, stages: Sequence[Stage], checks: Sequence[Check]) -> Program:
+    """Return the VM code that runs the ``stages`` of ``function``."""
+    p = Program()
+    waiting = _check_sizes(p, function)
+    _bind_arguments(p, function)
+    _bind_values(p, function, stages)
+    unmade = list(enumerate(function.body.results))
+    taken: Dim = 0
+    for stage in stages:
+        last = stage is stages[-1]
+        for row in [row for row in waiting if last or p.knows(row[1], row[2], *row[4])]:
+            _require(p, row)
+            waiting.remove(row)
+        for n, v in [(n, v) for n, v in unmade if last or p.knows(*v.type.shape)]:
+            p.op("result", n, [p.value(d) for d in v.type.shape])
+            unmade.remove((n, v))
+        if stage.arena != taken:
+            p.op("arena", p.value(stage.arena))
+            taken = stage.arena
+        if stage.buffer.code:
+            p.op("submit", stage.number, [p.value(e) for e in stage.buffer.parameters])
+        if stage.bind is not None:
+            _bind_computed(p, function, stage.bind)
+    for check in checks:
+        _check(p, function, check)
+    p.op("return")
+    return p
+
+
+def _bind_arguments(p: Program, function: Function) -> None:
+    """Read the symbols off the arguments' shapes, then check the dims that are expressions."""
+    unread = [
+        (n, axis, d)
+        for n, v in enumerate(function.body.params)
+        for axis, d in enumerate(v.type.shape)
+        if isinstance(d, Expr)
+    ]
+    later = []
+    bound: set[str] = set()
+    found = True
+    while found:
+        found = False
+        for n, axis, d in list(unread):
+            names = [s for s in symbols(d) if s.name not in bound]
+            if len(names) == 1 and (factor := _factor(d, names[0])):
+                _solve_dim(p, (n, axis, d), names[0], factor)
+                bound.add(names[0].name)
+                found = True
+            elif names:
+                continue
+            unread.remove((n, axis, d))
+            if d != Expr(0, (((names[0],), 1),)) if names else True:
+                later.append((n, axis, d))
+    for n, axis, d in [*later, *unread]:
+        p.op("check_dim", n, axis, p.value(d))
+
+
+def _factor(e: Expr, symbol: Sym) -> int:
+    """Return ``k`` if ``e`` is ``k * symbol`` plus something without it, else 0."""
+    factor = dict(e.terms).get((symbol,), 0)
+    return factor if symbol not in symbols(e - factor * Expr(0, (((symbol,), 1),))) else 0
+
+
+def _solve_dim(p: Program, place: tuple[int, int, Expr], symbol: Sym, factor: int) -> None:
+    """Bind the one unknown of a dim of an argument, rounded down; the dim itself is checked later."""
+    n, axis, d = place
+    lone = Expr(0, (((symbol,), 1),))
+    size = p.register()
+    p.op("dim", size, n, axis)
+    rest = d - factor * lone
+    if rest != 0:
+        size = p.binary("sub", size, p.value(rest)) if factor > 0 else p.binary("sub", p.value(rest), size)
+    elif factor < 0:
+        size = p.binary("sub", p.value(0), size)
+    p.bind(lone, p.binary("floordiv", size, p.value(abs(factor))) if abs(factor) != 1 else size)
+
+
+def _check_sizes(p: Program, function: Function) -> list[tuple]:
+    """Check what is required of the plain sizes of arguments; return what must wait for the dims."""
+    sizes = {f"size_{n}_{k}": (n, k) for n, v in enumerate(function.body.params) for k in range(v.type.rank)}
+    waiting = []
+    for row in function.attrs.get("requirements", ()):
+        _, left, right, _, values = row
+        names = sorted({s.name for e in (left, right, *values) for s in symbols(e)})
+        for name in names:
+            if name in sizes and not p.is_bound(sym(name)):
+                register = p.register()
+                p.op("dim", register, *sizes[name])
+                p.bind(sym(name), register)
+        if all(name in sizes for name in names):
+            _require(p, row)
+        else:
+            waiting.append(row)
+    return waiting
+
+
+def _bind_computed(p: Program, function: Function, bind: Bind) -> None:
+    """Read a size that kernels have computed; it must not be negative."""
+    register = _load(p, function, bind.value, bind.dtype)
+    p.bind(bind.dim, register)
+    _require(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
+
+
+def _load(p: Program, function: Function, storage: Storage, dtype: str) -> int:
+    arguments, results = len(function.body.params), len(function.body.results)
+    slot = {"argument": storage.number, "result": arguments + storage.number, "arena": arguments + results}
+    offset = {"arena": storage.offset, "constant": storage.number}
+    out = p.register()
+    place = slot.get(storage.kind, arguments + results + 1)
+    p.op("load_scalar", out, place, p.value(offset.get(storage.kind, 0)), dtype)
+    return out
+
+
+def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> None:
+    """Read the sizes that are values of arguments; none may be negative."""
+    sizes = function.attrs.get("sizes", {})
+    if not sizes:
+        return
+    used = [d for v in function.body.results for d in v.type.shape]
+    for stage in stages:
+        used += [stage.arena, *stage.buffer.parameters]
+    for _, left, right, _, values in function.attrs.get("requirements", ()):
+        used += [left, right, *values]
+    names = {s.name for d in used for s in symbols(d)}
+    for name, (argument, element) in sizes.items():
+        if name not in names:
+            continue
+        dtype = function.body.params[argument].type.dtype
+        register = p.register()
+        p.op("load_scalar", register, argument, p.value(element * size_of(dtype)), dtype)
+        p.bind(sym(name), register)
+        _require(p, ("le", 0, sym(name), f"a size is negative: {name} is {{0}}", (sym(name),)))
+
+
+def _require(p: Program, row: tuple) -> None:
+    relation, left, right, message, values = row
+    if relation in ("gt", "ge"):
+        relation, left, right = {"gt": "lt", "ge": "le"}[relation], right, left
+    holds = p.binary(relation, p.value(left), p.value(right))
+    p.op("assert_true", holds, message, [p.value(e) for e in values])
+
+
+def _check(p: Program, function: Function, check: Check) -> None:
+    """Assertions are computed with everything else and judged when the work is done."""
+    values = [_load(p, function, s, dtype) for s, dtype in check.values]
+    p.op("assert_true", _load(p, function, check.predicate, "i1"), check.message, values)

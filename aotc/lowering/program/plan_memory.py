@@ -1,0 +1,70 @@
+"""Lifetimes to offsets in one arena.
+
+Static storages are placed largest first at the lowest offset that no storage
+alive at the same time occupies. Symbolic ones follow behind them; two of equal
+size that are never alive together share a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+import numpy as np
+
+from aotc.ir.dims import Dim, static
+from aotc.ir.program_ir import Storage
+from aotc.vmfb.abi import ALIGNMENT
+
+
+def plan_memory(arena: list[Storage]) -> Dim:
+    """Set the ``offset`` of every storage; return the bytes of the arena."""
+    return plan_stages(arena, lambda size: 0, 1)[0]
+
+
+def plan_stages(arena: list[Storage], stage_of: Callable[[Dim], int], count: int) -> list[Dim]:
+    """Set the ``offset`` of every storage; return the bytes of the arena in each of ``count`` stages.
+
+    ``stage_of(size)`` is the first stage in which a size is known; offsets depend on sizes of
+    the same stage and earlier ones only, so that the arena of one stage is the head of the next one's.
+    """
+    total: Dim = _place_static([s for s in arena if isinstance(s.size, int)])
+    stages: list[list[Storage]] = [[] for _ in range(count)]
+    for s in arena:
+        if not isinstance(s.size, int):
+            stages[stage_of(s.size)].append(s)
+    totals = []
+    for storages in stages:
+        total = _place_symbolic(storages, total)
+        totals.append(total)
+    return totals
+
+
+def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
+    """Place storages whose sizes depend on the call behind ``total``; return the bytes with them."""
+    used: dict[Dim, list[tuple[int, int, Dim]]] = {}  # by size, a heap of places by their last use
+    for number, s in enumerate(sorted(storages, key=lambda s: s.first)):
+        places = used.setdefault(s.size, [])
+        if places and places[0][0] < s.first:
+            s.offset = heappop(places)[2]
+        else:
+            s.offset = total
+            total = total + (s.size + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+        heappush(places, (s.last, number, s.offset))
+    return total
+
+
+def _place_static(storages: list[Storage]) -> int:
+    order = sorted(storages, key=lambda s: (-static(s.size), s.first))
+    placed = np.zeros((4, len(order)), np.int64)  # begin and end in the arena, first and last use; by begin
+    for count, s in enumerate(order):
+        size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
+        begins, ends, first, last = placed[:, :count]
+        beside = (first <= s.last) & (last >= s.first)
+        tops = np.maximum.accumulate(np.append(0, ends[beside]))
+        gaps = np.append(begins[beside], np.iinfo(np.int64).max) - tops
+        s.offset = int(tops[np.argmax(gaps >= size)])
+        at = int(np.searchsorted(begins, s.offset, "right"))
+        placed[:, at + 1 : count + 1] = placed[:, at:count]
+        placed[:, at] = s.offset, s.offset + size, s.first, s.last
+    return int(placed[1].max(initial=0))

@@ -1,0 +1,230 @@
+"""A loop over small tensors becomes one kernel that holds its condition and body.
+
+An ODE step, a line search or a small recurrent cell spends microseconds on
+dispatching what takes nanoseconds to compute; here the whole loop runs inside
+one kernel, its state in private memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.loop_ir import (
+    PRIVATE_BYTES,
+    Alloc,
+    Apply,
+    Barrier,
+    Buffer,
+    Const,
+    For,
+    If,
+    Kernel,
+    Load,
+    Stmt,
+    Store,
+    While,
+)
+from aotc.ir.loop_ir import walk as walk_stmts
+from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.program.inline_kernels import UNROLL, inline_kernel
+from aotc.vmfb.dtypes import size_of
+
+SMALL_VALUE = 4096
+SMALL_LOOP = 1 << 15
+SMALL_FLOPS = 1 << 15
+MAX_BUFFERS = 60
+
+
+def is_small(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], flops: int = SMALL_FLOPS
+) -> bool:
+    """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
+    inner = [o for r in op.regions for o in walk(r)]
+    if any(o.name not in ("dispatch", "while", "case", "constant", "reshape") for o in inner):
+        return False
+    values = {v for o in inner for v in o.results} | {p for r in op.regions for p in r.params}
+    if not all(is_static(v.type.shape) for v in values):
+        return False
+    made = [
+        static(product(v.type.shape))
+        for o in inner
+        if o.name == "dispatch"
+        for v in o.results
+        if not _updates(o, functions)
+    ]
+    if any(n > SMALL_VALUE for n in made) or sum(made) > SMALL_LOOP:
+        return False
+    work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
+    outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
+    if len(outer) + len(op.results) > MAX_BUFFERS or any(k.dims or _has_barrier(k) for k in work):
+        return False
+    return sum(static(k.flops) for k in work) <= flops
+
+
+def _has_barrier(kernel: Kernel) -> bool:
+    return any(isinstance(s, Barrier) for s in walk_stmts(kernel.body))
+
+
+def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
+    return overwritten(functions[op.attrs["callee"]]) > 0
+
+
+@dataclass
+class _Writer:
+    """Writes regions as statements; ``memory`` says where each value lives."""
+
+    functions: Mapping[str, Function]
+    kernels: Mapping[str, Kernel]
+    memory: dict[Value, Buffer]
+    constants: list[Value] = field(default_factory=list)
+    count: int = 0
+
+    def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
+        """Make local memory for ``value``."""
+        self.count += 1
+        bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
+        space = "private" if bytes_ <= PRIVATE_BYTES else "scratch"
+        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, space)  # type: ignore[arg-type]
+        block.append(Alloc(made))
+        self.memory[value] = made
+        return made
+
+    def region(self, region: Region, block: list[Stmt]) -> None:
+        """Write the ops of ``region``."""
+        left = uses(region)
+        for op in region.ops:
+            match op.name:
+                case "dispatch":
+                    self._dispatch(op, block, left)
+                case "reshape":
+                    self.memory[op.result] = self.memory[op.operands[0]]
+                    left[op.operands[0]] += left.get(op.result, 0)
+                case "while":
+                    self._while(op, block)
+                case "case":
+                    self._case(op, block)
+            for v in op.operands:
+                left[v] -= 1
+
+    def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
+        kernel = self.kernels[op.attrs["callee"]]
+        shared = overwritten(self.functions[op.attrs["callee"]])
+        for n, v in enumerate(op.results):
+            old = op.operands[n] if n < shared else None
+            if old is not None and left[old] == 1 and old in self.owned:
+                self.memory[v] = self.memory[old]
+                self.owned.add(v)
+                continue
+            made = self.buffer(v, block)
+            self.owned.add(v)
+            if old is not None:
+                copy(block, self.memory[old], made, f"_{self.count}")
+        names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
+        values = [*op.operands[shared:], *op.results]
+        self.count += 1
+        where = {name: self.memory[v] for name, v in zip(names, values, strict=True)}
+        block += inline_kernel(kernel, where, f"_{self.count}")
+
+    owned: set[Value] = field(default_factory=set)
+
+    def _while(self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None) -> None:
+        cond, body = op.regions
+        if carries is None:
+            carries = [self.buffer(v, block) for v in op.results]
+            self.owned.update(op.results)
+        for init, carry in zip(op.operands, carries, strict=True):
+            self.count += 1
+            copy(block, self.memory[init], carry, f"_{self.count}")
+        for region in (cond, body):
+            self.memory.update(zip(region.params, carries, strict=True))
+        self.owned.update(body.params)
+        test: list[Stmt] = []
+        self.region(cond, test)
+        step: list[Stmt] = []
+        self.region(body, step)
+        self._carry(body, carries, step)
+        block.append(While(tuple(test), only_element(self.memory[cond.results[0]]), tuple(step)))
+
+    def _carry(self, body: Region, carries: list[Buffer], block: list[Stmt]) -> None:
+        """Copy the new state over the old; state that is another's old value goes through a copy."""
+        moves = []
+        for v, carry in zip(body.results, carries, strict=True):
+            source = self.memory[v]
+            if source.name == carry.name:
+                continue
+            if any(source.name == c.name for c in carries):
+                held = self.buffer(Value(v.name, v.type), block)
+                self.count += 1
+                copy(block, source, held, f"_{self.count}")
+                source = held
+            moves.append((source, carry))
+        for source, carry in moves:
+            self.count += 1
+            copy(block, source, carry, f"_{self.count}")
+
+    def _case(self, op: Op, block: list[Stmt]) -> None:
+        results = [self.buffer(v, block) for v in op.results]
+        self.owned.update(op.results)
+        rest: tuple[Stmt, ...] = ()
+        for number in reversed(range(len(op.regions))):
+            branch: list[Stmt] = []
+            self.region(op.regions[number], branch)
+            for v, out in zip(op.regions[number].results, results, strict=True):
+                self.count += 1
+                copy(branch, self.memory[v], out, f"_{self.count}")
+            if number == len(op.regions) - 1:
+                rest = tuple(branch)
+            else:
+                test = Apply("eq", (only_element(self.memory[op.operands[0]]), Const(number, "i32")), "i1")
+                rest = (If(test, tuple(branch), rest),)
+        block += rest
+
+
+def only_element(buffer: Buffer) -> Load:
+    """Return the read of a scalar; a reshape of one element shares the memory of its operand, of any rank."""
+    return Load(buffer, (0,) * len(buffer.shape))
+
+
+def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None:
+    """Write an element by element copy of whole buffers of equal shape."""
+    index: list[Dim] = []
+    loops: list[tuple[str, Dim]] = []
+    for d, extent in enumerate(target.shape):
+        if extent == 1:
+            index.append(0)
+        else:
+            index.append(sym(f"c{d}{suffix}", 0, extent))
+            loops.append((f"c{d}{suffix}", extent))
+    load = Load(source, reshape_index(tuple(index), target.shape, source.shape))
+    body: tuple[Stmt, ...] = (Store(target, tuple(index), load),)
+    for name, extent in reversed(loops):
+        body = (For(name, 0, extent, body, "unroll" if isinstance(extent, int) and extent <= UNROLL else "serial"),)
+    block += body
+
+
+def loop_kernel(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
+) -> tuple[Kernel, tuple[Value, ...]]:
+    """Return one kernel for a whole ``while`` and the outer values that it reads, in order."""
+    outer = list(dict.fromkeys([*op.operands, *(v for r in op.regions for v in captured(r))]))
+    made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
+    reads = [*outer, *made_inside]
+    inputs = tuple(Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads))
+    outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results))
+    writer = _Writer(functions, kernels, dict(zip(reads, inputs, strict=True)))
+    block: list[Stmt] = []
+    carries = []
+    for out, v in zip(outputs, op.results, strict=True):
+        small = static(product(v.type.shape)) * size_of(v.type.dtype) <= PRIVATE_BYTES
+        carries.append(writer.buffer(v, block) if small else out)
+    writer._while(op, block, carries)
+    for n, (out, carry) in enumerate(zip(outputs, carries, strict=True)):
+        if carry is not out:
+            copy(block, carry, out, f"_out{n}")
+    inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
+    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * 16
+    return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)

@@ -1,0 +1,1 @@
+"""Fused regions to kernels in loop IR."""

@@ -1,0 +1,361 @@
+"""Products with their epilogues: register tiles over packed or in-place operands.
+
+A grid item computes a block of row tiles against a group of column panels. Each
+tile is summed entirely in registers; if something is fused behind the product,
+or the tile sticks out, it goes to a small private buffer first and the epilogue
+runs over it while it is in L1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aotc.ir.dims import Dim, minimum, product, static, substitute, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
+from aotc.lowering.analysis.tiling import FORMS, best_tile, split_rows
+from aotc.lowering.regions.elemental import provide
+from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+ITEM_FLOPS = 3 << 20
+MIN_ITEMS, MANY_ITEMS = 8, 48
+SMALL_FLOPS = 1 << 19
+SPREAD_ROWS, SPREAD_PANELS = 6, 2
+SET_BYTES, LINE = 1024, 64
+Levels = tuple[tuple[Dim, Dim, Dim], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How the rows of one product are cut: ``tiles`` tiles, the first ``tall`` one row higher than ``height``.
+
+    ``ragged`` is the symbolic number of rows if it is not known; then every tile
+    has ``height`` rows but the last, which has what is left.
+    """
+
+    tiles: Dim
+    height: int
+    tall: Dim
+    ragged: Dim | None = None
+
+    def start(self, tile: Dim) -> Dim:
+        """Return the first row of a tile."""
+        return tile * self.height + (minimum(tile, self.tall) if self.tall != 0 else 0)
+
+
+def cut_rows(m: Dim, rows_max: int) -> Rows:
+    """Return the balanced cut of ``m`` rows into tiles of at most ``rows_max``."""
+    if not isinstance(m, int):
+        return Rows((m + (rows_max - 1)) // rows_max, rows_max, 0, m)
+    if m == 0:
+        return Rows(0, rows_max, 0)
+    runs = split_rows(m, rows_max)
+    if len(runs) == 1:
+        return Rows(runs[0][1], runs[0][0], 0)
+    return Rows(runs[0][1] + runs[1][1], runs[1][0], runs[0][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product as the tile sees it.
+
+    ``outer`` are the extents of the grid dims before rows and columns (batch, or
+    image and output row); ``a_at(outer, row)`` and ``b_at(outer, panel)`` give
+    flat offsets; ``place(outer, row, column)`` the index in the op's result.
+    """
+
+    form: str
+    a: Buffer
+    b: Buffer
+    outer: tuple[Dim, ...]
+    m: Dim
+    n: Dim
+    cols: int
+    k: Dim
+    a_row: Dim
+    a_inner: Dim
+    levels: Levels
+    a_at: Callable[[Index, Dim], Dim]
+    b_at: Callable[[Index, Dim], Dim]
+    place: Callable[[Index, Dim, Dim], Index]
+
+
+def lower_contract(function: Function, target: Target) -> Kernel:
+    """Lower a contract region: by tiles where the product allows, else as loops."""
+    b = RegionBuilder(function, target)
+    op = next(op for op in function.body.ops if op.results[0] is b.anchors.anchor)
+    if target.kind == "cuda":
+        from aotc.lowering.regions.contract_cuda import lower_product_cuda
+
+        return lower_product_cuda(b, op)
+    described = _DESCRIBE[op.name](b, op, target)
+    if described is None:
+        from aotc.lowering.regions.contract_loops import lower_product_loops
+
+        return lower_product_loops(b, op)
+    return _Tiles(b, op, described, target).lower()
+
+
+class _Tiles:
+    """Writes the grid, the panels, the tiles and the epilogue."""
+
+    def __init__(self, b: RegionBuilder, op: Op, p: Product, target: Target) -> None:
+        self.b, self.op, self.p, self.target = b, op, p, target
+        rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target)
+        self.rows = cut_rows(p.m, rows_max)
+        self.panels = (p.n + (p.cols - 1)) // p.cols
+        self.e = b.elements()
+        self.results = list(zip(b.outputs, b.function.body.results, strict=True))
+
+    def lower(self) -> Kernel:
+        p = self.p
+        row_block, self.panel_block = self._blocks()
+        panel_block = self.panel_block
+        row_blocks = (self.rows.tiles + (row_block - 1)) // row_block
+        panel_blocks = (self.panels + (panel_block - 1)) // panel_block
+        extents = (*p.outer, panel_blocks, row_blocks)
+        grid = product(extents)
+        item = sym("p", 0, grid) if grid != 1 else 0
+        *outer, panel_at, row_at = delinearize(item, extents)
+        block: list[Stmt] = []
+        begin = panel_at * panel_block
+        self._panels(
+            block, tuple(outer), begin, minimum(begin + panel_block, self.panels), row_at * row_block, row_block
+        )
+        body = tuple(block) if grid == 1 else (For("p", 0, grid, tuple(block), "parallel"),)
+        flops = product((*p.outer, p.m, p.n, p.k)) * 2
+        return self.b.kernel(grid, body, flops)
+
+    def _blocks(self) -> tuple[int, int]:
+        """Return (row tiles, panels) of one item: enough work to be worth a claim, little enough to share out."""
+        p = self.p
+        k = p.k if isinstance(p.k, int) else 512
+        tile_flops = 2 * k * (self.rows.height + 1) * p.cols
+        tiles = self.rows.tiles if isinstance(self.rows.tiles, int) else 8
+        panels = self.panels if isinstance(self.panels, int) else 8
+        outer = product(p.outer)
+        outer = outer if isinstance(outer, int) else 8
+        total = tile_flops * tiles * panels * outer
+        want = min(max(total // MANY_ITEMS, ITEM_FLOPS), 8 * ITEM_FLOPS, max(total // MIN_ITEMS, 1))
+        if total <= SMALL_FLOPS:
+            want = total + 1
+        fits = max(self.target.l2 // 2 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
+        row_block = max(min(tiles, fits, want // max(tile_flops, 1)), 1)
+        panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
+        return row_block, panel_block
+
+    def _spread(self, block: list[Stmt], outer: Index, first: Dim, row_block: int) -> None:
+        """Copy the rows of this item apart if their stride would map them to few cache sets.
+
+        Rows that overlap (the windows of a convolution) stay where they are: they share most of their cache lines,
+        and copies of every element in each of its windows cost more than the conflicts.
+        """
+        p, rows = self.p, self.rows
+        self.a, self.a_row, self.first = p.a, p.a_row, None
+        if len(p.levels) != 1 or rows.ragged is not None or p.levels[0][1] != 1 or rows.height < SPREAD_ROWS:
+            return
+        stride, length = p.a_row, p.levels[0][0]
+        if not isinstance(stride, int) or not isinstance(length, int) or not 0 < length <= stride:
+            return
+        size = size_of(p.a.dtype)
+        if stride * size % SET_BYTES or self.panel_block < SPREAD_PANELS:
+            return
+        count = min(row_block * (rows.height + 1), static(p.m))
+        pitch = (-(-length * size // SET_BYTES) * SET_BYTES + LINE) // size
+        self.a = Buffer(self.b.fresh("rows"), p.a.dtype, (count, pitch), "scratch")
+        self.a_row, self.first = pitch, rows.start(first)
+        last = rows.start(minimum(first + row_block, rows.tiles))
+        i, j = sym("i", 0, count), sym("j", 0, length)
+        flat = p.a_at(outer, self.first + i) + j
+        load = Load(p.a, delinearize(flat, p.a.shape))
+        inner = For("j", 0, length, (Store(self.a, (i, j), load),))
+        block += [Alloc(self.a), For("i", 0, last - self.first, (inner,))]
+
+    def _panels(self, block: list[Stmt], outer: Index, begin: Dim, end: Dim, first: Dim, row_block: int) -> None:
+        self._spread(block, outer, first, row_block)
+        panel = sym("q", 0, self.panels) if self.panels != 1 else 0
+        inner: list[Stmt] = []
+        last = minimum(first + row_block, self.rows.tiles)
+        if self.rows.tiles == 1:
+            self._tile(inner, outer, panel, 0)
+        else:
+            tile = sym("t", 0, self.rows.tiles)
+            each: list[Stmt] = []
+            self._tile(each, outer, panel, tile)
+            inner.append(For("t", first, last, tuple(each)))
+        if panel == 0:
+            block += inner
+        else:
+            block.append(For("q", begin, end, tuple(inner)))
+
+    def _tile(self, block: list[Stmt], outer: Index, panel: Dim, tile: Dim) -> None:
+        rows = self.rows
+        start = rows.start(tile)
+        if rows.ragged is not None:
+            self._ragged(block, outer, panel, start, rows.ragged)
+        elif rows.tall == 0:
+            self._one(block, outer, panel, start, rows.height)
+        else:
+            tall: list[Stmt] = []
+            low: list[Stmt] = []
+            self._one(tall, outer, panel, start, rows.height + 1)
+            self._one(low, outer, panel, start, rows.height)
+            test = Apply("lt", (IndexScalar(tile), Const(static(rows.tall), "i64")), "i1")
+            block.append(If(test, tuple(tall), tuple(low)))
+
+    def _ragged(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, m: Dim) -> None:
+        """A full tile, or the rest in tiles of 8, 4, 2 and 1 rows."""
+        full: list[Stmt] = []
+        self._one(full, outer, panel, start, self.rows.height)
+        rest: list[Stmt] = []
+        left = self.e.names("left")
+        rest.append(Let(Var(left, "i64"), IndexScalar(m - start)))
+        remaining = sym(left, 0, self.rows.height)
+        height = 1 << (self.rows.height - 1).bit_length() - 1 if self.rows.height > 1 else 1
+        while height:
+            part: list[Stmt] = []
+            done = (remaining // (2 * height)) * (2 * height)
+            self._one(part, outer, panel, start + done, height)
+            rest.append(If(Apply("eq", (IndexScalar((remaining // height) % 2), Const(1, "i64")), "i1"), tuple(part)))
+            height //= 2
+        test = Apply("ge", (IndexScalar(m - start), Const(self.rows.height, "i64")), "i1")
+        block.append(If(test, tuple(full), tuple(rest)))
+
+    def _one(self, block: list[Stmt], outer: Index, panel: Dim, start: Dim, height: int) -> None:
+        """Write one tile of ``height`` rows from row ``start`` and its epilogue."""
+        p = self.p
+        column = panel * p.cols
+        base = p.a_at(outer, start) if self.first is None else (start - self.first) * self.a_row
+
+        def tile_into(out: Buffer, out_base: Dim, out_row: Dim) -> Tile:
+            return Tile(
+                height, p.cols, out, out_base, out_row, self.a, base, self.a_row, p.b, p.b_at(outer, panel), p.levels,
+                p.form, a_inner=p.a_inner,
+            )  # fmt: skip
+
+        if self._direct():
+            out = self.b.outputs[0]
+            index = p.place(outer, start, column)
+            at = linearize(index, self.op.result.type.shape)
+            block.append(tile_into(out, at, p.n))
+            return
+        tile = Buffer(self.b.fresh("tile"), FORMS[p.form].out, (height, p.cols), "private")
+        block += [Alloc(tile), tile_into(tile, 0, p.cols)]
+        self._epilogue(block, tile, outer, start, column, height)
+
+    def _direct(self) -> bool:
+        p = self.p
+        only = len(self.results) == 1 and self.results[0][1] is self.op.result
+        return only and isinstance(p.n, int) and p.n % p.cols == 0
+
+    def _epilogue(self, block: list[Stmt], tile: Buffer, outer: Index, start: Dim, column: Dim, height: int) -> None:
+        p = self.p
+        r = sym("r", 0, height) if height > 1 else 0
+        whole = isinstance(p.n, int) and p.n % p.cols == 0
+        width: Dim = p.cols if whole else minimum(p.cols, p.n - column)
+        c = sym("c", 0, p.cols)
+        inner: list[Stmt] = []
+        self.e.anchored.clear()
+        self.e.enter(inner)
+        self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
+        at = p.place(outer, start + r, column + c)
+        names = {f"i{k}": x for k, x in enumerate(at)}
+        places = [tuple(substitute(i, names) for i in self.b.index[v]) for _, v in self.results]
+        store_all(self.e, [(out, v, index) for (out, v), index in zip(self.results, places, strict=True)])
+        columns = For("c", 0, width, tuple(inner))
+        block.append(For("r", 0, height, (columns,)) if height > 1 else columns)
+
+
+# --- descriptions ------------------------------------------------------------
+
+
+def _packed_matmul(b: RegionBuilder, op: Op, target: Target) -> Product:
+    lhs, panels = op.operands
+    a, packed = b.buffers[lhs], b.buffers[panels]
+    group = op.attrs["group"]
+    *batch, m, n = op.result.type.shape
+    steps, wide = panels.type.shape[-2:]
+    form = {"i8": "i8"}.get(lhs.type.dtype, lhs.type.dtype)
+    k = steps * group
+    turned = op.attrs["lhs_transposed"]
+    a_row, a_step = (1, m) if turned else (k, 1)
+    count = panels.type.shape[-3]
+    return Product(
+        form, a, packed, tuple(batch), m, n, wide // group, k, a_row, a_step,
+        ((steps, a_step * group, wide),),
+        lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
+        lambda outer, panel: ((outer[0] * count if outer else 0) + panel) * steps * wide,
+        lambda outer, row, column: (*outer, row, column),
+    )  # fmt: skip
+
+
+def _matmul(b: RegionBuilder, op: Op, target: Target) -> Product | None:
+    """A product that reads its right operand in place: rows of ``n`` contiguous elements."""
+    lhs, rhs = op.operands
+    form = lhs.type.dtype
+    *batch, m, n = op.result.type.shape
+    if op.attrs["rhs_transposed"] or form not in ("f32", "f64") or rhs.type.dtype != form or not isinstance(n, int):
+        return None
+    k = rhs.type.shape[-2]
+    lanes = target.vector_bytes // size_of(form)
+    _, cols = best_tile(m, n, k, form, target)
+    cols = next((c for c in range(min(cols, n), 0, -lanes) if c % lanes == 0 and n % c == 0), 0)
+    tiny = product((*op.result.type.shape, k))
+    if not cols or op.result.type.dtype != form or tiny == 0 or (isinstance(tiny, int) and tiny * 2 <= 1 << 13):
+        return None
+    a_row, a_step = (1, m) if op.attrs["lhs_transposed"] else (k, 1)
+    return Product(
+        form, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
+        ((k, a_step, n),),
+        lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
+        lambda outer, panel: (outer[0] * k * n if outer else 0) + panel * cols,
+        lambda outer, row, column: (*outer, row, column),
+    )  # fmt: skip
+
+
+def _packed_conv(b: RegionBuilder, op: Op, target: Target) -> Product:
+    """Rows of a tile are neighbouring pixels of one output row; no patch is ever copied."""
+    lhs, panels = op.operands
+    a, packed = b.buffers[lhs], b.buffers[panels]
+    shape, strides = lhs.type.shape, op.attrs["strides"]
+    kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
+    c = shape[-1]
+    cols = static(panels.type.shape[-1])
+    steps: list[Dim] = [c]
+    for extent in reversed(shape[2:-1]):
+        steps.insert(0, steps[0] * extent)
+    levels: list[tuple[Dim, Dim, Dim]] = [(c, 1, cols)]
+    size: Dim = c
+    for extent, step, gap in reversed(list(zip(kernel, steps, dilation, strict=True))):
+        if len(levels) == 1 and step * gap == c and size == levels[0][0] and extent * c:
+            levels[0] = (extent * c, 1, cols)
+        elif extent != 1:
+            levels.insert(0, (extent, step * gap, size * cols))
+        size = size * extent
+    n_images, *spatial, n = op.result.type.shape
+    image = product(shape[1:])
+    outer = (n_images, *spatial[:-1])
+    k = product(kernel) * c
+    return Product(
+        lhs.type.dtype, a, packed, outer, spatial[-1], n, cols, k, strides[-1] * c, 1, tuple(levels),
+        lambda at, row: at[0] * image
+        + sum((i * s * step for i, s, step in zip(at[1:], strides[:-1], steps[:-1], strict=True)), 0)
+        + row * strides[-1] * c,
+        lambda at, panel: panel * k * cols,
+        lambda at, row, column: (*at, row, column),
+    )  # fmt: skip
+
+
+_DESCRIBE: dict[str, Callable[[RegionBuilder, Op, Target], Product | None]] = {
+    "packed_matmul": _packed_matmul,
+    "packed_conv": _packed_conv,
+    "matmul": _matmul,
+    "conv": lambda b, op, target: None,
+}
+
+__all__ = ["Rows", "Scalar", "Value", "cut_rows", "lower_contract"]

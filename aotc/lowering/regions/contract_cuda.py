@@ -1,0 +1,254 @@
+"""Products on a GPU: blocks of the result, staged through shared memory, summed in registers.
+
+A block of threads computes ``rows x cols`` elements of the result; each thread
+sums a small part of them in registers while slices of both operands pass through
+shared memory::
+
+    for q in range(K / depth):
+        for t in thread(0, 256): left[kk, r] = a[row + r, q*depth + kk]; right[kk, c] = b[q*depth + kk, column + c]
+        barrier()
+        for t in thread(0, 256): acc[t, i, j] += left[kk, ...] * right[kk, ...]
+        barrier()
+
+The sums then go to shared memory, so that what is fused behind the product runs over neighbouring columns.
+A convolution is the product of its patches, which are never stored, with its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aotc.ir.dims import Dim, minimum, product, substitute, sym
+from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.contract_loops import lower_product_loops, sum_dtype
+from aotc.lowering.regions.elemental import constant_scalar, provide
+from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.vmfb.dtypes import to_numpy
+
+PAD = 4
+FEWEST = 24
+SKINNY_ROWS = 8
+ENOUGH_BLOCKS = 128
+
+
+class Shape(NamedTuple):
+    """A block of the result, the part of it that one thread sums, and the k of a slice.
+
+    Small blocks take deep slices: there are few of them, so each must have many loads under way.
+    """
+
+    rows: int
+    cols: int
+    thread_rows: int
+    thread_cols: int
+    depth: int
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block."""
+        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
+
+
+SHAPES = (Shape(128, 64, 8, 4, 16), Shape(64, 64, 4, 4, 32), Shape(32, 32, 2, 2, 64))
+SKINNY = Shape(SKINNY_ROWS, 32, 1, 1, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product: ``place(batch, m, n)`` of the result sums ``lhs(batch, m, k) * rhs(batch, k, n)`` over k.
+
+    ``lhs_by_k`` and ``rhs_by_k`` say that neighbouring k are neighbours in memory.
+    """
+
+    batch: tuple[Dim, ...]
+    m: Dim
+    n: Dim
+    k: Dim
+    lhs: Callable[[Index, Dim, Dim], Index]
+    rhs: Callable[[Index, Dim, Dim], Index]
+    place: Callable[[Index, Dim, Dim], Index]
+    lhs_by_k: bool
+    rhs_by_k: bool
+
+
+def lower_product_cuda(b: RegionBuilder, op: Op) -> Kernel:
+    """Lower a product in blocks if it is large enough to fill them, else with a thread an element."""
+    p = _conv(op) if op.name == "conv" else _matmul(op)
+    small = any(isinstance(d, int) and d < FEWEST for d in (p.n, p.k))
+    thin = isinstance(p.m, int) and p.m < FEWEST
+    if small or (thin and isinstance(p.k, int) and p.k < SKINNY.depth) or sum_dtype(op) not in ("f32", "i32"):
+        return lower_product_loops(b, op)
+    return _Blocks(b, op, p, _shape(p)).lower()
+
+
+def _shape(p: Product) -> Shape:
+    """Return the largest block of which there are enough to occupy the GPU."""
+    if isinstance(p.m, int) and p.m < FEWEST:
+        return SKINNY
+    if not isinstance(p.m, int) or not isinstance(p.n, int):
+        return SHAPES[1]
+    batch = product(p.batch)
+    many = batch if isinstance(batch, int) else 1
+    for shape in SHAPES:
+        if many * -(-p.m // shape.rows) * -(-p.n // shape.cols) >= ENOUGH_BLOCKS:
+            return shape
+    return SHAPES[-1]
+
+
+def _matmul(op: Op) -> Product:
+    lhs, _ = op.operands
+    *batch, m, n = op.result.type.shape
+    a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
+    return Product(
+        tuple(batch), m, n, lhs.type.shape[-2 if a_turned else -1],
+        lambda at, row, k: (*at, k, row) if a_turned else (*at, row, k),
+        lambda at, k, column: (*at, column, k) if b_turned else (*at, k, column),
+        lambda at, row, column: (*at, row, column),
+        not a_turned, b_turned,
+    )  # fmt: skip
+
+
+def _conv(op: Op) -> Product:
+    """Rows are the output pixels of all images, k the taps and input channels; groups are left to loops."""
+    rhs = op.operands[1]
+    *kernel, per_group, n = rhs.type.shape
+    *pixels, _ = op.result.type.shape
+    strides, gaps = op.attrs["strides"], op.attrs["rhs_dilation"]
+
+    def lhs_at(at: Index, row: Dim, k: Dim) -> Index:
+        image, *pixel = delinearize(row, pixels)
+        *tap, c = delinearize(k, (*kernel, per_group))
+        where = [i * stride + t * gap for i, stride, t, gap in zip(pixel, strides, tap, gaps, strict=True)]
+        return (image, *where, c)
+
+    return Product(
+        (), product(pixels), n if op.attrs["feature_groups"] == 1 else 1, product((*kernel, per_group)),
+        lhs_at,
+        lambda at, k, column: (*delinearize(k, (*kernel, per_group)), column),
+        lambda at, row, column: (*delinearize(row, pixels), column),
+        True, False,
+    )  # fmt: skip
+
+
+class _Blocks:
+    """Writes the grid, the staging, the sums and the epilogue."""
+
+    def __init__(self, b: RegionBuilder, op: Op, p: Product, shape: Shape) -> None:
+        self.b, self.op, self.p, self.shape = b, op, p, shape
+        self.e = b.elements()
+        self.dtype = sum_dtype(op)
+        self.left = Buffer("left", self.dtype, (shape.depth, shape.rows + PAD), "shared")
+        self.right = Buffer("right", self.dtype, (shape.depth, shape.cols + PAD), "shared")
+        self.acc = Buffer("acc", self.dtype, (shape.threads, shape.thread_rows, shape.thread_cols), "private")
+        self.sums = Buffer("sums", self.dtype, (shape.rows, shape.cols), "shared")
+
+    def lower(self) -> Kernel:
+        """Return the kernel."""
+        p, s = self.p, self.shape
+        extents = (*p.batch, (p.m + (s.rows - 1)) // s.rows, (p.n + (s.cols - 1)) // s.cols)
+        grid = product(extents)
+        *batch, row, column = delinearize(sym("p", 0, grid) if grid != 1 else 0, extents)
+        at, first, start = tuple(batch), row * s.rows, column * s.cols
+        zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
+        clear: tuple[Stmt, ...] = (Store(self.acc, self._part(), zero),)
+        steps = (p.k + (s.depth - 1)) // s.depth
+        q = sym("q", 0, steps) if steps != 1 else 0
+        slice_ = (*self._stage(at, first, start, q * s.depth), Barrier(), self._sum(), Barrier())
+        block: list[Stmt] = [Alloc(x) for x in (self.left, self.right, self.acc, self.sums)]
+        block.append(self._threads(self._unrolled(clear)))
+        block += [For("q", 0, steps, slice_)] if steps != 1 else slice_
+        block += [self._keep(), Barrier(), self._epilogue(at, first, start)]
+        body = tuple(block) if grid == 1 else (For("p", 0, grid, tuple(block), "parallel"),)
+        return self.b.kernel(grid, body, product((*p.batch, p.m, p.n, p.k)) * 2)
+
+    def _threads(self, body: tuple[Stmt, ...]) -> For:
+        return For("t", 0, self.shape.threads, body, "thread")
+
+    def _thread(self) -> Dim:
+        return sym("t", 0, self.shape.threads)
+
+    def _part(self) -> Index:
+        """Return the place of element (i, j) of a thread's part in the accumulators."""
+        return (self._thread(), sym("i", 0, self.shape.thread_rows), sym("j", 0, self.shape.thread_cols))
+
+    def _corner(self) -> tuple[Dim, Dim]:
+        """Return the row and column of element (i, j) of a thread's part in the block."""
+        s = self.shape
+        across = s.cols // s.thread_cols
+        t, i, j = self._part()
+        return (t // across) * s.thread_rows + i, (t % across) * s.thread_cols + j
+
+    def _unrolled(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        inner = For("j", 0, self.shape.thread_cols, body, "unroll")
+        return (For("i", 0, self.shape.thread_rows, (inner,), "unroll"),)
+
+    def _stage(self, at: Index, first: Dim, start: Dim, k0: Dim) -> tuple[Stmt, ...]:
+        """Bring a slice of both operands to shared memory; beyond the end of k it is 0."""
+        p, s = self.p, self.shape
+        lhs, rhs = self.op.operands
+        body = [
+            self._copy(lhs, self.left, s.rows, p.lhs_by_k, k0, lambda r, k: p.lhs(at, minimum(first + r, p.m - 1), k)),
+            self._copy(rhs, self.right, s.cols, p.rhs_by_k, k0, lambda c, k: p.rhs(at, k, minimum(start + c, p.n - 1))),
+        ]
+        return (self._threads(tuple(body)),)
+
+    def _copy(
+        self, source: Value, to: Buffer, width: int, by_k: bool, k0: Dim, index: Callable[[Dim, Dim], Index]
+    ) -> For:
+        """Return the loop of one thread's copies; neighbouring threads copy neighbours in memory."""
+        depth = self.shape.depth
+        each = width * depth // self.shape.threads
+        u = self.b.fresh("u")
+        flat = sym(u, 0, each) * self.shape.threads + self._thread()
+        other, kk = (flat // depth, flat % depth) if by_k else (flat % width, flat // width)
+        k = k0 + kk
+        inside: list[Stmt] = []
+        self.e.anchored.clear()
+        self.e.enter(inside)
+        value: Scalar = self.e.at(source, index(other, minimum(k, self.p.k - 1)))
+        if value.dtype != self.dtype:
+            value = Apply("convert", (value,), self.dtype)
+        if not isinstance(self.p.k, int) or self.p.k % depth:
+            there = Apply("lt", (IndexScalar(k), IndexScalar(self.p.k)), "i1")
+            zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
+            value = Apply("select", (there, value, zero), self.dtype)
+        inside.append(Store(to, (kk, other), value))
+        return For(u, 0, each, tuple(inside), "unroll")
+
+    def _sum(self) -> For:
+        """Add one slice's products; unrolled, so that LLVM sees which loads are neighbours and makes them wide."""
+        kk = sym("kk", 0, self.shape.depth)
+        row, column = self._corner()
+        term = Apply("mul", (Load(self.left, (kk, row)), Load(self.right, (kk, column))), self.dtype)
+        add = self._unrolled((Store(self.acc, self._part(), term, "add"),))
+        return self._threads((For("kk", 0, self.shape.depth, add, "unroll"),))
+
+    def _keep(self) -> For:
+        """Put the sums where any thread can read them."""
+        return self._threads(self._unrolled((Store(self.sums, self._corner(), Load(self.acc, self._part())),)))
+
+    def _epilogue(self, at: Index, first: Dim, start: Dim) -> For:
+        p, s = self.p, self.shape
+        size = s.rows * s.cols
+        f = sym("f", 0, size)
+        r, c = f // s.cols, f % s.cols
+        inside: list[Stmt] = []
+        self.e.anchored.clear()
+        self.e.enter(inside)
+        total: Scalar = Load(self.sums, (r, c))
+        dtype = self.op.result.type.dtype
+        self.e.anchor(self.op.result, provide(total if dtype == self.dtype else Apply("convert", (total,), dtype)))
+        where = p.place(at, first + r, start + c)
+        names = {f"i{d}": x for d, x in enumerate(where)}
+        results = self.b.function.body.results
+        places = [tuple(substitute(i, names) for i in self.b.index[v]) for v in results]
+        store_all(self.e, list(zip(self.b.outputs, results, places, strict=True)))
+        for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
+            if not isinstance(extent, int) or extent % width:
+                inside = [If(Apply("lt", (IndexScalar(offset), IndexScalar(extent)), "i1"), tuple(inside))]
+        return self._threads((For("f", self._thread(), size, tuple(inside), step=s.threads),))

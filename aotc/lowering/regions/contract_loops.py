@@ -1,0 +1,119 @@
+"""Products as plain loops: any dtype, grouped and depthwise convolutions, tiny sizes."""
+
+from __future__ import annotations
+
+from aotc.ir.dims import Dim, product, static, substitute
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.regions.elemental import Elements, constant_scalar
+from aotc.lowering.regions.loop import loops_over
+from aotc.lowering.regions.nests import Axis, addresses, make_axes, mergeable, serial
+from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
+
+UNROLLED_TERMS = 49
+
+
+def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
+    """One element of the product at a time; short sums are unrolled so that the loop around them vectorizes."""
+    e = b.elements()
+    terms = _conv_terms if op.name == "conv" else _matmul_terms
+
+    def emit(block: list[Stmt], at: Index) -> None:
+        e.anchored.clear()
+        e.enter(block)
+        total = terms(b, e, op, at)
+        e.anchor(op.result, lambda _: total)
+        names = {f"i{k}": x for k, x in enumerate(at)}
+        results = b.function.body.results
+        places = [tuple(substitute(i, names) for i in b.index[v]) for v in results]
+        store_all(e, list(zip(b.outputs, results, places, strict=True)))
+
+    trial: list[Stmt] = []
+    emit(trial, b.anchors.space)
+    axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
+    merged = make_axes(b.shape, mergeable(b.shape, axes, addresses(trial)))
+    grid, body = loops_over(b, merged, emit, trial)
+    k = product(op.operands[0].type.shape[-1:])
+    return b.kernel(grid, body, product(b.shape) * 2 * k)
+
+
+def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) -> Scalar:
+    """Return the sum over ``axes`` of ``term(symbols)``, rounded once to the result's dtype."""
+    total = _wide_sum(b, e, axes, term, sum_dtype(op))
+    dtype = op.result.type.dtype
+    return total if total.dtype == dtype else Apply("convert", (total,), dtype)
+
+
+def sum_dtype(op: Op) -> str:
+    """Return the dtype to multiply and add in: short floats are summed in f32."""
+    dtype = op.result.type.dtype
+    return "f32" if kind_of(dtype) == "f" and DTYPES[dtype].bits < 32 else dtype
+
+
+def _wide_sum(b: RegionBuilder, e: Elements, axes: list[Axis], term: object, dtype: str) -> Scalar:
+    extent = product(a.extent for a in axes)
+    if isinstance(extent, int) and extent <= UNROLLED_TERMS:
+        total: Scalar | None = None
+        for flat in range(extent):
+            at: list[Dim] = []
+            for axis in reversed(axes):
+                at.insert(0, flat % static(axis.extent))
+                flat //= static(axis.extent)
+            x = term(at)  # type: ignore[operator]
+            total = e.bind(x if total is None else Apply("add", (total, x), dtype))
+        return total if total is not None else constant_scalar(to_numpy(dtype).type(0), dtype)
+    acc = Buffer(b.fresh("acc"), dtype, (), "private")
+    outer = e.block
+    outer += [Alloc(acc), Store(acc, (), constant_scalar(to_numpy(dtype).type(0), dtype))]
+
+    def emit(block: list[Stmt], at: list[Dim]) -> None:
+        e.enter(block)
+        reduce = "add" if kind_of(dtype) != "b" else ""
+        x = term(at)  # type: ignore[operator]
+        block.append(Store(acc, (), x, reduce) if reduce else Store(acc, (), Apply("or", (Load(acc, ()), x), dtype)))
+
+    serial(axes, [], emit, outer)
+    e.enter(outer)
+    return Load(acc, ())
+
+
+def _times(e: Elements, op: Op, a: Scalar, b: Scalar) -> Scalar:
+    dtype = sum_dtype(op)
+    a, b = (x if x.dtype == dtype else Apply("convert", (x,), dtype) for x in (a, b))
+    return Apply("and" if dtype == "i1" else "mul", (a, b), dtype)
+
+
+def _matmul_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
+    lhs, rhs = op.operands
+    *batch, m, n = at
+    k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+
+    def term(s: list[Dim]) -> Scalar:
+        x = e.at(lhs, (*batch, s[0], m) if op.attrs["lhs_transposed"] else (*batch, m, s[0]))
+        y = e.at(rhs, (*batch, n, s[0]) if op.attrs["rhs_transposed"] else (*batch, s[0], n))
+        return _times(e, op, x, y)
+
+    return _sum(b, e, op, [Axis((0,), k, b.fresh("k"))], term)
+
+
+def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
+    """``at`` is (image, output pixel..., output channel); a group sees its own input channels."""
+    lhs, rhs = op.operands
+    *kernel, per_group, n = rhs.type.shape
+    groups = op.attrs["feature_groups"]
+    image, *pixel, channel = at
+    first = (channel // (n // groups)) * per_group if groups > 1 else 0
+    extents = [*kernel, per_group]
+    axes = [Axis((d,), x, b.fresh("k")) for d, x in enumerate(extents)]
+
+    def term(s: list[Dim]) -> Scalar:
+        *tap, c = s
+        where = [
+            i * stride + t * gap
+            for i, stride, t, gap in zip(pixel, op.attrs["strides"], tap, op.attrs["rhs_dilation"], strict=True)
+        ]
+        return _times(e, op, e.at(lhs, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
+
+    return _sum(b, e, op, axes, term)

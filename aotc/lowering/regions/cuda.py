@@ -1,0 +1,178 @@
+"""Grids for a GPU: a thread an element, and a block of threads a row that is reduced.
+
+A row's reduction is a loop over the threads of a block, each of which combines
+every T-th element, then a tree over the threads' results in shared memory::
+
+    for t in thread(0, 256):
+        acc = init
+        for f in range(t, 4096, 256):
+            acc = combine(acc, x[row, f])
+        partial[t] = acc
+    barrier()
+    for t in thread(0, 128): partial[t] = combine(partial[t], partial[t + 128])
+    ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.dims import Dim, product, sym
+from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Store
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.elemental import provide
+from aotc.lowering.regions.nests import grid_loop, make_axes, place
+from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+ROW_BYTES = 32 << 10
+SHORT_ROW = 96
+MANY_ROWS = 1 << 16
+
+
+def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
+    """Reduce with a block a row if rows are contiguous and long, else with a thread a row."""
+    b = RegionBuilder(function, target)
+    reduced = sorted(b.anchors.reduced or ())
+    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    work = product(b.shape[k] for k in reduced)
+    rows = product(b.shape[k] for k in kept)
+    contiguous = max(reduced, default=0) > max(kept, default=-1)
+    plenty = isinstance(rows, int) and rows >= MANY_ROWS and isinstance(work, int) and work < 4 * SHORT_ROW
+    if contiguous and not plenty and not (isinstance(work, int) and work < SHORT_ROW):
+        return _BlockRows(b, kept, reduced, _threads(work)).lower()
+    return Rows(b, kept, reduced).lower()
+
+
+def _threads(work: Dim) -> int:
+    if not isinstance(work, int) or work < 512:
+        return 128
+    return 256 if work < 8192 else 512
+
+
+class _BlockRows(Rows):
+    """Rows in the grid, ``threads`` threads a row."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int], threads: int) -> None:
+        super().__init__(b, kept, reduced)
+        self.threads = threads
+
+    def lower(self) -> Kernel:
+        """Return the kernel."""
+        b = self.b
+        outer = make_axes(b.shape, [(k,) for k in self.kept])
+        self.inner = self._inner_axes()
+        self._choose_scratch()
+        self._keep_in_shared()
+
+        def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
+            row: list[Stmt] = []
+            self._row(row, place(b.anchors.space, b.shape, outer, syms))
+            for stmt in row:
+                alone = isinstance(stmt, Store) and stmt.buffer.space == "global"
+                block.append(For(b.fresh("z"), 0, 1, (stmt,), "thread") if alone else stmt)
+
+        grid, body = grid_loop(outer, None, item)
+        return b.kernel(grid, body, b.cost())
+
+    def _keep_in_shared(self) -> None:
+        """Keep in shared memory what fits of the values that a later stage needs again."""
+        room = ROW_BYTES
+        for v, buffer in list(self.scratch.items()):
+            bytes_ = int(product(buffer.shape)) * size_of(buffer.dtype)  # type: ignore[arg-type]
+            del self.scratch[v]
+            if bytes_ <= room:
+                room -= bytes_
+                self.scratch[v] = replace(buffer, space="shared")
+
+    def _accumulators(self, stage: list[Op], block: list[Stmt]) -> dict[Op, list[Buffer]]:
+        """Make the results of a stage: every thread of the block has a copy."""
+        accs = {op: [Buffer(self.b.fresh("acc"), v.type.dtype, (), "private") for v in op.results] for op in stage}
+        block += [Alloc(acc) for held in accs.values() for acc in held]
+        return accs
+
+    def _stage_loop(
+        self,
+        block: list[Stmt],
+        at: Index,
+        stage: list[Op],
+        accs: dict[Op, list[Buffer]],
+        n: int,
+        roots: list[list[Value]],
+        stored: set[Value],
+    ) -> None:
+        stores = [(out, v) for out, v in self.full if min(self._stage_of(v), len(self.stages)) == n]
+        cone = self._cone(roots[n])
+        keep = [v for v in self.scratch if v in cone and v not in stored]
+        if not stage and not stores:
+            return
+        partial = {
+            op: [Buffer(self.b.fresh("partial"), acc.dtype, (self.threads,), "shared") for acc in accs[op]]
+            for op in stage
+        }
+        block += [Alloc(p) for held in partial.values() for p in held]
+        self._thread_part(block, at, stage, partial, stores, keep)
+        stored.update(keep)
+        if stage:
+            self._tree(block, stage, partial)
+            for op in stage:
+                for acc, p in zip(accs[op], partial[op], strict=True):
+                    block.append(Store(acc, (), Load(p, (0,))))
+        self.e.enter(block)
+
+    def _thread_part(
+        self,
+        block: list[Stmt],
+        at: Index,
+        stage: list[Op],
+        partial: dict[Op, list[Buffer]],
+        stores: list[tuple[Buffer, Value]],
+        keep: list[Value],
+    ) -> None:
+        """Write what one thread does: every T-th element of the row."""
+        b = self.b
+        t = sym(b.fresh("t"), 0, self.threads)
+        size = product(a.extent for a in self.inner)
+        each: list[Stmt] = []
+        self.e.enter(each)
+        own: dict[Op, list[Buffer]] = {}
+        for op in stage:
+            own[op] = [Buffer(b.fresh("own"), p.dtype, (), "private") for p in partial[op]]
+            for acc, init in zip(own[op], op.operands[len(op.operands) // 2 :], strict=True):
+                each += [Alloc(acc), Store(acc, (), self.e.at(init, ()))]
+        flat = sym(b.fresh("f"), 0, size)
+        inside: list[Stmt] = []
+        self.e.enter(inside)
+        here = place(at, b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
+        for v in keep:
+            held = self.e.bind(self.e.at(v, here))
+            inside.append(Store(self.scratch[v], (flat,), held))
+            self.e.anchored[v] = provide(held)
+        store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
+        for op in stage:
+            values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
+            combine(b, self.e, op, own[op], values, [])
+        for v in keep:
+            self.e.anchored[v] = self._from_scratch(v)
+        each.append(For(_name(flat), t, size, tuple(inside), step=self.threads))
+        each += [Store(p, (t,), Load(acc, ())) for op in stage for p, acc in zip(partial[op], own[op], strict=True)]
+        block += [For(_name(t), 0, self.threads, tuple(each), "thread"), Barrier()]
+
+    def _tree(self, block: list[Stmt], stage: list[Op], partial: dict[Op, list[Buffer]]) -> None:
+        half = self.threads // 2
+        while half:
+            t = sym(self.b.fresh("t"), 0, half)
+            each: list[Stmt] = []
+            self.e.enter(each)
+            for op in stage:
+                combine(self.b, self.e, op, partial[op], [Load(p, (t + half,)) for p in partial[op]], [], (t,))
+            block += [For(_name(t), 0, half, tuple(each), "thread"), Barrier()]
+            half //= 2
+
+
+def _name(s: Dim) -> str:
+    """Return the name of an expression that is one symbol."""
+    return str(s)

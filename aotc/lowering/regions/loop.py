@@ -1,0 +1,177 @@
+"""Regions of kind loop and window: one pass over the anchor's space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from aotc.ir.dims import Dim, Expr, maximum, minimum, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.passes.fuse import EXPENSIVE
+from aotc.lowering.regions.elemental import FREE, Elements, provide, test_index
+from aotc.lowering.regions.nests import (
+    Axis,
+    addresses,
+    coefficient,
+    grid_loop,
+    make_axes,
+    mergeable,
+    place,
+    serial,
+    split_grid,
+)
+from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
+from aotc.targets import Target
+
+ITEM_WORK = 1024
+CHUNK = 4096
+SEGMENT_LIMIT = 9
+
+
+def lower_loop(function: Function, target: Target) -> Kernel:
+    """One pass over the anchor's space; windows become inner loops of their element."""
+    b = RegionBuilder(function, target)
+    e = b.elements()
+
+    def emit(block: list[Stmt], at: Index) -> None:
+        e.enter(block)
+        _anchor_windows(b, e, at)
+        store_all(e, [(out, v, relocate(b, v, at)) for out, v in zip(b.outputs, function.body.results, strict=True)])
+
+    trial: list[Stmt] = []
+    emit(trial, b.anchors.space)
+    axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
+    merged = make_axes(b.shape, mergeable(b.shape, axes, addresses(trial)))
+    grid, body = loops_over(b, merged, emit, trial)
+    return b.kernel(grid, body, b.cost())
+
+
+def loops_over(
+    b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
+) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid and the loops over the axes ``merged``, as the target likes them.
+
+    ``emit(block, index)`` adds the statements of one element; ``trial`` are those of a trial, which tell the cost.
+    """
+    if not merged:
+        block: list[Stmt] = []
+        emit(block, b.anchors.space)
+        return 1, tuple(block)
+    if b.target.kind == "cuda":
+        return grid_loop(
+            merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
+        )
+    outer, inner = split_grid(merged, ITEM_WORK)
+    last = inner[-1]
+    chunk = None
+    if len(inner) == 1 and (not isinstance(last.extent, int) or last.extent >= 2 * CHUNK):
+        chunk = (last, CHUNK)
+    rows = None if chunk else _rows_of_items(b, outer, inner)
+    cuts = _cuts(last, trial) if chunk is None else []
+    tail = inner[:-1]
+
+    def item(block: list[Stmt], symbols_: list[Dim], begin: Dim, end: Dim) -> None:
+        inside: list[Stmt] = []
+        if chunk:
+            i = sym(last.name, 0, last.extent)
+            emit(inside, place(b.anchors.space, b.shape, [*outer, last], [*symbols_, i]))
+            block.append(For(last.name, begin, end, tuple(inside)))
+        elif rows:
+            serial(tail, [*symbols_, rows[0].symbol()], _segments, inside)
+            block.append(For(rows[0].name, begin, end, tuple(inside)))
+        else:
+            serial(tail, symbols_, _segments, block)
+
+    def _segments(block: list[Stmt], syms: list[Dim]) -> None:
+        for lo, hi in pairwise(cuts) if cuts else ((0, last.extent),):
+            inside: list[Stmt] = []
+            i = sym(last.name, lo, hi)
+            emit(inside, place(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, i]))
+            block.append(For(last.name, lo, hi, tuple(inside)))
+
+    return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
+
+
+def _rows_of_items(b: RegionBuilder, outer: list[Axis], inner: list[Axis]) -> tuple[Axis, int] | None:
+    """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
+    work = product(a.extent for a in inner) * _work_of_element(b)
+    if not outer or outer[-1].extent == 1 or not isinstance(work, int) or not 0 < work <= ITEM_WORK // 2:
+        return None
+    return outer[-1], ITEM_WORK // work
+
+
+def _work_of_element(b: RegionBuilder) -> Dim:
+    """Return a rough count of scalar operations of one element."""
+    work: Dim = max(sum(1 + 11 * (op.name in EXPENSIVE) for op in b.function.body.ops if op.name not in FREE), 1)
+    for op in b.function.body.ops:
+        if op.name == "reduce_window":
+            work = work * product(op.attrs["window"])
+    return work
+
+
+def _cuts(axis: Axis, trial: list[Stmt]) -> list[int]:
+    """Return where tests on the innermost loop change their answer, ends included (empty: nowhere)."""
+    if len(axis.members) != 1 or not isinstance(axis.extent, int):
+        return []
+    found = {0, axis.extent}
+    stack: list[Scalar] = [s.value for s in walk(tuple(trial)) if isinstance(s, Let | Store)]
+    while stack:
+        s = stack.pop()
+        if not isinstance(s, Apply):
+            continue
+        stack += s.args
+        match s:
+            case Apply(fn="ge" | "lt", args=(IndexScalar(expr=left, dtype="i64"), IndexScalar(expr=right))):
+                e = left - right
+                one = isinstance(e, Expr) and coefficient(e, axis.name) == 1 and len(e.terms) == 1
+                if isinstance(e, Expr) and one and 0 < -e.const < axis.extent:
+                    found.add(-e.const)
+    cuts = sorted(found)
+    return cuts if 2 < len(cuts) <= SEGMENT_LIMIT else []
+
+
+def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
+    for op in b.function.body.ops:
+        if op.name == "reduce_window":
+            for v, scalar in zip(op.results, _window(b, e, op, at), strict=True):
+                e.anchor(v, provide(scalar))
+
+
+def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
+    """Accumulate one window; elements in the padding are skipped by using the initial value."""
+    n = len(op.operands) // 2
+    a = op.attrs
+    rank = op.result.type.rank if n == 1 else op.results[0].type.rank
+    inits = [e.at(v, ()) for v in op.operands[n:]]
+    accs = [Buffer(b.fresh("acc"), v.type.dtype, (), "private") for v in op.results]
+    for acc, init in zip(accs, inits, strict=True):
+        e.block += [Alloc(acc), Store(acc, (), init)]
+    outer = e.block
+    axes = [Axis((d,), a["window"][d], b.fresh("w")) for d in range(rank) if a["window"][d] != 1]
+
+    def emit(block: list[Stmt], syms: list[Dim]) -> None:
+        e.enter(block)
+        w = {axis.members[0]: s for axis, s in zip(axes, syms, strict=True)}
+        where: list[Dim] = []
+        tests: list[Scalar] = []
+        for d in range(rank):
+            pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - a["padding"][d][0]
+            extent = op.operands[0].type.shape[d]
+            where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
+        values = [e.at(v, tuple(where)) for v in op.operands[:n]]
+        combine(b, e, op, accs, values, tests)
+
+    serial(axes, [], emit, outer, unroll=True)
+    e.enter(outer)
+    return [Load(acc, ()) for acc in accs]
+
+
+def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> Dim:
+    if dilation != 1:
+        tests += test_index(pos % dilation, 0, "eq")
+        pos = pos // dilation
+    tests += test_index(pos, 0, "ge") + test_index(pos, extent, "lt")
+    return minimum(maximum(pos, 0), extent - 1)

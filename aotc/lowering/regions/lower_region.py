@@ -1,0 +1,84 @@
+"""Outlined regions to kernels: which lowering each kind of region gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.diagnostics import CompileError
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.regions.contract import lower_contract
+from aotc.lowering.regions.cuda import lower_reduction_cuda
+from aotc.lowering.regions.loop import lower_loop
+from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
+from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter
+from aotc.lowering.regions.ops.lapack import lower_lapack
+from aotc.lowering.regions.ops.linalg import lower_cholesky, lower_triangular_solve
+from aotc.lowering.regions.ops.linalg_fft import lower_dft
+from aotc.lowering.regions.ops.linalg_sparse import lower_csr_dot
+from aotc.lowering.regions.ops.linalg_tridiagonal import lower_tridiagonal_solve_perturbed
+from aotc.lowering.regions.ops.random import lower_rng_bit_generator
+from aotc.lowering.regions.ops.reduction_scan import lower_scan
+from aotc.lowering.regions.ops.reduction_window import lower_select_and_scatter
+from aotc.lowering.regions.ops.sorting import lower_sort
+from aotc.lowering.regions.ops.sorting_selection import lower_top_k
+from aotc.lowering.regions.reduction import lower_reduction
+from aotc.targets import Target
+
+Lowering = Callable[[Function, Target], Kernel]
+
+KINDS: dict[str, Lowering] = {
+    "loop": lower_loop,
+    "window": lower_loop,
+    "row": lower_reduction,
+    "reduce": lower_reduction,
+    "contract": lower_contract,
+    "update": lower_dynamic_update_slice,
+}
+
+CUDA_KINDS: dict[str, Lowering] = {
+    "row": lower_reduction_cuda,
+    "reduce": lower_reduction_cuda,
+}
+
+SINGLES: dict[str, Lowering] = {
+    "csr_dot": lower_csr_dot,
+    "custom_call": lower_custom_call,
+    "cholesky": lower_cholesky,
+    "dft": lower_dft,
+    "dynamic_update_slice": lower_dynamic_update_slice,
+    "lapack": lower_lapack,
+    "reduce_window": lower_scan,
+    "rng_bit_generator": lower_rng_bit_generator,
+    "scatter": lower_scatter,
+    "select_and_scatter": lower_select_and_scatter,
+    "sort": lower_sort,
+    "top_k": lower_top_k,
+    "triangular_solve": lower_triangular_solve,
+    "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,
+}
+
+
+def lower_region(function: Function, target: Target) -> Kernel:
+    """Return the kernel of an outlined region.
+
+    Raises
+    ------
+    CompileError
+        If the region is an op that has no lowering for ``target``.
+    """
+    kind = function.attrs["kind"]
+    if target.kind == "cuda" and kind in CUDA_KINDS:
+        return CUDA_KINDS[kind](function, target)
+    if kind != "single":
+        return KINDS[kind](function, target)
+    op = function.body.ops[-1]
+    lowering = SINGLES.get(op.name)
+    if lowering is None:
+        known = ", ".join(sorted(SINGLES))
+        raise CompileError.at(
+            op.loc,
+            f"{op.name} is not supported on target {target.name}",
+            hint=f"ops with a lowering of their own are: {known}",
+        )
+    return lowering(function, target)

@@ -1,0 +1,185 @@
+"""Loop nests over an iteration space: which axes merge, how they become loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Call, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
+
+Emit = Callable[[list[Stmt], Index], None]
+
+UNROLL_LIMIT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop axis: consecutive axes of the space, run as one loop of ``extent``."""
+
+    members: tuple[int, ...]
+    extent: Dim
+    name: str
+
+    def symbol(self, lo: int = 0, end: Dim | None = None) -> Dim:
+        """Return the loop symbol, restricted to ``[lo, end)`` if given."""
+        return sym(self.name, lo, self.extent if end is None else end)
+
+
+def addresses(body: Iterable[Stmt]) -> list[Dim]:
+    """Return every flat buffer offset and every index used as a value in ``body``."""
+    found: list[Dim] = []
+    stack: list[Scalar] = []
+    for stmt in walk(tuple(body)):
+        match stmt:
+            case Let(value=value) | If(cond=value) | While(pred=value):
+                stack.append(value)
+            case Store(buffer=buffer, index=index, value=value):
+                found.append(linearize(index, buffer.shape))
+                stack.append(value)
+            case For(begin=begin, end=end):
+                found += [begin, end]
+            case Alloc(buffer=buffer):
+                found += buffer.shape
+            case Call(args=places):
+                found += [linearize(index, buffer.shape) for buffer, index in places]
+    while stack:
+        match stack.pop():
+            case Load(buffer=buffer, index=index):
+                found.append(linearize(index, buffer.shape))
+            case IndexScalar(expr=expr):
+                found.append(expr)
+            case Apply(args=args):
+                stack += args
+    return found
+
+
+def coefficient(e: Dim, name: str) -> Dim | None:
+    """Return ``c`` if ``e`` is ``c*name + rest`` with ``rest`` free of ``name``; else None."""
+    if not isinstance(e, Expr):
+        return 0
+    total: Dim = 0
+    for monomial, c in e.terms:
+        hits = [a for a in monomial if isinstance(a, Sym) and a.name == name]
+        if not hits:
+            if any(_mentions(a, name) for a in monomial):
+                return None
+            continue
+        rest = [a for a in monomial if not (isinstance(a, Sym) and a.name == name)]
+        if len(hits) > 1 or any(_mentions(a, name) for a in rest):
+            return None
+        total = total + Expr(0, ((tuple(rest), c),)) if rest else total + c
+    return total
+
+
+def _mentions(atom: object, name: str) -> bool:
+    stack: list[object] = [atom]
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Sym):
+            if x.name == name:
+                return True
+        elif isinstance(x, Expr):
+            stack += [a for monomial, _ in x.terms for a in monomial]
+        elif not isinstance(x, int):
+            stack += [x.a, x.b]  # type: ignore[attr-defined]
+    return False
+
+
+def mergeable(shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]) -> list[tuple[int, ...]]:
+    """Group neighbouring ``axes`` that every address in ``used`` steps through as one."""
+    groups: list[tuple[int, ...]] = []
+    table = {k: [coefficient(e, f"i{k}") for e in used] for k in axes}
+    for k in axes:
+        last = groups[-1][-1] if groups else None
+        if last is not None and all(
+            a is not None and b is not None and a == b * shape[k] for a, b in zip(table[last], table[k], strict=True)
+        ):
+            groups[-1] = (*groups[-1], k)
+        else:
+            groups.append((k,))
+    return groups
+
+
+def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[Axis]:
+    """Return the loop axes for groups of axes of ``shape``."""
+    return [Axis(g, product(shape[k] for k in g), f"i{g[0]}" if len(g) == 1 else f"{prefix}{g[0]}") for g in groups]
+
+
+def place(space: Index, shape: Sequence[Dim], axes: Sequence[Axis], symbols: Sequence[Dim]) -> Index:
+    """Return ``space`` with the loop symbols of ``axes`` put in for its own."""
+    at = list(space)
+    for axis, s in zip(axes, symbols, strict=True):
+        for k, e in zip(axis.members, delinearize(s, [shape[k] for k in axis.members]), strict=True):
+            at[k] = e
+    return tuple(at)
+
+
+def serial(
+    axes: Sequence[Axis],
+    symbols: list[Dim],
+    emit: Callable[[list[Stmt], list[Dim]], None],
+    block: list[Stmt],
+    unroll: bool = False,
+) -> None:
+    """Write the nest of serial loops over ``axes`` around what ``emit`` writes."""
+    if not axes:
+        emit(block, symbols)
+        return
+    axis = axes[0]
+    inner: list[Stmt] = []
+    serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
+    kind: LoopKind = "unroll" if unroll and isinstance(axis.extent, int) and axis.extent <= UNROLL_LIMIT else "serial"
+    block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
+
+
+def split_grid(axes: Sequence[Axis], work: int) -> tuple[list[Axis], list[Axis]]:
+    """Split ``axes`` into the grid and the loops of one grid item.
+
+    The trailing axes go into the item until it has ``work`` elements; a symbolic
+    extent ends an item once it is in.
+    """
+    inner: list[Axis] = []
+    outer = list(axes)
+    size = 1
+    while outer:
+        axis = outer[-1]
+        if inner and (not isinstance(axis.extent, int) or size * axis.extent > work):
+            break
+        inner.insert(0, outer.pop())
+        if not isinstance(axis.extent, int):
+            break
+        size *= axis.extent
+        if size >= work:
+            break
+    return outer, inner
+
+
+def grid_loop(
+    outer: Sequence[Axis], chunk: tuple[Axis, int] | None, emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None]
+) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid size and the parallel loop.
+
+    ``emit(block, outer symbols, begin, end)`` writes one item; ``[begin, end)``
+    is its part of the chunked axis (0 and 0 if there is none).
+    """
+    extents = [a.extent for a in outer]
+    if chunk:
+        extents.append((chunk[0].extent + (chunk[1] - 1)) // chunk[1])
+    grid = product(extents)
+    if grid == 1:
+        block: list[Stmt] = []
+        zero: list[Dim] = [0] * len(outer)
+        emit(block, zero, 0, chunk[0].extent if chunk else 0)
+        return 1, tuple(block)
+    p = sym("p", 0, grid)
+    at = delinearize(p, extents)
+    block = []
+    if chunk:
+        begin = at[-1] * chunk[1]
+        emit(block, list(at[:-1]), begin, minimum(begin + chunk[1], chunk[0].extent))
+    else:
+        emit(block, list(at), 0, 0)
+    return grid, (For("p", 0, grid, tuple(block), "parallel"),)

@@ -1,0 +1,93 @@
+"""Ops of the user's own: a kernel of one item that calls a function with the arrays and their sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.ir.dims import product
+from aotc.ir.loop_ir import Buffer, Kernel, Load, Store
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.regions.library_call import LibraryCall, over
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.targets import Target
+
+PREFIX = "custom_"
+
+
+@dataclass(frozen=True)
+class CustomCall:
+    """One custom call of a model: what its function must accept.
+
+    ``operands`` and ``results`` are pairs of dtype and rank; two calls that differ
+    in sizes only share their function.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    operands: tuple[tuple[str, int], ...]
+    results: tuple[tuple[str, int], ...]
+    loc: Loc = field(compare=False)
+
+    @property
+    def symbol(self) -> str:
+        """The name of the function in the kernel library."""
+        facts = repr((self.name, sorted(self.attributes.items()), self.operands, self.results))
+        plain = re.sub(r"\W", "_", self.name)
+        return f"{PREFIX}{plain}_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+    def entry(self) -> dict[str, Any]:
+        """Return the manifest's entry."""
+        rows = {"operands": self.operands, "results": self.results}
+        plain = {key: [list(pair) for pair in pairs] for key, pairs in rows.items()}
+        return {"symbol": self.symbol, "name": self.name, "attributes": dict(self.attributes), **plain}
+
+
+def custom_call_of(function: Function) -> CustomCall | None:
+    """Return the custom call that an outlined region consists of, or None."""
+    op = next((op for op in function.body.ops if op.name == "custom_call"), None)
+    return None if op is None else _describe(op)
+
+
+def _describe(op: Op) -> CustomCall:
+    config = op.attrs["config"]
+    attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
+    operands, results = (tuple((v.type.dtype, v.type.rank) for v in vs) for vs in (op.operands, op.results))
+    return CustomCall(op.attrs["target"], attributes, operands, results, op.loc)
+
+
+def lower_custom_call(function: Function, target: Target) -> Kernel:
+    """Pass every operand and result, then the sizes of all; a result that aliases an operand starts as its copy.
+
+    Raises
+    ------
+    CompileError
+        If ``target`` is not a CPU.
+    """
+    op = next(op for op in function.body.ops if op.name == "custom_call")
+    described = _describe(op)
+    if target.kind != "cpu":
+        raise CompileError.at(op.loc, f"custom call @{described.name} is not supported on target {target.name}",
+                              hint="a function of the user's runs on the CPU; compile for a CPU target")  # fmt: skip
+    b = RegionBuilder(function, target)
+    call = LibraryCall(b)
+    buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
+    for result, operand in op.attrs.get("aliases", ()):
+        _prefill(b, call, b.outputs[result], buffers[operand])
+    for buffer in buffers:
+        call.args.append((buffer, (0,) * len(buffer.shape)))
+    dims = [d for buffer in buffers for d in buffer.shape]
+    sizes = call.memory("i64", (max(len(dims), 1),))
+    call.before += [Store(sizes, (n,), IndexScalar(d)) for n, d in enumerate(dims)]
+    call.args.append((sizes, (0,)))
+    work = sum((product(buffer.shape) for buffer in buffers), 0)
+    return b.kernel(1, tuple(call.statements(described.symbol)), work * 16)
+
+
+def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
+    call.before += over(b, result.shape, lambda at: Store(result, at, Load(operand, at)))

@@ -1,0 +1,123 @@
+"""Calls of LAPACK: one grid item a matrix, arguments as the routine's row in the table lists them."""
+
+from __future__ import annotations
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims import Dim, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.opset.lapack import (
+    NOT_FINITE,
+    ROUTINES,
+    Argument,
+    Copied,
+    Letter,
+    Number,
+    Problem,
+    Read,
+    Result,
+    Update,
+    Work,
+    symbol,
+)
+from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.library_call import LibraryCall, over
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of
+
+
+def lower_lapack(function: Function, target: Target) -> Kernel:
+    """Return the kernel that calls a routine for every matrix of a batch.
+
+    Raises
+    ------
+    CompileError
+        If ``target`` is not a CPU.
+    """
+    op = next(op for op in function.body.ops if op.name == "lapack")
+    name, options = op.attrs["routine"], op.attrs["options"]
+    if target.kind != "cpu":
+        raise CompileError.at(op.loc, f"LAPACK's {name} is not supported on target {target.name}",
+                              hint="compile this function for a CPU target")  # fmt: skip
+    row = ROUTINES[name]
+    problem = Problem(tuple(v.type for v in op.operands), options)
+    b = RegionBuilder(function, target, skip=len(row.updates))
+    batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]
+    matrices = product(batch)
+    head = delinearize(sym("p", 0, matrices) if matrices != 1 else 0, batch)
+    call = LibraryCall(b)
+    for argument in row.arguments(problem):
+        _pass(call, argument, op, b, head)
+    body = call.statements(symbol(name, problem.dtype))
+    if row.finite:
+        body = _if_finite(b, op, head, body)
+    wrapped = tuple(body) if matrices == 1 else (For("p", 0, matrices, tuple(body), "parallel"),)
+    return b.kernel(matrices, wrapped, matrices * _work(op, len(batch)) * row.cost)
+
+
+def _work(op: Op, batch: int) -> Dim:
+    """Return rows * columns * the smaller of both, of the largest operand."""
+    shape = max((v.type.shape[batch:] for v in op.operands), key=len)
+    if len(shape) < 2:
+        return product(shape)
+    return product(shape) * (shape[0] if shape[0] == shape[1] else sum(shape))
+
+
+def _pass(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head: Index) -> None:
+    match argument:
+        case Letter(value):
+            call.letter(value)
+        case Number(value):
+            call.number(value)
+        case Work(dtype, size):
+            made = call.memory(dtype, (size,))
+            call.args.append((made, (0,)))
+        case Read(operand):
+            source = b.buffers[op.operands[operand]]
+            call.args.append((source, _first(source, head)))
+        case Copied(operand):
+            shape = op.operands[operand].type.shape[len(head) :]
+            call.copy(b.buffers[op.operands[operand]], head, shape)
+        case Update(result, first):
+            _pass_result(call, b.outputs[result], head, first, given=True)
+        case Result(result):
+            _pass_result(call, b.outputs[result], head, 0, given=False)
+
+
+def _pass_result(call: LibraryCall, out: Buffer, head: Index, first: int, given: bool) -> None:
+    if out.dtype == "i32":
+        call.integers(out, head, given)
+    else:
+        call.args.append((out, _first(out, head, first)))
+
+
+def _first(buffer: Buffer, head: Index, first: int = 0) -> Index:
+    """Return the index of the first element of ``buffer[head]``, or of a later one in its last dim."""
+    rest = len(buffer.shape) - len(head)
+    return (*head, *(0,) * (rest - 1), first) if rest else head
+
+
+def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[Stmt]:
+    """Make the call only if the matrix is finite, else store the status that says so."""
+    row = ROUTINES[op.attrs["routine"]]
+    source = b.outputs[0] if row.updates else b.buffers[op.operands[0]]
+    finite = Buffer(b.fresh("finite"), "i1", (), "private")
+    shape = source.shape[len(head) :]
+
+    def look(at: Index) -> Stmt:
+        good = Apply("and", (Load(finite, ()), _is_finite(Load(source, (*head, *at)))), "i1")
+        return Store(finite, (), good)
+
+    loops = over(b, shape, look)
+    status = b.outputs[-1]
+    failed = Store(status, head, Const(NOT_FINITE, status.dtype))
+    return [Alloc(finite), Store(finite, (), Const(True, "i1")), *loops, If(Load(finite, ()), tuple(body), (failed,))]
+
+
+def _is_finite(x: Scalar) -> Scalar:
+    if kind_of(x.dtype) != "c":
+        return Apply("is_finite", (x,), "i1")
+    real = {"c64": "f32", "c128": "f64"}[x.dtype]
+    parts = [Apply("is_finite", (Apply(part, (x,), real),), "i1") for part in ("real", "imag")]
+    return Apply("and", tuple(parts), "i1")

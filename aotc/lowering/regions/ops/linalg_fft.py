@@ -1,0 +1,165 @@
+"""``dft``: one grid item transforms one signal, or a block of neighbouring ones, in scratch memory.
+
+Stockham's form sorts itself: stage by stage ``y[p, k, q] = w**(p k) * sum_j x[j, p, q] * root**(j k)``, where ``q``
+runs over what earlier stages have made and over the signals of the block. Between the stages real and imaginary
+parts lie apart, so that the inner loop reads and writes whole vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aotc.ir.dims import Dim, minimum, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.regions.butterflies import Butterfly, Pair
+from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.targets import Target
+
+BLOCK_ELEMENTS = 1 << 13
+LANES = 16
+SIDE_BY_SIDE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pass: ``radix`` inputs ``m`` apart, ``s`` results of earlier stages side by side, first twiddle."""
+
+    radix: int
+    m: int
+    s: int
+    table: int
+
+
+def stages(radices: tuple[int, ...]) -> list[Stage]:
+    """Return the passes for ``radices``."""
+    n, s, table = 1, 1, 0
+    for radix in radices:
+        n *= radix
+    found = []
+    for radix in radices:
+        n //= radix
+        found.append(Stage(radix, n, s, table))
+        table += (radix - 1) * n if n > 1 else 0
+        s *= radix
+    return found
+
+
+def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
+    """Cut a loop so that what is left after whole vectors fills half and quarter vectors, not single steps."""
+    if not isinstance(extent, int):
+        return [(0, extent)]
+    cuts: list[tuple[int, Dim]] = []
+    begin = 0
+    for lanes in (LANES, LANES // 2, LANES // 4, 1):
+        end = begin + (extent - begin) // lanes * lanes
+        if end > begin:
+            cuts.append((begin, end))
+        begin = end
+    return cuts
+
+
+def lower_dft(function: Function, target: Target) -> Kernel:
+    """Lower a ``dft`` region."""
+    op = next(op for op in function.body.ops if op.name == "dft")
+    return _Dft(RegionBuilder(function, target), op.attrs).kernel()
+
+
+class _Dft:
+    """The signals as ``[outer, n, inner]``; an item takes ``width`` neighbours of one ``outer``."""
+
+    def __init__(self, b: RegionBuilder, attrs: Mapping[str, Any]) -> None:
+        self.b, self.attrs = b, attrs
+        (self.x, self.table), (self.out,) = b.inputs, b.outputs
+        axis = attrs["axis"]
+        self.lead, self.tail = self.x.shape[:axis], self.x.shape[axis + 1 :]
+        self.n = int(self.x.shape[axis])
+        self.outer, self.inner = product(self.lead), product(self.tail)
+        block = max(LANES, BLOCK_ELEMENTS // self.n)
+        self.block = min(block, self.inner) if isinstance(self.inner, int) else block
+        self.blocks: Dim = -(-self.inner // self.block)
+        self.grid = self.outer * self.blocks
+        self.item: Dim = sym("p", 0, self.grid) if self.grid != 1 else 0
+        self.start: Dim = self.item % self.blocks * self.block if self.blocks != 1 else 0
+        self.width = minimum(self.inner - self.start, self.block) if self.blocks != 1 else self.inner
+        part = self.table.dtype
+        names = ("u", "v")
+        self.scratch = [
+            tuple(Buffer(f"{name}_{half}", part, (self.n * self.block,), "scratch") for half in ("re", "im"))
+            for name in names
+        ]
+
+    def kernel(self) -> Kernel:
+        steps = stages(self.attrs["radices"])
+        body: list[Stmt] = []
+        for pair in self.scratch[: min(len(steps) - 1, 2)]:
+            body += [Alloc(buffer) for buffer in pair]
+        for number, stage in enumerate(steps):
+            body.append(self._stage(stage, number, number == len(steps) - 1))
+        if self.grid != 1:
+            body = [For("p", 0, self.grid, tuple(body), "parallel")]
+        work = self.outer * self.inner * self.n * 5 * max(self.n.bit_length() - 1, 1)
+        return self.b.kernel(self.grid, tuple(body), work)
+
+    def _stage(self, stage: Stage, number: int, last: bool) -> Stmt:
+        """Loop over ``t``, ``q`` and the block; the longest of them that lies side by side is innermost."""
+        loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.width)]
+        if self.block == 1 and stage.s < SIDE_BY_SIDE:
+            loops = [("q", stage.s), ("t", stage.m), ("v", self.width)]
+        if self.block == 1:
+            loops = [loops[2], *loops[:2]]
+        name, extent = loops.pop()
+        inner: list[Stmt] = []
+        e = self.b.elements()
+        for begin, end in _whole_vectors(extent):
+            at = {n: sym(n, 0, size) for n, size in loops} | {name: sym(name, begin, end)}
+            block: list[Stmt] = []
+            e.enter(block)
+            self._butterfly(e, stage, number, last, (at["t"], at["q"], at["v"]))
+            inner.append(For(name, begin, end, tuple(block)))
+        for outer, size in reversed(loops):
+            inner = [For(outer, 0, size, tuple(inner))]
+        return inner[0]
+
+    def _butterfly(self, e: Elements, stage: Stage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
+        t, q, v = at
+        make = Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+        inputs = [self._read(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
+        results = make.transform(inputs)
+        for k, value in enumerate(results):
+            if k and stage.m > 1:
+                value = make.times(value, self._twiddle(e, stage, k, t))
+            self._write(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
+
+    def _twiddle(self, e: Elements, stage: Stage, k: int, t: Dim) -> Pair:
+        place = stage.table + (k - 1) * stage.m + t
+        return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
+
+    def _place(self, position: Dim, v: Dim) -> tuple[Dim, ...]:
+        outer = self.item // self.blocks if self.blocks != 1 else self.item
+        return (*delinearize(outer, self.lead), position, *delinearize(self.start + v, self.tail))
+
+    def _read(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
+        part = self.table.dtype
+        if number == 0:
+            whole = Load(self.x, self._place(position, v))
+            return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
+        re, im = self.scratch[(number - 1) % 2]
+        place = (position * self.block + v,)
+        return e.bind(Load(re, place)), e.bind(Load(im, place))
+
+    def _write(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
+        if last:
+            whole = Apply("complex", tuple(self._scaled(part) for part in value), self.out.dtype)
+            e.block.append(Store(self.out, self._place(position, v), whole))
+            return
+        for buffer, part in zip(self.scratch[number % 2], value):
+            e.block.append(Store(buffer, (position * self.block + v,), part))
+
+    def _scaled(self, part: Scalar) -> Scalar:
+        scale = self.attrs["scale"]
+        return part if scale == 1 else Apply("mul", (part, Const(scale, part.dtype)), part.dtype)

@@ -1,0 +1,58 @@
+"""csr_dot: one grid item a row of the sparse matrix."""
+
+from __future__ import annotations
+
+from aotc.ir.dims import Dim, sym
+from aotc.ir.loop_ir import Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.regions.elemental import Elements, constant_scalar
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.targets import Target
+from aotc.vmfb.dtypes import to_numpy
+
+
+def lower_csr_dot(function: Function, target: Target) -> Kernel:
+    """Add the rows of the dense operand that a row of the matrix names, each times its value.
+
+    Places and columns are clamped, so that bad ones read some element and never beyond an array.
+    """
+    op = next(op for op in function.body.ops if op.name == "csr_dot")
+    b = RegionBuilder(function, target)
+    data, starts, columns, dense = (b.buffers[v] for v in op.operands)
+    out = b.outputs[0]
+    rows = out.shape[0]
+    r: Dim = sym("r", 0, rows) if rows != 1 else 0
+    width = out.shape[1] if len(out.shape) == 2 else None
+    e = b.elements()
+    body: list[Stmt] = []
+    zero = constant_scalar(to_numpy(out.dtype).type(0), out.dtype)
+    k = sym("k", 0, width) if width is not None else 0
+    at = (r,) if width is None else (r, k)
+    clear: Stmt = Store(out, at, zero)
+    body.append(clear if width is None else For("k", 0, width, (clear,)))
+    e.enter(body)
+    begin, end = (_clamped(e, Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
+    body.append(For("p", begin, end, tuple(_add_row(e, data, columns, dense, out, at))))
+    wrapped = tuple(body) if rows == 1 else (For("r", 0, rows, tuple(body), "parallel"),)
+    work = data.shape[0] * (1 if width is None else width)
+    return b.kernel(rows, wrapped, work * 4)
+
+
+def _clamped(e: Elements, value: Scalar, last: Dim) -> Dim:
+    wide = value if value.dtype == "i64" else Apply("convert", (value,), "i64")
+    low = Apply("max", (wide, Const(0, "i64")), "i64")
+    return sym(e.bind(Apply("min", (low, IndexScalar(last)), "i64"), "n").name, 0, last + 1)
+
+
+def _add_row(
+    e: Elements, data: Buffer, columns: Buffer, dense: Buffer, out: Buffer, at: tuple[Dim, ...]
+) -> list[Stmt]:
+    inner: list[Stmt] = []
+    e.enter(inner)
+    p = sym("p", 0, data.shape[0])
+    factor = e.bind(Load(data, (p,)))
+    column = _clamped(e, Load(columns, (p,)), dense.shape[0] - 1)
+    added = Store(out, at, Apply("mul", (factor, Load(dense, (column, *at[1:]))), out.dtype), "add")
+    inner.append(added if len(at) == 1 else For("k", 0, out.shape[1], (added,)))
+    return inner

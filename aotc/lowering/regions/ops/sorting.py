@@ -1,0 +1,146 @@
+"""sort: one grid item a row of the sorted dim.
+
+Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has no keys or rows are short, by merging.
+"""
+
+from __future__ import annotations
+
+from aotc.diagnostics import CompileError
+from aotc.ir.dims import Dim, maximum, minimum, product, sym
+from aotc.ir.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt, Store, While
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.sort_keys import sort_keys
+from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, digits_of
+from aotc.lowering.regions.ops.sorting_rows import integer, over_rows, rows_of
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+SHORT_BITS = 5
+
+
+def lower_sort(function: Function, target: Target) -> Kernel:
+    """Sort by the bytes of keys where the comparator has keys and rows are not short, else by comparing."""
+    op = next(op for op in function.body.ops if op.name == "sort")
+    keys = sort_keys(op.regions[0]) if target.kind == "cpu" and op.results[0].type.rank else None
+    if keys is not None:
+        b = RegionBuilder(function, target)
+        e = b.elements()
+        digits = digits_of(e, op, keys)
+        n = op.results[0].type.shape[op.attrs["dim"]]
+        if not isinstance(n, int) or len(digits) <= 2 * (n.bit_length() - SHORT_BITS):
+            return _by_digits(b, e, op, digits)
+    return _by_merging(function, target)
+
+
+def _by_digits(b: RegionBuilder, e: Elements, op: Op, digits: list[Digit]) -> Kernel:
+    """Radix sort of each row, between the result (or a second buffer, if rows are not contiguous) and a buffer."""
+    dim, shape = op.attrs["dim"], op.results[0].type.shape
+    n = shape[dim]
+    rows, place = rows_of(shape, dim)
+    own: Run = [(out, place) for out in b.outputs]
+    apart = product(shape[dim + 1 :]) != 1 and len(digits) > 2
+
+    def spare() -> Run:
+        made = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch") for v in op.results]
+        return [(buffer, lambda k: (k,)) for buffer in made]
+
+    other = spare() if len(digits) > 1 else own  # each pass writes what the one before it has not
+    between = spare() if apart else own
+    targets = [other if (len(digits) - k) % 2 == 0 else between for k in range(len(digits) - 1)]
+    sort = RadixSort(b, e, digits)
+    body: list[Stmt] = [Alloc(buffer) for run in (other, between) if run is not own for buffer, _ in run]
+    body += sort.allocate()
+    body += sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], [*targets, own], n, n)
+    return b.kernel(rows, over_rows(rows, body), product(shape) * len(digits) * 4)
+
+
+def _by_merging(function: Function, target: Target) -> Kernel:
+    """Stable merge sort from the bottom up: runs of 1, 2, 4... between the result and a second buffer.
+
+    Raises
+    ------
+    CompileError
+        If the length of the sorted dim is not known, or too long for one CUDA thread.
+    """
+    op = next(op for op in function.body.ops if op.name == "sort")
+    b = RegionBuilder(function, target)
+    dim = op.attrs["dim"]
+    shape = op.results[0].type.shape or (1,)
+    n = shape[dim]
+    bytes_ = n * sum(size_of(v.type.dtype) for v in op.results)
+    small = isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES
+    if target.kind == "cuda" and not small:
+        raise CompileError.at(op.loc, f"sort of {n} elements is not supported on target {target.name}",
+                              hint=f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")  # fmt: skip
+    rows, place = rows_of(shape, dim)
+    scalar = op.results[0].type.rank == 0
+    own: Run = [(out, (lambda k: ()) if scalar else place) for out in b.outputs]
+    space: Space = "private" if small else "scratch"
+    spare = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), space) for v in op.results]
+    other: Run = [(buffer, lambda k: (k,)) for buffer in spare]
+    passes = max(n - 1, 0).bit_length() if isinstance(n, int) else 2
+    e = b.elements()
+    body: list[Stmt] = [Alloc(buffer) for buffer in spare] if passes else []
+    source, target_run = (own, other) if passes % 2 == 0 else (other, own)
+    copied: list[Stmt] = []
+    e.enter(copied)
+    k = b.fresh("k")
+    at = sym(k, 0, n)
+    values = [e.at(v, () if scalar else place(at)) for v in op.operands]
+    copied += [Store(buffer, where(at), v) for (buffer, where), v in zip(source, values, strict=True)]
+    body.append(For(k, 0, n, tuple(copied)))
+    if not isinstance(n, int):
+        _merge_until_sorted(b, e, op, (own, other), n, body)
+        return b.kernel(rows, over_rows(rows, body), product(shape) * 128)
+    for step in range(passes):
+        _merge_pass(b, e, op, (source, target_run), n, 1 << step, body)
+        source, target_run = target_run, source
+    return b.kernel(rows, over_rows(rows, body), product(shape) * max(passes, 1) * 8)
+
+
+def _merge_until_sorted(
+    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Run, Run], n: Dim, block: list[Stmt]
+) -> None:
+    """Merge there and back, four times as far each turn, until one run is all; what is sorted is only copied."""
+    width = Buffer(b.fresh("width"), "i64", (), "private")
+    turn: list[Stmt] = []
+    e.enter(turn)
+    own = e.bind(Load(width, ()), "w")
+    reach = sym(own.name, 1)
+    _merge_pass(b, e, op, runs, n, reach, turn)
+    _merge_pass(b, e, op, runs[::-1], n, reach * 2, turn)
+    turn.append(Store(width, (), Apply("mul", (own, integer(4)), "i64")))
+    more = Apply("lt", (Load(width, ()), IndexScalar(n)), "i1")
+    block += [Alloc(width), Store(width, (), integer(1)), While((), more, tuple(turn))]
+
+
+def _merge_pass(
+    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Run, Run], n: Dim, width: Dim, block: list[Stmt]
+) -> None:
+    """Merge neighbouring runs of ``width`` elements; equal ones come from the left run first."""
+    left, right = (Buffer(b.fresh("at"), "i64", (), "private") for _ in range(2))
+    r, k = b.fresh("r"), b.fresh("k")
+    number = -(-n // (2 * width))
+    begin = sym(r, 0, number) * (2 * width)
+    middle, end = minimum(begin + width, n), minimum(begin + 2 * width, n)
+    inner: list[Stmt] = []
+    e.enter(inner)
+    i, j = e.bind(Load(left, ()), "n"), e.bind(Load(right, ()), "n")
+    last = IndexScalar(n - 1)
+    read = [sym(e.bind(Apply("min", (at, last), "i64"), "n").name, 0, n) for at in (i, j)]
+    x, y = ([e.bind(Load(buffer, where(at))) for buffer, where in runs[0]] for at in read)
+    (less,) = e.region(op.regions[0], tuple(s for pair in zip(y, x, strict=True) for s in pair))
+    spent = Apply("ge", (i, IndexScalar(middle)), "i1")
+    more = Apply("lt", (j, IndexScalar(end)), "i1")
+    take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))
+    for (buffer, where), a, c in zip(runs[1], x, y, strict=True):
+        inner.append(Store(buffer, where(sym(k, 0, n)), Apply("select", (take, c, a), a.dtype)))
+    for at, old, steps in ((left, i, (0, 1)), (right, j, (1, 0))):
+        step = Apply("select", (take, integer(steps[0]), integer(steps[1])), "i64")
+        inner.append(Store(at, (), Apply("add", (old, step), "i64")))
+    block += [Alloc(left), Alloc(right)]
+    heads = Store(left, (), IndexScalar(begin)), Store(right, (), IndexScalar(middle))
+    block.append(For(r, 0, number, (*heads, For(k, begin, end, tuple(inner)))))

@@ -1,0 +1,287 @@
+"""Regions with reductions: scalars per row, or a block of columns at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.ir.dims import Dim, product, substitute, sym
+from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.passes.fuse import EXPENSIVE
+from aotc.lowering.regions.elemental import provide
+from aotc.lowering.regions.loop import ITEM_WORK
+from aotc.lowering.regions.nests import Axis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
+from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+SCRATCH_LIMIT = 1 << 18
+COLUMN_BLOCK = 128
+
+
+def lower_reduction(function: Function, target: Target) -> Kernel:
+    """Regions with reductions: scalars per row, or a block of columns at a time."""
+    b = RegionBuilder(function, target)
+    reduced = sorted(b.anchors.reduced or ())
+    kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
+    if function.attrs["kind"] == "reduce" and kept and kept[-1] > max(reduced):
+        return _lower_columns(b, kept, reduced)
+    return Rows(b, kept, reduced).lower()
+
+
+def _stages(b: RegionBuilder) -> list[list[Op]]:
+    """Return the reductions by level, first level first."""
+    levels: dict[int, list[Op]] = {}
+    for op in b.function.body.ops:
+        if op.name == "reduce" and op.results[0] in b.index and b.anchors.levels[op.results[0]] > 0:
+            levels.setdefault(b.anchors.levels[op.results[0]], []).append(op)
+    return [levels[n] for n in sorted(levels)]
+
+
+class Rows:
+    """Rows in the grid; each stage is one loop over the reduced axes of a row."""
+
+    def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int]) -> None:
+        self.b, self.kept, self.reduced = b, kept, reduced
+        self.stages = _stages(b)
+        self.e = b.elements()
+        self.scratch: dict[Value, Buffer] = {}
+        results = b.function.body.results
+        self.full = [(out, v) for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)]
+        self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
+
+    def lower(self) -> Kernel:
+        b = self.b
+        row_axes = make_axes(b.shape, [(k,) for k in self.kept])
+        self.inner = self._inner_axes()
+        self._choose_scratch()
+        work = product(a.extent for a in self.inner)
+        if isinstance(work, int) and work < 64 and row_axes and b.target.kind == "cpu":
+            outer, tail = split_grid(row_axes, max(ITEM_WORK // max(work, 1), 1))
+        else:
+            outer, tail = row_axes, []
+
+        def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
+            serial(
+                tail, syms, lambda blk, s: self._row(blk, place(b.anchors.space, b.shape, [*outer, *tail], s)), block
+            )
+
+        grid, body = grid_loop(outer, None, item)
+        return b.kernel(grid, body, b.cost())
+
+    def _inner_axes(self) -> list[Axis]:
+        """Merge the reduced axes as far as all addresses of the body allow."""
+        b = self.b
+        trial: list[Stmt] = []
+        self.e.enter(trial)
+        for op in (op for stage in self.stages for op in stage):
+            for v in op.results:
+                acc = Buffer("acc", v.type.dtype, (), "private")
+                self.e.anchor(v, provide(Load(acc, ())))
+        for op in (op for stage in self.stages for op in stage):
+            for v in op.operands[: len(op.operands) // 2]:
+                self.e.bind(self.e.at(v, b.anchors.index[v]))  # type: ignore[arg-type]
+        for out, v in self.full:
+            trial.append(Store(out, b.index[v], self.e.at(v, b.index[v])))
+        self.e.anchored.clear()
+        return make_axes(b.shape, mergeable(b.shape, self.reduced, addresses(trial)))
+
+    def _stage_of(self, value: Value) -> int:
+        return self.b.anchors.levels[value]
+
+    def _cone(self, roots: list[Value]) -> dict[Value, None]:
+        """Return the values of the row computed for ``roots``, not looking through reductions."""
+        found: dict[Value, None] = {}
+        stack = list(roots)
+        while stack:
+            v = stack.pop()
+            op = self.b.ops.get(v)
+            if v in found or op is None or (v in self.b.index and self.b.anchors.is_row(v)):
+                continue
+            found[v] = None
+            stack += op.operands
+        return found
+
+    def _stage_roots(self) -> list[list[Value]]:
+        roots = [[v for op in stage for v in op.operands[: len(op.operands) // 2]] for stage in self.stages]
+        roots.append([])
+        for _, v in self.full:
+            roots[min(self._stage_of(v), len(self.stages))].append(v)
+        return roots
+
+    def _choose_scratch(self) -> None:
+        """Keep for later stages what is dear to compute twice and fits beside the cache."""
+        b = self.b
+        size = product(a.extent for a in self.inner)
+        if not isinstance(size, int):
+            return
+        cones = [self._cone(r) for r in self._stage_roots()]
+        room = min(SCRATCH_LIMIT, b.target.l2 // 2)
+        for n, later in enumerate(cones):
+            for v in later:
+                first = next(k for k, cone in enumerate(cones) if v in cone)
+                op = b.ops[v]
+                if first == n or v in self.scratch or v not in b.index or len(op.operands) == 0:
+                    continue
+                if b.index[v] != b.anchors.space or not self._frontier(v, later, cones[first]):
+                    continue
+                bytes_ = size * size_of(v.type.dtype)
+                if self._dear(v) and bytes_ <= room:
+                    room -= bytes_
+                    self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, (size,), "scratch")
+
+    def _frontier(self, value: Value, later: dict[Value, None], first: dict[Value, None]) -> bool:
+        """Is ``value`` read in the later stage by something that the first stage lacks?"""
+        readers = [v for v in later if value in self.b.ops[v].operands]
+        return not readers or any(v not in first for v in readers)
+
+    def _dear(self, value: Value) -> bool:
+        cone = self._cone([value])
+        ops = [self.b.ops[v] for v in cone]
+        loads = len({u for op in ops for u in op.operands if u not in self.b.ops})
+        return sum(1 + 15 * (op.name in EXPENSIVE) for op in ops) + 2 * loads >= 8
+
+    def _row(self, block: list[Stmt], at: Index) -> None:
+        """Write all stages of one row."""
+        self.e.anchored.clear()
+        block += [Alloc(buffer) for buffer in self.scratch.values()]
+        stored: set[Value] = set()
+        roots = self._stage_roots()
+        for n, stage in enumerate(self.stages):
+            accs = self._accumulators(stage, block)
+            self._stage_loop(block, at, stage, accs, n, roots, stored)
+            for op in stage:
+                for v, acc in zip(op.results, accs[op], strict=True):
+                    self.e.anchor(v, provide(Load(acc, ())))
+        self._stage_loop(block, at, [], {}, len(self.stages), roots, stored)
+        self.e.enter(block)
+        for out, v in self.rows:
+            index = relocate(self.b, v, at)
+            block.append(Store(out, index, self.e.at(v, index)))
+
+    def _accumulators(self, stage: list[Op], block: list[Stmt]) -> dict[Op, list[Buffer]]:
+        self.e.enter(block)
+        accs: dict[Op, list[Buffer]] = {}
+        for op in stage:
+            accs[op] = []
+            for v, init in zip(op.results, op.operands[len(op.operands) // 2 :], strict=True):
+                acc = Buffer(self.b.fresh("acc"), v.type.dtype, (), "private")
+                block += [Alloc(acc), Store(acc, (), self.e.at(init, ()))]
+                accs[op].append(acc)
+        return accs
+
+    def _stage_loop(
+        self,
+        block: list[Stmt],
+        at: Index,
+        stage: list[Op],
+        accs: dict[Op, list[Buffer]],
+        n: int,
+        roots: list[list[Value]],
+        stored: set[Value],
+    ) -> None:
+        stores = [(out, v) for out, v in self.full if min(self._stage_of(v), len(self.stages)) == n]
+        cone = self._cone(roots[n])
+        keep = [v for v in self.scratch if v in cone and v not in stored]
+        if not stage and not stores:
+            return
+        b = self.b
+
+        def emit(inner: list[Stmt], syms: list[Dim]) -> None:
+            self.e.enter(inner)
+            here = place(at, b.shape, self.inner, syms)
+            flat = self._flat(syms)
+            for v in keep:
+                held = self.e.bind(self.e.at(v, here))
+                inner.append(Store(self.scratch[v], (flat,), held))
+                self.e.anchored[v] = provide(held)
+            store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
+            for op in stage:
+                values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
+                combine(b, self.e, op, accs[op], values, [])
+            for v in keep:
+                self.e.anchored[v] = self._from_scratch(v)
+
+        serial(self.inner, [], emit, block)
+        stored.update(keep)
+        self.e.enter(block)
+
+    def _from_scratch(self, value: Value) -> Callable[[Index], Scalar]:
+        return lambda index: Load(self.scratch[value], (self._flat_of(index),))
+
+    def _at(self, value: Value, here: Index) -> Index:
+        index = self.b.anchors.index[value]
+        names = {f"i{k}": x for k, x in enumerate(here)}
+        return tuple(substitute(i, names) for i in index)  # type: ignore[union-attr]
+
+    def _flat(self, syms: list[Dim]) -> Dim:
+        flat: Dim = 0
+        for axis, s in zip(self.inner, syms, strict=True):
+            flat = flat * axis.extent + s
+        return flat
+
+    def _flat_of(self, index: Index) -> Dim:
+        flat: Dim = 0
+        for k in self.reduced:
+            flat = flat * self.b.shape[k] + index[k]
+        return flat
+
+
+def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Kernel:
+    """Reduce leading axes: a block of columns accumulates while rows stream by."""
+    e = b.elements()
+    column = kept[-1]
+    extent = b.shape[column]
+    width = extent if isinstance(extent, int) and extent <= COLUMN_BLOCK else COLUMN_BLOCK
+    last = Axis((column,), extent, f"i{column}")
+    outer = make_axes(b.shape, [(k,) for k in kept[:-1]])
+    middle = make_axes(b.shape, [(k,) for k in reduced])
+    (stage,) = _stages(b)
+    results = list(zip(b.outputs, b.function.body.results, strict=True))
+
+    def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
+        accs = {op: [Buffer(b.fresh("acc"), v.type.dtype, (width,), "private") for v in op.results] for op in stage}
+        c = sym(f"i{column}", 0, extent)
+        lane = c - begin if begin != 0 else c
+        e.anchored.clear()
+        start: list[Stmt] = []
+        e.enter(start)
+        for op in stage:
+            for acc, init in zip(accs[op], op.operands[len(op.operands) // 2 :], strict=True):
+                block.append(Alloc(acc))
+                start.append(Store(acc, (lane,), e.at(init, ())))
+        block.append(For(last.name, begin, end, tuple(start)))
+
+        def accumulate(blk: list[Stmt], rows: list[Dim]) -> None:
+            inside: list[Stmt] = []
+            e.enter(inside)
+            here = place(b.anchors.space, b.shape, [*outer, *middle, last], [*syms, *rows, c])
+            names = {f"i{k}": x for k, x in enumerate(here)}
+            store_all(e, [(out, v, relocate(b, v, here)) for out, v in results if not b.anchors.is_row(v)])
+            for op in stage:
+                count_ = len(op.operands) // 2
+                values = [
+                    e.at(v, tuple(substitute(i, names) for i in b.anchors.index[v] or ())) for v in op.operands[:count_]
+                ]
+                combine(b, e, op, accs[op], values, [], (lane,))
+            blk.append(For(last.name, begin, end, tuple(inside)))
+
+        serial(middle, [], accumulate, block)
+        finish: list[Stmt] = []
+        e.enter(finish)
+        for op in stage:
+            for v, acc in zip(op.results, accs[op], strict=True):
+                e.anchor(v, provide(Load(acc, (lane,))))
+        here = place(b.anchors.space, b.shape, [*outer, last], [*syms, c])
+        for out, v in results:
+            if b.anchors.is_row(v):
+                index = relocate(b, v, here)
+                finish.append(Store(out, index, e.at(v, index)))
+        block.append(For(last.name, begin, end, tuple(finish)))
+
+    if width == extent:
+        grid, body = grid_loop(outer, None, lambda block, syms, begin, end: item(block, syms, 0, extent))
+    else:
+        grid, body = grid_loop(outer, (last, width), item)
+    return b.kernel(grid, body, b.cost())

@@ -1,0 +1,203 @@
+"""What the lowerings of all fused regions share: buffers, names, stores, combiners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from aotc.ir.dims import Dim, product, substitute, symbols
+from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.passes.fuse import EXPENSIVE
+from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.nests import addresses
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+FREE_ORDER = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+class RegionBuilder:
+    """What all region kinds share: buffers, names, the ops and their anchors.
+
+    Attributes
+    ----------
+    function : Function
+        The outlined region.
+    inputs, outputs : tuple of Buffer
+        One per parameter and per result.
+    anchors : Anchors
+        The index maps from the region's anchor, extended over all its ops.
+    """
+
+    def __init__(self, function: Function, target: Target, skip: int = 0) -> None:
+        self.function, self.target = function, target
+        body = function.body
+        self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
+        named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
+        self.inputs = tuple(named[skip:])
+        self.outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.results))
+        self.buffers = dict(zip(body.params[skip:], self.inputs, strict=True))
+        self._count = count()
+        if function.attrs["kind"] in ("single", "update"):
+            self.shape = body.results[0].type.shape if body.results else ()
+            return
+        anchor = next(v for v in [*self.ops, *body.params] if v.name == function.attrs["anchor"])
+        self.anchors = Anchors(anchor, self.ops)
+        self.shape = anchor.type.shape
+        members = frozenset(body.ops)
+        self._settle(members)
+        self.index = {v: i for v in self.ops if (i := self.anchors.index.get(v)) is not None}
+
+    def _settle(self, members: frozenset[Op]) -> None:
+        anchors = self.anchors
+        for op in self.function.body.ops:
+            if op.name == "reduce" and op.operands[0] not in self.ops and op.operands[0] is not anchors.anchor:
+                for v in op.operands[: len(op.operands) // 2]:
+                    if v.type.shape == self.shape:
+                        anchors.index[v], anchors.levels[v] = anchors.space, 0
+            if op.name == "reduce" and op.operands[0] is anchors.anchor:
+                for v in op.operands[1 : len(op.operands) // 2]:
+                    if anchors.resolve(v, members) != anchors.space:  # a moved anchor is read where the others are
+                        anchors.index[v], anchors.levels[v] = anchors.space, 0
+            if op.results[0] is not anchors.anchor and anchors.index.get(op.results[0]) is None:
+                if op.name == "reduce":
+                    for v in op.operands[: len(op.operands) // 2]:
+                        if anchors.resolve(v, members) is None and v.type.shape == self.shape:
+                            anchors.index[v], anchors.levels[v] = anchors.space, 0
+                anchors.extend(op, members)
+            if op.name == "reduce":
+                self._share_index(op)
+
+    def _share_index(self, op: Op) -> None:
+        """An operand that nothing leads to (a counter beside the values) is read where the others are."""
+        anchors, operands = self.anchors, op.operands[: len(op.operands) // 2]
+        known = next((v for v in operands if anchors.index.get(v) is not None), None)
+        if known is not None:
+            for v in operands:
+                if anchors.index.get(v) is None:
+                    anchors.index[v], anchors.levels[v] = anchors.index[known], anchors.levels[known]
+
+    def fresh(self, prefix: str) -> str:
+        """Return an identifier not used before in this kernel."""
+        return f"{prefix}{next(self._count)}"
+
+    def elements(self) -> Elements:
+        """Return an emitter of this region's values."""
+        return Elements(self.ops, self.buffers, self.fresh)
+
+    def kernel(self, grid: Dim, body: tuple[Stmt, ...], flops: Dim) -> Kernel:
+        """Assemble the kernel; ``flops`` is the work of the whole grid."""
+        shapes = [*(b.shape for b in (*self.inputs, *self.outputs)), (grid,), self.shape]
+        dims = sorted({s.name for shape in shapes for d in shape for s in symbols(d)} | _free_symbols(body))
+        traffic = sum((product(b.shape) * size_of(b.dtype) for b in (*self.inputs, *self.outputs)), 0)
+        return Kernel(
+            self.function.name, self.inputs, self.outputs, tuple(dims), grid, body, self._aliases(body), flops, traffic
+        )
+
+    def _aliases(self, body: tuple[Stmt, ...]) -> tuple[tuple[int, int], ...]:
+        """An output may overwrite an input if the input is only read where the output is then written."""
+        if self.function.attrs["kind"] not in ("loop", "contract"):
+            return ()
+        reads = reads_of(body)
+        writes: dict[str, set[Index]] = {}
+        for stmt in walk(body):
+            if isinstance(stmt, Store):
+                writes.setdefault(stmt.buffer.name, set()).add(stmt.index)
+        found = []
+        for n, out in enumerate(self.outputs):
+            at = writes.get(out.name, set())
+            if len(at) != 1:
+                continue
+            for m, a in enumerate(self.inputs):
+                same = a.shape == out.shape and size_of(a.dtype) == size_of(out.dtype)
+                if same and reads.get(a.name) == at:
+                    found.append((n, m))
+        return tuple(found)
+
+    def cost(self) -> Dim:
+        """Return a rough count of scalar operations of the whole region."""
+        each = sum(
+            1 + 11 * (op.name in EXPENSIVE) for op in self.function.body.ops if op.name not in ("constant", "iota")
+        )
+        return product(self.shape) * max(each, 1)
+
+
+def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
+    """Return the dims that ``body`` mentions and does not bind itself."""
+    bound = {s.var for s in walk(body) if isinstance(s, For)} | {s.var.name for s in walk(body) if isinstance(s, Let)}
+    return {s.name for e in addresses(body) for s in symbols(e)} - bound
+
+
+def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
+    """Return the indices at which each buffer is loaded."""
+    found: dict[str, set[Index]] = {}
+    stack: list[Scalar] = []
+    for stmt in walk(body):
+        match stmt:
+            case Let(value=value) | Store(value=value) | If(cond=value):
+                stack.append(value)
+    while stack:
+        match stack.pop():
+            case Load(buffer=buffer, index=index):
+                found.setdefault(buffer.name, set()).add(index)
+            case Apply(args=args):
+                stack += args
+    return found
+
+
+# --- loop and window ---------------------------------------------------------
+
+
+def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
+    """Store values at indices; all are computed before the first store, which may overwrite an input."""
+    block = e.block
+    held = []
+    for _, v, index in stores:
+        scalar = e.at(v, index)
+        if len(stores) > 1 and not isinstance(scalar, Const | Var):
+            scalar = e.bind(scalar)
+            e.keep(v, index, scalar)
+        held.append(scalar)
+    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, held, strict=True)]
+
+
+def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
+    """Return the index of ``value`` when the anchor is at ``at``."""
+    index = b.index.get(value, b.anchors.space)
+    names = {f"i{k}": e for k, e in enumerate(at)}
+    return tuple(substitute(i, names) for i in index)
+
+
+def combine(
+    b: RegionBuilder, e: Elements, op: Op, accs: list[Buffer], values: list[Scalar], tests: list[Scalar], at: Index = ()
+) -> None:
+    """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
+    block = e.block
+    if tests:
+        cond = tests[0]
+        for t in tests[1:]:
+            cond = Apply("and", (cond, t), "i1")
+        inner: list[Stmt] = []
+        e.enter(inner)
+        combine(b, e, op, accs, values, [], at)
+        block.append(If(cond, tuple(inner)))
+        e.enter(block)
+        return
+    region = op.regions[0]
+    simple = region.ops[0] if len(region.ops) == 1 and len(accs) == 1 else None
+    if simple is not None and simple.name in FREE_ORDER and set(simple.operands) == set(region.params):
+        reduce = FREE_ORDER[simple.name] if accs[0].dtype != "i1" else ""
+        if reduce:
+            block.append(Store(accs[0], at, values[0], reduce))
+            return
+    old = tuple(Load(acc, at) for acc in accs)
+    bound = [e.bind(x) if not isinstance(x, Const | Var) else x for x in (*old, *values)]
+    results = e.region(region, tuple(bound))
+    held = [e.bind(r) if isinstance(r, Apply) else r for r in results]
+    block += [Store(acc, at, r) for acc, r in zip(accs, held, strict=True)]
+
+
+# --- row and reduce ----------------------------------------------------------

@@ -1,0 +1,150 @@
+"""What compilation will do with each op of a model: nothing is told that the compiler itself did not decide.
+
+The model is imported with a journal, runs through all passes and is lowered for each target; every
+refusal on the way is collected. Only the machine code of kernels is not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aotc.assemble import native_calls
+from aotc.diagnostics import CompileError, Finding, InternalError, Loc
+from aotc.frontend.importer import import_raw
+from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Entry, Journal
+from aotc.frontend.mlir import fetch
+from aotc.frontend.session import PLACEHOLDER
+from aotc.ir.loop_ir import imports
+from aotc.ir.tensor_ir import Function, Module
+from aotc.kernels.cpu.build import check_native
+from aotc.lowering.lower import lower
+from aotc.lowering.regions.lower_region import lower_region
+from aotc.lowering.regions.ops.control_custom_call import custom_call_of
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import Target, resolve
+from aotc.vmfb.custom_calls import registered
+
+NATIVE, LIBRARY = "native", "library"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One op of the model: ``native``, ``library`` (``through`` says which), ``refused`` or ``waits``.
+
+    An op waits for a refused one if that decides its types: nothing can be said yet.
+    """
+
+    name: str
+    dtypes: tuple[str, ...]
+    loc: Loc
+    status: str
+    through: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one target makes of a model: a row per op in the order of the model, and every refusal."""
+
+    target: str
+    rows: tuple[Row, ...]
+    refusals: tuple[tuple[str, Finding], ...]  # name of the op, empty for the model as a whole; why
+
+    @property
+    def compiles(self) -> bool:
+        """Tell whether nothing is refused."""
+        return not self.refusals
+
+
+def lint(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> tuple[Report, ...]:
+    """Tell for each target what becomes of the ops of ``model``; the arguments are those of ``aotc.compile``.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read at all.
+    """
+    chosen = replace(options or Options(), **flags)
+    journal = Journal()
+    module = import_raw(fetch(model, *example_args), journal)
+    return tuple(_report(module, journal.entries, target, chosen) for target in resolve(chosen.target))
+
+
+def _report(module: Module, entries: Sequence[Entry], target: Target, options: Options) -> Report:
+    places = {id(e.loc): e for e in entries}
+    early = [(e, f) for e in entries for f in e.findings]
+    late, libraries = _lowered(module, target, options, bool(early))
+    known = {e for e, _ in early}
+    found = [(_entry_of(f.loc, places, entries), f) for f in late]
+    new = [(e, f) for e, f in found if e is None or e not in known]
+    refused = known | {e for e, _ in new if e is not None}
+    through = {e: text for loc, text in libraries if (e := _entry_of(loc, places, entries)) is not None}
+    rows = tuple(_row(e, refused, through) for e in entries)
+    return Report(target.name, rows, tuple(_distinct([(e.name if e else "", f) for e, f in (*early, *new)])))
+
+
+def _entry_of(loc: Loc, places: Mapping[int, Entry], entries: Sequence[Entry]) -> Entry | None:
+    """Return the op that a tensor op of place ``loc`` was made of: by identity, else the only one there."""
+    if id(loc) in places:
+        return places[id(loc)]
+    same = [e for e in entries if e.loc == loc]
+    return same[0] if len(same) == 1 else None
+
+
+def _row(e: Entry, refused: set[Entry], through: Mapping[Entry, str]) -> Row:
+    if e in refused:
+        return Row(e.name, e.dtypes, e.loc, REFUSED)
+    if e.outcome != IMPORTED:
+        return Row(e.name, e.dtypes, e.loc, WAITS)
+    return Row(e.name, e.dtypes, e.loc, LIBRARY if e in through else NATIVE, through.get(e, ""))
+
+
+def _distinct(refusals: list[tuple[str, Finding]]) -> list[tuple[str, Finding]]:
+    """Drop repetitions: a function that is called for several types is imported for each of them."""
+    return list({(name, f.loc, f.message): (name, f) for name, f in refusals}.values())
+
+
+def _lowered(
+    module: Module, target: Target, options: Options, incomplete: bool
+) -> tuple[list[Finding], list[tuple[Loc, str]]]:
+    """Return the refusals of passes, lowering and the user's functions; and the ops that call libraries."""
+    one = replace(options, target=target.name)
+    libraries: list[tuple[Loc, str]] = []
+    findings: list[Finding] = []
+    try:
+        fused = run_passes(module, one)
+        libraries = [row for f in fused.functions.values() if not f.public for row in _library(f, target)]
+        for native in native_calls(lower(fused, target, one)):
+            try:
+                check_native(native, target, one)
+            except CompileError as error:
+                findings += error.findings
+    except CompileError as error:
+        findings = [f for f in error.findings if PLACEHOLDER not in f.message]
+    except InternalError:
+        if not incomplete:  # a model that lacks what was refused already may break us
+            raise
+    return findings, libraries
+
+
+def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
+    """Return the op of an outlined region that calls a library, and which; empty if its kernel calls none."""
+    if function.attrs.get("kind") != "single":
+        return []
+    try:
+        names = imports(lower_region(function, target))
+    except Exception:  # `lower` says what is wrong with it
+        return []
+    call = custom_call_of(function)
+    if call is None:
+        return [(function.body.ops[-1].loc, f"LAPACK: {', '.join(names)}")] if names else []
+    known = registered(call.name)
+    if known is None:
+        return []
+    where = "compiled into the bundle" if known.native else "bound when the bundle loads"
+    return [(call.loc, f"your function, {where}")]
+
+
+__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "Report", "Row", "lint"]

@@ -1,0 +1,46 @@
+"""A custom call of the user's, run by Python: its meaning for the reference interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aotc.diagnostics import CompileError
+from aotc.ir.opset.spec import sizes
+from aotc.ir.tensor_ir import Op, TensorType
+from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+
+
+def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType]) -> list[np.ndarray]:
+    """Return what the function registered for ``op`` makes of ``operands``.
+
+    Raises
+    ------
+    CompileError
+        If there is none.
+    """
+    name, config = op.attrs["target"], op.attrs["config"]
+    known = registered(name)
+    if known is None or known.function is None:
+        hint = "register it before, in a file that --custom-calls names"
+        raise CompileError.at(op.loc, f"no function is registered for custom call @{name}", hint=hint)
+    results = [np.zeros(sizes(t), to_numpy(t.dtype)) for t in types]
+    for result, operand in op.attrs.get("aliases", ()):
+        results[result][...] = operands[operand]
+    attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
+    arrays = [np.ascontiguousarray(a) for a in (*operands, *results)]
+    seen = [_as_bits(a, t.dtype) if known.native else a for a, t in zip(arrays, _types(op, types), strict=True)]
+    known.function(*seen, **attributes)
+    return arrays[len(operands) :]
+
+
+def _types(op: Op, results: Sequence[TensorType]) -> list[TensorType]:
+    return [*(v.type for v in op.operands), *results]
+
+
+def _as_bits(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return small floats as compiled functions see them: unsigned integers of their bits."""
+    row = DTYPES[dtype]
+    return array.view(f"u{row.size}") if row.kind == "f" and row.bits <= 16 else array

@@ -1,0 +1,1 @@
+"""What runs command buffers: CPU threads, CUDA GPUs."""

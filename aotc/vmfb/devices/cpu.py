@@ -1,0 +1,369 @@
+"""The CPU device: loads kernels, owns the thread pool, submits command buffers.
+
+A submission is one native call that runs the whole command buffer on the pool with
+the GIL released. What a call needs besides its arrays (pointer table, parameters,
+command cells) is made once per concurrent call and reused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.abi import ALIGNMENT, IMPORT_PREFIX, STATE_WORDS, TABLE_SYMBOL
+from aotc.vmfb.arena import Arena, ArenaPool
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.constants import Constants, load_constants
+from aotc.vmfb.custom_calls import Callbacks
+from aotc.vmfb.device import Plan
+from aotc.vmfb.devices import native
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.lapack import Lapack, open_lapack
+from aotc.vmfb.machine import cpu_features, thread_count
+from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.trace import Tracer
+from aotc.vmfb.verify import Invalid, check_commands
+
+ARENAS = ArenaPool()
+
+
+def obstacle(variant: dict[str, Any]) -> str:
+    """Return which CPU features this machine lacks, or an empty string."""
+    missing = sorted(set(variant["features"]) - cpu_features())
+    return f"this CPU lacks {', '.join(missing)}" if missing else ""
+
+
+def rank(variant: dict[str, Any]) -> int:
+    """Return how many features the variant uses: more is better."""
+    return len(variant["features"])
+
+
+def open_executable(
+    bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+) -> CpuExecutable:
+    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` are the same cores."""
+    return CpuExecutable(bundle, variant, thread_count(threads), custom_calls)
+
+
+class _Buffer:
+    """A command buffer, ready to run: its words with kernel addresses in place of numbers."""
+
+    __slots__ = ("address", "parameters", "states", "words")
+
+    def __init__(self, words: np.ndarray, states: int, parameters: int) -> None:
+        self.words = words
+        self.address = words.ctypes.data
+        self.states = states
+        self.parameters = parameters
+
+
+class CpuExecutable:
+    """A CPU variant in memory.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    variant : dict
+        Its entry in the manifest.
+    threads : int
+        The caller's thread included.
+    custom_calls : mapping of str to callable
+        Python functions that the variant calls, by name.
+
+    Raises
+    ------
+    BundleError
+        If a library lacks a symbol, or a command buffer breaks the rules.
+    """
+
+    def __init__(
+        self, bundle: Bundle, variant: dict[str, Any], threads: int, custom_calls: Mapping[str, Any]
+    ) -> None:
+        self._bundle = bundle
+        self._variant = variant
+        self.threads = threads
+        executor = native.load_executor(bundle, variant.get("executor"))
+        self._run = executor.aotc_run
+        self._pool = native.worker_pool(executor, threads - 1)
+        self._constants: Constants = load_constants(bundle, variant.get("constants"))
+        widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
+        self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
+        self._lapack: Lapack | None = None
+        calls = variant.get("custom_calls", [])
+        self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
+        self._buffers = self._load_buffers()
+
+    def _load_buffers(self) -> list[_Buffer]:
+        kernels = self._variant["kernels"]
+        addresses = self._kernel_addresses(len(kernels))
+        slots = self._fewest_slots()
+        found = []
+        for number, row in enumerate(self._variant["command_buffers"]):
+            data = self._bundle.checked(row["code"])
+            try:
+                if data.nbytes % 8:
+                    raise Invalid(f"{data.nbytes} bytes are no whole number of words")
+                words = np.frombuffer(data, "<i8").astype(np.int64)
+                patches = check_commands(words.tolist(), len(kernels), slots[number], row["states"], row["parameters"])
+            except Invalid as error:
+                raise BundleError(self._bundle.where, f"command buffer {number} is invalid: {error}") from None
+            if patches:
+                words[patches] = addresses[words[patches]]
+            found.append(_Buffer(words, row["states"], row["parameters"]))
+        return found
+
+    def _kernel_addresses(self, count: int) -> np.ndarray:
+        if not count:
+            return np.zeros(0, np.int64)
+        own = self._callbacks is not None  # its pointers are this executable's
+        library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
+        try:
+            table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
+        except ValueError:
+            raise BundleError(self._bundle.where, f"the kernel library exports no {TABLE_SYMBOL!r}") from None
+        self._bind_imports(library)
+        addresses = np.array(table, np.int64)
+        if not addresses.all():
+            raise BundleError(self._bundle.where, "the kernel library's table holds a null address")
+        return addresses
+
+    def _bind_imports(self, library: ctypes.CDLL) -> None:
+        """Give the library the addresses of the functions that it calls in others."""
+        addresses: dict[str, int] = {}
+        functions = self._variant.get("imports", {}).get("lapack", [])
+        if functions:
+            self._lapack, addresses = open_lapack(self._bundle.where, functions)
+        if self._callbacks is not None:
+            addresses |= self._callbacks.addresses()
+        for name, address in addresses.items():
+            try:
+                ctypes.c_int64.in_dll(library, IMPORT_PREFIX + name).value = address
+            except ValueError:
+                raise BundleError(self._bundle.where, f"the kernel library does not import {name!r}") from None
+
+    def _fewest_slots(self) -> list[int]:
+        """Return, for each command buffer, the slots of the smallest function that submits it."""
+        from aotc.vmfb.isa import BY_NAME
+
+        submit = BY_NAME["submit"].opcode
+        signatures = self._bundle.manifest["functions"]
+        most = 1 << 62
+        slots = [most] * len(self._variant["command_buffers"])
+        for name, program in self._variant["functions"].items():
+            count = len(signatures[name]["arguments"]) + len(signatures[name]["results"]) + 2
+            for line in program["code"]:
+                if line[0] == submit:
+                    slots[line[1]] = min(slots[line[1]], count)
+        return [0 if count == most else count for count in slots]
+
+    # ------------------------------------------------------------ running
+
+    def call_of(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
+        """Return the native call that runs command buffer ``number``.
+
+        Parameters
+        ----------
+        number : int
+        slots : ctypes array of int64
+            The pointer table, filled in before each call.
+        parameters : sequence of int
+        scratch : ctypes.c_void_p
+            Its value at the time of the call counts.
+        """
+        return self._call(self._buffers[number], slots, parameters, scratch)
+
+    def call_of_words(
+        self, words: np.ndarray, slots: Any, parameters: Sequence[int], scratch: Any
+    ) -> Callable[[], None]:
+        """Return the call that runs a command buffer of one command, with its kernel's address in it."""
+        run = self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch)
+
+        def call() -> None:
+            if self._lapack is not None:
+                self._lapack.begin()
+            try:
+                if run():
+                    raise VmError(self._bundle.where, "the executor refused a command buffer")
+            finally:
+                if self._lapack is not None:
+                    self._lapack.end()
+            if self._callbacks is not None:
+                self._callbacks.check()
+
+        return call
+
+    def buffer_words(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the words of a command buffer, with addresses and with numbers of kernels."""
+        stored = self._bundle.checked(self._variant["command_buffers"][number]["code"])
+        return self._buffers[number].words, np.frombuffer(stored, "<i8")
+
+    def kernel_texts(self) -> list[tuple[str, str, str]] | None:
+        """Return name, text and line of the model of each kernel; None without debug information."""
+        held = (self._bundle.manifest.get("debug") or {}).get("kernels")
+        if held is None:
+            return None
+        names = [k["name"] for k in self._variant["kernels"]]
+        rows = [held[f"{self._variant['target']}/{n}"] for n in names]
+        return [(n, row["text"], row["loc"]) for n, row in zip(names, rows)]
+
+    def _call(self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
+        values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
+        cells, cells_address = aligned_bytes(8 * STATE_WORDS * buffer.states, ALIGNMENT)
+        call = partial(
+            self._run,
+            ctypes.c_void_p(self._pool),
+            ctypes.c_void_p(buffer.address),
+            ctypes.c_int64(len(buffer.words)),
+            slots,
+            values,
+            ctypes.c_void_p(cells_address),
+            scratch,
+            ctypes.c_int64(self._stride),
+            ctypes.c_int64(self.threads),
+        )
+        call.keepalive = (cells, buffer)  # type: ignore[attr-defined]
+        return call
+
+    def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
+        """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
+        if self._lapack is not None:
+            self._lapack.begin()
+        try:
+            if self.call_of(number, slots, parameters, scratch)():
+                raise VmError("", "the executor refused a command buffer")
+        finally:
+            if self._lapack is not None:
+                self._lapack.end()
+        if self._callbacks is not None:
+            self._callbacks.check()
+
+    def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+        """Return the function that runs ``plan`` on argument and result arrays.
+
+        The arrays must be C-contiguous and have the plan's shapes and dtypes.
+        The function may be called by several threads at the same time.
+        """
+        arena_slot = plan.arguments + len(plan.results)
+        arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
+        need = arena_bytes + self._stride * self.threads
+        idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
+        take, give = ARENAS.take, ARENAS.give
+        words, field = WORDS, DATA_FIELD
+
+        def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+            slots = (ctypes.c_int64 * (arena_slot + 2))()
+            slots[arena_slot + 1] = self._constants.address
+            scratch = ctypes.c_void_p()
+            calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
+            return slots, scratch, calls
+
+        lapack, callbacks = self._lapack, self._callbacks
+
+        def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+            try:
+                state = idle.pop()
+            except IndexError:
+                state = make_state()
+            slots, scratch, calls = state
+            i = 0
+            for x in arrays:
+                slots[i] = words[(id(x) + field) >> 3] if field else address_of(x)
+                i += 1
+            for x in results:
+                slots[i] = words[(id(x) + field) >> 3] if field else address_of(x)
+                i += 1
+            if need:
+                arena = take(need)
+                slots[i] = arena.address
+                scratch.value = arena.address + arena_bytes
+            if lapack is not None:
+                lapack.begin()
+            try:
+                for call in calls:
+                    if call():
+                        raise VmError(self._bundle.where, "the executor refused a command buffer")
+            finally:
+                if lapack is not None:
+                    lapack.end()
+            if need:
+                give(arena)
+            idle.append(state)
+            if callbacks is not None:
+                callbacks.check()
+
+        return run
+
+    def session(self, slots: int) -> CpuSession:
+        """Begin a call with a pointer table of ``slots`` slots."""
+        return CpuSession(self, slots, self._constants.address, self._stride * self.threads)
+
+    def stats(self) -> dict[str, Any]:
+        """Return threads, kernels and memory (bytes)."""
+        return {
+            "target": self._variant["target"],
+            "threads": self.threads,
+            "kernels": len(self._variant["kernels"]),
+            "command_buffers": len(self._buffers),
+            "arena_peak": self._variant.get("arena_peak"),
+            "arena_idle_bytes": ARENAS.idle_bytes(),
+            "arena_high_water": ARENAS.high_water,
+            "constants_bytes": self._constants.size,
+            "constants_copied": self._constants.copied,
+        }
+
+    def trim(self) -> int:
+        """Free the arenas that no call uses; return how many bytes that were."""
+        return ARENAS.trim()
+
+
+class CpuSession:
+    """One call of a function whose course depends on its data."""
+
+    def __init__(self, executable: CpuExecutable, slots: int, constants: int, scratch_bytes: int) -> None:
+        self._executable = executable
+        self._slots = (ctypes.c_int64 * slots)()
+        self._slots[slots - 1] = constants
+        self._arena_slot = slots - 2
+        self._arena: Arena | None = None
+        self._arena_bytes = 0
+        self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
+        self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
+
+    def arena(self, size: int) -> None:
+        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
+        found = ARENAS.take(size)
+        if self._arena is not None:
+            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
+            ARENAS.give(self._arena)
+        self._arena, self._arena_bytes = found, size
+        self._slots[self._arena_slot] = found.address
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table."""
+        self._slots[slot] = address_of(array)
+
+    def tracer(self, folder: str, where: str) -> Tracer:
+        """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
+        return Tracer(self._executable, self._slots, self._scratch, folder, where)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer and wait for it."""
+        self._executable.run_alone(number, self._slots, parameters, self._scratch)
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+        element = to_numpy(dtype)
+        return int(np.frombuffer(ctypes.string_at(self._slots[slot] + offset, element.itemsize), element)[0])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for arena in (self._arena, self._scratch_arena):
+            if arena is not None:
+                ARENAS.give(arena)
+
+
