@@ -1,0 +1,233 @@
+"""What people see when something is wrong: the place, what was found, what to do; never a traceback."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import tiny
+
+import aotc
+from aotc import BundleError, CompileError, VmError
+from aotc.targets import resolve
+from aotc.vmfb.bundle import write_bundle
+
+ADD = """module @demo {
+  func.func public @main(%x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = stablehlo.add %x, %y : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}
+"""
+
+pytestmark = pytest.mark.usefixtures("fresh_runtime")
+
+
+def refused(model, *parts, **options):
+    """Compile must fail with a message that holds every part."""
+    with pytest.raises(CompileError) as caught:
+        aotc.compile(model, **options)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+# ---------------------------------------------------------------- models
+
+
+@pytest.mark.ir
+def test_unknown_custom_call_names_the_place():
+    call = "stablehlo.custom_call @nobody_knows(%x) : (tensor<4xf32>) -> tensor<4xf32>"
+    text = ADD.replace("stablehlo.add %x, %y : tensor<4xf32>", call)
+    refused(text, "nobody_knows", "error:")
+
+
+@pytest.mark.ir
+def test_syntax_error_shows_the_line():
+    refused(ADD.replace("stablehlo.add", "stablehlo.addd"), "3:", "stablehlo.addd")
+
+
+@pytest.mark.ir
+def test_type_error_shows_the_line():
+    refused(ADD.replace("%y: tensor<4xf32>", "%y: tensor<5xf32>"), "3:")
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("data", [b"", b"\x00\x01\x02", b"ML\xefR\x00garbage", b"not a model at all", "module {"])
+def test_unreadable_models(data):
+    refused(data, "error:")
+
+
+@pytest.mark.ir
+def test_damaged_bytecode(tmp_path):
+    import jax
+
+    exported = jax.export.export(jax.jit(lambda x: x + 1))(np.ones(3, "f4"))
+    blob = bytes(exported.mlir_module_serialized)
+    refused(blob[: len(blob) // 2], "error:")
+    refused(exported.serialize()[:200], "error:")
+
+
+@pytest.mark.ir
+def test_missing_file_and_wrong_kind(tmp_path):
+    refused(tmp_path / "missing.mlir", "missing.mlir", "No such file or directory")
+    refused(42, "not int")
+
+
+@pytest.mark.ir
+def test_unknown_target_lists_the_known():
+    refused(ADD, "unknown target 'cpu:pentium'", "cpu:x86-64-v3", target="cpu:pentium")
+
+
+@pytest.mark.ir
+def test_example_arguments_that_are_no_arrays():
+    with pytest.raises(CompileError, match="an example argument is a str"):
+        aotc.compile(lambda x, mode: x, np.ones(3, "float32"), "abc")
+
+
+@pytest.mark.ir
+def test_python_function_that_cannot_be_traced():
+    def wrong(x):
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(CompileError, match="cannot export"):
+        aotc.compile(wrong, np.ones(3, "f4"))
+
+
+# ---------------------------------------------------------------- calls
+
+
+@pytest.fixture(scope="module")
+def tiny_module():
+    return aotc.load(tiny.bundle())
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ((np.ones(4, "f4"),), ("wrong number of arguments", "x: f32[4], y: f32[4]")),
+        ((np.ones(5, "f4"), np.ones(4, "f4")), ("argument 0 (x) has the wrong shape", "f32[5]", "f32[4]")),
+        ((np.ones(4, "f4"), np.ones(4, "f8")), ("argument 1 (y) has the wrong dtype", "f64[4]", "astype")),
+        ((np.ones(4, "f4"), "hello"), ("argument 1 (y)", "no array", "str")),
+        ((np.ones(4, "f4"), np.ones((4, 1), "f4")), ("argument 1 (y) has the wrong shape",)),
+        ((np.ones(4, "f4"), None), ("argument 1 (y)",)),
+    ],
+)
+def test_wrong_arguments_are_named(tiny_module, values, parts):
+    with pytest.raises(VmError) as caught:
+        tiny_module.invoke("main", *values)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.ir
+def test_assertion_of_the_program(tiny_module):
+    with pytest.raises(VmError, match="n is 3, expected at least 4"):
+        tiny_module.invoke("grow", np.ones(3, "f4"))
+
+
+# ---------------------------------------------------------------- bundles and machines
+
+
+@pytest.mark.ir
+def test_truncated_and_flipped():
+    data = tiny.bundle()
+    with pytest.raises(BundleError, match="truncated"):
+        aotc.load(data[:-1])
+    for at in range(0, len(data), len(data) // 40):
+        broken = bytearray(data)
+        broken[at] ^= 0x10
+        with pytest.raises(BundleError):
+            aotc.load(bytes(broken), verify=True)
+
+
+@pytest.mark.ir
+def test_wrong_cpu_and_no_gpu():
+    manifest, segments = tiny.parts()
+    manifest["variants"][0]["features"] = ["unobtainium"]
+    with pytest.raises(BundleError, match="this CPU lacks unobtainium"):
+        aotc.load(write_bundle(None, manifest, segments))
+    with pytest.raises(BundleError, match="cannot run the bundle"):
+        aotc.load(tiny.bundle(), devices="cuda:0")
+    with pytest.raises(BundleError, match="unknown device 'tpu'"):
+        aotc.load(tiny.bundle(), devices="tpu:0")
+
+
+@pytest.mark.ir
+def test_not_a_bundle(tmp_path):
+    with pytest.raises(BundleError, match="not an aotc bundle"):
+        aotc.load(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(BundleError, match="No such file"):
+        aotc.load(tmp_path / "missing.vmfb")
+
+
+@pytest.mark.ir
+def test_disk_full():
+    manifest, segments = tiny.parts()
+    with pytest.raises(BundleError, match="cannot write the bundle"):
+        write_bundle("/dev/full/x.vmfb", manifest, segments)
+
+
+@pytest.mark.ir
+def test_compile_without_the_extra_says_what_to_install(tmp_path):
+    model = tmp_path / "add.mlir"
+    model.write_text(ADD)
+    code = (
+        "import sys; sys.modules['jax'] = sys.modules['jaxlib'] = None\n"
+        "sys.argv = ['aotc', 'compile', sys.argv[1], '-o', sys.argv[1] + '.vmfb']\n"
+        "from aotc_cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'aotc[compile]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- what is no model, and options that name nothing
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "is empty"),
+        (b"AOTCVMFB" + bytes(64), "a bundle, which is compiled already"),
+        (b"\x93NUMPY\x01\x00", "an array of NumPy"),
+        (b"PK\x03\x04" + bytes(30), "a zip archive"),
+        (b"HloModule jit_f\n", "HLO text of XLA"),
+        (b"import jax\nprint(1)\n", "neither StableHLO text"),
+    ],
+)
+def test_files_that_are_no_models(data, part, tmp_path):
+    path = tmp_path / "m.x"
+    path.write_bytes(data)
+    refused(path, "m.x: error:", part, "try:")
+
+
+@pytest.mark.ir
+def test_types_without_a_rank_name_the_file(tmp_path):
+    path = tmp_path / "m.mlir"
+    path.write_text("func.func @main(%a: tensor<*xf32>) -> tensor<*xf32> {\n  return %a : tensor<*xf32>\n}\n")
+    refused(path, "m.mlir: error: type tensor<*xf32> is not supported")
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"target": "gpu"}, "unknown target 'gpu'"),
+        ({"print_after": "nopass"}, "no pass 'nopass'"),
+        ({"stop_after": "nopass"}, "no pass 'nopass'"),
+        ({"weights": "inlin"}, "weights is 'inlin'"),
+        ({"dump_ir": __file__}, "which is no folder"),
+        ({"opt_level": 7}, "opt_level is 7"),
+        ({"jobs": -3}, "jobs is -3"),
+    ],
+)
+def test_options_that_name_nothing(options, part):
+    refused(ADD, part, "try:", **options)
+
+
+@pytest.mark.ir
+def test_a_target_named_twice_is_one():
+    assert resolve("cpu:x86-64-v3, cpu:x86-64-v3") == resolve("cpu:x86-64-v3")

@@ -1,0 +1,295 @@
+"""The command line on a terminal of 80 columns: what a person sees of every command, beside what a pipe gets."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import tiny
+from typer.main import get_command
+
+from aotc_cli.main import app
+from aotc_cli.tables import column_widths
+
+COLUMNS = 80
+SECONDS = 120
+MAIN = "import sys; sys.argv[0] = 'aotc'; from aotc_cli.main import main; main()"
+HELPS = """
+import json, sys
+from aotc_cli.main import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["aotc", *words, "--help"]
+    try:
+        main()
+    except SystemExit as stop:
+        print("exit", stop.code or 0)
+"""
+MODEL = (
+    "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{\n"
+    "  %y = stablehlo.{} : tensor<4xf32>\n  return %y : tensor<4xf32>\n}}\n"
+)
+UNKNOWN_CALL = "a_custom_call_whose_name_is_longer_than_the_terminal_has_columns_for_in_a_table"
+FILES = {
+    "m.mlir": MODEL.format("sine %x"),
+    "two.mlir": MODEL.format("cosine %x"),
+    "call.mlir": MODEL.format(f"custom_call @{UNKNOWN_CALL}(%x)").replace(" : ", " : (tensor<4xf32>) -> ", 1),
+}
+CASES = {
+    "compile": ("m.mlir", "-o", "m.vmfb"),
+    "run": ("tiny.vmfb", "--zeros"),
+    "lint": ("m.mlir", "--target=cpu,cuda:sm_90"),
+    "check": ("m.mlir",),
+    "inspect": ("tiny.vmfb",),
+    "dump": ("tiny.vmfb", "--bytecode", "--command-buffers"),
+    "bench": ("tiny.vmfb", "--against=tiny.vmfb", "--seconds=0.02", "--rounds=1"),
+    "verify": ("tiny.vmfb",),
+    "targets": (),
+    "doctor": (),
+}
+TABLES = ("lint", "inspect", "bench", "targets")
+COMPILES = ("compile", "check")
+MEASURES = ("compile", "bench")  # they print times
+ERRORS = [
+    ("nonsense",),
+    ("run",),
+    ("run", "tiny.vmfb"),
+    ("verify", "m.mlir"),
+    ("bench", "tiny.vmfb", "--rounds=0"),
+    ("compile", "none.mlir", "-o", "x.vmfb"),
+    ("compile", "call.mlir", "-o", "x.vmfb"),
+]
+CSI = re.compile(r"\x1b\[([\d;?]*)([A-Za-z])")
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)[\d;]*m")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a command left: exit code, the bytes that the terminal got as text, and what stayed on it."""
+
+    code: int
+    raw: str
+    stdout: str = ""  # of a command whose stderr alone is the terminal
+
+    @property
+    def lines(self):
+        """The lines on the terminal at the end, as if none were too wide for it."""
+        rows, row, column = [""], 0, 0
+        for part in re.split(r"(\x1b\[[\d;?]*[A-Za-z]|\r|\n)", self.raw):
+            match = CSI.fullmatch(part)
+            if part == "\r":
+                column = 0
+            elif part == "\n":
+                row, column = row + 1, 0
+                rows += [""] * (row + 1 - len(rows))
+            elif match and match[2] == "A":
+                row -= int(match[1] or 1)
+            elif match and match[2] == "K":
+                assert match[1] == "2"
+                rows[row] = ""
+            elif match:
+                assert match[2] in "mhl", f"{part!r}: teach this test what it does"
+            else:
+                rows[row] = rows[row][:column].ljust(column) + part + rows[row][column + len(part) :]
+                column += len(part)
+        return [line.rstrip() for line in rows]
+
+    @property
+    def text(self):
+        """The lines as one text."""
+        return "\n".join(self.lines)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with models and the tiny bundle, in which commands run."""
+    path = tmp_path_factory.mktemp("terminal")
+    (path / "tiny.vmfb").write_bytes(tiny.bundle())
+    for name, text in FILES.items():
+        (path / name).write_text(text)
+    return path
+
+
+def environment(folder, **more):
+    """The environment of a person at a terminal, with a cache of its own."""
+    unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    inherited = {name: value for name, value in os.environ.items() if name not in unset}
+    return {**inherited, "TERM": "xterm-256color", "AOTC_CACHE_DIR": str(folder / "cache"), **more}
+
+
+def on_terminal(folder, *words, script=MAIN, only_stderr=False, **more):
+    """Run a command on a terminal; ``only_stderr``: with its stdout in a file."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    command = [sys.executable, "-c", script, *words]
+    with open(folder / "stdout.txt", "w+") as file:
+        out = file if only_stderr else slave
+        process = subprocess.Popen(
+            command, stdin=slave, stdout=out, stderr=slave, cwd=folder, env=environment(folder, **more)
+        )
+        os.close(slave)
+        try:
+            raw = read_all(master)
+            code = process.wait(SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(master)
+        file.seek(0)
+        return Screen(code, raw.replace("\r\n", "\n"), file.read())
+
+
+def read_all(master):
+    """Return all that is written to a terminal until its last process ends."""
+    data, end = b"", time.monotonic() + SECONDS
+    while select.select([master], [], [], max(0.0, end - time.monotonic()))[0]:
+        try:
+            part = os.read(master, 1 << 16)
+        except OSError:  # what Linux answers when nobody has the terminal open
+            part = b""
+        if not part:
+            return data.decode()
+        data += part
+    raise AssertionError(f"nothing more after {SECONDS} s: {data.decode()!r}")
+
+
+def piped(folder, *words, **more):
+    """Run a command without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *words],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, env=environment(folder, **more),
+        timeout=SECONDS,
+    )  # fmt: skip
+
+
+def words_of(text, name):
+    """The words of an output, without the rules of tables; without figures where they are times."""
+    words = [word for word in text.split() if word.strip("─")]
+    if name not in MEASURES:
+        return sorted(words)
+    return sorted(word for word in words if not re.search(r"\d", word) and word not in ("s", "ms", "us", "ns"))
+
+
+def assert_fits(lines):
+    """No line is wider than the terminal, but those with a word that has no room in a column."""
+    for line in lines:
+        assert len(line) <= COLUMNS or any(len(word) > COLUMNS // 2 for word in line.split()), line
+
+
+def marked(commands):
+    """Commands with their arguments as parameters, with the marker of what they need."""
+    return [
+        pytest.param(words, marks=pytest.mark.cpu if words[0] in COMPILES else pytest.mark.ir, id=" ".join(words))
+        for words in commands
+    ]
+
+
+@pytest.mark.ir
+def test_every_command_has_a_case():
+    assert set(get_command(app).commands) == set(CASES), "give the new command arguments in CASES"
+
+
+@pytest.mark.parametrize("words", marked((name, *words) for name, words in CASES.items()))
+def test_command(words, folder):
+    """On a terminal a command says the same as in a pipe, laid out to its width."""
+    name, seen, plain = words[0], on_terminal(folder, *words), piped(folder, *words)
+    assert (seen.code, plain.returncode) == (0, 0), seen.text + plain.stderr
+    assert plain.stderr == ""
+    assert "\x1b" not in plain.stdout
+    assert words_of(seen.text, name) == words_of(plain.stdout, name)
+    assert_fits(seen.lines)
+    assert ("\x1b[1m" in seen.raw) == (name in TABLES)
+
+
+@pytest.mark.ir
+def test_help():
+    """Of the command and of every subcommand, in one process: each starts with its usage and ends with exit code 0."""
+    names = list(get_command(app).commands)
+    seen = on_terminal(Path.cwd(), json.dumps([[], *([name] for name in names)]), script=HELPS)
+    pages = seen.text.split("exit 0\n")
+    assert len(pages) == len(names) + 2, seen.text
+    for name, page in zip(["[OPTIONS] COMMAND", *names], pages):
+        assert page.startswith(f"Usage: aotc {name}")
+    assert "Traceback" not in seen.text
+    assert "\x1b" not in seen.raw
+    assert_fits(seen.lines)
+
+
+@pytest.mark.cpu
+def test_compile_cold_and_warm(folder):
+    """With default flags: a bar while it works, which leaves nothing, then the summary."""
+    words = ("compile", "two.mlir", "-o", "two.vmfb")
+    for steps, more in (({"fuse", "compiling kernels"}, {}), (set(), {}), (set(), {"NO_COLOR": "1"})):
+        seen = on_terminal(folder, *words, **more)
+        assert seen.code == 0, seen.text
+        assert "reading" in seen.raw
+        assert {step for step in ("fuse", "compiling kernels") if step in seen.raw} == steps
+        assert bool(COLOUR.search(seen.raw)) == (not more)
+        assert seen.raw.rindex("\x1b[?25h") > seen.raw.rindex("\x1b[?25l"), "the cursor stays hidden"
+        assert re.fullmatch(r"two\.vmfb: [\d.]+ kB, 1 kernels, arena peak \d+ B, [\d.]+ m?s\n", seen.text)
+    assert len(list((folder / "cache" / "bundles").iterdir())) >= 1
+
+
+@pytest.mark.cpu
+def test_compile_prints_ir_whole(folder):
+    """The lines of --print-after are not broken where the terminal ends, so that they read back."""
+    words = ("compile", "m.mlir", "-o", "m.vmfb", "--print-after=fuse", "--quiet")
+    seen, plain = on_terminal(folder, *words[:-1]), piped(folder, *words)
+    assert (seen.code, plain.returncode) == (0, 0)
+    assert max(map(len, plain.stderr.splitlines())) > COLUMNS
+    assert seen.text.startswith(plain.stderr)
+
+
+@pytest.mark.cpu
+def test_compile_quiet_and_timings(folder):
+    assert on_terminal(folder, "compile", "m.mlir", "-o", "m.vmfb", "--quiet").raw == ""
+    seen = on_terminal(folder, "compile", "m.mlir", "-o", "m.vmfb", "--timings")
+    assert [line.split()[1] for line in seen.lines[:2]] == ["inline", "specialize"]
+    assert_fits(seen.lines)
+
+
+@pytest.mark.parametrize("words", marked(ERRORS))
+def test_errors(words, folder):
+    """They go to stderr, whether that is a terminal or not, and are the same text there."""
+    seen, plain = on_terminal(folder, *words, only_stderr=True), piped(folder, *words)
+    assert seen.code == plain.returncode != 0
+    assert seen.stdout == plain.stdout == ""
+    assert seen.text == plain.stderr
+    assert "\x1b" not in plain.stderr
+    assert "rror: " in seen.text
+    assert "Traceback" not in seen.text
+
+
+@pytest.mark.ir
+def test_long_names_are_not_cropped(folder):
+    """A table with a word wider than the terminal is left to it, whole."""
+    seen = on_terminal(folder, "lint", "call.mlir")
+    assert seen.code == 1
+    assert [line.split() for line in seen.lines[1:3]] == [
+        ["op", "dtypes", "count", "becomes", "lines"],
+        ["custom_call", f"@{UNKNOWN_CALL}", "f32", "1", "refused", "2"],
+    ]
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("columns", "room", "widths"),
+    [
+        ([("a", "bb"), ("ccc", "d")], 5, [2, 3]),
+        ([("a", "bb bb bb"), ("ccc", "d")], 9, [6, 3]),
+        ([("aaaa aaaa", "b"), ("cccccc", "d d")], 10, [4, 6]),
+        ([("aaaa aaaa", "b"), ("cccccc", "d d")], 9, []),
+        ([("", ""), ("x y", "")], 1, [0, 1]),
+    ],
+)
+def test_column_widths(columns, room, widths):
+    assert column_widths(columns, room) == widths

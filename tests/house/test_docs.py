@@ -1,0 +1,44 @@
+"""Documents are true: the tour is what the compiler prints, and every file and option they name exists."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ir
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def test_the_tour_is_what_the_compiler_prints(update):
+    text = runpy.run_path(str(ROOT / "docs" / "make_tour.py"))["tour"]()
+    path = ROOT / "docs" / "tour.md"
+    if update:
+        path.write_text(text)
+    assert path.read_text() == text, "run python docs/make_tour.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_exist(page):
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    paths = re.findall(r"`((?:aotc|cli|tests|docs|benchmarks|examples)/[\w./]+)`", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_exist(page):
+    source = (
+        "".join(path.read_text() for path in (ROOT / "cli").glob("*.py")) + (ROOT / "tests/conftest.py").read_text()
+    )
+    known = set(re.findall(r'"(--[a-z][\w-]*)"', source))
+    known |= {
+        "--" + name.replace("_", "-") for name in re.findall(r"^    (\w+): .* = typer\.Option", source, re.MULTILINE)
+    }
+    named = set(re.findall(r"`[^`\n]*?(--[a-z][\w-]*)", text := page.read_text()))
+    named |= set(re.findall(r"^ *aotc .*?(--[a-z][\w-]*)", text, re.MULTILINE))
+    assert not {name for name in named if name not in known and name.replace("--no-", "--") not in known}

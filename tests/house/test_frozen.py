@@ -1,0 +1,45 @@
+"""The comparison of what two states of the compiler make sees a change of one instruction."""
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+from support import frozen
+
+from aotc.kernels.cpu import build, link
+from aotc.kernels.cuda import build as cuda_build
+from aotc.kernels.emit import scalar as emit_scalar
+from aotc.kernels.workers import cache
+
+pytestmark = pytest.mark.cudasim
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A model of two kernels; the compiler is put back afterwards."""
+    for module, name in ((build, "compile_texts"), (cuda_build, "compile_texts"), (link, "link")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    x = np.ones((4, 6), "float32")
+    path = tmp_path / "model.jaxexp"
+    path.write_bytes(export.export(jax.jit(lambda x: (x - 1, (x - 1).sum(0))))(x).serialize())
+    return path
+
+
+def test_the_same_compiler_makes_the_same(model):
+    before = frozen.frozen(model, 0, False)
+    assert any(piece.startswith("segment cuda:sm_90") for piece in before)
+    assert frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)}) == []
+
+
+def test_one_other_instruction_is_seen(model, monkeypatch):
+    before = frozen.frozen(model, 0, False)
+    monkeypatch.setitem(emit_scalar.FLOATS, "sub", emit_scalar.FLOATS["add"])
+    names = frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)})
+    assert [n for n in names if "kernels.so" in n or "cubin" in n], names
+
+
+def test_symbols_do_not_depend_on_the_compilers_own_text(model, monkeypatch):
+    """A comment in the compiler changes the keys of its cache, and nothing in a bundle."""
+    before = frozen.frozen(model, 0, False)
+    monkeypatch.setattr(cache, "_compiler_digest", lambda: b"another compiler")
+    assert frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)}) == []

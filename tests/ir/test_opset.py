@@ -1,0 +1,97 @@
+"""The op table as a whole: documented, complete, and refusing what its rules forbid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotc.ir.opset import OPS, SCALARS, RuleError
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+
+pytestmark = pytest.mark.ir
+DOCUMENT = Path(__file__).parents[2] / "docs" / "tensor_ir.md"
+
+
+def test_every_op_is_documented():
+    text = DOCUMENT.read_text()
+    words = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]*)`", text))))
+    assert [name for name in OPS if name not in words] == []
+
+
+def test_every_documented_attribute_exists():
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|[^|]*\| (.*) \|$", DOCUMENT.read_text(), re.M)
+    documented = {name: set(re.findall(r"`(\w+)`", attrs)) for name, attrs in rows if name in OPS}
+    assert len(documented) > 25
+    for name, attrs in documented.items():
+        assert set(OPS[name].attrs) <= attrs, name
+
+
+@pytest.mark.parametrize("name", sorted(SCALARS))
+def test_scalar_ops_take_each_documented_kind_and_refuse_the_rest(name):
+    scalar = SCALARS[name]
+    for row in DTYPES.values():
+        operands = [TensorType(row.name, (2,))] * scalar.arity
+        if name == "select":
+            operands[0] = TensorType("i1", (2,))
+        given = (TensorType("f32", (2,)),) if scalar.result == "given" else ()
+        allowed = row.kind in scalar.kinds and (scalar.result != "complex" or row.name in ("f32", "f64"))
+        if not allowed:
+            with pytest.raises(RuleError, match=name):
+                OPS[name].infer(tuple(operands), {}, (), given)
+            continue
+        (result,) = OPS[name].infer(tuple(operands), {}, (), given)
+        arrays = [np.ones(2).astype(to_numpy(t.dtype)) for t in operands]
+        (found,) = OPS[name].reference(arrays, {}, (), (result,))
+        assert found.dtype == to_numpy(result.dtype)
+        assert found.shape == (2,)
+
+
+@pytest.mark.parametrize("name", sorted(SCALARS))
+def test_scalar_ops_refuse_different_shapes_and_counts(name):
+    scalar = SCALARS[name]
+    t = TensorType("f32", (2,))
+    with pytest.raises(RuleError, match="takes"):
+        OPS[name].infer((t,) * (scalar.arity + 1), {}, (), ())
+    if scalar.arity > 1:
+        with pytest.raises(RuleError, match="shapes differ"):
+            OPS[name].infer((TensorType("f32", (3,)), *(t,) * (scalar.arity - 1)), {}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "attrs", "message"),
+    [
+        ("transpose", [(2, 3)], {"perm": (0, 0)}, "no permutation"),
+        ("slice", [(4,)], {"start": (0,), "limit": (5,), "stride": (1,)}, "0:5 of"),
+        ("concatenate", [(2, 3), (2, 4)], {"dim": 0}, "does not join"),
+        ("reverse", [(2,)], {"dims": (1,)}, "bad dims"),
+        (
+            "dot_general",
+            [(2, 3), (4, 5)],
+            {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,), "rhs_contract": (0,)},
+            "differ",
+        ),
+        ("dynamic_slice", [(2, 3)], {"sizes": (1, 1)}, "needs 2 start indices"),
+        ("top_k", [(3,)], {"k": 4}, "k = 4"),
+        ("fft", [(3,)], {"kind": "FFT", "length": (3,)}, "FFT of f32"),
+        ("cholesky", [(3, 2)], {"lower": True}, "not square"),
+        ("case", [()], {}, "expected i32"),
+    ],
+)
+def test_rules_say_what_is_wrong(name, operands, attrs, message):
+    with pytest.raises(RuleError, match=re.escape(message)):
+        OPS[name].infer(tuple(TensorType("f32", s) for s in operands), attrs, (), ())
+
+
+def test_known_answers_of_threefry():
+    """The vectors published with Random123 for Threefry-2x32, 20 rounds."""
+    from aotc.ir.opset.random import philox, threefry
+
+    zero = np.zeros(1, np.uint32)
+    assert [int(x[0]) for x in threefry((0, 0), zero, zero)] == [0x6B200159, 0x99BA4EFE]
+    ones = np.full(1, 0xFFFFFFFF, np.uint32)
+    assert [int(x[0]) for x in threefry((0xFFFFFFFF, 0xFFFFFFFF), ones, ones)] == [0x1CB996FC, 0xBB002BE7]
+    assert [int(x[0]) for x in philox((0, 0), [zero] * 4)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]

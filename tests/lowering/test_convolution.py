@@ -1,0 +1,132 @@
+"""Convolutions whose windows lie in memory as rows a multiple of 1 KB apart, the rows that tiles may copy.
+
+The windows overlap, touch or leave gaps; each case has the fewest pixels and channels for which rows are copied.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+from support.differential import check, close, normal
+
+import aotc
+from aotc.frontend.importer import import_model
+from aotc.ir.loop_ir import Alloc, Tile, walk
+from aotc.ir.loop_run import run_kernel
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
+from aotc.vmfb.dtypes import to_numpy
+
+pytestmark = pytest.mark.cpu
+
+LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+
+
+def conv(*strides, lhs=None, rhs=None, groups=1, padding="VALID", layout=None):
+    def function(x, w):
+        layouts = layout or LAYOUTS[len(strides)]
+        return lax.conv_general_dilated(x, w, strides, padding, lhs, rhs, layouts, groups)
+
+    return function
+
+
+def operands(image, kernel, dtype="float32"):
+    scale = float(np.prod(kernel[:-1])) ** -0.5
+    return [normal(*image, dtype=dtype), normal(*kernel, seed=1, scale=scale, dtype=dtype)]
+
+
+STRIDED = operands((1, 13, 128), (3, 128, 64))
+COLUMNS = operands((1, 8, 8, 256), (1, 3, 256, 64))
+
+
+def baked(x):
+    return conv(2)(x, jnp.asarray(STRIDED[1]))
+
+
+def activated(x, w):
+    return jax.nn.relu(conv(2)(x, w) + w[0, 0])
+
+
+OVERLAP = {
+    "stride-1": (conv(1), operands((8, 7, 256), (2, 256, 64))),
+    "stride-1-kernel-7": (conv(1), operands((8, 12, 256), (7, 256, 64))),
+    "stride-2": (conv(2), STRIDED),
+    "stride-2-last-pixel-unused": (conv(2), operands((1, 14, 128), (3, 128, 64))),
+    "stride-2-same": (conv(2, padding="SAME"), operands((1, 11, 128), (3, 128, 64))),
+    "stride-3": (conv(3), operands((8, 19, 256), (4, 256, 64))),
+    "stride-4-kernel-5": (conv(4), operands((1, 25, 64), (5, 64, 64))),
+    "one-channel": (conv(256), operands((1, 256 * 5 + 257, 1), (257, 1, 64))),
+    "tall-and-low-tiles": (conv(2), operands((8, 31, 128), (3, 128, 60))),
+    "batch": (conv(2), operands((8, 13, 128), (3, 128, 64))),
+    "f64": (conv(1), operands((1, 7, 128), (2, 128, 32), "float64")),
+    "f64-dilated-input": (conv(2, lhs=(2,), padding=((0, 0),)), operands((1, 7, 64), (3, 64, 32), "float64")),
+    "bf16": (conv(2), operands((1, 13, 128), (3, 128, 64), "bfloat16")),
+    "f16": (conv(2), operands((1, 13, 128), (3, 128, 64), "float16")),
+    "dilated-kernel": (conv(2, rhs=(2,)), operands((1, 15, 128), (3, 128, 64))),
+    "groups": (conv(2, groups=2), operands((1, 13, 128), (3, 64, 64))),
+    "2d": (conv(1, 1), COLUMNS),
+    "2d-strided": (conv(2, 2), operands((1, 15, 13, 128), (1, 3, 128, 64))),
+    "2d-dilated": (conv(1, 1, rhs=(2, 1)), COLUMNS),
+    "2d-nchw": (conv(1, 1, layout=("NCHW", "OIHW", "NCHW")), operands((1, 256, 8, 8), (64, 256, 1, 3))),
+    "3d": (conv(1, 1, 2), operands((1, 2, 4, 13, 128), (1, 1, 3, 128, 64))),
+    "constant-weights": (baked, STRIDED[:1]),
+    "bias-relu": (activated, STRIDED),
+    "gradients": (jax.grad(lambda x, w: (conv(2)(x, w) ** 2).sum(), (0, 1)), STRIDED),
+}
+
+APART = {
+    "kernel-2-stride-2": (conv(2), operands((1, 13, 128), (2, 128, 64))),
+    "kernel-1-stride-2": (conv(2), operands((1, 11, 128), (1, 128, 64))),
+    "kernel-2-stride-3": (conv(3), operands((8, 17, 256), (2, 256, 64))),
+    "f64-kernel-1-stride-2": (conv(2), operands((1, 11, 64), (1, 64, 32), "float64")),
+}
+
+
+@pytest.mark.parametrize("name", [*OVERLAP, *APART])
+def test_convolutions_beside_xla(name):
+    function, args = (OVERLAP | APART)[name]
+    with jax.enable_x64(args[0].dtype == np.float64):
+        check(function, args, 2, 20)
+
+
+def kernels_with_tiles(function, args, target):
+    options = Options(target=target)
+    with jax.enable_x64(args[0].dtype == np.float64):
+        model = import_model(jax.jit(function), *args)
+    kernels = lower(run_passes(model, options), TARGETS[target], options).kernels
+    return [k for k in kernels if any(isinstance(s, Tile) for s in walk(k.body))]
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
+@pytest.mark.parametrize("name", [*OVERLAP, *APART])
+def test_no_row_is_read_beyond_its_end(name, target):
+    """Tiles and copies touch nothing outside their buffers, and rows that do not overlap are copied whole."""
+    function, args = (OVERLAP | APART)[name]
+    kernels = kernels_with_tiles(function, args, target)
+    assert kernels or name == "groups"
+    for kernel in kernels:
+        run_kernel(kernel, [np.zeros(b.shape, to_numpy(b.dtype)) for b in (*kernel.inputs, *kernel.outputs)])
+        copies = any(isinstance(s, Alloc) and s.buffer.space == "scratch" for s in walk(kernel.body))
+        assert copies or name not in APART
+
+
+@pytest.mark.parametrize(
+    ("function", "spec", "kernel", "sizes"),
+    [
+        (conv(2), "b, 13, 128", (3, 128, 64), ({"b": 1}, {"b": 5})),
+        (conv(1, 1), "b, h, 8, 256", (1, 3, 256, 64), ({"b": 1, "h": 4}, {"b": 2, "h": 3})),
+        (conv(2), "b, 2*w + 3, 128", (3, 128, 64), ({"b": 2, "w": 5}, {"b": 1, "w": 30})),
+    ],
+    ids=["batch", "batch-and-height", "batch-and-width"],
+)
+def test_symbolic_sizes(function, spec, kernel, sizes):
+    symbolic = jax.ShapeDtypeStruct(export.symbolic_shape(spec), jnp.float32)
+    exported = export.export(jax.jit(function))(symbolic, jax.ShapeDtypeStruct(kernel, jnp.float32))
+    module = aotc.load(aotc.compile(exported))
+    for size in sizes:
+        image = [eval(extent, dict(size)) for extent in spec.split(",")]
+        args = operands(image, kernel)
+        close(module.invoke("main", *args), jax.jit(function)(*args), 20)

@@ -1,0 +1,95 @@
+"""Movement, indexing, windows, sorting and random bits, beside ``jax.jit``."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.differential import LEVELS, check, integers, normal
+
+pytestmark = pytest.mark.cpu
+
+lax = jax.lax
+X = normal(4, 5, 6)
+
+
+def pool(operator, init, window, strides, padding):
+    return lambda x: lax.reduce_window(x, init, operator, window, strides, padding)
+
+
+def scattered(kind, **options):
+    return lambda x, i, u: getattr(x.at[i], kind)(u, **options)
+
+
+def max_pool(x):
+    return pool(lax.max, -jnp.inf, (1, 3, 2), (1, 2, 1), "SAME")(x)
+
+
+MOVEMENT = {
+    "transpose": (lambda x: (x.T, x.transpose(1, 0, 2), x.transpose(2, 0, 1) + 1, x.swapaxes(1, 2).copy()), [X]),
+    "reshape": (lambda x: (x.reshape(20, 6), x.reshape(-1) * 2, x.T.reshape(8, 15), x.reshape(2, 2, 5, 1, 6)), [X]),
+    "slice": (lambda x: (x[1:3], x[:, ::2], x[..., ::-1], x[3, 4, 5], x[::3, 1::2, 4:0:-2] + 1, x[2:2]), [X]),
+    "pad": (lambda x: (lax.pad(x, 1.5, [(1, 2, 0), (0, 0, 2), (-1, -2, 0)]), lax.pad(x, 0.0, [(-1, 3, 1)] * 3),
+                       lax.pad(x, 0.0, [(-2, -2, 0), (2, -1, 3), (0, 0, 0)]), jnp.pad(x, 2, mode="edge"),
+                       jnp.pad(x, 2, mode="reflect")), [X]),
+    "pad-all": (lambda x: lax.pad(x, 2.0, [(-2, -2, 0), (1, 1, 0), (0, 0, 0)]), [X]),
+    "pad-empty": (lambda x: lax.pad(x, 2.0, [(2, 1, 0), (1, 1, 0)]), [normal(0, 3)]),
+    "concatenate": (lambda x, y: (jnp.concatenate([x, y], 1), jnp.concatenate([x * 2, x, y[:, :1]], 1),
+                                  jnp.stack([x, x], 1), jnp.concatenate([x.T, x.T])), [X, normal(4, 2, 6)]),
+    "reverse": (lambda x: (x[::-1], jnp.flip(x), jnp.roll(x, 3, 1), jnp.rot90(x)), [X]),
+    "tile": (lambda x: (jnp.tile(x, (2, 1, 3)), jnp.repeat(x, 3, 1), jnp.broadcast_to(x[:1], (3, 5, 6))), [X]),
+    "diag": (lambda x: (jnp.diag(x[0, :, :5]), jnp.tril(x), jnp.triu(x, 1), jnp.trace(x), jnp.eye(4) + x[0, 0, 0]), [X]),  # noqa: E501
+    "bool-i8": (lambda x: (x > 0).T.astype(jnp.int8)[1:, ::2], [X]),
+    "split": (lambda x: tuple(p * n for n, p in enumerate(jnp.split(x, 3, -1))), [X]),
+    "take": (lambda x, i: (x[i], x[:, i % 5], jnp.take(x, i, 2, mode="clip"), jnp.take(x, i, 0, mode="fill"), x[i, i]),
+             [X, integers(7, low=-6, high=7)]),
+    "take-along": (lambda x, i: (jnp.take_along_axis(x, i, 1), jnp.take_along_axis(x, i, 2)),
+                   [X, integers(4, 5, 6, low=0, high=5)]),
+    "gather-nd": (lambda x, i: (x[i[:, 0], :, i[:, 1]], x[i[:, 0], i[:, 1], i[:, 2]]), [X, integers(7, 3, low=0, high=4)]),  # noqa: E501
+    "gather-u8": (lambda x, i: x[i] * 2, [X, integers(3, low=0, high=4, dtype="uint8")]),
+    "one-hot": (lambda i: (jax.nn.one_hot(i, 7), jax.nn.one_hot(i, 7) @ jnp.ones((7, 2))), [integers(9, low=-2, high=9)]),  # noqa: E501
+    "vmap-slice": (lambda x, i: jax.vmap(lambda a, k: lax.dynamic_slice(a, (k, 0), (2, 6)))(x, i),
+                   [X, integers(4, low=-3, high=8)]),
+    "dynamic-slice": (lambda x, i: (lax.dynamic_slice(x, (i[0], i[1], i[2]), (2, 3, 6)), lax.dynamic_index_in_dim(x, i[0])),  # noqa: E501
+                      [X, integers(3, low=-3, high=8)]),
+    "dynamic-update": (lambda x, u, i: (lax.dynamic_update_slice(x, u, (i[0], i[1], i[2])), x * 2,
+                                        lax.dynamic_update_slice(x * 3, u + 1, (i[2], i[1], i[0]))),
+                       [X, normal(2, 3, 4), integers(3, low=-3, high=8)]),
+    "update-whole": (lambda x, i: lax.dynamic_update_slice(x, x * 2, (i, i, i)), [X, np.int32(3)]),
+    **{f"scatter-{kind}": (scattered(kind), [X, integers(9, low=-4, high=7), normal(9, 5, 6, seed=2)])
+       for kind in ("add", "set", "max", "min", "mul")},
+    "gather-many-rows": (lambda x, i: (x[i] * 2, jnp.sin(x)[i], x[i[:7], :1]), [normal(300, 5), integers(3001, low=0, high=300)]),  # noqa: E501
+    **{f"scatter-wide-{kind}": (scattered(kind, mode="drop"), [normal(40, 3, 130), integers(50, low=-60, high=60),
+                                                               normal(50, 3, 130, seed=2)])
+       for kind in ("add", "max", "set")},
+    "scatter-drop": (scattered("add", mode="clip"), [X, integers(9, low=-9, high=12), normal(9, 5, 6, seed=2)]),
+    "scatter-nd": (lambda x, i, u: x.at[i[:, 0], :, i[:, 1]].add(u), [X, integers(7, 2, low=0, high=4), normal(7, 5)]),
+    "scatter-int": (lambda x, i: x.at[i].add(1), [np.zeros(8, "int32"), integers(50, low=0, high=9)]),
+    "scatter-apply": (lambda x, i: x.at[i].apply(jnp.sin), [X, integers(2, low=0, high=4)]),
+    "scatter-wide": (lambda x, i, u: x.at[i].add(u), [normal(6, 300), integers(9, low=0, high=6), normal(9, 300, seed=2)]),  # noqa: E501
+    "segment-sum": (lambda x, i: jax.ops.segment_sum(x, i, 4), [normal(12, 3), integers(12, low=0, high=4)]),
+    "take-grad": (lambda x, i: jax.grad(lambda t: (t[i] ** 2).sum())(x), [X, integers(7, low=0, high=4)]),
+    "max-pool": (lambda x: (max_pool(x), pool(lax.max, -jnp.inf, (2, 2, 2), (2, 2, 2), "VALID")(x)), [X]),
+    "avg-pool": (lambda x: pool(lax.add, 0.0, (1, 3, 3), (1, 2, 3), "SAME")(x) / 9, [X]),
+    "pool-dilated": (lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 2), (1, 1, 2), [(0, 0), (2, 1), (0, 3)],
+                                                 (1, 2, 1), (1, 2, 3)), [X]),
+    "pool-int": (lambda x: pool(lax.max, np.int32(-100), (2, 2), (1, 1), "VALID")(x), [integers(7, 8)]),
+    "avg-pool-grad": (jax.grad(lambda x: (pool(lax.add, 0.0, (1, 3, 3), (1, 2, 2), "SAME")(x) ** 2).sum()), [X]),
+    "max-pool-grad": (jax.grad(lambda x: (max_pool(x) ** 2).sum()), [X]),
+    "max-pool-grad-ties": (jax.grad(lambda x: (max_pool(x) * jnp.arange(6)).sum()), [np.ones((4, 5, 6), "float32")]),
+    "sort": (lambda x: (jnp.sort(x, 0), jnp.sort(x, 1), jnp.sort(x, -1), jnp.sort(x, descending=True)), [X]),
+    "sort-nan": (lambda x: jnp.sort(x), [np.array([3, np.nan, -0.0, 0.0, -np.inf, np.inf, 1, -2], "float32")]),
+    "argsort": (lambda x: (jnp.argsort(x, 0), jnp.argsort(x, -1), lax.sort((x, x + 1), num_keys=1)), [integers(6, 40)]),
+    "sort-long": (lambda x: (jnp.sort(x), jnp.argsort(x), jnp.median(x)), [normal(1500)]),
+    "top-k": (lambda x: (*lax.top_k(x, 3), *lax.top_k(x[0], 1)), [X]),
+    "top-k-ties": (lambda x: lax.top_k(x, 4), [integers(5, 20, low=0, high=3).astype("float32")]),
+    "random-bits": (lambda k: (jax.random.bits(k, (7,)), jax.random.normal(k, (5,)), jax.random.uniform(k, (3, 3)),
+                               jax.random.randint(k, (9,), 0, 50), jax.random.split(k)), [np.array([1, 2], "uint32")]),
+    "rng-bit-generator": (lambda k: lax.rng_bit_generator(k, (13,)), [np.array([1, 2, 3, 4], "uint32")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MOVEMENT)
+def test_movement(name, level):
+    function, args = MOVEMENT[name]
+    check(function, args, level, 4)

@@ -1,0 +1,95 @@
+"""Golden cases of the tensor-level passes: text in, text out, and the same values before and after.
+
+A case is ``tests/golden/passes/<pass>/<case>.txt``: a line that says what it shows,
+the module, ``====``, the module after the pass. A case named ``keeps_...`` must
+not change. ``--update`` rewrites the second part.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotc.ir.dims import evaluate, symbols
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
+from aotc.ir.tensor_run import interpret
+from aotc.ir.tensor_text import parse_module, print_module
+from aotc.ir.tensor_verify import verify
+from aotc.options import Options
+from aotc.pipeline import PASSES
+from aotc.vmfb.dtypes import kind_of, to_numpy
+
+pytestmark = pytest.mark.ir
+
+TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
+STEPS = {step.run.__name__: step.run for step in PASSES}
+GIVEN = {"specialize": {"b": (2, 3)}}
+FOLDER = Path(__file__).parents[1] / "golden" / "passes"
+CASES = sorted(FOLDER.glob("*/*.txt"))
+
+
+def inputs_of(module: Module, seed: int = 0) -> list[np.ndarray]:
+    """Return random arguments of ``main``; every symbolic dim is 3."""
+    rng = np.random.default_rng(seed)
+    arrays = []
+    for p in module.functions["main"].body.params:
+        shape = [evaluate(d, {s.name: 3 for s in symbols(d)}) for d in p.type.shape]
+        integer = kind_of(p.type.dtype) in "iub"
+        array = rng.integers(0, 2, shape) if integer else rng.normal(size=shape)
+        arrays.append(np.asarray(array).astype(to_numpy(p.type.dtype)))
+    return arrays
+
+
+def test_every_pass_has_cases():
+    assert {c.parent.name for c in CASES} == set(STEPS)
+    for name in STEPS:
+        assert sum(c.parent.name == name for c in CASES) >= 3, name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.parent.name}/{c.stem}")
+def test_golden(case, update):
+    head, before, after = _sections(case.read_text())
+    module = parse_module(before)
+    assert verify(module) == []
+    changed = STEPS[case.parent.name](module, Options(target=TARGET, specialize=GIVEN.get(case.parent.name, {})))
+    assert [f.message for f in verify(changed)] == []
+    arrays = inputs_of(module)
+    for x, y in zip(interpret(module, *arrays), interpret(changed, *arrays), strict=True):
+        scale = max(1.0, float(np.abs(x).max())) if x.size else 1.0
+        np.testing.assert_allclose(y, x, rtol=1e-6, atol=2e-6 * scale)
+    text = print_module(changed, locs=False)
+    assert (text == print_module(module, locs=False)) == case.stem.startswith("keeps_")
+    if update:
+        case.write_text(f"{head}{before}====\n{text}")
+    else:
+        assert text == after
+
+
+def _sections(text: str) -> tuple[str, str, str]:
+    head, rest = text.split("\n", 1)
+    before, after = rest.split("====\n")
+    return head + "\n", before, after
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_long_programs_take_little_time(name):
+    """3,000 ops in a chain: neither recursion nor quadratic time."""
+    t = TensorType("f32", (4, 4))
+    x, ops = Value("x", t), []
+    one = Op("constant", (), (Value("c", t),), {"value": np.ones((), np.float32)})
+    last = x
+    for n in range(1000):
+        a, b, c = (Value(f"v{3 * n + k}", t) for k in range(3))
+        ops += [
+            Op("transpose", (last,), (a,), {"perm": (1, 0)}),
+            Op("mul", (a, one.result), (b,)),
+            Op("sub", (b, x), (c,)),
+        ]
+        last = c
+    module = Module({"main": Function("main", Region((x,), (one, *ops), (last,)), public=True)})
+    begin = time.process_time()
+    STEPS[name](module, Options())
+    assert time.process_time() - begin < 1

@@ -1,0 +1,204 @@
+"""The instruction table and what reads it: documentation, text, verifier."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import tiny
+
+from aotc.vmfb import isa
+from aotc.vmfb.abi import COPY, GRAPH, WHILE, constant, parameter
+from aotc.vmfb.assembly import assemble, disassemble
+from aotc.vmfb.isa import ISA, Dt, Frame, Ins, Text, encode
+from aotc.vmfb.verify import Invalid, check_commands, check_program
+from aotc.vmfb.vm import decode, interpret
+
+pytestmark = pytest.mark.ir
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "bytecode.md"
+
+
+def test_the_document_is_the_table(update):
+    if update or os.environ.get("AOTC_UPDATE"):
+        DOCUMENT.write_text(isa.document())
+    assert DOCUMENT.read_text() == isa.document(), "run: python -m aotc.vmfb.isa > docs/bytecode.md"
+
+
+def test_every_instruction_is_documented_and_numbered_once():
+    assert all(row.run.__doc__ for row in ISA.values())
+    with pytest.raises(ValueError, match="twice"):
+        isa.instruction(0x01)(lambda vm: None)
+
+
+def _operand(kind):
+    if kind is Text:
+        return st.text(max_size=12)
+    if kind is Dt:
+        return st.sampled_from(["i1", "i32", "u8"])
+    if kind is Ins:
+        return st.lists(st.integers(0, 99), max_size=4)
+    return st.integers(-(1 << 63), (1 << 63) - 1) if kind is isa.Imm else st.integers(0, 99)
+
+
+_LINE = st.sampled_from(sorted(ISA)).flatmap(
+    lambda opcode: st.tuples(st.just(opcode), *map(_operand, ISA[opcode].kinds)).map(list)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_LINE, max_size=6))
+def test_text_reads_back(code):
+    text = disassemble(code)
+    assert assemble(text) == code
+    assert disassemble(assemble(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fly r0", "line 1: no instruction 'fly'"),
+        ("return\nadd r0, r1", "line 2: add has 3 operands, not 2"),
+        ("add r0, r1, 7", "expected rN, found 7"),
+        ("5: return", "this is instruction 0"),
+        ("load_scalar r0, slot0, r0, i64", "expected a dtype"),
+        ("submit cb0, r1", "expected a list of registers"),
+        ('assert_true r0, "open, []', "line 1"),
+    ],
+)
+def test_text_that_is_wrong(text, message):
+    with pytest.raises(ValueError, match=message):
+        assemble(text)
+
+
+def test_comments_and_blank_lines():
+    assert assemble('# start\n\nassert_true r0, "a # b", [] # check\nreturn') == [
+        encode("assert_true", 0, "a # b", []),
+        encode("return"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b", "expected"),
+    [
+        ("add", 7, -2, 5),
+        ("sub", 7, -2, 9),
+        ("mul", 7, -2, -14),
+        ("floordiv", 7, -2, -4),
+        ("mod", 7, -2, -1),
+        ("max", 7, -2, 7),
+        ("min", 7, -2, -2),
+        ("eq", 7, 7, 1),
+        ("ne", 7, 7, 0),
+        ("lt", -2, 7, 1),
+        ("le", 7, 7, 1),
+        ("and", 7, 0, 0),
+        ("or", 0, -2, 1),
+    ],
+)
+def test_integer_instructions(name, a, b, expected):
+    program = assemble(f"const r0, {a}\nconst r1, {b}\n{name} r2, r0, r1\nnot r3, r2\nreturn")
+    frame = Frame(4, [], None, "f", ())
+    interpret(decode(program), frame)
+    assert frame.registers[2:] == [expected, int(expected == 0)]
+
+
+def test_a_loop_in_bytecode():
+    program = assemble("const r1, 1\nconst r2, 10\nadd r0, r0, r1\nlt r3, r0, r2\nbranch_if r3, @2\nreturn")
+    frame = Frame(4, [], None, "f", ())
+    interpret(decode(program), frame)
+    assert frame.registers[0] == 10
+
+
+SIGNATURE = {"arguments": [{"dims": [3, "n"]}], "results": [{"dims": ["n"]}]}
+BUFFERS = [{"parameters": 1}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("const r4, 0", "Out 4 is not below 4"),
+        ("add r0, r9, r0", "In 9 is not below 4"),
+        ("dim r0, arg1, axis0", "Arg 1 is not below 1"),
+        ("dim r0, arg0, axis2", "Axis 2 is not below 2"),
+        ("result res1, [r0]", "Res 1"),
+        ("result res0, []", "result 0 has rank 1, not 0"),
+        ("submit cb1, []", "Cb 1"),
+        ("submit cb0, []", "has 1 parameters, not 0"),
+        ("submit cb0, [r7]", "In 7"),
+        ("branch @2", "Target 2 is not below 2"),
+        ("load_scalar r0, slot4, r0, %i64", "Slot 4 is not below 4"),
+        ("load_scalar r0, slot0, r0, %f32", "not an integer dtype"),
+        ("const r0, 9223372036854775808", "does not fit in 64 bits"),
+    ],
+)
+def test_the_verifier_refuses(line, message):
+    with pytest.raises(Invalid, match=message):
+        check_program(assemble(line + "\nreturn"), 4, SIGNATURE, BUFFERS)
+
+
+@pytest.mark.parametrize(
+    "code", [[], [[0x01, 0, 0]], [[0x7F], [0x42]], [[0x42, 1]], [["x"], [0x42]], [[True, 0, 0], [0x42]]]
+)
+def test_the_verifier_refuses_odd_programs(code):
+    with pytest.raises(Invalid):
+        check_program(code, 4, SIGNATURE, BUFFERS)
+
+
+def test_the_tiny_command_buffers_are_valid():
+    kernels = 0
+    for words, states, parameters in tiny.command_buffers():
+        kernels += len(check_commands(words, 4, 5, states, parameters))
+    assert kernels == 7
+
+
+def _valid():
+    first = tiny.dispatch(tiny.ADD, parameter(0), [tiny.place(0), tiny.place(1)], [constant(4)])
+    body = tiny.graph(first, tiny.copy(tiny.place(1), tiny.place(2), constant(8)))
+    return tiny.loop(tiny.graph(first), body, tiny.place(2)) + tiny.case(tiny.place(0), [], body)
+
+
+def test_no_changed_word_escapes_or_crashes():
+    """A changed word is refused, or is one of those that may have that value: large constants."""
+    words = _valid()
+    limits = (1, 3, 2, 1)
+    assert len(check_commands(words, *limits)) == 3
+    unread = {i for i in range(1, len(words)) if words[i - 1 : i + 2] == [COPY, 0, constant(1)]}  # a copy's kernel
+    for place in sorted(set(range(len(words))) - unread):
+        for value in (-1, 1 << 40, -(1 << 62)):
+            bad = [*words[:place], value, *words[place + 1 :]]
+            try:
+                check_commands(bad, *limits)
+            except Invalid:
+                continue
+            assert value > 0, f"word {place} = {value} was accepted"
+    for length in range(1, len(words)):
+        try:
+            check_commands(words[:length], *limits)
+        except Invalid:
+            continue
+        assert length == words[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([9, 2], "unknown node 9"),
+        ([GRAPH, 5, 0, 0, 2], "serial 2"),
+        ([GRAPH, 5, 0, 3, 0], "cells 3 to 3 of 2"),
+        ([WHILE, 6, 0, 1, 0, 0], "do not fill"),
+        ([GRAPH, 99, 0, 0, 0], "a node of 99 words"),
+    ],
+)
+def test_command_buffers_that_are_wrong(words, message):
+    with pytest.raises(Invalid, match=message):
+        check_commands(words, 1, 3, 2, 1)
+
+
+def test_a_cycle_is_refused():
+    words = np.array(tiny.graph(*[tiny.copy(tiny.place(0), tiny.place(1), constant(8))] * 2))
+    words[words[5] + 8] = 0
+    with pytest.raises(Invalid, match="command 0 is before command 0"):
+        check_commands(words.tolist(), 0, 2, 2, 0)
