@@ -174,7 +174,7 @@ def test_locations_name_the_users_line():
     module = import_model(jax.jit(lambda x: jnp.sin(x)), X)
     (op,) = [op for op in walk(module.functions["main"].body) if op.name == "sin"]
     assert "sin" in op.loc.name
-    assert "test_frontend.py" in op.loc.source
+    assert "test_importer.py" in op.loc.source
 
 
 def test_names_are_unique_in_a_function():

@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,72 +13,47 @@ from support import tiny
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-SHARED = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
+COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
+CONTRACTS = ("aotc.vmfb.abi", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.isa")
 
-# For each part of the house: what it may import besides the standard library and itself.
+# For each room of the house: what it may import besides the standard library and itself. A name of a folder stands for
+# all in it. The longest name that fits a module is its room.
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
-    "aotc.frontend": (
-        "numpy",
-        "scipy",
-        "ml_dtypes",
-        "jax",
-        "jaxlib",
-        "aotc.vmfb.dtypes",
-        "aotc.vmfb.float_formats",
-        "aotc.diagnostics",
-        "aotc.recursion_limit",
-    ),
-    "aotc.lowering": (
-        "numpy",
-        "ml_dtypes",
-        "aotc.frontend",
-        "aotc.vmfb.abi",
-        "aotc.vmfb.dtypes",
-        "aotc.vmfb.float_formats",
-        "aotc.vmfb.isa",
-        "aotc.vmfb.assembly",
-        *SHARED,
-    ),
+    "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
+    "aotc.frontend": ("numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", *COMMON, *CONTRACTS),
+    "aotc.lowering": (),
+    "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),
+    "aotc.lowering.passes": ("numpy", "ml_dtypes", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
+    "aotc.lowering.regions": ("numpy", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
+    "aotc.lowering.program": ("numpy", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
+    "aotc.lowering.lower": ("aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.custom_calls", *COMMON),
     "aotc.kernels": (
-        "numpy",
-        "ml_dtypes",
-        "msgpack",
-        "numba",
-        "llvmlite",
-        "aotc.lowering",
-        "aotc.ir.dims",
-        "aotc.vmfb.abi",
-        "aotc.vmfb.dtypes",
-        "aotc.vmfb.float_formats",
-        *SHARED,
+        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
     "aotc.options": (),
     "aotc.recursion_limit": (),
     "aotc.targets": ("aotc.diagnostics",),
-    "aotc.pipeline": ("aotc",),
+    "aotc.guard": ("aotc.diagnostics", "aotc.options", "aotc.ir"),
+    "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),
-    "aotc.tools.lint": ("aotc",),
-    "aotc.tools.check": ("numpy", "aotc"),
-    "aotc.tools.agreement": ("numpy", "ml_dtypes"),
-    "aotc.tools.user_calls": ("numpy", "aotc"),
-    "aotc.bundle_cache": ("aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.vmfb.custom_calls", *SHARED),
-    "aotc.weights": ("numpy", "aotc.lowering", "aotc.vmfb"),
+    "aotc.bundle_cache": ("aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.vmfb.custom_calls", *COMMON),
+    "aotc.pipeline": ("aotc",),
+    "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
     "cli": ("numpy", "typer", "rich", "aotc", "aotc_cli"),
-}
+}  # fmt: skip
 
-# Packages that only some modules of a part may import.
+# Packages that only some rooms may import.
 ONLY = {
-    "cuda": ("aotc.kernels.cuda.",),
-    "jax": ("aotc.frontend.",),
-    "jaxlib": ("aotc.frontend.",),
-    "numba": ("aotc.kernels.",),
-    "llvmlite": ("aotc.kernels.",),
+    "cuda": ("aotc.kernels.cuda",),
+    "jax": ("aotc.frontend",),
+    "jaxlib": ("aotc.frontend",),
+    "numba": ("aotc.kernels",),
+    "llvmlite": ("aotc.kernels",),
     "pickle": (),
 }
-KERNELS_SEE = ("aotc.lowering.loop_", "aotc.lowering.analysis.tiling")
 
 
 def modules():
@@ -88,6 +64,11 @@ def modules():
             yield name, ast.parse(path.read_text())
 
 
+def is_module(name):
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
 def imports(tree):
     """Names of all modules that a tree imports, also inside functions; those under TYPE_CHECKING count too."""
     for node in ast.walk(tree):
@@ -95,49 +76,71 @@ def imports(tree):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
-            yield node.module
-            if node.module.startswith("aotc"):
-                yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name.islower())
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if is_module(name) else node.module for name in inner)
 
 
-def part_of(name):
+def room_of(name):
     """Return the row of the table that a module belongs to."""
-    return next(part for part in MAY_IMPORT if name == part or name.startswith(part + "."))
+    return max((room for room in MAY_IMPORT if inside(name, room)), key=len)
 
 
-def within(name, prefixes):
-    """Is ``name`` one of ``prefixes``, inside of one, or a package around one?"""
-    return any(name == p or name.startswith(p + ".") or p.startswith(name + ".") for p in prefixes)
+def inside(name, room):
+    """Is ``name`` that room, or in it?"""
+    return name == room or name.startswith(room + ".")
 
 
 def test_imports_follow_the_arrows():
     wrong = []
     for name, tree in modules():
-        part = part_of(name)
-        allowed = (part, *MAY_IMPORT[part])
-        for found in imports(tree):
-            top = found.partition(".")[0]
-            if top in sys.stdlib_module_names and top not in ONLY:
-                continue
-            if not within(found, allowed) and not (top in ONLY and name.startswith(ONLY[top])):
-                wrong.append(f"{name} imports {found}")
+        room = room_of(name)
+        allowed = (room, *MAY_IMPORT[room])
+        for imported in imports(tree):
+            top = imported.partition(".")[0]
+            standard = top in sys.stdlib_module_names and top not in ONLY
+            lazy = room == "aotc.__init__" and inside(imported, "aotc")
+            if not standard and not lazy and not any(inside(imported, a) for a in allowed):
+                wrong.append(f"{name} imports {imported}")
     assert not wrong
 
 
 def test_packages_with_one_importer():
     for name, tree in modules():
-        for found in imports(tree):
-            top = found.partition(".")[0]
-            if top in ONLY:
-                assert name.startswith(ONLY[top]), f"{name} imports {found}"
+        for imported in imports(tree):
+            rooms = ONLY.get(imported.partition(".")[0])
+            assert rooms is None or any(inside(name, room) for room in rooms), f"{name} imports {imported}"
 
 
-def test_kernels_see_only_the_loop_ir():
-    for name, tree in modules():
-        if name.startswith("aotc.kernels"):
-            for found in imports(tree):
-                if found.startswith("aotc.lowering."):
-                    assert found.startswith(KERNELS_SEE), f"{name} imports {found}"
+def test_no_circle_of_imports():
+    """Among modules, imports inside functions counted; the package's own lazy names are not."""
+    trees = dict(modules())
+    del trees["aotc.__init__"]
+    graph = {name: {i for i in imports(tree) if inside(i, "aotc")} for name, tree in trees.items()}
+    done, circles = set(), []
+
+    def visit(name, path):
+        if name in path:
+            circles.append(" -> ".join([*path[path.index(name) :], name]))
+        elif name in graph and name not in done:
+            for imported in sorted(graph[name]):
+                visit(imported, [*path, name])
+            done.add(name)
+
+    for name in graph:
+        visit(name, [])
+    assert not circles
+
+
+def test_folders_are_small():
+    for folder in {p.parent for part in ("aotc", "cli", "tests") for p in (ROOT / part).rglob("*.py")}:
+        count = len(list(folder.glob("*.py")))
+        assert count <= 25, f"{folder.relative_to(ROOT)} has {count} files"
+
+
+def test_every_folder_is_packaged():
+    rows = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "aotc").rglob("*.py")}
+    assert sorted(rows) == sorted({*folders, "aotc_cli"})
 
 
 SEVERED = """

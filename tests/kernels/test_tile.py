@@ -10,13 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from llvmlite import ir
+from support.panels import pack_panels
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
-from aotc.kernels.cpu.pack import pack_panels
+from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tile import emit_tile
-from aotc.lowering.analysis.tiling import FORMS, best_tile, split_rows
+from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target, host_features
 from aotc.vmfb.dtypes import size_of, to_numpy
 

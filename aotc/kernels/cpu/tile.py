@@ -6,7 +6,7 @@ Accumulators stay in registers across all levels of ``k``. It is ``noinline`` an
 ``linkonce_odr`` under a name that is a digest of the shape: built once, called
 from every kernel of the bundle that needs it.
 
-Layouts of ``b`` (see :mod:`aotc.kernels.cpu.pack`); a *step* is one iteration of
+Layouts of ``b`` ; a *step* is one iteration of
 the innermost level, and its ``cols`` groups are contiguous:
 
 ====== ============ ==================================================== =========
@@ -41,7 +41,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
-from aotc.lowering.analysis.tiling import FORMS
+from aotc.ir.tile_forms import FORMS
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from aotc.ir.dims import Dim, Expr
+from aotc.ir.tile_forms import FORMS
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-
-class Form(NamedTuple):
-    """A kind of product: dtype of the result (and its accumulators), k in one step of the innermost level."""
-
-    out: str
-    group: int
-
-
-FORMS = {"f32": Form("f32", 1), "f64": Form("f64", 1), "bf16": Form("f32", 2), "i8": Form("i32", 4)}
 
 STREAM_ROWS = 4
 STREAM_VECTORS = {1: 8, 2: 8, 3: 4, 4: 4}

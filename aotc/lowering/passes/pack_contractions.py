@@ -22,7 +22,8 @@ import numpy as np
 
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
-from aotc.lowering.analysis.tiling import FORMS, best_tile
+from aotc.ir.tile_forms import FORMS
+from aotc.lowering.analysis.tiling import best_tile
 from aotc.options import Options
 from aotc.targets import Target, resolve
 from aotc.vmfb.dtypes import size_of, to_numpy

@@ -15,8 +15,9 @@ from aotc.ir.dims import Dim, minimum, product, static, substitute, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.analysis.tiling import FORMS, best_tile, split_rows
+from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.region import RegionBuilder, store_all
 from aotc.targets import Target

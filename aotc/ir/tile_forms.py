@@ -1,0 +1,15 @@
+"""The kinds of product that register tiles compute: what a ``Tile`` of the loop IR names as its form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Form(NamedTuple):
+    """A kind of product: dtype of the result (and its accumulators), k in one step of the innermost level."""
+
+    out: str
+    group: int
+
+
+FORMS = {"f32": Form("f32", 1), "f64": Form("f64", 1), "bf16": Form("f32", 2), "i8": Form("i32", 4)}
