@@ -6,7 +6,7 @@ Accumulators stay in registers across all levels of ``k``. It is ``noinline`` an
 ``linkonce_odr`` under a name that is a digest of the shape: built once, called
 from every kernel of the bundle that needs it.
 
-Layouts of ``b`` ; a *step* is one iteration of
+Layouts of ``b``; a *step* is one iteration of
 the innermost level, and its ``cols`` groups are contiguous:
 
 ====== ============ ==================================================== =========
