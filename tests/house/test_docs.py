@@ -1,5 +1,6 @@
 """Documents are true: the tour is what the compiler prints, and every file and option they name exists."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -18,6 +19,24 @@ def test_the_tour_is_what_the_compiler_prints(update):
     if update:
         path.write_text(text)
     assert path.read_text() == text, "run python docs/make_tour.py"
+
+
+def test_the_house_is_as_it_is_drawn(update):
+    house = runpy.run_path(str(ROOT / "docs" / "make_house.py"))
+    for path, contents in house["documents"]().items():
+        if update:
+            path.write_text(contents)
+        assert path.read_text() == contents, "run python docs/make_house.py"
+
+
+def test_a_calls_way_names_functions_that_exist():
+    house = runpy.run_path(str(ROOT / "docs" / "make_house.py"))
+    for file, name, _ in (*house["FIRST_CALL"], *house["LATER_CALLS"]):
+        scope = ast.parse((ROOT / file).read_text()).body
+        for part in name.split("."):
+            inner = [n for n in scope if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == part]
+            assert inner, f"{file} has no {name}"
+            scope = inner[0].body
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
