@@ -75,8 +75,12 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
         raise CompileError(refused)
     constants = Constants()
     public = {n: f for n, f in module.functions.items() if f.public}
-    buffered = {n: bufferize(f, module, kernels, constants, target.loop_flops) for n, f in public.items()}
-    names, unique = _deduplicate({k: v for b in buffered.values() for k, v in b.kernels.items()})
+    buffered: dict[str, Buffered] = {}
+    every: dict[str, Kernel] = {}
+    for name, function in public.items():
+        buffered[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
+        every |= buffered[name].kernels  # the loops of the next function that become kernels need other names
+    names, unique = _deduplicate(every)
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom)
     numbers = {k.name: n for n, k in enumerate(unique)}
     for name, b in buffered.items():
