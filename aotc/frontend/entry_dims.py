@@ -8,12 +8,38 @@ model are proven equal instead of compared at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import keyword
+import re
+from collections.abc import Collection, Iterable, Iterator
 
 from aotc.ir.dims import Call, Dim, Expr, Sym, substitute, sym, symbols
 from aotc.ir.tensor_ir import Requirement
 
 Shapes = list[tuple[Dim, ...]]
+
+# Names of our own (sizes without a name, sizes and values of arguments, sizes that are computed) and words of the
+# text of both IRs, which is read as Python.
+_OURS = (r"d\d+", r"size_\d+_\d+", r"arg\d+", r"arg\d+_\d+", r"value_\d+")
+_RESERVED = re.compile("|".join([*_OURS, "dim", "inf", "nan", *keyword.kwlist]))
+
+
+def symbols_of_labels(labels: Collection[str]) -> dict[str, Dim]:
+    """Return a symbol for each dim that the model names: of that name, if it is one and means nothing else to aotc.
+
+    Parameters
+    ----------
+    labels : collection of str
+        All of the model's names for dims: ``b`` stays; ``for`` and ``d0`` become ``for_dim`` and ``d0_dim``.
+    """
+    names: dict[str, str] = {}
+    for label in sorted(labels):
+        name = label
+        if not label.isidentifier() or _RESERVED.fullmatch(label):
+            name = re.sub(r"\W|^(?=\d)", "_", label) + "_dim"
+            while name in labels or name in names.values():
+                name += "_"
+        names[label] = name
+    return {label: sym(name) for label, name in names.items()}
 
 
 def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Shapes:

@@ -23,10 +23,21 @@ PLACEHOLDER = "aotc.placeholder"  # the custom call that stands for an op that w
 Leaves = tuple[Value, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A callee cloned for some argument types: its name, results and their shape values."""
+
+    name: str
+    results: tuple[Value, ...]
+    known: tuple[Known | None, ...]
+
+
 @dataclass(slots=True)
 class Session:
     """What the clones of one module share.
 
+    ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import
+    the ops of a block and a callee, for importers of ops that hold such.
     ``memo`` maps a callee with argument types and shape values to its clone, ``open``
     holds those being cloned;
     ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
@@ -43,8 +54,9 @@ class Session:
     """
 
     symbols: Mapping[str, Any]
+    import_block: Callable[[State, Any], list[Value]]
+    clone: Callable[[State, str, Sequence[Value]], Clone]
     path: str = ""
-    text_lines: Sequence[str] = ()
     dynamic: bool = False
     functions: dict[str, Function] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -68,9 +80,12 @@ class Session:
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""
-        count = self.names.get(name, 0)
-        self.names[name] = count + 1
-        return f"{name}.{count}" if count else name
+        fresh = name
+        while fresh in self.names:
+            fresh = f"{name}.{self.names[name]}"
+            self.names[name] += 1
+        self.names[fresh] = 1
+        return fresh
 
     def fresh_symbol(self) -> Dim:
         """Return a new dim symbol ``d0``, ``d1``...
@@ -108,7 +123,7 @@ class State:
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
         self.blocks: list[list[Op]] = [[]]
-        self.entry_dims: frozenset[str] | None = None  # the symbols of an entry's parameters; None in other functions
+        self.is_entry = False  # only an entry can compute the sizes of what it makes
         self.loc = Loc(session.path)
         self.count = 0
         self.by_element = 0  # how many open computations are done element by element, where branches are selected
@@ -232,7 +247,7 @@ class State:
 
     def _bind_elements(self, v: Value, what: str) -> Known:
         """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
-        if self.entry_dims is None or len(self.blocks) > 2:
+        if not self.is_entry or len(self.blocks) > 2:
             self.fail(
                 f"{what} depends on data inside a loop, a branch or a callee",
                 hint="compute the size in the entry function, outside of loops, and hand it on",
@@ -246,8 +261,6 @@ class State:
                 one = self.one("slice", [v], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
                 scalar = self.one("reshape", [one], {}, [TensorType(v.type.dtype)])
             name = f"value_{len(self.session.bound)}"
-            while name in self.entry_dims:
-                name += "_"
             self.session.bound.append(name)
             self.emit("bind_dim", [scalar], {"dim": sym(name)})
             names.append(sym(name))
@@ -307,7 +320,7 @@ class State:
     def region(self, block: Any, params: Sequence[Value]) -> Region:
         """Clone an MLIR block as a region with ``params`` for its arguments."""
         self.bind_values(block.arguments, params)
-        return self._collected(params, lambda: self.session.symbols["import_block"](self, block))
+        return self._collected(params, lambda: self.session.import_block(self, block))
 
     def built(self, types: Sequence[TensorType], make: Callable[[list[Value]], Sequence[Value]]) -> Region:
         """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns."""
@@ -344,9 +357,3 @@ class Poisoned(Exception):
 
 
 Importer = Callable[[State, Any], None]
-
-
-
-
-
-

@@ -88,7 +88,7 @@ def _ragged_all_to_all(state: State, op: Any) -> None:
 def _inlined(state: State, op: Any) -> None:
     block = op.regions[0].blocks[0]
     state.bind_values(block.arguments, state.operands(op))
-    state.bind(op, state.session.symbols["import_block"](state, block))
+    state.bind(op, state.session.import_block(state, block))
 
 
 def _hand_on(state: State, op: Any) -> None:

@@ -57,7 +57,7 @@ def _scan(state: State, op: Any) -> None:
         outputs, carried = rest[:stacked], rest[stacked:]
         place = state.one("sub", [state.one("sub", [limit, one]), at]) if reverse else at
         state.bind_values(block.arguments, [*(_row(state, x, place, dim) for x in inputs), *carried])
-        found = state.session.symbols["import_block"](state, block)
+        found = state.session.import_block(state, block)
         rows = [_put(state, into, row, place, dim) for into, row in zip(outputs, found[:stacked], strict=True)]
         return [state.one("add", [at, one]), *rows, *found[stacked:]]
 
