@@ -20,7 +20,8 @@ from aotc.frontend.mlir import fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.session import Clone, Poisoned, Session, State
-from aotc.ir.dims import Dim, is_static, product, static, substitute, sym, symbols
+from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
@@ -300,7 +301,7 @@ def _refuse(state: State, op: Any) -> None:
 def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
     loc = finding.loc if finding.loc.line or finding.loc.name else state.loc
     text = finding.snippet or op.get_asm(large_elements_limit=8).splitlines()[0][:160]
-    return Finding(finding.message, loc, text, finding.hint, finding.rule)
+    return Finding(finding.message, loc, text, finding.hint)
 
 
 def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:

@@ -14,7 +14,7 @@ from aotc.frontend.journal import Journal
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
-from aotc.ir.dims import Dim, Expr, bounds, sym, symbols
+from aotc.ir.dims import Dim, Expr, Sym, bounds, lone_atom, sym
 from aotc.ir.opset import OPS, SCALARS, RuleError
 from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 
@@ -290,8 +290,8 @@ class State:
     def assume(self, test: Value) -> None:
         """Learn from an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
         match self.session.tests.get(test):
-            case ("ge", (left,), (1,)) if name := lone_symbol(left):
-                self.session.positive[name] = sym(name, lo=1)
+            case ("ge", (left,), (1,)) if isinstance(atom := lone_atom(left), Sym):
+                self.session.positive[atom.name] = sym(atom.name, lo=1)
 
     def placeholder(self, op: ir.Operation) -> None:
         """Let results of the refused ``op`` be of their types and unknown, so that what reads them is judged too.
@@ -344,12 +344,6 @@ class State:
             return self.region(block, params)
         finally:
             self.by_element -= 1
-
-
-def lone_symbol(e: Dim) -> str:
-    """Return the name of the symbol that ``e`` is, or the empty string."""
-    found = [s.name for s in symbols(e)]
-    return found[0] if len(found) == 1 and e == sym(found[0]) else ""
 
 
 class Poisoned(Exception):

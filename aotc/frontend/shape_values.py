@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, substitute, sym
+from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of

@@ -8,7 +8,8 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding, InternalError
 from aotc.guard import internal_error
-from aotc.ir.dims import static, symbols
+from aotc.ir.dims import static
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Bind, Buffered, Check, Constants
 from aotc.ir.tensor_ir import Function, Module

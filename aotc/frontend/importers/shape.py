@@ -8,7 +8,8 @@ from typing import Any
 from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import DYNAMIC, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, product, symbols
+from aotc.ir.dims import Dim, product
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
 
 
