@@ -69,8 +69,8 @@ def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Itera
         names = {s.name for e in (left, right) for s in symbols(e)}
         if relation != "eq" or not names <= unknowns:  # a value of an argument is no shape
             continue
-        found = _solve(left, right, names) or {}
-        done = {**{k: substitute(v, found) for k, v in done.items()}, **found}
+        solution = _solve(left, right, names) or {}
+        done = {**{k: substitute(v, solution) for k, v in done.items()}, **solution}
         yield left, right
 
 

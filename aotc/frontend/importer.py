@@ -169,13 +169,13 @@ def _session(functions: Mapping[str, Any], path: str) -> Session:
 
 def _called_computations(module: ir.Module) -> set[str]:
     """Return the functions over scalars that custom calls name; they need not say that they are private."""
-    found: set[str] = set()
+    names: set[str] = set()
     stack = list(module.body.operations)
     while stack:
         op = stack.pop().operation
-        found |= {symbol.value for symbol in op.attributes.get("called_computations", ())}
+        names |= {symbol.value for symbol in op.attributes.get("called_computations", ())}
         stack += [inner for region in op.regions for block in region.blocks for inner in block.operations]
-    return found
+    return names
 
 
 def _is_private(function: Any) -> bool:
@@ -319,10 +319,10 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     return _usable(session.memo[key])
 
 
-def _usable(found: Clone | None) -> Clone:
-    if found is None:
+def _usable(clone: Clone | None) -> Clone:
+    if clone is None:
         raise Poisoned
-    return found
+    return clone
 
 
 def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:

@@ -98,21 +98,15 @@ class Session:
 
     def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
         """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
-        found = self.types.get(t)
-        if found is None:
+        pair = self.types.get(t)
+        if pair is None:
             q = quantization.quantization_of(t)
             if q is not None:
                 self.quantized = True
                 dtypes = {"storage": q.storage, "expressed": q.expressed}
-                found = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
-            self.types[t] = found = found or parts_of(t, self.path)
-        return found
-
-
-
-
-
-
+                pair = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
+            self.types[t] = pair = pair or parts_of(t, self.path)
+        return pair
 
 
 class State:
@@ -130,15 +124,15 @@ class State:
 
     def value(self, v: ir.Value) -> Value:
         """Return the clone of a tensor."""
-        (found,) = self.leaves(v)
-        return found
+        (leaf,) = self.leaves(v)
+        return leaf
 
     def leaves(self, v: ir.Value) -> Leaves:
         """Return the tensors of which an MLIR value is made."""
-        found = self.values[v]
-        if found is None:
+        tensors = self.values[v]
+        if tensors is None:
             raise Poisoned
-        return found
+        return tensors
 
     def operands(self, op: ir.Operation) -> list[Value]:
         """Return the tensors of an op's operands; those of a tuple in their order, none for a token."""
@@ -192,12 +186,12 @@ class State:
             operands = self._spread(operands)
         types = tuple(v.type for v in operands)
         try:
-            found = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
+            result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
         except RuleError as error:
             raise CompileError.at(self.loc, str(error)) from None
-        results = tuple(self.new_value(t) for t in found)
+        results = tuple(self.new_value(t) for t in result_types)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
-        if found and name in shape_values.FOLDED and shape_values.trackable(found[0]):
+        if result_types and name in shape_values.FOLDED and shape_values.trackable(result_types[0]):
             self._track(name, operands, types, attrs, results[0])
         return results
 
@@ -242,8 +236,8 @@ class State:
 
     def dims_of(self, v: Value, what: str) -> tuple[Dim, ...]:
         """Return the elements of a shape operand as dims."""
-        found = self.known.get(v)
-        return self._bind_elements(v, what) if found is None else found
+        elements = self.known.get(v)
+        return self._bind_elements(v, what) if elements is None else elements
 
     def _bind_elements(self, v: Value, what: str) -> Known:
         """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
@@ -274,9 +268,9 @@ class State:
             return
         if (low is not None and low > 0) or (relation == "eq" and high is not None and high < 0):
             self.fail(message.format(left, right))
-        found = (relation, left, right, message, (left, right))
-        if found not in self.session.requirements:
-            self.session.requirements.append(found)
+        requirement = (relation, left, right, message, (left, right))
+        if requirement not in self.session.requirements:
+            self.session.requirements.append(requirement)
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
         """Demand an asserted ``test`` of dims at every call; False if it is of something else or not always made."""

@@ -77,12 +77,12 @@ def _selected(state: State, op: Any, index: Value) -> list[Value]:
     """Compute all branches and keep, for each element, the one of its index; the last for an index beyond."""
     shape = index.type.shape
     branches = [state.session.import_block(state, r.blocks[0]) for r in op.regions]
-    found = [state.broadcast_scalar(v, shape) for v in branches[-1]]
+    selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
     for k in reversed(range(len(branches) - 1)):
         test = state.one("eq", [index, state.constant(np.int32(k), index.type)])
         chosen = [state.broadcast_scalar(v, shape) for v in branches[k]]
-        found = [state.one("select", [test, a, b]) for a, b in zip(chosen, found, strict=True)]
-    return found
+        selected = [state.one("select", [test, a, b]) for a, b in zip(chosen, selected, strict=True)]
+    return selected
 
 
 def _if(state: State, op: Any) -> None:
