@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import aotc
-from aotc.ir.dims import Expr, symbols
+from aotc.ir.dims import Expr
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.lowering.lower import Variant

@@ -44,7 +44,6 @@ class Finding:
     loc: Loc = UNKNOWN
     snippet: str = ""
     hint: str = ""
-    rule: str = ""
 
     def render(self) -> str:
         """Return the finding as it is shown: place, line with a caret, JAX's line, hint."""
@@ -56,8 +55,6 @@ class Finding:
             text.append("    ^")
         if self.loc.traced_by:
             text.append(f"  traced by: {self.loc.traced_by}")
-        if self.rule:
-            text.append(f"  breaks: StableHLO {self.rule}")
         if self.hint:
             text.append(f"  try: {self.hint}")
         return "\n".join(text)
@@ -78,9 +75,9 @@ class CompileError(Exception):
     LIMIT = 10
 
     @classmethod
-    def at(cls, loc: Loc, message: str, *, hint: str = "", snippet: str = "", rule: str = "") -> CompileError:
+    def at(cls, loc: Loc, message: str, *, hint: str = "", snippet: str = "") -> CompileError:
         """Return an error with a single finding."""
-        return cls([Finding(message, loc, snippet, hint, rule)])
+        return cls([Finding(message, loc, snippet, hint)])
 
     def __str__(self) -> str:
         shown = [f.render() for f in self.findings[: self.LIMIT]]

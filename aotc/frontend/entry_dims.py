@@ -8,12 +8,39 @@ model are proven equal instead of compared at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import keyword
+import re
+from collections.abc import Collection, Iterable, Iterator
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, substitute, sym, symbols
+from aotc.ir.dims import Call, Dim, Expr, Sym, lone_atom, sym
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Requirement
 
 Shapes = list[tuple[Dim, ...]]
+
+# Names of our own (sizes without a name, sizes and values of arguments, sizes that are computed) and words of the
+# text of both IRs, which is read as Python.
+_OURS = (r"d\d+", r"size_\d+_\d+", r"arg\d+", r"arg\d+_\d+", r"value_\d+")
+_RESERVED = re.compile("|".join([*_OURS, "dim", "inf", "nan", *keyword.kwlist]))
+
+
+def symbols_of_labels(labels: Collection[str]) -> dict[str, Dim]:
+    """Return a symbol for each dim that the model names: of that name, if it is one and means nothing else to aotc.
+
+    Parameters
+    ----------
+    labels : collection of str
+        All of the model's names for dims: ``b`` stays; ``for`` and ``d0`` become ``for_dim`` and ``d0_dim``.
+    """
+    names: dict[str, str] = {}
+    for label in sorted(labels):
+        name = label
+        if not label.isidentifier() or _RESERVED.fullmatch(label):
+            name = re.sub(r"\W|^(?=\d)", "_", label) + "_dim"
+            while name in labels or name in names.values():
+                name += "_"
+        names[label] = name
+    return {label: sym(name) for label, name in names.items()}
 
 
 def solve_entry_dims(requirements: Iterable[Requirement], shapes: Shapes) -> Shapes:
@@ -42,8 +69,8 @@ def _equations(requirements: Iterable[Requirement], unknowns: set[str]) -> Itera
         names = {s.name for e in (left, right) for s in symbols(e)}
         if relation != "eq" or not names <= unknowns:  # a value of an argument is no shape
             continue
-        found = _solve(left, right, names) or {}
-        done = {**{k: substitute(v, found) for k, v in done.items()}, **found}
+        solution = _solve(left, right, names) or {}
+        done = {**{k: substitute(v, solution) for k, v in done.items()}, **solution}
         yield left, right
 
 
@@ -53,12 +80,12 @@ def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
     if not isinstance(difference, Expr):
         return None
     if right == 0 and (multiple := _multiple(left)):
-        symbol, factor = multiple
-        return {symbol.name: factor * sym(symbol.name)} if symbol.name in names else None
+        divided, factor = multiple
+        return {divided.name: factor * sym(divided.name)} if divided.name in names else None
     for side, other in ((left, right), (right, left)):
-        lone = _lone(side)
-        if lone and lone.name in names and lone not in symbols(other):
-            return {lone.name: other}
+        symbol = lone_atom(side)
+        if isinstance(symbol, Sym) and symbol.name in names and symbol not in symbols(other):
+            return {symbol.name: other}
     for monomial, k in difference.terms:
         atom = monomial[0]
         if len(monomial) != 1 or not isinstance(atom, Sym) or abs(k) != 1 or atom.name not in names:
@@ -69,19 +96,10 @@ def _solve(left: Dim, right: Dim, names: set[str]) -> dict[str, Dim] | None:
     return None
 
 
-def _lone(e: Dim) -> Sym | None:
-    """Return the symbol that ``e`` is, or None."""
-    found = symbols(e)
-    return next((s for s in found if e == Expr(0, (((s,), 1),))), None) if len(found) == 1 else None
-
-
 def _multiple(e: Dim) -> tuple[Sym, int] | None:
     """Return ``(x, k)`` if ``e`` is ``x % k``."""
-    if not isinstance(e, Expr) or e.const or len(e.terms) != 1 or e.terms[0][1] != 1 or len(e.terms[0][0]) != 1:
+    call = lone_atom(e)
+    if not isinstance(call, Call) or call.fn != "%" or not isinstance(call.b, int):
         return None
-    call = e.terms[0][0][0]
-    if not isinstance(call, Call) or call.fn != "%" or not isinstance(call.b, int) or not isinstance(call.a, Expr):
-        return None
-    (atom, *more), k = call.a.terms[0]
-    plain = not call.a.const and len(call.a.terms) == 1 and not more and k == 1
-    return (atom, call.b) if plain and isinstance(atom, Sym) else None
+    symbol = lone_atom(call.a)
+    return (symbol, call.b) if isinstance(symbol, Sym) else None

@@ -69,11 +69,6 @@ def _is_key(value: Any) -> bool:
     return bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
-def _shape(aval: Any) -> tuple[Any, ...]:
-    """Return the shape of the array that the module takes for ``aval``."""
-    return jax.eval_shape(jax.random.key_data, aval).shape if _is_key(aval) else aval.shape
-
-
 def deserialize(data: bytes) -> jax.export.Exported | None:
     """Return the ``Exported`` in ``data``, or None if it is no such blob."""
     if importlib.util.find_spec("flatbuffers") is None:
@@ -92,9 +87,7 @@ def metadata(exported: jax.export.Exported) -> dict[str, Any]:
         "in_tree": tree_data(exported.in_tree),
         "out_tree": tree_data(exported.out_tree),
         "arg_names": [_path_name(path) for path, _ in paths],
-        "result_names": [],
         "kept": list(exported.module_kept_var_idx),
-        "dims": [[str(d) for d in _shape(a)] for a in exported.in_avals],
     }
 
 

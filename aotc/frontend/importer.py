@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
-from aotc.frontend.entry_dims import Shapes, solve_entry_dims
+from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.elementwise import SIZES_DIFFER
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
@@ -19,15 +19,16 @@ from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
-from aotc.frontend.session import Poisoned, Session, State
-from aotc.frontend.shape_values import Known
-from aotc.ir.dims import Dim, is_static, product, static, substitute, sym, symbols
+from aotc.frontend.session import Clone, Poisoned, Session, State
+from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
 MAX_SIZE_ELEMENTS = 8
 FRAMES_OF_A_CALL = 12
+_LABEL = "jax.global_constant"  # of an argument: the name of the dim that it is
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 _NOTHING_TO_TALK_TO = "a bundle runs alone; make the value an argument or a result of the function"
@@ -35,15 +36,6 @@ _REFUSED = {
     "stablehlo.send": _NOTHING_TO_TALK_TO, "stablehlo.recv": _NOTHING_TO_TALK_TO,
     "stablehlo.infeed": _NOTHING_TO_TALK_TO, "stablehlo.outfeed": _NOTHING_TO_TALK_TO,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Clone:
-    """A callee cloned for some argument types: its name, results and their shape values."""
-
-    name: str
-    results: tuple[Value, ...]
-    known: tuple[Known | None, ...]
 
 
 def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Module:
@@ -87,8 +79,8 @@ def import_module(
     public = [n for n, f in functions.items() if not _is_private(f) and n not in computations]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
-    names = Session({}, path)
-    dims = [_public_dims(names, functions[name]) for name in public]
+    first_session = _session(functions, path)
+    dims = [_public_dims(first_session, functions[name]) for name in public]
     session = _import_public(functions, public, dims, path, metadata or {}, journal)
     if session.dynamic and any(not is_static(shape) for shapes in dims for shape in shapes):
         first = [session.functions[name].attrs for name in public]
@@ -129,7 +121,7 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
 
 
 def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
-    """Return the entries' dims with JAX's own names (``jax.global_constant``) for their symbols.
+    """Return the entries' dims with JAX's own names for their symbols.
 
     ``entries`` are the dims that the assertions forced upon the plain unknowns of ``unknown``.
     """
@@ -137,17 +129,19 @@ def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functi
     names = {name: sym(name) for name in used}
     pairs = [p for old, new in zip(unknown, entries) for a, b in zip(old, new) for p in zip(a, b)]
     forced = {symbols(a).pop().name: substitute(b, names) for a, b in pairs if symbols(a)}
+    attributes = [a for f in functions.values() for a in dictionaries(f, "arg_attrs", 0)]
+    own = symbols_of_labels({a[_LABEL].value for a in attributes if _LABEL in a})
     labels: dict[str, Dim] = {}
     for callee, known in session.called:
-        for attributes, value in zip(dictionaries(functions[callee], "arg_attrs", len(known)), known):
-            label = attributes.get("jax.global_constant")
+        for argument, value in zip(dictionaries(functions[callee], "arg_attrs", len(known)), known):
+            label = argument.get(_LABEL)
             if label is None or not label.value or value is None or len(value) != 1:
                 continue
             size = substitute(value[0], forced)
             for symbol in sorted(s.name for s in symbols(size)):
                 rest = size - sym(symbol)
                 if not symbols(rest):  # size is symbol + rest and is called label
-                    labels.setdefault(symbol, sym(label.value) - rest)
+                    labels.setdefault(symbol, own[label.value] - rest)
     named = names | labels
     return [[tuple(substitute(d, named) for d in shape) for shape in shapes] for shapes in entries]
 
@@ -156,7 +150,7 @@ def _import_public(
     functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any],
     journal: Journal | None,
 ) -> Session:  # fmt: skip
-    session = Session({**functions, "import_block": import_block, "clone": clone}, path)
+    session = _session(functions, path)
     if journal is not None:
         journal.entries.clear()  # an earlier import of the same model, with other dims
         session.journal = journal
@@ -169,15 +163,19 @@ def _import_public(
     return session
 
 
+def _session(functions: Mapping[str, Any], path: str) -> Session:
+    return Session(functions, import_block, clone, path)
+
+
 def _called_computations(module: ir.Module) -> set[str]:
     """Return the functions over scalars that custom calls name; they need not say that they are private."""
-    found: set[str] = set()
+    names: set[str] = set()
     stack = list(module.body.operations)
     while stack:
         op = stack.pop().operation
-        found |= {symbol.value for symbol in op.attributes.get("called_computations", ())}
+        names |= {symbol.value for symbol in op.attributes.get("called_computations", ())}
         stack += [inner for region in op.regions for block in region.blocks for inner in block.operations]
-    return found
+    return names
 
 
 def _is_private(function: Any) -> bool:
@@ -205,7 +203,7 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     params = []
     for i, (leaf, shape) in enumerate(zip(_argument_types(function), shapes)):
         params.append(Value(f"arg{i}", TensorType(session.parts(leaf)[0], shape)))
-    state.entry_dims = frozenset(s.name for shape in shapes for d in shape for s in symbols(d))
+    state.is_entry = True
     session.sizes.clear()
     session.requirements.clear()
     session.assertions.clear()
@@ -303,7 +301,7 @@ def _refuse(state: State, op: Any) -> None:
 def _with_snippet(finding: Finding, state: State, op: Any) -> Finding:
     loc = finding.loc if finding.loc.line or finding.loc.name else state.loc
     text = finding.snippet or op.get_asm(large_elements_limit=8).splitlines()[0][:160]
-    return Finding(finding.message, loc, text, finding.hint, finding.rule)
+    return Finding(finding.message, loc, text, finding.hint)
 
 
 def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
@@ -321,10 +319,10 @@ def clone(state: State, callee: str, operands: Sequence[Value]) -> Clone:
     return _usable(session.memo[key])
 
 
-def _usable(found: Clone | None) -> Clone:
-    if found is None:
+def _usable(clone: Clone | None) -> Clone:
+    if clone is None:
         raise Poisoned
-    return found
+    return clone
 
 
 def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, key: Any) -> Clone | None:

@@ -167,21 +167,21 @@ def _upgrade(module: ir.Module) -> None:
 def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding]:
     text = "" if data[:4] == _BYTECODE_MAGIC else data if isinstance(data, str) else data.decode(errors="replace")
     lines = text.splitlines()
-    found = []
+    findings = []
     for diagnostic in error.error_diagnostics:
         place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
         line, column = (int(place[1]), int(place[2])) if place else (0, 0)
         snippet = lines[line - 1] if 0 < line <= len(lines) else ""
         hint = "" if text else f"{_EXPORT}; this file may be damaged"
-        found.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint))
-    return found or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
+        findings.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint))
+    return findings or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
 
 
 def _legalize(module: ir.Module, path: str) -> None:
     """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it."""
     from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 
-    wanted: set[str] = set()
+    pass_names: set[str] = set()
     stack = [module.operation]
     while stack:
         op = stack.pop()
@@ -192,11 +192,11 @@ def _legalize(module: ir.Module, path: str) -> None:
                     operation = rewrite_broadcasting(operation, path)
                 name = operation.name
                 if name not in IMPORTERS:
-                    wanted.update(_PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ()))
+                    pass_names.update(_PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ()))
                 if operation.regions:
                     stack.append(operation)
-    if wanted:
-        passes = ",".join(p for p in _PASS_ORDER if p in wanted)
+    if pass_names:
+        passes = ",".join(p for p in _PASS_ORDER if p in pass_names)
         try:
             PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
         except ir.MLIRError as error:

@@ -20,6 +20,7 @@ _DTYPE_NAMES = {
 
 DYNAMIC = ir.ShapedType.get_dynamic_size()
 
+
 def leaf_types(t: ir.Type) -> tuple[ir.Type, ...]:
     """Return the tensor types of which a value of type ``t`` is made.
 
@@ -66,4 +67,3 @@ def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
 def get_value(op: Any, name: str, default: Any) -> Any:
     """Return the Python value of a simple attribute, or ``default``."""
     return op.attributes[name].value if name in op.attributes else default
-

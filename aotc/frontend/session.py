@@ -14,7 +14,7 @@ from aotc.frontend.journal import Journal
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
-from aotc.ir.dims import Dim, Expr, bounds, sym, symbols
+from aotc.ir.dims import Dim, Expr, Sym, bounds, lone_atom, sym
 from aotc.ir.opset import OPS, SCALARS, RuleError
 from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 
@@ -23,10 +23,21 @@ PLACEHOLDER = "aotc.placeholder"  # the custom call that stands for an op that w
 Leaves = tuple[Value, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A callee cloned for some argument types: its name, results and their shape values."""
+
+    name: str
+    results: tuple[Value, ...]
+    known: tuple[Known | None, ...]
+
+
 @dataclass(slots=True)
 class Session:
     """What the clones of one module share.
 
+    ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import
+    the ops of a block and a callee, for importers of ops that hold such.
     ``memo`` maps a callee with argument types and shape values to its clone, ``open``
     holds those being cloned;
     ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
@@ -43,8 +54,9 @@ class Session:
     """
 
     symbols: Mapping[str, Any]
+    import_block: Callable[[State, Any], list[Value]]
+    clone: Callable[[State, str, Sequence[Value]], Clone]
     path: str = ""
-    text_lines: Sequence[str] = ()
     dynamic: bool = False
     functions: dict[str, Function] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict)
@@ -68,9 +80,12 @@ class Session:
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""
-        count = self.names.get(name, 0)
-        self.names[name] = count + 1
-        return f"{name}.{count}" if count else name
+        fresh = name
+        while fresh in self.names:
+            fresh = f"{name}.{self.names[name]}"
+            self.names[name] += 1
+        self.names[fresh] = 1
+        return fresh
 
     def fresh_symbol(self) -> Dim:
         """Return a new dim symbol ``d0``, ``d1``...
@@ -83,21 +98,15 @@ class Session:
 
     def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
         """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
-        found = self.types.get(t)
-        if found is None:
+        pair = self.types.get(t)
+        if pair is None:
             q = quantization.quantization_of(t)
             if q is not None:
                 self.quantized = True
                 dtypes = {"storage": q.storage, "expressed": q.expressed}
-                found = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
-            self.types[t] = found = found or parts_of(t, self.path)
-        return found
-
-
-
-
-
-
+                pair = dtypes.get(self.quantized_as, self.quantized_as), tuple(t.shape)
+            self.types[t] = pair = pair or parts_of(t, self.path)
+        return pair
 
 
 class State:
@@ -108,22 +117,22 @@ class State:
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
         self.blocks: list[list[Op]] = [[]]
-        self.entry_dims: frozenset[str] | None = None  # the symbols of an entry's parameters; None in other functions
+        self.is_entry = False  # only an entry can compute the sizes of what it makes
         self.loc = Loc(session.path)
         self.count = 0
         self.by_element = 0  # how many open computations are done element by element, where branches are selected
 
     def value(self, v: ir.Value) -> Value:
         """Return the clone of a tensor."""
-        (found,) = self.leaves(v)
-        return found
+        (leaf,) = self.leaves(v)
+        return leaf
 
     def leaves(self, v: ir.Value) -> Leaves:
         """Return the tensors of which an MLIR value is made."""
-        found = self.values[v]
-        if found is None:
+        tensors = self.values[v]
+        if tensors is None:
             raise Poisoned
-        return found
+        return tensors
 
     def operands(self, op: ir.Operation) -> list[Value]:
         """Return the tensors of an op's operands; those of a tuple in their order, none for a token."""
@@ -177,12 +186,12 @@ class State:
             operands = self._spread(operands)
         types = tuple(v.type for v in operands)
         try:
-            found = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
+            result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
         except RuleError as error:
             raise CompileError.at(self.loc, str(error)) from None
-        results = tuple(self.new_value(t) for t in found)
+        results = tuple(self.new_value(t) for t in result_types)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
-        if found and name in shape_values.FOLDED and shape_values.trackable(found[0]):
+        if result_types and name in shape_values.FOLDED and shape_values.trackable(result_types[0]):
             self._track(name, operands, types, attrs, results[0])
         return results
 
@@ -227,12 +236,12 @@ class State:
 
     def dims_of(self, v: Value, what: str) -> tuple[Dim, ...]:
         """Return the elements of a shape operand as dims."""
-        found = self.known.get(v)
-        return self._bind_elements(v, what) if found is None else found
+        elements = self.known.get(v)
+        return self._bind_elements(v, what) if elements is None else elements
 
     def _bind_elements(self, v: Value, what: str) -> Known:
         """Let new symbols stand for elements that are computed at run time; kernels after this read them as sizes."""
-        if self.entry_dims is None or len(self.blocks) > 2:
+        if not self.is_entry or len(self.blocks) > 2:
             self.fail(
                 f"{what} depends on data inside a loop, a branch or a callee",
                 hint="compute the size in the entry function, outside of loops, and hand it on",
@@ -246,8 +255,6 @@ class State:
                 one = self.one("slice", [v], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
                 scalar = self.one("reshape", [one], {}, [TensorType(v.type.dtype)])
             name = f"value_{len(self.session.bound)}"
-            while name in self.entry_dims:
-                name += "_"
             self.session.bound.append(name)
             self.emit("bind_dim", [scalar], {"dim": sym(name)})
             names.append(sym(name))
@@ -261,9 +268,9 @@ class State:
             return
         if (low is not None and low > 0) or (relation == "eq" and high is not None and high < 0):
             self.fail(message.format(left, right))
-        found = (relation, left, right, message, (left, right))
-        if found not in self.session.requirements:
-            self.session.requirements.append(found)
+        requirement = (relation, left, right, message, (left, right))
+        if requirement not in self.session.requirements:
+            self.session.requirements.append(requirement)
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
         """Demand an asserted ``test`` of dims at every call; False if it is of something else or not always made."""
@@ -277,8 +284,8 @@ class State:
     def assume(self, test: Value) -> None:
         """Learn from an asserted ``test``: from here on a symbol in ``b >= 1`` is positive."""
         match self.session.tests.get(test):
-            case ("ge", (left,), (1,)) if name := lone_symbol(left):
-                self.session.positive[name] = sym(name, lo=1)
+            case ("ge", (left,), (1,)) if isinstance(atom := lone_atom(left), Sym):
+                self.session.positive[atom.name] = sym(atom.name, lo=1)
 
     def placeholder(self, op: ir.Operation) -> None:
         """Let results of the refused ``op`` be of their types and unknown, so that what reads them is judged too.
@@ -307,7 +314,7 @@ class State:
     def region(self, block: Any, params: Sequence[Value]) -> Region:
         """Clone an MLIR block as a region with ``params`` for its arguments."""
         self.bind_values(block.arguments, params)
-        return self._collected(params, lambda: self.session.symbols["import_block"](self, block))
+        return self._collected(params, lambda: self.session.import_block(self, block))
 
     def built(self, types: Sequence[TensorType], make: Callable[[list[Value]], Sequence[Value]]) -> Region:
         """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns."""
@@ -333,20 +340,8 @@ class State:
             self.by_element -= 1
 
 
-def lone_symbol(e: Dim) -> str:
-    """Return the name of the symbol that ``e`` is, or the empty string."""
-    found = [s.name for s in symbols(e)]
-    return found[0] if len(found) == 1 and e == sym(found[0]) else ""
-
-
 class Poisoned(Exception):
     """An operand comes from an op that could not be imported; its error is recorded already."""
 
 
 Importer = Callable[[State, Any], None]
-
-
-
-
-
-

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, substitute, sym
+from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -141,15 +142,15 @@ def fold(
 ) -> Known | None:
     """Return the elements of the result as dims, or None if unknown.
 
-    ``positive`` maps symbols to stand-ins with the bounds that assertions gave them.
+    ``positive`` maps symbols to symbols of that name with the bounds that assertions gave them.
     """
     if not positive:
         values = _elements(name, operands, types, attrs, result)
     else:
         bounded = [tuple(substitute(v, positive) for v in known) for known in operands]
-        found = _elements(name, bounded, types, attrs, result)
+        sharper = _elements(name, bounded, types, attrs, result)
         plain = {n: sym(n) for n in positive}
-        values = found and [None if v is None else substitute(v, plain) for v in found]
+        values = sharper and [None if v is None else substitute(v, plain) for v in sharper]
     if values is None:
         return None
     fitting = [v for v in values if v is not None and _fits(v, result.dtype)]

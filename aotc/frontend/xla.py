@@ -57,9 +57,9 @@ def _refined(module: ir.Module, arrays: Sequence[np.ndarray]) -> bytes:
     main = next(op for op in module.body.operations if op.operation.attributes["sym_name"].value == "main")
     types = []
     for argument, array in zip(main.operation.regions[0].blocks[0].arguments, arrays, strict=True):
-        found = ir.RankedTensorType(argument.type)
-        shape = [n if size == DYNAMIC else size for size, n in zip(found.shape, array.shape, strict=True)]
-        types.append(str(ir.RankedTensorType.get(shape, found.element_type)))
+        tensor = ir.RankedTensorType(argument.type)
+        shape = [n if size == DYNAMIC else size for size, n in zip(tensor.shape, array.shape, strict=True)]
+        types.append(str(ir.RankedTensorType.get(shape, tensor.element_type)))
     passes = f"builtin.module(stablehlo-refine-arguments{{types={','.join(types)}}})"
     PassManager.parse(passes).run(module.operation)
     return jaxlib_mlir.refine_polymorphic_shapes(

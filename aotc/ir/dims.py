@@ -15,10 +15,12 @@ bound is what removes the divisions that reshapes bring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeAlias, Union
+
+from aotc.ir.dims_intervals import Interval, called, multiplied
 
 Dim: TypeAlias = Union[int, "Expr"]
 
@@ -195,14 +197,14 @@ def _product(a: Dim, b: Dim) -> Dim:
     return _make(terms.pop((), 0), terms)
 
 
-def bounds(e: Dim) -> tuple[int | None, int | None]:
+def bounds(e: Dim) -> Interval:
     """Return inclusive bounds of ``e`` (None: unknown on that side)."""
     if not isinstance(e, Expr):
         return int(e), int(e)
     lo: int | None = e.const
     hi: int | None = e.const
     for monomial, c in e.terms:
-        a, b = reduce(_mul_bounds, map(_atom_bounds, monomial))
+        a, b = reduce(multiplied, map(_atom_bounds, monomial))
         if c < 0:
             a, b = b, a
         lo = None if lo is None or a is None else lo + c * a
@@ -210,39 +212,11 @@ def bounds(e: Dim) -> tuple[int | None, int | None]:
     return lo, hi
 
 
-def _mul_bounds(x: tuple, y: tuple) -> tuple:
-    if x[0] is None or y[0] is None or x[0] < 0 or y[0] < 0:
-        if None in x or None in y:
-            return None, None
-        corners = [a * b for a in x for b in y]
-        return min(corners), max(corners)
-    return x[0] * y[0], (None if x[1] is None or y[1] is None else x[1] * y[1])
-
-
-def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
-    if isinstance(atom, Sym):
-        top = bounds(atom.extent)[1] if atom.extent is not None else None
-        return atom.lo, None if top is None else max(top - 1, atom.lo)
-    a, b = bounds(atom.a), bounds(atom.b)
-    match atom.fn:
-        case "//" if b[0] is not None and b[0] > 0 and a[0] is not None and a[0] >= 0:
-            return (0 if b[1] is None else a[0] // b[1]), (None if a[1] is None else a[1] // b[0])
-        case "//" if isinstance(atom.b, int) and atom.b > 0:
-            return (None if a[0] is None else a[0] // atom.b), (None if a[1] is None else a[1] // atom.b)
-        case "%" if b[0] is not None and b[0] > 0:
-            top = None if b[1] is None else b[1] - 1
-            if a[0] is not None and a[0] >= 0 and a[1] is not None:
-                top = a[1] if top is None else min(a[1], top)
-            return 0, top
-        case "max":
-            lows = [x for x in (a[0], b[0]) if x is not None]
-            highs = [x for x in (a[1], b[1]) if x is not None]
-            return (max(lows) if lows else None), (max(highs) if len(highs) == 2 else None)
-        case "min":
-            highs = [x for x in (a[1], b[1]) if x is not None]
-            lows = [x for x in (a[0], b[0]) if x is not None]
-            return (min(lows) if len(lows) == 2 else None), (min(highs) if highs else None)
-    return None, None
+def _atom_bounds(atom: Atom) -> Interval:
+    if isinstance(atom, Call):
+        return called(atom.fn, bounds(atom.a), bounds(atom.b))
+    top = bounds(atom.extent)[1] if atom.extent is not None else None
+    return atom.lo, None if top is None else max(top - 1, atom.lo)
 
 
 def _below(e: Dim, d: Dim) -> bool:
@@ -253,13 +227,19 @@ def _below(e: Dim, d: Dim) -> bool:
     low_d = bounds(d)[0]
     if hi is not None and low_d is not None and hi < low_d:
         return True
-    if isinstance(e, Expr) and not e.const and len(e.terms) == 1 and e.terms[0][1] == 1:
-        monomial = e.terms[0][0]
-        if len(monomial) == 1 and isinstance(monomial[0], Sym):
-            return monomial[0].extent == d
-        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].fn == "%":
-            return monomial[0].b == d
-    return False
+    atom = lone_atom(e)
+    if isinstance(atom, Sym):
+        return atom.extent == d
+    return atom is not None and atom.fn == "%" and atom.b == d
+
+
+def lone_atom(e: Dim) -> Atom | None:
+    """Return the atom that ``e`` is, or None."""
+    if isinstance(e, Expr) and not e.const and len(e.terms) == 1:
+        (monomial, k), = e.terms
+        if k == 1 and len(monomial) == 1:
+            return monomial[0]
+    return None
 
 
 def _divide_monomial(monomial: Monomial, by: Monomial) -> Monomial | None:
@@ -330,8 +310,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
             if aligned:
                 g, q, _ = aligned
                 return floordiv(q, b // g)
-            inner = a.terms[0][0][0] if not a.const and len(a.terms) == 1 and a.terms[0][1] == 1 else None
-            if isinstance(inner, Call) and len(a.terms[0][0]) == 1 and inner.fn == "//" and isinstance(inner.b, int):
+            inner = lone_atom(a)
+            if isinstance(inner, Call) and inner.fn == "//" and isinstance(inner.b, int):
                 return floordiv(inner.a, inner.b * b)
     elif _below(a, b):
         return 0
@@ -412,52 +392,3 @@ def static(e: Dim) -> int:
     if isinstance(e, Expr):
         raise TypeError(f"{e} is not a number")
     return int(e)
-
-
-def symbols(e: Dim) -> set[Sym]:
-    """Return the symbols that ``e`` mentions."""
-    found: set[Sym] = set()
-    stack: list[Dim] = [e]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Expr):
-            for monomial, _ in x.terms:
-                for atom in monomial:
-                    if isinstance(atom, Sym):
-                        found.add(atom)
-                    else:
-                        stack += [atom.a, atom.b]
-    return found
-
-
-def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
-    """Return ``e`` with symbols replaced by name."""
-    if not isinstance(e, Expr):
-        return e
-    if not any(s.name in values for s in symbols(e)):
-        return e
-    total: Dim = e.const
-    for monomial, c in e.terms:
-        total = total + product(_substitute_atom(a, values) for a in monomial) * c
-    return total
-
-
-def _substitute_atom(atom: Atom, values: Mapping[str, Dim]) -> Dim:
-    if isinstance(atom, Sym):
-        return values.get(atom.name, Expr(0, (((atom,), 1),)))
-    fn = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}[atom.fn]
-    return fn(substitute(atom.a, values), substitute(atom.b, values))
-
-
-def evaluate(e: Dim, values: Mapping[str, int]) -> int:
-    """Return the number that ``e`` has under ``values``.
-
-    Raises
-    ------
-    KeyError
-        If a symbol has no value.
-    """
-    result = substitute(e, values)
-    if isinstance(result, Expr):
-        raise KeyError(f"no value for {sorted(s.name for s in symbols(result))} in {e}")
-    return result

@@ -17,7 +17,8 @@ import math
 import struct
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, Sym, symbols
+from aotc.ir.dims import Dim, Sym
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,

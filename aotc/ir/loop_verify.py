@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import Dim, Expr, bounds, is_static, product, substitute, sym, symbols
+from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,

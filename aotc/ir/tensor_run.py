@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Dim, Expr, Sym, evaluate, substitute, symbols
+from aotc.ir.dims import Dim, Expr, Sym
+from aotc.ir.dims_symbols import evaluate, substitute, symbols
 from aotc.ir.opset import OPS
 from aotc.ir.opset.control import AssertionFailed, fill_message
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Requirement, TensorType, Value

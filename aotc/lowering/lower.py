@@ -8,7 +8,8 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding, InternalError
 from aotc.guard import internal_error
-from aotc.ir.dims import static, symbols
+from aotc.ir.dims import static
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Bind, Buffered, Check, Constants
 from aotc.ir.tensor_ir import Function, Module
@@ -75,8 +76,12 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
         raise CompileError(refused)
     constants = Constants()
     public = {n: f for n, f in module.functions.items() if f.public}
-    buffered = {n: bufferize(f, module, kernels, constants, target.loop_flops) for n, f in public.items()}
-    names, unique = _deduplicate({k: v for b in buffered.values() for k, v in b.kernels.items()})
+    buffered: dict[str, Buffered] = {}
+    every: dict[str, Kernel] = {}
+    for name, function in public.items():
+        buffered[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
+        every |= buffered[name].kernels  # the loops of the next function that become kernels need other names
+    names, unique = _deduplicate(every)
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom)
     numbers = {k.name: n for n, k in enumerate(unique)}
     for name, b in buffered.items():

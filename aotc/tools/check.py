@@ -23,7 +23,7 @@ from aotc.assemble import assemble
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import Raw
-from aotc.ir.dims import symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.ir.tensor_run import ArgumentError, Frame, Hooks, bind_arguments, interpret

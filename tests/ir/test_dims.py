@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotc.ir.dims import bounds, ceildiv, evaluate, floordiv, is_static, maximum, minimum, mod, substitute, sym, symbols
+from aotc.ir.dims import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, sym
+from aotc.ir.dims_symbols import evaluate, substitute, symbols
 
 pytestmark = pytest.mark.ir
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.ir.dims import evaluate, symbols
+from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_text import parse_module, print_module

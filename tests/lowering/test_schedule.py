@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotc.diagnostics import UNKNOWN
-from aotc.ir.dims import evaluate, static, sym
+from aotc.ir.dims import static, sym
+from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch, Storage
 from aotc.lowering.program.plan_memory import plan_memory

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aotc.ir.dims import evaluate
+from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.bundle import open_bundle

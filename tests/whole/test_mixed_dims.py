@@ -11,7 +11,8 @@ from support.mixed_dims import DIMS, PROGRAMS, SUBSETS
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.dims import evaluate, sym
+from aotc.ir.dims import sym
+from aotc.ir.dims_symbols import evaluate
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.ir.tensor_run import interpret
 from aotc.lowering.analysis.index_maps import forward

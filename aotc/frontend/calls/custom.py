@@ -14,7 +14,7 @@ from aotc.frontend.calls.lapack import LAPACK, data_operands
 from aotc.frontend.calls.tpu_linalg import TPU_LINALG
 from aotc.frontend.from_jax import REGISTER
 from aotc.frontend.importers.collective import COLLECTIVE_CALLS
-from aotc.frontend.importers.indexing import CUSTOM_INDEXING
+from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
 from aotc.frontend.mlir_types import get_value, integers
 from aotc.frontend.session import Importer, State
@@ -70,7 +70,7 @@ def _perturbed(state: State, op: Any) -> None:
 
 
 _CUSTOM: dict[str, Importer] = {
-    **CUSTOM_INDEXING,
+    **INDEXING_CALLS,
     **COLLECTIVE_CALLS,
     **LAPACK,
     **CUSOLVER,
@@ -121,11 +121,11 @@ def _result_types(state: State, op: Any) -> list[TensorType]:
 
 def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
     """Return pairs of a result and the operand whose values its memory starts with."""
-    found = []
+    aliases = []
     for attribute in op.attributes.get("output_operand_aliases", ()):
         alias = stablehlo.OutputOperandAlias(attribute)
-        found.append((next(iter(alias.output_tuple_indices), 0), alias.operand_index))
-    return tuple(found)
+        aliases.append((next(iter(alias.output_tuple_indices), 0), alias.operand_index))
+    return tuple(aliases)
 
 
 def _config(op: Any) -> Any:

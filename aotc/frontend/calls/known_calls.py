@@ -35,13 +35,13 @@ def _computation(state: State, op: Any) -> Region:
 
 def _first(state: State, values: Sequence[Value], dim: int, count: Dim) -> list[Value]:
     """Return the first ``count`` elements of each value along ``dim``."""
-    found = []
+    slices = []
     for v in values:
         shape = v.type.shape
         limit = tuple(count if d == dim else n for d, n in enumerate(shape))
         attrs = {"start": (0,) * len(shape), "limit": limit, "stride": (1,) * len(shape)}
-        found.append(v if limit == shape else state.one("slice", [v], attrs))
-    return found
+        slices.append(v if limit == shape else state.one("slice", [v], attrs))
+    return slices
 
 
 def _approximate_top_k(state: State, op: Any) -> None:
@@ -52,12 +52,12 @@ def _approximate_top_k(state: State, op: Any) -> None:
     values = operands[: len(operands) // 2]
     dim = _attribute(op, "reduction_dim") % values[0].type.rank
     size = state.session.parts(op.results[0].type)[1][dim]
-    kept: Dim = size
+    top: Dim = size
     if size == DYNAMIC:
-        kept = _attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
-        state.require("le", kept, values[0].type.shape[dim], "the largest {0} of {1} elements")
+        top = _attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
+        state.require("le", top, values[0].type.shape[dim], "the largest {0} of {1} elements")
     ordered = state.emit("sort", values, {"dim": dim, "stable": True}, (), [_computation(state, op)])
-    state.bind(op, _first(state, ordered, dim, kept))
+    state.bind(op, _first(state, ordered, dim, top))
 
 
 def _top_k(state: State, op: Any) -> None:
@@ -110,14 +110,14 @@ def _buffer(state: State, op: Any) -> None:
 
 def _hand_on(state: State, op: Any) -> None:
     """Keep the values that are results; orderings and annotations are gone."""
-    kept = state.operands(op)[: len(op.results)]
-    for v, result in zip(kept, op.results, strict=True):
+    operands = state.operands(op)[: len(op.results)]
+    for v, result in zip(operands, op.results, strict=True):
         whole = state.session.parts(result.type)[1]
         if any(n not in (DYNAMIC, d) for n, d in zip(whole, v.type.shape)):
             target = op.attributes["call_target_name"].value
             message = f"custom call @{target} takes shards: {v.type} of {result.type}: it needs several devices"
             state.fail(message, "export the function for one device")
-    state.bind(op, kept)
+    state.bind(op, operands)
 
 
 def _scalar(name: str) -> Callable[[State, Any], None]:

@@ -26,8 +26,8 @@ class Options(dict[str, Any]):
     """Options by name; one that is missing is the model's fault."""
 
     def __missing__(self, name: str) -> Any:
-        found = ", ".join(self) or "none"
-        raise CompileError.at(Loc(), f"a linear algebra call lacks the option {name!r}; it has {found}")
+        names = ", ".join(self) or "none"
+        raise CompileError.at(Loc(), f"a linear algebra call lacks the option {name!r}; it has {names}")
 
 
 def options_of(op: Any) -> Options:

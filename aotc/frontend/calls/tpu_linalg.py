@@ -26,8 +26,8 @@ def _swapped(state: State, x: Value) -> Value:
 def _call(state: State, routine: str, operands: list[Value], options: Mapping[str, Any]) -> list[Value]:
     """Call LAPACK, whose first operand and result are a matrix that is stored by columns."""
     first = _swapped(state, operands[0])
-    found = list(state.emit("lapack", [first, *operands[1:]], {"routine": routine, "options": dict(options)}))
-    return [_swapped(state, found[0]), *found[1:]]
+    results = list(state.emit("lapack", [first, *operands[1:]], {"routine": routine, "options": dict(options)}))
+    return [_swapped(state, results[0]), *results[1:]]
 
 
 def _qr(state: State, op: Any) -> None:

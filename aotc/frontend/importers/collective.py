@@ -77,8 +77,8 @@ def _identifier(name: str) -> Importer:
 
 def _ragged_all_to_all(state: State, op: Any) -> None:
     """A custom call with the groups in its configuration."""
-    found = (op.attributes.get(name) for name in ("mhlo.backend_config", "backend_config"))
-    config = next((a for a in found if isinstance(a, ir.DictAttr)), None)
+    configs = (op.attributes.get(name) for name in ("mhlo.backend_config", "backend_config"))
+    config = next((a for a in configs if isinstance(a, ir.DictAttr)), None)
     groups = _groups(state, op, config["replica_groups"]) if config is not None and "replica_groups" in config else ()
     channel = config["channel_id"].value if config is not None and "channel_id" in config else 0
     attrs = {"groups": groups, "channel": channel, "global_ids": True}
@@ -88,7 +88,7 @@ def _ragged_all_to_all(state: State, op: Any) -> None:
 def _inlined(state: State, op: Any) -> None:
     block = op.regions[0].blocks[0]
     state.bind_values(block.arguments, state.operands(op))
-    state.bind(op, state.session.symbols["import_block"](state, block))
+    state.bind(op, state.session.import_block(state, block))
 
 
 def _hand_on(state: State, op: Any) -> None:
@@ -114,7 +114,7 @@ _PLACEMENTS = (
     "sharded_to_unreduced", "sharding_constraint",
 )  # fmt: skip
 
-COLLECTIVES: dict[str, Importer] = {
+COLLECTIVE: dict[str, Importer] = {
     "stablehlo.all_gather": _collective("all_gather", {"all_gather_dim": "dim"}),
     "stablehlo.all_reduce": _collective("all_reduce", {}),
     "stablehlo.reduce_scatter": _collective("reduce_scatter", {"scatter_dimension": "dim"}),

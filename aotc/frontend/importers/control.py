@@ -43,13 +43,13 @@ def _masked_loop(state: State, op: Any, inits: Sequence[Value]) -> Sequence[Valu
 
     def going(params: Sequence[Value]) -> Value:
         state.bind_values(condition.arguments, params)
-        (test,) = state.session.symbols["import_block"](state, condition)
+        (test,) = state.session.import_block(state, condition)
         return state.broadcast_scalar(test, shape)
 
     def step(params: Sequence[Value]) -> list[Value]:
         test = going(params)
         state.bind_values(body.arguments, params)
-        after = state.session.symbols["import_block"](state, body)
+        after = state.session.import_block(state, body)
         return [
             state.one("select", [test, state.broadcast_scalar(new, shape), old])
             for new, old in zip(after, params, strict=True)
@@ -76,13 +76,13 @@ def _branch(state: State, op: Any, index: Value) -> None:
 def _selected(state: State, op: Any, index: Value) -> list[Value]:
     """Compute all branches and keep, for each element, the one of its index; the last for an index beyond."""
     shape = index.type.shape
-    branches = [state.session.symbols["import_block"](state, r.blocks[0]) for r in op.regions]
-    found = [state.broadcast_scalar(v, shape) for v in branches[-1]]
+    branches = [state.session.import_block(state, r.blocks[0]) for r in op.regions]
+    selected = [state.broadcast_scalar(v, shape) for v in branches[-1]]
     for k in reversed(range(len(branches) - 1)):
         test = state.one("eq", [index, state.constant(np.int32(k), index.type)])
         chosen = [state.broadcast_scalar(v, shape) for v in branches[k]]
-        found = [state.one("select", [test, a, b]) for a, b in zip(chosen, found, strict=True)]
-    return found
+        selected = [state.one("select", [test, a, b]) for a, b in zip(chosen, selected, strict=True)]
+    return selected
 
 
 def _if(state: State, op: Any) -> None:
@@ -98,7 +98,7 @@ def _call(state: State, op: Any) -> None:
 def call_function(state: State, op: Any, callee: str) -> None:
     """Emit a call of the clone of ``callee`` that fits the actual arguments."""
     operands = state.operands(op)
-    clone = state.session.symbols["clone"](state, callee, operands)
+    clone = state.session.clone(state, callee, operands)
     results = state.emit("call", operands, {"callee": clone.name}, [v.type for v in clone.results])
     state.known.update((r, k) for r, k in zip(results, clone.known) if k is not None)
     state.bind(op, results)

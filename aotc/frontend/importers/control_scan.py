@@ -57,9 +57,9 @@ def _scan(state: State, op: Any) -> None:
         outputs, carried = rest[:stacked], rest[stacked:]
         place = state.one("sub", [state.one("sub", [limit, one]), at]) if reverse else at
         state.bind_values(block.arguments, [*(_row(state, x, place, dim) for x in inputs), *carried])
-        found = state.session.symbols["import_block"](state, block)
-        rows = [_put(state, into, row, place, dim) for into, row in zip(outputs, found[:stacked], strict=True)]
-        return [state.one("add", [at, one]), *rows, *found[stacked:]]
+        results = state.session.import_block(state, block)
+        rows = [_put(state, into, row, place, dim) for into, row in zip(outputs, results[:stacked], strict=True)]
+        return [state.one("add", [at, one]), *rows, *results[stacked:]]
 
     start = [state.constant(np.int64(0), index)]
     for v in list(returned)[:stacked]:
@@ -68,8 +68,8 @@ def _scan(state: State, op: Any) -> None:
         start.append(state.constant(np.zeros((), to_numpy(row.dtype)), t))
     types = [v.type for v in (*start, *inits)]
     going = state.built(types, lambda held: [state.one("lt", [held[0], limit])])
-    found = state.emit("while", [*start, *inits], {}, (), [going, state.built(types, step)])
-    state.bind(op, found[1:])
+    outcome = state.emit("while", [*start, *inits], {}, (), [going, state.built(types, step)])
+    state.bind(op, outcome[1:])
 
 
-SCAN: dict[str, Importer] = {"chlo.scan": _scan}
+CONTROL_SCAN: dict[str, Importer] = {"chlo.scan": _scan}

@@ -35,19 +35,19 @@ def same_shapes(state: State, values: Sequence[Value], but: int = -1) -> list[Va
     that differ in form are reshaped to the first one's form.
     """
     first = values[0].type.shape
-    found = [values[0]]
+    alike = [values[0]]
     for v in values[1:]:
-        wanted = tuple(own if d == but else size for d, (own, size) in enumerate(zip(v.type.shape, first)))
-        found.append(with_shape(state, v, wanted) if len(v.type.shape) == len(first) else v)
-    return found
+        shape = tuple(own if d == but else size for d, (own, size) in enumerate(zip(v.type.shape, first)))
+        alike.append(with_shape(state, v, shape) if len(v.type.shape) == len(first) else v)
+    return alike
 
 
 def with_shape(state: State, v: Value, shape: Sequence[Any]) -> Value:
     """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven are required of the arguments."""
     if v.type.shape == tuple(shape):
         return v
-    for found, wanted in zip(v.type.shape, shape):
-        state.require("eq", found, wanted, f"{SIZES_DIFFER}: {found} is {{0}} but {wanted} is {{1}}")
+    for own, size in zip(v.type.shape, shape):
+        state.require("eq", own, size, f"{SIZES_DIFFER}: {own} is {{0}} but {size} is {{1}}")
     return state.one("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
 
 

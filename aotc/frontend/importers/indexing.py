@@ -117,4 +117,4 @@ INDEXING: dict[str, Importer] = {
     "stablehlo.sort": _sort,
     "chlo.top_k": _top_k,
 }
-CUSTOM_INDEXING: dict[str, Importer] = {"stablehlo.dynamic_top_k": _dynamic_top_k}
+INDEXING_CALLS: dict[str, Importer] = {"stablehlo.dynamic_top_k": _dynamic_top_k}

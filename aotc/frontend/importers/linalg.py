@@ -17,8 +17,8 @@ from aotc.vmfb.dtypes import kind_of
 def _precision(op: Any) -> str:
     if "precision_config" not in op.attributes:
         return "DEFAULT"
-    found = [stablehlo.PrecisionAttr(a).value for a in op.attributes["precision_config"]]
-    return max(found, key=("DEFAULT", "HIGH", "HIGHEST").index, default="DEFAULT")
+    precisions = [stablehlo.PrecisionAttr(a).value for a in op.attributes["precision_config"]]
+    return max(precisions, key=("DEFAULT", "HIGH", "HIGHEST").index, default="DEFAULT")
 
 
 def _dot_general(state: State, op: Any) -> None:
@@ -106,8 +106,8 @@ def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]
         state.bind(op, [state.one(name, operands, attrs)])
         return
     wide = [state.one("convert", [v], {}, [TensorType("f32", v.type.shape)]) for v in operands]
-    found = state.one(name, wide, attrs)
-    state.bind(op, [state.one("convert", [found], {}, [TensorType(own, found.type.shape)])])
+    result = state.one(name, wide, attrs)
+    state.bind(op, [state.one("convert", [result], {}, [TensorType(own, result.type.shape)])])
 
 
 def _cholesky(state: State, op: Any) -> None:

@@ -68,18 +68,18 @@ def _einsum(state: State, op: Any) -> None:
     if not arrow or len(texts) != len(operands):
         state.fail(f"einsum: {config!r} does not describe {len(operands)} operands and a result")
     parts = [_diagonal(state, v, _labels(state, text, v.type.rank)) for v, text in zip(operands, texts)]
-    wanted = _labels(state, output, len(state.session.parts(op.results[0].type)[1]))
+    order = _labels(state, output, len(state.session.parts(op.results[0].type)[1]))
     known = {label for _, labels in parts for label in labels}
-    if len(set(wanted)) != len(wanted) or not set(wanted) <= known:
+    if len(set(order)) != len(order) or not set(order) <= known:
         state.fail(f"einsum: each label of the result of {config!r} must occur once there, and in an operand")
-    others = [{*wanted, *(n for other in parts if other is not part for n in other[1])} for part in parts]
+    others = [{*order, *(n for other in parts if other is not part for n in other[1])} for part in parts]
     parts = [_without(state, *part, kept) for part, kept in zip(parts, others)]
     dtype = state.dtype(op.results[0].type)
-    found, labels = parts[0] if len(parts) == 1 else _product(state, parts[0], parts[1], wanted, dtype)
-    perm = tuple(map(labels.index, wanted))
-    found = found if perm == tuple(range(len(perm))) else state.one("transpose", [found], {"perm": perm})
-    same = found.type.dtype == dtype
-    state.bind(op, [found if same else state.one("convert", [found], {}, [TensorType(dtype, found.type.shape)])])
+    summed, labels = parts[0] if len(parts) == 1 else _product(state, parts[0], parts[1], order, dtype)
+    perm = tuple(map(labels.index, order))
+    summed = summed if perm == tuple(range(len(perm))) else state.one("transpose", [summed], {"perm": perm})
+    same = summed.type.dtype == dtype
+    state.bind(op, [summed if same else state.one("convert", [summed], {}, [TensorType(dtype, summed.type.shape)])])
 
 
-EINSUM: dict[str, Importer] = {"stablehlo.einsum": _einsum, "stablehlo.unary_einsum": _einsum}
+LINALG_EINSUM: dict[str, Importer] = {"stablehlo.einsum": _einsum, "stablehlo.unary_einsum": _einsum}

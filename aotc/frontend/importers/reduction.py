@@ -110,7 +110,7 @@ def _map(state: State, op: Any) -> None:
     state.bind_values(block.arguments, operands)
     state.by_element += 1
     try:
-        results: list[Value] = state.session.symbols["import_block"](state, block)
+        results: list[Value] = state.session.import_block(state, block)
     finally:
         state.by_element -= 1
     state.bind(op, [state.broadcast_scalar(v, shape) for v in results])

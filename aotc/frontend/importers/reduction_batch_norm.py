@@ -90,7 +90,7 @@ def _gradient(state: State, op: Any) -> None:
     state.bind(op, [d_x, d_scale, d_offset])
 
 
-LEGACY: dict[str, Importer] = {
+REDUCTION_BATCH_NORM: dict[str, Importer] = {
     "stablehlo.batch_norm_inference": _inference,
     "stablehlo.batch_norm_training": _training,
     "stablehlo.batch_norm_grad": _gradient,

@@ -8,7 +8,8 @@ from typing import Any
 from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import DYNAMIC, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, product, symbols
+from aotc.ir.dims import Dim, product
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
 
 
@@ -80,10 +81,10 @@ def _sizes_after(state: State, op: Any) -> tuple[Dim, ...] | None:
     So JAX slices at a place that depends on data with sizes that depend on shapes.
     """
     start, limit, stride = list(op.operands)[1:]
-    made = getattr(limit.owner, "opview", None)
-    if made is None or made.operation.name != "stablehlo.add" or not _all_ones(state, state.value(stride)):
+    maker = getattr(limit.owner, "opview", None)
+    if maker is None or maker.operation.name != "stablehlo.add" or not _all_ones(state, state.value(stride)):
         return None
-    others = [v for v in made.operation.operands if v != start]
+    others = [v for v in maker.operation.operands if v != start]
     sizes = state.value(others[0]) if len(others) == 1 else None
     return None if sizes is None else state.known.get(sizes)
 
@@ -114,11 +115,11 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
             state.require("le", size, extent, "a slice of {0} elements from {1}")
             state.require("le", 0, size, "a slice of {1} elements")
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
-        found = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
+        window = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
             attrs = {"start": (0,) * len(sizes), "limit": sizes, "stride": state.known[bounds[2]]}
-            found = state.one("slice", [found], attrs)
-        state.bind(op, [found])
+            window = state.one("slice", [window], attrs)
+        state.bind(op, [window])
         return
     attrs = {w: state.known[v] for v, w in zip(bounds, _BOUNDS)}
     state.bind(op, [state.one("slice", [x], attrs)])
@@ -159,9 +160,9 @@ def _get_dimension_size(state: State, op: Any) -> None:
 
 
 def _set_dimension_size(state: State, op: Any) -> None:
-    x, size = state.operands(op)
-    wanted = state.dims_of(size, "the size of set_dimension_size")[0]
-    if wanted != x.type.shape[op.attributes["dimension"].value]:
+    x, operand = state.operands(op)
+    size = state.dims_of(operand, "the size of set_dimension_size")[0]
+    if size != x.type.shape[op.attributes["dimension"].value]:
         state.fail("set_dimension_size to another size is not supported")
     state.bind(op, [x])
 

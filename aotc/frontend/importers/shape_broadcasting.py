@@ -84,4 +84,4 @@ def _spread(state: State, v: Value, dims: tuple[int, ...], shape: tuple[Dim, ...
     return state.one("broadcast", [v], {"dims": dims}, [TensorType(v.type.dtype, shape)])
 
 
-BROADCASTING: dict[str, Importer] = {_TOGETHER: _together}
+SHAPE_BROADCASTING: dict[str, Importer] = {_TOGETHER: _together}

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from aotc.frontend.importers.collective import COLLECTIVES
+from aotc.frontend.importers.collective import COLLECTIVE
 from aotc.frontend.importers.control import CONTROL
-from aotc.frontend.importers.control_scan import SCAN
+from aotc.frontend.importers.control_scan import CONTROL_SCAN
 from aotc.frontend.importers.elementwise import ELEMENTWISE
 from aotc.frontend.importers.indexing import INDEXING
 from aotc.frontend.importers.linalg import LINALG
-from aotc.frontend.importers.linalg_einsum import EINSUM
+from aotc.frontend.importers.linalg_einsum import LINALG_EINSUM
 from aotc.frontend.importers.random import RANDOM
 from aotc.frontend.importers.reduction import REDUCTION
-from aotc.frontend.importers.reduction_batch_norm import LEGACY
+from aotc.frontend.importers.reduction_batch_norm import REDUCTION_BATCH_NORM
 from aotc.frontend.importers.shape import SHAPE
-from aotc.frontend.importers.shape_broadcasting import BROADCASTING
+from aotc.frontend.importers.shape_broadcasting import SHAPE_BROADCASTING
 from aotc.frontend.quantized.importer import QUANTIZED
 from aotc.frontend.session import Importer
 from aotc.ir.opset.spec import merge
 
 IMPORTERS: dict[str, Importer] = merge(
-    ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTROL, COLLECTIVES, RANDOM, LEGACY, EINSUM, SCAN, BROADCASTING,
-    QUANTIZED,
+    ELEMENTWISE, SHAPE, SHAPE_BROADCASTING, INDEXING, REDUCTION, REDUCTION_BATCH_NORM, LINALG, LINALG_EINSUM,
+    CONTROL, CONTROL_SCAN, COLLECTIVE, RANDOM, QUANTIZED,
 )

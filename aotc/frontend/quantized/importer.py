@@ -82,17 +82,17 @@ def _change_form(state: State, op: Any) -> None:
 
 
 def _moves_integers(op: Any) -> bool:
-    found = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
-    return all(q.same_numbers(found[0]) for q in found)
+    quantizations = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
+    return all(q.same_numbers(quantizations[0]) for q in quantizations)
 
 
 def _check_regions(state: State, op: Any) -> None:
     """The integers go into the region as they are: its parameters must mean the same by them."""
-    found = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
+    quantizations = [q for v in (*op.operands, *op.results) if (q := quantization_of(v.type))]
     inner = [a for r in op.regions for block in r.blocks for a in block.arguments]
-    found += [q for a in inner if (q := quantization_of(a.type))]
+    quantizations += [q for a in inner if (q := quantization_of(a.type))]
     plain = any(quantization_of(a.type) is None and "f" in str(a.type) for a in inner)
-    if plain or any(not q.same_numbers(found[0]) for q in found):
+    if plain or any(not q.same_numbers(quantizations[0]) for q in quantizations):
         state.fail(
             f"{op.name}: its operands, results and computation are quantized differently",
             hint="bring all to one type with stablehlo.uniform_quantize first",

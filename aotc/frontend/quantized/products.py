@@ -78,8 +78,8 @@ def _places(plain: Op) -> dict[int, int]:
     a, rank = plain.attrs, plain.result.type.rank
     if plain.name == "convolution":
         return {a["kernel_output"]: a["output_feature"]}
-    kept = set(range(plain.operands[1].type.rank)) - set(a["rhs_contract"])
-    free = sorted(kept - set(a["rhs_batch"]))
+    dims_left = set(range(plain.operands[1].type.rank)) - set(a["rhs_contract"])
+    free = sorted(dims_left - set(a["rhs_batch"]))
     return dict(zip(a["rhs_batch"], range(rank))) | dict(zip(free, range(rank - len(free), rank)))
 
 

@@ -63,20 +63,20 @@ def parse_quantization(text: str) -> Quantization:
     CompileError
         If it is not ``!quant.uniform`` per tensor or per axis, or its integers are of no dtype that aotc has.
     """
-    found = _TYPE.fullmatch(text)
-    if found is None:
+    match = _TYPE.fullmatch(text)
+    if match is None:
         raise CompileError.at(
             Loc(), f"element type {text} is not supported",
             hint="quantize uniformly, with one scale for a tensor or one for each index of a dim",
         )  # fmt: skip
-    storage, expressed = found["storage"], found["expressed"]
+    storage, expressed = match["storage"], match["expressed"]
     if storage not in DTYPES or expressed not in DTYPES:
         raise CompileError.at(Loc(), f"element type {text} is not supported", hint="store it in i2, i4, i8, i16 or i32")
     low, high = (int(v) for v in limits(storage))
-    if found["low"]:
-        low, high = int(found["low"]), int(found["high"])
-    pairs = [p.strip().partition(":") for p in found["pairs"].strip("{}").split(",")]
-    axis = None if found["axis"] is None else int(found["axis"])
+    if match["low"]:
+        low, high = int(match["low"]), int(match["high"])
+    pairs = [p.strip().partition(":") for p in match["pairs"].strip("{}").split(",")]
+    axis = None if match["axis"] is None else int(match["axis"])
     scales = tuple(float(scale) for scale, _, _ in pairs)
     zeros = tuple(int(zero or 0) for _, _, zero in pairs)
     return Quantization(storage, expressed, low, high, axis, scales, zeros)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, substitute, symbols
+from aotc.ir.dims import Call, Dim, Expr, Sym, bounds
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.kernels.llvm_types import I64
 
 _NO_WRAP = ("nsw",)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aotc.ir.dims import Dim, Expr, sym, symbols
+from aotc.ir.dims import Dim, Expr, sym
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset.elementwise import SCALARS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, forward

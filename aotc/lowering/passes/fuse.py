@@ -46,7 +46,7 @@ def fuse(module: Module, options: Options) -> Module:
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
-        body = _Fuser(options.opt_level, outlined, {}).region(function.body)
+        body = _Fuser(options.opt_level, module.functions, outlined, {}).region(function.body)
         changed[function.name] = replace(function, body=body)
     return Module({**changed, **outlined}, module.name)
 
@@ -79,8 +79,10 @@ def _reads_inline(op: Op) -> bool:
 class _Fuser:
     """The state of fusing one region."""
 
-    def __init__(self, level: int, outlined: dict[str, Function], outer: Mapping[Value, Op]) -> None:
-        self.level, self.outlined = level, outlined
+    def __init__(
+        self, level: int, functions: Mapping[str, Function], outlined: dict[str, Function], outer: Mapping[Value, Op]
+    ) -> None:
+        self.level, self.functions, self.outlined = level, functions, outlined
         self.makers: dict[Value, Op] = dict(outer)
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
@@ -105,11 +107,12 @@ class _Fuser:
                 moves[op.result] = count
         if self.level >= 2:
             self._absorb()
-        outliner = Outliner(self.groups, self.group_of, self.makers, self.outer, self.outlined, self._inner)
+        outer, taken = self.outer, self.functions
+        outliner = Outliner(self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner)
         return outliner.region(region)
 
     def _inner(self, region: Region) -> Region:
-        return _Fuser(self.level, self.outlined, self.makers).region(region)
+        return _Fuser(self.level, self.functions, self.outlined, self.makers).region(region)
 
     def _stages(self, region: Region) -> Region:
         makers = dict(self.makers)
@@ -119,7 +122,8 @@ class _Fuser:
             part, rest = region.ops[begin:end], region.ops[end:]
             later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
             kept = tuple(v for op in part for v in op.results if v in later)
-            ops += _Fuser(self.level, self.outlined, makers).region(Region(region.params, part, kept)).ops
+            fuser = _Fuser(self.level, self.functions, self.outlined, makers)
+            ops += fuser.region(Region(region.params, part, kept)).ops
             ops += rest[:1]
             makers.update((v, op) for op in part for v in op.results)
             begin = end + 1

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, Expr, substitute, symbols
+from aotc.ir.dims import Dim, Expr
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.lowering.passes.rewrite import Names, map_attribute
 from aotc.options import Options

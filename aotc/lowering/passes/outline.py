@@ -43,6 +43,8 @@ class Outliner:
         The op that makes each value, in this region and those around it.
     outer : frozenset of Op
         The ops of the regions around this one.
+    functions : dict of str to Function
+        The functions of the module, whose names are taken.
     outlined : dict of str to Function
         Where the functions go.
     fuse_region : callable
@@ -53,6 +55,7 @@ class Outliner:
     group_of: Mapping[Op, Group]
     makers: Mapping[Value, Op]
     outer: frozenset[Op]
+    functions: Mapping[str, Function]
     outlined: dict[str, Function]
     fuse_region: Callable[[Region], Region]
     _read_outside: set[Value] = field(default_factory=set, init=False)
@@ -134,7 +137,7 @@ class Outliner:
             return first
         inputs = self._external(group)
         name = f"k{len(self.outlined)}_{_label(group)}"
-        while name in self.outlined:
+        while name in self.outlined or name in self.functions:
             name += "_"
         results = first.results if group.kind in ("single", "update") else tuple(outputs)
         ops = self._body(group, set(inputs))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering.analysis.fixed_dims import fixed_dims
 from aotc.lowering.passes.substitute_dims import with_dims

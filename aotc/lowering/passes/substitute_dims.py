@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aotc.ir.dims import Dim, Expr, substitute, sym, symbols
+from aotc.ir.dims import Dim, Expr, sym
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
 from aotc.lowering.passes.rewrite import map_attribute
 

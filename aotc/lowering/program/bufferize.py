@@ -326,6 +326,8 @@ class _Bufferizer:
     def _loop_kernel(self, op: Op) -> Launch:
         name = f"k{len(self.kernels)}_loop_{op.results[0].name if op.results else len(self.used)}"
         name = "".join(c if c.isalnum() else "_" for c in name)
+        while name in self.kernels or name in self.used:
+            name += "_"
         kernel, reads = loop_kernel(op, name, self.functions, self.kernels)
         for r in op.regions:
             stack = [r]

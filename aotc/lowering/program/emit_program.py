@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims import Call, Dim, Expr, Sym, sym, symbols
+from aotc.ir.dims import Call, Dim, Expr, Sym, sym
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.program_ir import Bind, Check, Storage
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.program.schedule import CommandBuffer

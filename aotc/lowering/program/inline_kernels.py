@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aotc.ir.dims import Dim, Expr, Sym, substitute, sym, symbols
+from aotc.ir.dims import Dim, Expr, Sym, sym
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, Expr, evaluate, sym, symbols
+from aotc.ir.dims import Dim, Expr, sym
+from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
 from aotc.lowering.program.dependences import Memory
 from aotc.vmfb.abi import CASE, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, minimum, product, static, substitute, sym
+from aotc.ir.dims import Dim, minimum, product, static, sym
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op, Value

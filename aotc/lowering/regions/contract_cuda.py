@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aotc.ir.dims import Dim, minimum, product, substitute, sym
+from aotc.ir.dims import Dim, minimum, product, sym
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Op, Value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aotc.ir.dims import Dim, product, static, substitute
+from aotc.ir.dims import Dim, product, static
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.index_maps import Index

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aotc.ir.dims import Dim, product, substitute, sym
+from aotc.ir.dims import Dim, product, sym
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from aotc.ir.dims import Dim, product, substitute, symbols
+from aotc.ir.dims import Dim, product
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import Anchors
