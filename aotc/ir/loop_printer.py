@@ -38,10 +38,10 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
-from aotc.ir.loop_types import INFIX, loop_symbol, natural_dtype
+from aotc.ir.loop_types import INFIX, LOOPS, loop_symbol, natural_dtype
 
 _ASSIGN = {"": "=", "add": "+=", "mul": "*="}
-_LOOP = {"serial": "range"}
+_LOOP = {kind: word for word, kind in LOOPS.items()}
 _NAN = struct.pack("<d", math.nan)
 
 
@@ -190,7 +190,7 @@ class _Printer:
         else:
             self.scopes[stmt.var] = hidden
         arguments += filter(None, [scope.range_text()])
-        kind = _LOOP.get(stmt.kind, stmt.kind)
+        kind = _LOOP[stmt.kind]
         self.lines[line] = f"{indent}for {stmt.var} in {kind}({', '.join(arguments)}):"
 
     def tile(self, t: Tile) -> str:

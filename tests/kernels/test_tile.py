@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 import ml_dtypes
@@ -42,7 +42,6 @@ class Context:
     target: Target
     pointers: dict[str, ir.Value]
     values: dict[str, ir.Value]
-    module_functions: dict[str, ir.Function] = field(default_factory=dict)
 
     def index(self, dim: Dim) -> ir.Value:
         if isinstance(dim, int):

@@ -61,7 +61,6 @@ class TileContext(Protocol):
 
     builder: ir.IRBuilder
     target: Target
-    module_functions: dict[str, ir.Function]
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
         """Return the pointer to element ``flat`` of ``buffer``."""
@@ -74,7 +73,8 @@ class TileContext(Protocol):
 class Shape:
     """All that is constant in a tile; None is a value given at run time.
 
-    Strides and ``prefetch`` are in bytes; ``levels`` are (extent, a step, b step).
+    Strides and ``prefetch`` (how far ahead of each row of ``b``; 0: not at all) are in bytes; ``levels`` are (extent,
+    a step, b step).
     """
 
     form: str
@@ -87,7 +87,7 @@ class Shape:
     out_row: int | None
     levels: tuple[tuple[int | None, int | None, int | None], ...]
     accumulate: bool
-    prefetch: int | None
+    prefetch: int
     isa: str
 
     @property
@@ -132,7 +132,6 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         return dim * unit
 
     a, b, out = (size_of(x.dtype) for x in (stmt.a, stmt.b, stmt.out))
-    automatic = STREAM_BYTES if stmt.rows <= STREAM_ROWS else 0
     return Shape(
         form=stmt.form,
         rows=stmt.rows,
@@ -144,7 +143,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
         accumulate=stmt.accumulate,
-        prefetch=automatic if stmt.prefetch == 0 else known(stmt.prefetch, b),
+        prefetch=STREAM_BYTES if stmt.rows <= STREAM_ROWS else 0,
         isa=_isa(target),
     ), given
 
@@ -186,7 +185,6 @@ class _Writer:
 
         self.a_row, self.a_inner, self.out_row = (value(x) for x in (shape.a_row, shape.a_inner, shape.out_row))
         self.levels = [tuple(value(x) for x in level) for level in shape.levels]
-        self.prefetch = value(shape.prefetch) if shape.prefetch != 0 else None
         self.element = ELEMENTS[FORMS[shape.form].out]
         self.vector = ir.VectorType(self.element, shape.lanes)
         self.accumulators = shape.rows * shape.vectors
@@ -307,9 +305,9 @@ class _Writer:
 
     def b_vectors(self, panel: ir.Value, kind: ir.Type) -> list[ir.Value]:
         size = 8 if self.shape.form == "f64" else 4
-        if self.prefetch is not None:
+        if self.shape.prefetch:
             for offset in range(0, self.shape.vectors * self.shape.lanes * size, LINE):
-                ahead = self.at(self.at(panel, self.prefetch), ir.Constant(I64, offset))
+                ahead = self.at(self.at(panel, ir.Constant(I64, self.shape.prefetch)), ir.Constant(I64, offset))
                 hints = [ir.Constant(I32, x) for x in (0, 3, 1)]
                 self.call("llvm.prefetch.p0", ir.VoidType(), ahead, *hints)
         return [self.load(self.vector_at(panel, j), kind, size) for j in range(self.shape.vectors)]

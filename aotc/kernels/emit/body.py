@@ -160,13 +160,10 @@ class BodyEmitter:
         Where statements go.
     target : Target
         The machine.
-    module_functions : dict of str to llvmlite.ir.Function
-        Functions that tiles share.
     """
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         self.builder, self.kernel, self.target = builder, kernel, target
-        self.module_functions: dict[str, ir.Function] = {}
         self._emit_tile = emit_tile
         self._indices = Indices(builder)
         self._scalars: list[dict[str, Register]] = [{}]

@@ -120,5 +120,5 @@ class _Renamer:
         return Tile(
             t.rows, t.cols, self.buffer(t.out), i(t.out_base), i(t.out_row), self.buffer(t.a), i(t.a_base), i(t.a_row),
             self.buffer(t.b), i(t.b_base), tuple((i(n), i(a), i(b)) for n, a, b in t.levels), t.form, t.accumulate,
-            i(t.a_inner), i(t.prefetch),
+            i(t.a_inner),
         )  # fmt: skip
