@@ -8,7 +8,7 @@ from support import frozen
 
 from aotc.kernels.cpu import build, link
 from aotc.kernels.cuda import build as cuda_build
-from aotc.kernels.emit import scalar as emit_scalar
+from aotc.kernels.emit import real
 from aotc.kernels.workers import cache
 
 pytestmark = pytest.mark.cudasim
@@ -33,7 +33,7 @@ def test_the_same_compiler_makes_the_same(model):
 
 def test_one_other_instruction_is_seen(model, monkeypatch):
     before = frozen.frozen(model, 0, False)
-    monkeypatch.setitem(emit_scalar.FLOATS, "sub", emit_scalar.FLOATS["add"])
+    monkeypatch.setitem(real.FLOATS, "sub", real.FLOATS["add"])
     names = frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)})
     assert [n for n in names if "kernels.so" in n or "cubin" in n], names
 
