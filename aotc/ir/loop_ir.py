@@ -161,7 +161,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Register-tiled product ``out[i, j] (+)= sum_k a[i, k] * b[k, j]``.
+    """Register-tiled product ``out[i, j] = sum_k a[i, k] * b[k, j]``.
 
     Shape ``rows x cols``; ``k`` runs over the nest ``levels`` (outermost first).
     Element ``a[i, k]`` is at flat offset ``a_base + i*a_row + sum(k_l*a_step_l)``
@@ -177,8 +177,6 @@ class Tile:
         ``f32``, ``f64`` (plain FMA), ``bf16``: a is f32 or bf16, b is bf16 pairs;
         ``i8``: a i8, b i8 (k quads), out i32. ``pairs`` forms read b packed by
         ``kernels``' packer of the same name.
-    accumulate : bool
-        Add to what is in ``out`` instead of overwriting it.
     a_inner : Dim
         In forms that take several ``k`` in one step of the innermost level (whose
         extent and steps count such groups): from one ``k`` to the next in ``a``.
@@ -196,7 +194,6 @@ class Tile:
     b_base: Dim
     levels: tuple[tuple[Dim, Dim, Dim], ...]
     form: str = "f32"
-    accumulate: bool = False
     a_inner: Dim = 1
 
 

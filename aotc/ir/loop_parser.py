@@ -246,9 +246,9 @@ class _Parser:
         if not isinstance(levels, ast.List):
             _fail(call, "levels is not a list")
         nest: list[Any] = [self.dims(level) for level in levels.elts]
-        rows, cols, form, accumulate = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form", "accumulate"))
+        rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
         at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base")}
-        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, accumulate=accumulate, **at)
+        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, **at)
 
     # --- scalars ---
 

@@ -198,7 +198,7 @@ class _Printer:
         fields = {
             "rows": t.rows, "cols": t.cols, "out_base": self.dim(t.out_base), "out_row": self.dim(t.out_row),
             "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row), "b_base": self.dim(t.b_base),
-            "levels": f"[{levels}]", "form": f'"{t.form}"', "accumulate": t.accumulate,
+            "levels": f"[{levels}]", "form": f'"{t.form}"',
         }  # fmt: skip
         rest = ", ".join(f"{name}={value}" for name, value in fields.items())
         return f"tile({t.out.name}, {t.a.name}, {t.b.name}, {rest})"

@@ -256,4 +256,4 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
         column = flat_a[a_at + at["a_row"] * np.arange(rows)].astype(kind)
         total += column[:, None] * flat_b[b_at : b_at + cols].astype(kind)
     place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
-    flat_out[place] = flat_out[place] + total if at["accumulate"] else total
+    flat_out[place] = total

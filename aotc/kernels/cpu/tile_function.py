@@ -41,7 +41,6 @@ class Shape:
     a_inner: int | None
     out_row: int | None
     levels: tuple[tuple[int | None, int | None, int | None], ...]
-    accumulate: bool
     prefetch: int
     isa: str
 
@@ -138,9 +137,6 @@ class _Writer:
 
     def store(self, value: ir.Value, pointer: ir.Value) -> None:
         align = 8 if self.shape.form == "f64" else 4
-        if self.shape.accumulate:
-            old = self.load(pointer, self.vector, align)
-            value = self.b.add(old, value) if self.element is I32 else self.b.fadd(old, value)
         self.b.store(value, pointer, align=align)
 
     def splat(self, number: int, kind: ir.VectorType) -> ir.Constant:
