@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.kernels.workers.cache import cache_directory, digest_of, put
+from aotc.kernels.workers.cache import PACKAGES, cache_directory, digest_of, put
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 WORTH_SECONDS = 0.5
 LIMIT_MB = 4096
 CHUNK = 1 << 20
+_PACKAGES = ("jaxlib", *PACKAGES["cuda"])
 _WATCHED = ("dump_ir", "print_after", "stop_after", "timings", "verify_each")
 _NOT_IN_KEY = frozenset({"progress", "jobs", "cache", *_WATCHED})  # a new option is part of the key
 
@@ -52,7 +53,9 @@ def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
 
 @cache
 def _compiler_digest() -> bytes:
-    return digest_of(Path(__file__).parent.rglob("*.py"), ("jaxlib", "numba", "llvmlite", "numpy"))
+    root = Path(__file__).parent
+    sources = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.py")}
+    return digest_of(sources, _PACKAGES)
 
 
 def _folder() -> Path:

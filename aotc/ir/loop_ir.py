@@ -1,6 +1,6 @@
 """The loop IR: kernels as loops over buffers; it prints as a Python function.
 
-Index arithmetic is the algebra of ``frontend.dims`` (loop variables and kernel
+Index arithmetic is the algebra of ``ir.dims`` (loop variables and kernel
 dims are symbols); values are the scalar expressions below. ``loop_printer``
 prints a kernel as Python, ``loop_parser`` reads it back, ``loop_verify`` checks
 it, and ``loop_run`` executes the printed Python with NumPy.
@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from aotc.ir.dims import Dim
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
-LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "block", "thread"]
+LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "thread"]
 PRIVATE_BYTES = 2048  # the largest buffer that lowering puts on a thread's stack; larger ones are scratch
 
 
@@ -79,7 +79,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A scalar op of ``frontend.opset.elementwise.SCALARS`` on scalars, e.g. ``add``, ``exp``, ``lt``.
+    """A scalar op of ``ir.opset.elementwise.SCALARS`` on scalars, e.g. ``add``, ``exp``, ``lt``.
 
     ``dtype`` is that of the result. ``convert`` and ``bitcast`` take it as target.
     """
@@ -161,7 +161,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Register-tiled product ``out[i, j] (+)= sum_k a[i, k] * b[k, j]``.
+    """Register-tiled product ``out[i, j] = sum_k a[i, k] * b[k, j]``.
 
     Shape ``rows x cols``; ``k`` runs over the nest ``levels`` (outermost first).
     Element ``a[i, k]`` is at flat offset ``a_base + i*a_row + sum(k_l*a_step_l)``
@@ -177,14 +177,9 @@ class Tile:
         ``f32``, ``f64`` (plain FMA), ``bf16``: a is f32 or bf16, b is bf16 pairs;
         ``i8``: a i8, b i8 (k quads), out i32. ``pairs`` forms read b packed by
         ``kernels``' packer of the same name.
-    accumulate : bool
-        Add to what is in ``out`` instead of overwriting it.
     a_inner : Dim
         In forms that take several ``k`` in one step of the innermost level (whose
         extent and steps count such groups): from one ``k`` to the next in ``a``.
-    prefetch : Dim
-        How far ahead of each row of ``b`` to prefetch; 0 leaves it to the form.
-        The first tile of a panel may fetch the next panel so.
     """
 
     rows: int
@@ -199,9 +194,7 @@ class Tile:
     b_base: Dim
     levels: tuple[tuple[Dim, Dim, Dim], ...]
     form: str = "f32"
-    accumulate: bool = False
     a_inner: Dim = 1
-    prefetch: Dim = 0
 
 
 @dataclass(frozen=True, slots=True)

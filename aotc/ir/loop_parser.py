@@ -23,7 +23,6 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
-    LoopKind,
     Scalar,
     Stmt,
     Store,
@@ -31,12 +30,9 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
-from aotc.ir.loop_types import INFIX, loop_symbol, natural_dtype
+from aotc.ir.loop_types import INFIX, LOOPS, loop_symbol, natural_dtype
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
-_KINDS: dict[str, LoopKind] = {
-    "range": "serial", "parallel": "parallel", "unroll": "unroll", "block": "block", "thread": "thread",
-}  # fmt: skip
 _OPERATORS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
@@ -217,7 +213,7 @@ class _Parser:
         return Store(*self.place(place), self.scalar(value))
 
     def loop(self, var: str, call: ast.Call, body: list[ast.stmt]) -> For:
-        if not isinstance(call.func, ast.Name) or call.func.id not in _KINDS or not 2 <= len(call.args) <= 3:
+        if not isinstance(call.func, ast.Name) or call.func.id not in LOOPS or not 2 <= len(call.args) <= 3:
             _fail(call, "not a range of the loop IR")
         begin, end = map(self.dim, call.args[:2])
         step = self.dim(call.args[2]) if len(call.args) == 3 else 1
@@ -230,7 +226,7 @@ class _Parser:
             del self.symbols[var]
         else:
             self.symbols[var] = hidden
-        return For(var, begin, end, inner, _KINDS[call.func.id], step)
+        return For(var, begin, end, inner, LOOPS[call.func.id], step)
 
     def while_loop(self, node: ast.stmt, body: list[ast.stmt]) -> While:
         for k, stmt in enumerate(body):
@@ -250,9 +246,9 @@ class _Parser:
         if not isinstance(levels, ast.List):
             _fail(call, "levels is not a list")
         nest: list[Any] = [self.dims(level) for level in levels.elts]
-        rows, cols, form, accumulate = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form", "accumulate"))
+        rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
         at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base")}
-        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, accumulate=accumulate, **at)
+        return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, **at)
 
     # --- scalars ---
 

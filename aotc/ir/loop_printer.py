@@ -39,10 +39,10 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
-from aotc.ir.loop_types import INFIX, loop_symbol, natural_dtype
+from aotc.ir.loop_types import INFIX, LOOPS, loop_symbol, natural_dtype
 
 _ASSIGN = {"": "=", "add": "+=", "mul": "*="}
-_LOOP = {"serial": "range"}
+_LOOP = {kind: word for word, kind in LOOPS.items()}
 _NAN = struct.pack("<d", math.nan)
 
 
@@ -191,7 +191,7 @@ class _Printer:
         else:
             self.scopes[stmt.var] = hidden
         arguments += filter(None, [scope.range_text()])
-        kind = _LOOP.get(stmt.kind, stmt.kind)
+        kind = _LOOP[stmt.kind]
         self.lines[line] = f"{indent}for {stmt.var} in {kind}({', '.join(arguments)}):"
 
     def tile(self, t: Tile) -> str:
@@ -199,7 +199,7 @@ class _Printer:
         fields = {
             "rows": t.rows, "cols": t.cols, "out_base": self.dim(t.out_base), "out_row": self.dim(t.out_row),
             "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row), "b_base": self.dim(t.b_base),
-            "levels": f"[{levels}]", "form": f'"{t.form}"', "accumulate": t.accumulate,
+            "levels": f"[{levels}]", "form": f'"{t.form}"',
         }  # fmt: skip
         rest = ", ".join(f"{name}={value}" for name, value in fields.items())
         return f"tile({t.out.name}, {t.a.name}, {t.b.name}, {rest})"

@@ -16,6 +16,7 @@ import numpy as np
 from aotc.ir.loop_ir import Kernel, Let, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_types import LOOPS
 from aotc.ir.opset import elementwise
 from aotc.ir.opset.lapack_reference import call
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
@@ -98,7 +99,7 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name in ("index", "range", "parallel", "unroll", "block", "thread"):
+        if name in ("index", *LOOPS):
             arguments = [_Integers(self.lets).visit(a) for a in node.args]
             node.args = arguments
         elif name == "call":
@@ -113,7 +114,7 @@ class _Rewrite(ast.NodeTransformer):
             node.args = [self.visit(a) for a in node.args]
         if name in ("index", "let"):
             node.keywords = [k for k in node.keywords if k.arg == "dtype"]
-        if name in ("range", "parallel", "unroll", "block", "thread"):
+        if name in LOOPS:
             node.keywords = []
         node.func = ast.Name(_PREFIX + name, ast.Load())
         return node
@@ -187,7 +188,7 @@ def _functions(begin: int, end: int | None) -> dict[str, Callable]:
     functions: dict[str, Callable] = {name: _scalar(row) for name, row in elementwise.SCALARS.items()}
     functions |= {f"{name}_": functions[name] for name in ("and", "or", "not")}
     functions |= {name: _literal(name) for name in DTYPES}
-    functions |= dict.fromkeys(("range", "unroll", "block", "thread"), range)
+    functions |= dict.fromkeys(LOOPS, range)
     functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
     functions |= {f"reduce_{name}": functions[name] for name in ("max", "min")}
     return functions | {
@@ -255,4 +256,4 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
         column = flat_a[a_at + at["a_row"] * np.arange(rows)].astype(kind)
         total += column[:, None] * flat_b[b_at : b_at + cols].astype(kind)
     place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
-    flat_out[place] = flat_out[place] + total if at["accumulate"] else total
+    flat_out[place] = total

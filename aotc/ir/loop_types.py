@@ -1,9 +1,12 @@
-"""What the text of the loop IR leaves out because it follows: result dtypes and loop symbols."""
+"""What printer, parser and runner of the loop IR share: its words, and what its text leaves out because it follows."""
 
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, Sym, bounds
+from aotc.ir.loop_ir import LoopKind
 from aotc.ir.opset.elementwise import SCALARS, result_dtype
+
+LOOPS: dict[str, LoopKind] = {"range": "serial", "parallel": "parallel", "unroll": "unroll", "thread": "thread"}
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",

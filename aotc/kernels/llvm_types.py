@@ -10,6 +10,7 @@ bits take a byte too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -24,6 +25,7 @@ VOID = ir.VoidType()
 Scalar: TypeAlias = ir.Value
 Pair: TypeAlias = tuple[ir.Value, ir.Value]
 Register: TypeAlias = Scalar | Pair
+Emit: TypeAlias = Callable[..., ir.Value]  # of a builder and the operands
 
 
 def part_dtype(name: str) -> str:

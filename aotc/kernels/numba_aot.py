@@ -13,7 +13,7 @@ process, which is why the compiler lives in a process of its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from aotc.diagnostics import InternalError
 from aotc.targets import Target
 
 # C library functions that LLVM makes of plain loops; every C program has them.
@@ -242,40 +241,3 @@ def optimize(module: llvm.ModuleRef, target: Target) -> None:
 def emit_object(module: llvm.ModuleRef, target: Target) -> bytes:
     """Return the relocatable object of ``module``."""
     return target_machine(target).emit_object(module)
-
-
-def compile_functions(exports: Mapping[str, tuple[Any, Any, tuple[Any, ...]]], target: Target) -> bytes:
-    """Compile Python functions with Numba to one native object.
-
-    Parameters
-    ----------
-    exports : mapping of name to (function, result type, argument types)
-        The C symbols to define; the types are Numba's.
-    target : Target
-        The machine.
-
-    Returns
-    -------
-    bytes
-        A relocatable object.
-
-    Raises
-    ------
-    InternalError
-        If a function needs something that only a Python process has.
-    """
-    whole = None
-    for name, row in exports.items():
-        module = front_end(name, Export(*row), target)
-        if whole is None:
-            whole = module
-        else:
-            whole.link_in(module)
-    if whole is None:
-        raise InternalError("no functions to compile")
-    whole.verify()
-    optimize(whole, target)
-    bad = [f.name for f in whole.functions if f.is_declaration and f.name.startswith(("Py", "_Py", "NRT_", "numba_"))]
-    if bad:
-        raise InternalError(f"compiled functions need symbols of Python: {', '.join(sorted(bad))}")
-    return emit_object(whole, target)

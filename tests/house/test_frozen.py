@@ -8,7 +8,7 @@ from support import frozen
 
 from aotc.kernels.cpu import build, link
 from aotc.kernels.cuda import build as cuda_build
-from aotc.kernels.emit import scalar as emit_scalar
+from aotc.kernels.emit import real
 from aotc.kernels.workers import cache
 
 pytestmark = pytest.mark.cudasim
@@ -33,7 +33,7 @@ def test_the_same_compiler_makes_the_same(model):
 
 def test_one_other_instruction_is_seen(model, monkeypatch):
     before = frozen.frozen(model, 0, False)
-    monkeypatch.setitem(emit_scalar.FLOATS, "sub", emit_scalar.FLOATS["add"])
+    monkeypatch.setitem(real.FLOATS, "sub", real.FLOATS["add"])
     names = frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)})
     assert [n for n in names if "kernels.so" in n or "cubin" in n], names
 
@@ -41,5 +41,5 @@ def test_one_other_instruction_is_seen(model, monkeypatch):
 def test_symbols_do_not_depend_on_the_compilers_own_text(model, monkeypatch):
     """A comment in the compiler changes the keys of its cache, and nothing in a bundle."""
     before = frozen.frozen(model, 0, False)
-    monkeypatch.setattr(cache, "_compiler_digest", lambda: b"another compiler")
+    monkeypatch.setattr(cache, "compiler_digest", lambda kind: b"another compiler")
     assert frozen.differences({"m": before}, {"m": frozen.frozen(model, 0, False)}) == []

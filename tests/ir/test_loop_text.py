@@ -51,7 +51,7 @@ aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
         for j in unroll(0, b, 4, extent=b + 4):
             t[0, j] = convert(index(i*j - 3), "f64") + convert(index(j, "i32"), "f64")
         tile(t, x, x, rows=4, cols=16, out_base=0, out_row=16, a_base=3*i, a_row=2*b, b_base=i, \
-levels=[(b, 1, 16), (3, b, 5)], form="f64", accumulate=True)
+levels=[(b, 1, 16), (3, b, 5)], form="f64")
 '''.replace("            pass\n", "")
 
 
@@ -184,7 +184,7 @@ def test_a_tile_is_a_product():
     text = '''\
 def k(a: "f32[4, 6]", b: "f32[6, 16]", /, out: "f32[4, 16]", *, grid: "1"):
     tile(out, a, b, rows=4, cols=16, out_base=0, out_row=16, a_base=0, a_row=6, b_base=0, \
-levels=[(2, 3, 48), (3, 1, 16)], form="f32", accumulate=False)
+levels=[(2, 3, 48), (3, 1, 16)], form="f32")
 '''
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(4, 6)).astype(np.float32), rng.normal(size=(6, 16)).astype(np.float32)

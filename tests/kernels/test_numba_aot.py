@@ -29,21 +29,26 @@ def _total(p, n):
     return s
 
 
+def module_for(target):
+    module = aot.front_end("total", aot.Export(_total, types.float64, (F64, types.int64)), target)
+    aot.optimize(module, target)
+    return module
+
+
 def test_same_bytes_twice():
-    exports = {"total": (_total, types.float64, (F64, types.int64))}
-    assert aot.compile_functions(exports, V3) == aot.compile_functions(exports, V3)
+    assert aot.emit_object(module_for(V3), V3) == aot.emit_object(module_for(V3), V3)
 
 
 def test_needs_nothing_of_python():
-    module = aot.front_end("total", aot.Export(_total, types.float64, (F64, types.int64)), V3)
-    aot.optimize(module, V3)
+    module = module_for(V3)
     undefined = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
     assert undefined == []
     assert [f.name for f in module.functions if not f.is_declaration] == ["total"]
 
 
 def test_other_machine():
-    data = aot.compile_functions({"total": (_total, types.float64, (F64, types.int64))}, TARGETS["cpu:aarch64"])
+    target = TARGETS["cpu:aarch64"]
+    data = aot.emit_object(module_for(target), target)
     assert data[:4] == b"\x7fELF"
     assert np.frombuffer(data[18:20], np.uint16)[0] == 183
-    assert llvm.Target.from_triple(TARGETS["cpu:aarch64"].triple).name == "aarch64"
+    assert llvm.Target.from_triple(target.triple).name == "aarch64"

@@ -120,7 +120,8 @@ def unoptimised(text: str, target: Any) -> bytes:
     from aotc.kernels.cpu.tile import emit_tile
     from aotc.kernels.cuda.emit import CudaEmitter
     from aotc.kernels.cuda.tile import emit_tile as emit_cuda_tile
-    from aotc.kernels.emit.body import assembly_text, emit_body
+    from aotc.kernels.emit.body import emit_body
+    from aotc.kernels.emit.metadata import assembly_text
 
     module = ir.Module(name="kernel")
     module.triple = target.triple

@@ -72,7 +72,7 @@ def build_library(
         If a user's function cannot be compiled.
     """
     from aotc.kernels.cpu.link import function_table, link
-    from aotc.kernels.emit.body import scratch_bytes
+    from aotc.kernels.emit.scratch import scratch_bytes
 
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     order = list(dict.fromkeys(texts))

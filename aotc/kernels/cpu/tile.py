@@ -1,13 +1,10 @@
-"""The register-tiled micro-kernel: LLVM IR of the loop-IR statement ``Tile``.
+"""The loop-IR statement ``Tile`` on a CPU: a call of the function of its shape.
 
 Each distinct shape becomes one function ``(a, b, out, non-constant strides and
-extents...)`` with explicit vector code; everything constant is a literal in it.
-Accumulators stay in registers across all levels of ``k``. It is ``noinline`` and
-``linkonce_odr`` under a name that is a digest of the shape: built once, called
-from every kernel of the bundle that needs it.
+extents...)``, which :mod:`aotc.kernels.cpu.tile_function` writes.
 
-Layouts of ``b``; a *step* is one iteration of
-the innermost level, and its ``cols`` groups are contiguous:
+Layouts of ``b``; a *step* is one iteration of the innermost level, and its
+``cols`` groups are contiguous:
 
 ====== ============ ==================================================== =========
 form   k in a step  one step of ``b``                                    ``out``
@@ -26,14 +23,11 @@ first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
 processor without FMA they are a multiplication and an addition.
 
-``lowering.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
+``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from llvmlite import ir
@@ -42,14 +36,11 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
+from aotc.kernels.cpu.tile_function import Shape, tile_function
+from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
-POINTER = ir.PointerType()
-ELEMENTS = {"f32": ir.FloatType(), "f64": ir.DoubleType(), "i32": I32}
-UNROLL = 4
-LINE = 64
 # One row waits for memory alone. Prefetching b this far ahead took an Intel core from 20 to 29 GB/s and costs an AMD
 # one 3 to 10 %; with 2 or 4 rows it costs that one 9 to 24 %.
 STREAM_ROWS = 1
@@ -61,40 +52,12 @@ class TileContext(Protocol):
 
     builder: ir.IRBuilder
     target: Target
-    module_functions: dict[str, ir.Function]
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
         """Return the pointer to element ``flat`` of ``buffer``."""
 
     def index(self, dim: Dim) -> ir.Value:
         """Return the i64 value of ``dim``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """All that is constant in a tile; None is a value given at run time.
-
-    Strides and ``prefetch`` are in bytes; ``levels`` are (extent, a step, b step).
-    """
-
-    form: str
-    rows: int
-    vectors: int
-    lanes: int
-    a_dtype: str
-    a_row: int | None
-    a_inner: int | None
-    out_row: int | None
-    levels: tuple[tuple[int | None, int | None, int | None], ...]
-    accumulate: bool
-    prefetch: int | None
-    isa: str
-
-    @property
-    def name(self) -> str:
-        """Return the symbol: the same for equal shapes in every module."""
-        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:12]
-        return f"tile_{self.form}_{self.rows}x{self.vectors * self.lanes}_{digest}"
 
 
 def emit_tile(context: TileContext, stmt: Tile) -> None:
@@ -106,33 +69,33 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
         If the tile is none that the form can have (unknown form, ``cols`` no
         multiple of the vector, ``a_inner`` of ``i8`` not 1).
     """
-    shape, given = _shape_of(stmt, context.target)
+    shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder
     function = builder.module.globals.get(shape.name)
     if function is None:
-        function = _build(builder.module, shape, len(given))
+        function = tile_function(builder.module, shape, len(arguments))
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
-    pointers = [builder.bitcast(context.address(buffer, base), POINTER) for buffer, base in bases]
-    builder.call(function, pointers + [context.index(dim) for dim in given])
+    pointers = [builder.bitcast(context.address(buffer, base), PTR) for buffer, base in bases]
+    builder.call(function, pointers + [context.index(dim) for dim in arguments])
 
 
 def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
+    """Return what is constant in ``stmt``, and what the function is told at run time."""
     form = FORMS.get(stmt.form)
     if form is None:
         raise InternalError(f"tile: unknown form {stmt.form!r}")
     lanes = target.vector_bytes // size_of(form.out)
     if stmt.cols % lanes or stmt.out.dtype != form.out or (stmt.form == "i8" and stmt.a_inner != 1):
         raise InternalError(f"tile: {stmt.rows}x{stmt.cols} {stmt.form} -> {stmt.out.dtype} on {target.name}")
-    given: list[Dim] = []
+    arguments: list[Dim] = []
 
     def known(dim: Dim, unit: int = 1) -> int | None:
         if isinstance(dim, Expr):
-            given.append(dim * unit)
+            arguments.append(dim * unit)
             return None
         return dim * unit
 
     a, b, out = (size_of(x.dtype) for x in (stmt.a, stmt.b, stmt.out))
-    automatic = STREAM_BYTES if stmt.rows <= STREAM_ROWS else 0
     return Shape(
         form=stmt.form,
         rows=stmt.rows,
@@ -143,10 +106,9 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         a_inner=known(stmt.a_inner, a),
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
-        accumulate=stmt.accumulate,
-        prefetch=automatic if stmt.prefetch == 0 else known(stmt.prefetch, b),
+        prefetch=STREAM_BYTES if stmt.rows <= STREAM_ROWS else 0,
         isa=_isa(target),
-    ), given
+    ), arguments
 
 
 def _isa(target: Target) -> str:
@@ -156,250 +118,3 @@ def _isa(target: Target) -> str:
     fma = "+fma" if "fma" in target.features else ""
     vnni = "+vnni" if "avx512_vnni" in target.features and target.vector_bytes == 64 else ""
     return f"x86{fma}{vnni}"
-
-
-def _build(module: ir.Module, shape: Shape, given: int) -> ir.Function:
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER] * 3 + [I64] * given), shape.name)
-    function.linkage = "linkonce_odr"
-    function.attributes.add("noinline")
-    function.attributes.add("nounwind")
-    for pointer in function.args[:3]:
-        pointer.add_attribute("noalias")
-    _Writer(function, shape).write()
-    return function
-
-
-State = list[ir.Value]
-
-
-class _Writer:
-    """Writes the body of one tile function."""
-
-    def __init__(self, function: ir.Function, shape: Shape) -> None:
-        self.shape = shape
-        self.b = ir.IRBuilder(function.append_basic_block("entry"))
-        self.a, self.panel, self.out, *given = function.args
-        values = iter(given)
-
-        def value(known: int | None) -> ir.Value:
-            return next(values) if known is None else ir.Constant(I64, known)
-
-        self.a_row, self.a_inner, self.out_row = (value(x) for x in (shape.a_row, shape.a_inner, shape.out_row))
-        self.levels = [tuple(value(x) for x in level) for level in shape.levels]
-        self.prefetch = value(shape.prefetch) if shape.prefetch != 0 else None
-        self.element = ELEMENTS[FORMS[shape.form].out]
-        self.vector = ir.VectorType(self.element, shape.lanes)
-        self.accumulators = shape.rows * shape.vectors
-        self.row_offsets = [self.times(self.a_row, i) for i in range(shape.rows)]
-
-    def write(self) -> None:
-        extra = self.shape.vectors if self._offset_trick else 0
-        state = [ir.Constant(self.vector, None)] * (self.accumulators + extra)
-        state = self.nest(0, state, self.a, self.panel)
-        if extra:
-            sums = state[self.accumulators :]
-            state = [self.b.sub(x, sums[i % extra]) for i, x in enumerate(state[: self.accumulators])]
-        for i in range(self.shape.rows):
-            row = self.at(self.out, self.times(self.out_row, i))
-            for j in range(self.shape.vectors):
-                self.store(state[i * self.shape.vectors + j], self.vector_at(row, j))
-        self.b.ret_void()
-
-    @property
-    def _offset_trick(self) -> bool:
-        """Is a made unsigned by adding 128, and 128 * (sum of b) subtracted at the end?"""
-        return self.shape.form == "i8" and "+vnni" in self.shape.isa and self.shape.a_dtype == "i8"
-
-    # --- small verbs ---
-
-    def times(self, value: ir.Value, factor: int) -> ir.Value:
-        if isinstance(value, ir.Constant):
-            return ir.Constant(I64, value.constant * factor)
-        return self.b.mul(value, ir.Constant(I64, factor))
-
-    def at(self, pointer: ir.Value, offset: ir.Value) -> ir.Value:
-        if isinstance(offset, ir.Constant) and offset.constant == 0:
-            return pointer
-        return self.b.gep(pointer, [offset], source_etype=I8)
-
-    def vector_at(self, pointer: ir.Value, j: int) -> ir.Value:
-        return self.at(pointer, ir.Constant(I64, j * self.shape.lanes * (64 if self.shape.form == "f64" else 32) // 8))
-
-    def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
-        module = self.b.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(result, [x.type for x in args]), name)
-        return self.b.call(function, args)
-
-    def broadcast(self, scalar: ir.Value) -> ir.Value:
-        kind = ir.VectorType(scalar.type, self.shape.lanes)
-        undefined = ir.Constant(kind, ir.Undefined)
-        first = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
-        lanes = ir.Constant(ir.VectorType(I32, self.shape.lanes), None)
-        return self.b.shuffle_vector(first, undefined, lanes)
-
-    def load(self, pointer: ir.Value, kind: ir.Type, align: int) -> ir.Value:
-        return self.b.load(pointer, align=align, typ=kind)
-
-    def store(self, value: ir.Value, pointer: ir.Value) -> None:
-        align = 8 if self.shape.form == "f64" else 4
-        if self.shape.accumulate:
-            old = self.load(pointer, self.vector, align)
-            value = self.b.add(old, value) if self.element is I32 else self.b.fadd(old, value)
-        self.b.store(value, pointer, align=align)
-
-    def splat(self, number: int, kind: ir.VectorType) -> ir.Constant:
-        return ir.Constant(kind, [number] * kind.count)
-
-    # --- loops over k ---
-
-    def nest(self, depth: int, state: State, a: ir.Value, panel: ir.Value) -> State:
-        extent, a_step, b_step = self.levels[depth]
-        last = depth == len(self.levels) - 1
-
-        def outer(state: State, a: ir.Value, panel: ir.Value) -> State:
-            return self.nest(depth + 1, state, a, panel)
-
-        if not last:
-            return self.loop(extent, state, a, panel, (a_step, b_step, 1), outer)[0]
-        by = (a_step, b_step, UNROLL)
-        if isinstance(extent, ir.Constant):
-            whole, rest = (ir.Constant(I64, x) for x in divmod(extent.constant, UNROLL))
-        else:
-            whole, rest = (op(extent, ir.Constant(I64, UNROLL)) for op in (self.b.udiv, self.b.urem))
-        state, a, panel = self.loop(whole, state, a, panel, by, STEPS[self.shape.form].__get__(self))
-        return self.loop(rest, state, a, panel, (a_step, b_step, 1), STEPS[self.shape.form].__get__(self))[0]
-
-    def loop(
-        self,
-        extent: ir.Value,
-        state: State,
-        a: ir.Value,
-        panel: ir.Value,
-        by: tuple[ir.Value, ir.Value, int],
-        body: Callable[[State, ir.Value, ir.Value], State],
-    ) -> tuple[State, ir.Value, ir.Value]:
-        """Run ``body`` ``extent`` times ``by[2]``-fold unrolled, moving ``a`` and ``panel`` by ``by[:2]`` each time."""
-        if isinstance(extent, ir.Constant) and extent.constant == 0:
-            return state, a, panel
-        a_step, b_step, unroll = by
-        before, head, inside, after = self.b.block, *(self.b.append_basic_block(x) for x in ("head", "body", "end"))
-        self.b.branch(head)
-        self.b.position_at_end(head)
-        start = [*state, a, panel, ir.Constant(I64, 0)]
-        phis = [self.b.phi(x.type) for x in start]
-        self.b.cbranch(self.b.icmp_signed("<", phis[-1], extent), inside, after)
-        self.b.position_at_end(inside)
-        now, a_now, b_now = list(phis[:-3]), phis[-3], phis[-2]
-        for u in range(unroll):
-            now = body(now, self.at(a_now, self.times(a_step, u)), self.at(b_now, self.times(b_step, u)))
-        ends = [self.at(a_now, self.times(a_step, unroll)), self.at(b_now, self.times(b_step, unroll))]
-        ends.append(self.b.add(phis[-1], ir.Constant(I64, 1)))
-        for phi, first, next_ in zip(phis, start, [*now, *ends]):
-            phi.add_incoming(first, before)
-            phi.add_incoming(next_, self.b.block)
-        self.b.branch(head)
-        self.b.position_at_end(after)
-        return list(phis[:-3]), phis[-3], phis[-2]
-
-    # --- one step of k ---
-
-    def b_vectors(self, panel: ir.Value, kind: ir.Type) -> list[ir.Value]:
-        size = 8 if self.shape.form == "f64" else 4
-        if self.prefetch is not None:
-            for offset in range(0, self.shape.vectors * self.shape.lanes * size, LINE):
-                ahead = self.at(self.at(panel, self.prefetch), ir.Constant(I64, offset))
-                hints = [ir.Constant(I32, x) for x in (0, 3, 1)]
-                self.call("llvm.prefetch.p0", ir.VoidType(), ahead, *hints)
-        return [self.load(self.vector_at(panel, j), kind, size) for j in range(self.shape.vectors)]
-
-    def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        if "+fma" not in self.shape.isa:
-            return self.b.fadd(self.b.fmul(x, y), z)
-        suffix = f"v{self.shape.lanes}{'f64' if self.shape.form == 'f64' else 'f32'}"
-        return self.call(f"llvm.fma.{suffix}", self.vector, x, y, z)
-
-    def product(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        """Return the accumulators plus the outer product of ``a`` (broadcast rows) and ``b`` (vectors)."""
-        n = len(b)
-        return [self.fma(a[i // n], b[i % n], x) for i, x in enumerate(state)]
-
-    def step_float(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        b = self.b_vectors(panel, self.vector)
-        align = size_of(self.shape.form)
-        rows = (self.broadcast(self.load(self.at(a, x), self.element, align)) for x in self.row_offsets)
-        return self.product(state, list(rows), b)
-
-    def step_bf16(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        words_type = ir.VectorType(I32, self.shape.lanes)
-        words = self.b_vectors(panel, words_type)
-        shift, mask = self.splat(16, words_type), self.splat(-0x10000, words_type)
-        for half in (0, 1):
-            bits = [self.b.and_(x, mask) if half else self.b.shl(x, shift) for x in words]
-            b = [self.b.bitcast(x, self.vector) for x in bits]
-            start = self.at(a, self.times(self.a_inner, half))
-            state = self.product(state, [self.widened(self.at(start, x)) for x in self.row_offsets], b)
-        return state
-
-    def widened(self, pointer: ir.Value) -> ir.Value:
-        """Return the bf16 or f32 at ``pointer`` as a vector of equal f32."""
-        if self.shape.a_dtype == "f32":
-            return self.broadcast(self.load(pointer, self.element, 4))
-        bits = self.b.zext(self.load(pointer, I16, 2), I32)
-        return self.broadcast(self.b.bitcast(self.b.shl(bits, ir.Constant(I32, 16)), self.element))
-
-    def step_i8(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        b = self.b_vectors(panel, self.vector)
-        a_words = [self.broadcast(self.load(self.at(a, x), I32, 1)) for x in self.row_offsets]
-        if "+vnni" in self.shape.isa:
-            return self.quads_vnni(state, a_words, b)
-        dot = self.quads_pairs if "x86" in self.shape.isa else self.quads_plain
-        return dot(state, a_words, b)
-
-    def quads_vnni(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        sign = self.splat(-0x7F7F7F80, self.vector)  # the bytes 0x80: i8 xor 0x80 is the same number plus 128
-        if self._offset_trick:
-            a = [*(self.b.xor(x, sign) for x in a), sign]
-        n = len(b)
-        name = "llvm.x86.avx512.vpdpbusd.512"
-        return [self.call(name, self.vector, x, a[i // n], b[i % n]) for i, x in enumerate(state)]
-
-    def quads_pairs(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        """Multiply bytes 0 and 2, then 1 and 3, as i16 pairs with one multiply-add of pairs each."""
-        half = ir.VectorType(I16, 2 * self.shape.lanes)
-        name = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
-        eight = self.splat(8, half)
-
-        def halves(word: ir.Value, signed: bool) -> tuple[ir.Value, ir.Value]:
-            x, right = self.b.bitcast(word, half), self.b.ashr if signed else self.b.lshr
-            return right(self.b.shl(x, eight), eight), right(x, eight)
-
-        a_halves = [halves(x, self.shape.a_dtype == "i8") for x in a]
-        b_halves = [halves(x, True) for x in b]
-        for part in (0, 1):
-            state = [
-                self.b.add(x, self.call(name[self.shape.lanes], self.vector, left[part], right[part]))
-                for x, (left, right) in zip(state, ((i, j) for i in a_halves for j in b_halves))
-            ]
-        return state
-
-    def quads_plain(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
-        top = self.splat(24, self.vector)
-        for t in range(4):
-            up = self.splat(24 - 8 * t, self.vector)
-            narrow = self.b.ashr if self.shape.a_dtype == "i8" else self.b.lshr
-            left = [narrow(self.b.shl(x, up), top) for x in a]
-            right = [self.b.ashr(self.b.shl(x, up), top) for x in b]
-            state = [
-                self.b.add(x, self.b.mul(i, j)) for x, (i, j) in zip(state, ((i, j) for i in left for j in right))
-            ]
-        return state
-
-
-STEPS = {
-    "f32": _Writer.step_float,
-    "f64": _Writer.step_float,
-    "bf16": _Writer.step_bf16,
-    "i8": _Writer.step_i8,
-}

@@ -19,7 +19,8 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels import numba_aot as aot
 from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.tile import emit_tile
-from aotc.kernels.emit.body import assembly_text, emit_body
+from aotc.kernels.emit.body import emit_body
+from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID
 from aotc.targets import Target
 

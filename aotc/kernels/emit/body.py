@@ -2,13 +2,11 @@
 
 The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch)``; who
 launches kernels on a kind of device puts a loop over items or a thread index
-around it. Whole-function alias scopes, one for every buffer that cannot share
-memory with another, tell LLVM what it needs to vectorize.
+around it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from llvmlite import ir
@@ -35,46 +33,18 @@ from aotc.ir.loop_ir import (
     Var,
     While,
     is_letter,
-    walk,
 )
-from aotc.kernels.emit import call as emit_call
-from aotc.kernels.emit import memory as emit_memory
-from aotc.kernels.emit import scalar as emit_scalar
+from aotc.kernels.emit import library, memory, scalar
+from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices
+from aotc.kernels.emit.metadata import Metadata, invariant
+from aotc.kernels.emit.scratch import bytes_of, scratch_layout
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 EmitTile = Callable[["BodyEmitter", Tile], None]
-
-
-def bytes_of(buffer: Buffer) -> int:
-    """Return the bytes of a private, scratch or shared buffer."""
-    size = product(buffer.shape)
-    if isinstance(size, Expr):
-        raise InternalError(f"kernels: {buffer.space} buffer {buffer.name} has a symbolic shape")
-    return size * size_of(buffer.dtype)
-
-
-def _in_arena(buffer: Buffer) -> bool:
-    return buffer.space == "scratch" and is_static(buffer.shape)
-
-
-def scratch_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
-    """Return the byte offset of every scratch buffer of ``kernel``, and the bytes of all."""
-    offsets: dict[str, int] = {}
-    end = 0
-    for stmt in walk(kernel.body):
-        if isinstance(stmt, Alloc) and _in_arena(stmt.buffer) and stmt.buffer.name not in offsets:
-            offsets[stmt.buffer.name] = end
-            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
-    return offsets, end
-
-
-def scratch_bytes(kernel: Kernel) -> int:
-    """Return the bytes of scratch memory that one worker of ``kernel`` needs."""
-    return scratch_layout(kernel)[1]
 
 
 def emit_body(
@@ -117,38 +87,10 @@ def emit_body(
     return function
 
 
-MARK = "aotc.distinct"
-_LOOP = re.compile(rf'^(!\d+) = !\{{ !"{MARK}", !"\d+", (.*) \}}$', re.MULTILINE)
-_GROUP = re.compile(rf'^(!\d+) = !\{{ !"{MARK}" \}}$', re.MULTILINE)
-
-
-def assembly_text(module: ir.Module) -> str:
-    """Return the LLVM assembly of ``module``.
-
-    llvmlite cannot write nodes that are distinct or name themselves, as the
-    metadata of loops must: they are marked, and rewritten in the text.
-    """
-    text = _LOOP.sub(r"\1 = distinct !{\1, \2}", str(module))
-    return _GROUP.sub(r"\1 = distinct !{}", text)
-
-
-def _independent(loop: For) -> bool:
-    """Are the iterations independent, given that global memory is only touched where it is written?"""
-    return all(
-        not isinstance(s, Tile | While | Alloc | Call) and not (isinstance(s, Store) and s.buffer.space != "global")
-        for s in walk(loop.body)
-    )
-
-
-def _invariant(load: ir.Instruction) -> ir.Value:
-    load.set_metadata("invariant.load", load.module.add_metadata([]))
-    return load
-
-
 def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     table = builder.function.args[0]
     address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=PTR)
-    return _invariant(builder.load(address, typ=PTR))
+    return invariant(builder.load(address, typ=PTR))
 
 
 class BodyEmitter:
@@ -160,27 +102,21 @@ class BodyEmitter:
         Where statements go.
     target : Target
         The machine.
-    module_functions : dict of str to llvmlite.ir.Function
-        Functions that tiles share.
     """
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         self.builder, self.kernel, self.target = builder, kernel, target
-        self.module_functions: dict[str, ir.Function] = {}
         self._emit_tile = emit_tile
         self._indices = Indices(builder)
         self._scalars: list[dict[str, Register]] = [{}]
         self._pointers: dict[str, ir.Value] = {}
-        self._tags: dict[str, tuple[ir.MDValue, ir.MDValue]] = {}
         self._scratch = scratch_layout(kernel)[0]
-        self._parallel: ir.MDValue | None = None
-        self._loops = 0
-        self._heap: list[list[ir.Value]] = []  # memory to free at the end of each open block
+        self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
 
     def emit(self) -> None:
         """Emit the whole body."""
         self._bind_parameters()
-        self._make_tags()
+        self._metadata = Metadata(self.builder.module, self.kernel, self.target, self._scratch)
         item = self.builder.function.args[2]
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
@@ -201,38 +137,7 @@ class BodyEmitter:
         table = builder.function.args[1]
         for number, name in enumerate(kernel.dims):
             address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=I64)
-            self._indices.bind(name, _invariant(builder.load(address, typ=I64)))
-
-    def _make_tags(self) -> None:
-        """Give each buffer, or those that may be one memory together, its alias scope.
-
-        Buffers that may share memory are only touched at the element that an
-        iteration writes, so the accesses of a loop without state are independent;
-        LLVM believes that only if every access of the loop says so.
-        """
-        kernel, module = self.kernel, self.builder.module
-        group = {b.name: b.name for b in (*kernel.inputs, *kernel.outputs)}
-        for out, given in kernel.aliases:
-            old, new = group[kernel.outputs[out].name], group[kernel.inputs[given].name]
-            group = {name: new if g == old else g for name, g in group.items()}
-        group |= {name: name for name in self._scratch}
-        domain = module.add_metadata([kernel.name])
-        names = list(dict.fromkeys(group.values()))
-        scopes = {name: module.add_metadata([name, domain]) for name in names}
-        for name, own in group.items():
-            others = module.add_metadata([scopes[n] for n in names if n != own])
-            self._tags[name] = (module.add_metadata([scopes[own]]), others)
-        if kernel.aliases and self.target.kind == "cpu":
-            self._parallel = module.add_metadata([MARK])
-
-    def annotate(self, instruction: ir.Instruction, buffer: Buffer) -> None:
-        """Say which memory a load or store of ``buffer`` cannot touch."""
-        tag = self._tags.get(buffer.name)
-        if tag is not None:
-            instruction.set_metadata("alias.scope", tag[0])
-            instruction.set_metadata("noalias", tag[1])
-        if self._parallel is not None:
-            instruction.set_metadata("llvm.access.group", self._parallel)
+            self._indices.bind(name, invariant(builder.load(address, typ=I64)))
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
         """Return the pointer to element ``flat`` of ``buffer``."""
@@ -283,17 +188,17 @@ class BodyEmitter:
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
         match node:
             case Const(value=value, dtype=dtype):
-                return emit_scalar.constant(value, dtype)
+                return scalar.constant(value, dtype)
             case Index(expr=expr, dtype=dtype):
-                return emit_scalar.convert(self.builder, self._indices.emit(expr), "i64", dtype)
+                return convert(self.builder, self._indices.emit(expr), "i64", dtype)
             case Var(name=name):
                 return self._variable(name)
             case Load(buffer=buffer, index=index):
                 address = self._element(buffer, index)
-                return emit_memory.load(self.builder, address, buffer.dtype, lambda i: self.annotate(i, buffer))
+                return memory.load(self.builder, address, buffer.dtype, self._metadata.annotation(buffer))
             case Apply(fn=fn, args=args, dtype=dtype):
                 values, dtypes = [done[id(a)] for a in args], [a.dtype for a in args]
-                return emit_scalar.apply(self.builder, fn, values, dtypes, dtype)
+                return scalar.apply(self.builder, fn, values, dtypes, dtype)
         raise InternalError(f"kernels: unknown scalar {node!r}")
 
     def _variable(self, name: str) -> Register:
@@ -310,8 +215,8 @@ class BodyEmitter:
         self._heap.append([])
         for stmt in body:
             self._statement(stmt)
-        for memory in self._heap.pop():
-            emit_call.free(self.builder, memory)
+        for address in self._heap.pop():
+            library.free(self.builder, address)
         self._scalars.pop()
         self._indices.pop()
 
@@ -335,33 +240,30 @@ class BodyEmitter:
                 self._emit_tile(self, stmt)
             case Call(function=function, args=args):
                 places = [self._element(buffer, index) for buffer, index in args]
-                emit_call.emit_call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
+                library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
             case Barrier():
                 raise InternalError("kernels: a CPU kernel has no barrier")
 
     def _let(self, var: Var, value: Register) -> None:
         self._scalars[-1][var.name] = value
         if DTYPES[var.dtype].kind in "iu":
-            self._indices.bind(var.name, emit_scalar.convert(self.builder, value, var.dtype, "i64"))
+            self._indices.bind(var.name, convert(self.builder, value, var.dtype, "i64"))
 
     def _store(self, stmt: Store) -> None:
         buffer = stmt.buffer
         value = self.scalar(stmt.value)
         address = self._element(buffer, stmt.index)
-
-        def annotate(instruction: ir.Instruction) -> None:
-            self.annotate(instruction, buffer)
-
+        annotate = self._metadata.annotation(buffer)
         if stmt.reduce:
-            old = emit_memory.load(self.builder, address, buffer.dtype, annotate)
-            value = emit_scalar.combine(self.builder, stmt.reduce, old, value, buffer.dtype)
-        emit_memory.store(self.builder, value, address, buffer.dtype, annotate)
+            old = memory.load(self.builder, address, buffer.dtype, annotate)
+            value = scalar.combine(self.builder, stmt.reduce, old, value, buffer.dtype)
+        memory.store(self.builder, value, address, buffer.dtype, annotate)
 
     def _alloc(self, buffer: Buffer) -> None:
         if buffer.space == "scratch" and not is_static(buffer.shape):
             size = self._indices.emit(self._indices.fold(product(buffer.shape) * size_of(buffer.dtype)))
-            self._pointers[buffer.name] = memory = emit_call.allocate(self.builder, size)
-            self._heap[-1].append(memory)
+            self._pointers[buffer.name] = address = library.allocate(self.builder, size)
+            self._heap[-1].append(address)
             return
         if buffer.space == "scratch":
             offset = ir.Constant(I64, self._scratch[buffer.name])
@@ -371,10 +273,10 @@ class BodyEmitter:
         kind = memory_type(buffer.dtype)
         count = bytes_of(buffer) // size_of(buffer.dtype) * (2 if DTYPES[buffer.dtype].kind == "c" else 1)
         with self.builder.goto_entry_block():
-            memory = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
-            memory.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)
-            memory.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
-        self._pointers[buffer.name] = memory
+            local = self.builder.alloca(ir.ArrayType(kind, max(count, 1)), name=buffer.name)
+            local.align = ALIGNMENT if count > 1 else size_of(buffer.dtype)
+            local.type = PTR  # llvmlite gives a typed pointer, which it does not let us store floats to
+        self._pointers[buffer.name] = local
 
     def _unrolled(self, loop: For) -> None:
         begin, end = self._indices.fold(loop.begin), self._indices.fold(loop.end)
@@ -411,20 +313,8 @@ class BodyEmitter:
         following = builder.add(variable, ir.Constant(I64, loop.step), flags=("nsw",))
         variable.add_incoming(following, builder.block)
         backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
-        self._describe(loop, backedge)
+        self._metadata.describe(loop, backedge)
         builder.position_at_end(after)
-
-    def _describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Tell LLVM what it cannot see, and not to unroll a loop around loops: that only costs time."""
-        module = self.builder.module
-        facts = []
-        if self._parallel is not None and _independent(loop):
-            facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
-        if any(isinstance(s, For) for s in walk(loop.body)) and self.target.kind == "cpu":
-            facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
-        if facts:
-            self._loops += 1
-            backedge.set_metadata("llvm.loop", module.add_metadata([MARK, str(self._loops), *facts]))
 
     def _drop(self, block: ir.Block) -> None:
         self.builder.function.blocks.remove(block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.emit import small_float as emit_small_float
+from aotc.kernels.emit import small_float
 from aotc.kernels.formulas.llvm_algebra import call_intrinsic, suffix
 from aotc.kernels.llvm_types import F32, F64, HALF, I1, I8, I16, I32, Register, part_dtype, register_type
 from aotc.vmfb.dtypes import DTYPES, DType
@@ -35,7 +35,7 @@ def _real(builder: ir.IRBuilder, value: ir.Value, source: str, to: str) -> ir.Va
     if source == to:
         return value
     if source in SMALL_FLOATS:
-        return _real(builder, emit_small_float.to_f32(builder, value, source), "f32", to)
+        return _real(builder, small_float.to_f32(builder, value, source), "f32", to)
     a, b = DTYPES[source], DTYPES[to]
     match a.kind == "f", b.kind:
         case True, "f":
@@ -97,7 +97,7 @@ def _to_odd_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
     """Round an f32 register to a register of the float dtype ``to``, to nearest even."""
     if to in SMALL_FLOATS:
-        return emit_small_float.from_f32(builder, value, to)
+        return small_float.from_f32(builder, value, to)
     match to:
         case "bf16":
             bits = bf16_bits(builder, value)

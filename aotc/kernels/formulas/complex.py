@@ -1,4 +1,4 @@
-"""Functions of complex numbers, as pairs of scalars of the algebra of ``scalar_math``."""
+"""Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``."""
 
 from __future__ import annotations
 

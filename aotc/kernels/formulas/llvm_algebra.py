@@ -1,4 +1,4 @@
-"""The scalar algebra of ``scalar_math`` over LLVM values.
+"""The scalar algebra of ``formulas.math`` over LLVM values.
 
 A :class:`Value` wraps an LLVM register with Python's operators, so that the
 functions of :mod:`aotc.kernels.formulas.math` read as formulas. Only LLVM's own
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.kernels.llvm_types import F32, F64, I1, I32, I64
+from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, Emit
 
 Number = bool | int | float
 
@@ -28,6 +28,11 @@ def suffix(kind: ir.Type) -> str:
     if isinstance(kind, ir.IntType):
         return f"i{kind.width}"
     return "f32" if kind == F32 else "f64"
+
+
+def intrinsic(name: str) -> Emit:
+    """Return what calls the LLVM intrinsic ``name`` whose operands and result are of one type."""
+    return lambda b, *args: call_intrinsic(b, f"llvm.{name}.{suffix(args[0].type)}", args[0].type, list(args))
 
 
 class Value:

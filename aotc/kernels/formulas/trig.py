@@ -1,4 +1,4 @@
-"""Sine, cosine, tangent and the angle of a vector, over the scalar algebra of ``scalar_math``."""
+"""Sine, cosine, tangent and the angle of a vector, over the scalar algebra of ``formulas.math``."""
 
 from __future__ import annotations
 

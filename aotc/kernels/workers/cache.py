@@ -1,21 +1,29 @@
 """Compiled objects on disk, by content.
 
 The key of an object is everything that it depends on: its source text, the
-target, the sources of this package and the versions of Numba and llvmlite. A
-file is written beside its place and renamed, so readers never see half of one.
+target, the sources of all modules that a compiler process can load, and the
+versions of Python and of the packages that make machine code. A file is written
+beside its place and renamed, so readers never see half of one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from aotc.kernels.workers.closure import import_closure
 from aotc.targets import Target
+
+ENTRY = "aotc.kernels.workers.worker"
+# What makes an object for a kind of target. numpy and ml_dtypes round its constants.
+_BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
+PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "nvidia-nvjitlink")}
 
 
 def cache_directory() -> Path:
@@ -26,14 +34,22 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
 
 
-def digest_of(sources: Iterable[Path], packages: Iterable[str]) -> bytes:
-    """Return a digest of files and of the versions of installed packages."""
-    digest = hashlib.sha256()
-    for path in sorted(sources):
-        digest.update(path.read_bytes())
+def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
+    """Return a digest of named texts, and of the versions of Python, whose bytecode Numba reads, and of packages."""
+    digest = hashlib.sha256(sys.version.encode())
     for package in packages:
-        digest.update(version(package).encode())
+        digest.update(f"{package} {_version_of(package)}\n".encode())
+    for name, source in sorted(sources.items()):
+        digest.update(f"{name} {len(source)}\n".encode())
+        digest.update(source)
     return digest.digest()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # nvJitLink may be the CUDA toolkit's
+        return "not installed"
 
 
 def put(path: Path, data: bytes) -> None:
@@ -51,15 +67,14 @@ def put(path: Path, data: bytes) -> None:
 
 
 @cache
-def _compiler_digest() -> bytes:
-    root = Path(__file__).parents[2]
-    tables = ("ir/loop_ir.py", "vmfb/abi.py", "vmfb/dtypes.py", "vmfb/float_formats.py")
-    return digest_of([*root.glob("kernels/**/*.py"), *(root / name for name in tables)], ("numba", "llvmlite"))
+def compiler_digest(kind: str) -> bytes:
+    """Return a digest of what compiles kernels for targets of ``kind``."""
+    return digest_of(import_closure(ENTRY), PACKAGES[kind])
 
 
 def key_of(text: str, target: Target) -> str:
     """Return the key of what ``text`` compiles to for ``target``."""
-    digest = hashlib.sha256(_compiler_digest())
+    digest = hashlib.sha256(compiler_digest(target.kind))
     digest.update(repr(target).encode())
     digest.update(text.encode())
     return digest.hexdigest()

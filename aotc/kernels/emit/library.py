@@ -10,7 +10,7 @@ from aotc.kernels.llvm_types import I64, PTR, VOID
 from aotc.vmfb.abi import IMPORT_PREFIX
 
 
-def emit_call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], characters: int) -> None:
+def call(builder: ir.IRBuilder, name: str, addresses: Sequence[ir.Value], characters: int) -> None:
     """Call the imported function ``name`` as Fortran does: by addresses, then the length of each character."""
     module = builder.module
     symbol = IMPORT_PREFIX + name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.formulas import complex as scalar_complex
+from aotc.kernels.formulas.complex import COMPLEX
 from aotc.kernels.formulas.large_angles import AngleAlgebra
 from aotc.kernels.formulas.llvm_algebra import Value
 from aotc.kernels.llvm_types import F32, Register
@@ -19,7 +19,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> R
     InternalError
         If there is no such op on complex numbers.
     """
-    formula = scalar_complex.COMPLEX.get(fn)
+    formula = COMPLEX.get(fn)
     if formula is None:
         raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
     first = args[0][0]  # type: ignore[index]

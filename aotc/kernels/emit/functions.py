@@ -1,4 +1,4 @@
-"""The functions of ``scalar_math`` as LLVM functions, built once per module.
+"""The functions of ``formulas.math`` as LLVM functions, built once per module.
 
 Each becomes an internal ``alwaysinline`` function of float or double, so that a
 kernel that uses ``exp`` ten times is ten calls until LLVM inlines them.
@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.formulas import math as scalar_math
+from aotc.kernels.formulas import math as formulas
 from aotc.kernels.formulas.large_angles import AngleAlgebra
 from aotc.kernels.formulas.llvm_algebra import Value, suffix
 from aotc.kernels.llvm_types import F32, Register
@@ -29,14 +29,14 @@ def rounded(value: float, dtype: str) -> float:
 
 
 def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
-    """Call the function ``fn`` of ``scalar_math`` on float or double registers.
+    """Call the function ``fn`` of ``formulas.math`` on float or double registers.
 
     Raises
     ------
     InternalError
         If there is no such function.
     """
-    formula = scalar_math.FUNCTIONS.get(fn)
+    formula = formulas.FUNCTIONS.get(fn)
     if formula is None:
         raise InternalError(f"kernels: no scalar op {fn} on {suffix(args[0].type)}")
     kind = args[0].type
@@ -64,7 +64,7 @@ def reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) ->
     if not isinstance(exponent, ir.Constant) or not isinstance(mantissa, ir.Constant):
         raise InternalError("kernels: reduce_precision needs constant bits")
     algebra = AngleAlgebra(builder, 32 if value.type == F32 else 64)
-    rounded_value = scalar_math.reduce_precision(
+    rounded_value = formulas.reduce_precision(
         algebra, Value(builder, value), int(exponent.constant), int(mantissa.constant)
     )
     return rounded_value.raw

@@ -1,0 +1,175 @@
+"""Scalar ops on integers and booleans.
+
+Integers wrap; division by 0 gives -1, its remainder the dividend; a shift by the
+width or more gives 0 (or the sign).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from aotc.diagnostics import InternalError
+from aotc.kernels.emit.convert import narrow_int
+from aotc.kernels.formulas.llvm_algebra import call_intrinsic, intrinsic, suffix
+from aotc.kernels.llvm_types import I1, Emit
+from aotc.vmfb.dtypes import DTYPES
+
+
+def _by_sign(signed: str, unsigned: str) -> Callable[[str], Emit]:
+    return lambda kind: intrinsic(signed if kind == "i" else unsigned)
+
+
+def _division(quotient: bool) -> Callable[[str], Emit]:
+    """Division with the two undefined cases replaced: by 0, and the least integer by -1."""
+
+    def make(kind: str) -> Emit:
+        def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+            width = x.type.width
+            zero, one, ones = (ir.Constant(x.type, n) for n in (0, 1, -1))
+            by_zero = b.icmp_unsigned("==", y, zero)
+            safe = b.select(by_zero, one, y)
+            overflow = None
+            if kind == "i":
+                least = b.icmp_unsigned("==", x, ir.Constant(x.type, -(1 << (width - 1))))
+                overflow = b.and_(least, b.icmp_unsigned("==", y, ones))
+                safe = b.select(overflow, one, safe)
+            if quotient:
+                value = b.sdiv(x, safe) if kind == "i" else b.udiv(x, safe)
+                return b.select(by_zero, ones, value)
+            value = b.srem(x, safe) if kind == "i" else b.urem(x, safe)
+            return b.select(by_zero, x, value)
+
+        return emit
+
+    return make
+
+
+def _shift(name: str) -> Callable[[str], Emit]:
+    def emit(b: ir.IRBuilder, x: ir.Value, by: ir.Value) -> ir.Value:
+        width = ir.Constant(x.type, x.type.width)
+        fits = b.icmp_unsigned("<", by, width)
+        if name == "ashr":
+            last = ir.Constant(x.type, x.type.width - 1)
+            return b.ashr(x, b.select(fits, by, last))
+        inside = b.select(fits, by, ir.Constant(x.type, 0))
+        return b.select(fits, getattr(b, name)(x, inside), ir.Constant(x.type, 0))
+
+    return lambda kind: emit
+
+
+def _sign(kind: str) -> Emit:
+    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+        zero, one = ir.Constant(x.type, 0), ir.Constant(x.type, 1)
+        positive = b.zext(b.icmp_unsigned("!=", x, zero), x.type) if x.type != I1 else x
+        if kind != "i":
+            return positive
+        return b.select(b.icmp_signed("<", x, zero), ir.Constant(x.type, -1), b.select(
+            b.icmp_signed(">", x, zero), one, zero))
+
+    return emit
+
+
+def _abs(kind: str) -> Emit:
+    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+        if kind != "i":
+            return x
+        return b.select(b.icmp_signed("<", x, ir.Constant(x.type, 0)), b.neg(x), x)
+
+    return emit
+
+
+def _power(kind: str) -> Emit:
+    """Binary exponentiation; a negative exponent gives 1 / x**|n| as integers divide."""
+
+    def emit(b: ir.IRBuilder, x: ir.Value, n: ir.Value) -> ir.Value:
+        zero, one, ones = (ir.Constant(x.type, v) for v in (0, 1, -1))
+        result: ir.Value = one
+        base, left = x, n
+        for bit in range(x.type.width):
+            odd = b.icmp_unsigned("!=", b.and_(left, one), zero)
+            result = b.select(odd, b.mul(result, base), result)
+            if bit + 1 < x.type.width:
+                base, left = b.mul(base, base), b.lshr(left, one)
+        if kind != "i":
+            return result
+        odd = b.icmp_unsigned("!=", b.and_(n, one), zero)
+        of_minus_one = b.select(odd, ones, one)
+        unit = b.select(b.icmp_unsigned("==", x, one), one, zero)
+        negative = b.select(b.icmp_unsigned("==", x, ones), of_minus_one, unit)
+        return b.select(b.icmp_signed("<", n, zero), negative, result)
+
+    return emit
+
+
+def _logic(name: str) -> Callable[[str], Emit]:
+    return lambda kind: lambda b, *args: getattr(b, name)(*args)
+
+
+def _count(name: str) -> Callable[[str], Emit]:
+    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+        full = f"llvm.{name}.{suffix(x.type)}"
+        extra = [] if name == "ctpop" else [ir.Constant(I1, 0)]
+        return call_intrinsic(b, full, x.type, [x, *extra])
+
+    return lambda kind: emit
+
+
+INTEGERS: dict[str, Callable[[str], Emit]] = {
+    "add": _logic("add"),
+    "sub": _logic("sub"),
+    "mul": _logic("mul"),
+    "div": _division(quotient=True),
+    "rem": _division(quotient=False),
+    "neg": _logic("neg"),
+    "abs": _abs,
+    "max": _by_sign("smax", "umax"),
+    "min": _by_sign("smin", "umin"),
+    "sign": _sign,
+    "pow": _power,
+    "and": _logic("and_"),
+    "or": _logic("or_"),
+    "xor": _logic("xor"),
+    "not": _logic("not_"),
+    "shl": _shift("shl"),
+    "shr_logic": _shift("lshr"),
+    "shr_arith": _shift("ashr"),
+    "popcnt": _count("ctpop"),
+    "clz": _count("ctlz"),
+}
+
+# On i1, addition is "or" and multiplication "and", as in XLA.
+_BOOLEANS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
+
+
+def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
+    """Emit the scalar op ``fn`` on integers or booleans of ``dtype``.
+
+    Raises
+    ------
+    InternalError
+        If there is no such op on integers.
+    """
+    row = DTYPES[dtype]
+    if row.kind == "b":
+        fn = _BOOLEANS.get(fn, fn)
+    if fn == "clamp":
+        low = apply(builder, "max", args[:2], dtype)
+        return apply(builder, "min", [low, args[2]], dtype)
+    make = INTEGERS.get(fn)
+    if make is None:
+        raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
+    if row.bits in (2, 4):
+        return _narrow(builder, make, args, fn, dtype)
+    return make(row.kind)(builder, *args)
+
+
+def _narrow(builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str):
+    """2- and 4-bit ops run on 8 bits; where the width matters, on a register of the true width."""
+    row = DTYPES[dtype]
+    if fn in ("shl", "shr_logic", "shr_arith", "clz", "popcnt", "div", "pow"):
+        kind = ir.IntType(row.bits)
+        value = make(row.kind)(builder, *[builder.trunc(a, kind) for a in args])
+        return builder.sext(value, args[0].type) if row.kind == "i" else builder.zext(value, args[0].type)
+    return narrow_int(builder, make(row.kind)(builder, *args), row)

@@ -1,0 +1,90 @@
+"""Scalar ops on floats of 16 bits and more.
+
+Only ``contract`` is allowed (a product and a sum may become one FMA); ``max`` and
+``min`` propagate NaN and order -0.0 below 0.0.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.kernels.emit import functions
+from aotc.kernels.emit.convert import round_to
+from aotc.kernels.emit.memory import decode, encode
+from aotc.kernels.formulas.llvm_algebra import call_intrinsic, intrinsic, suffix
+from aotc.kernels.llvm_types import I1, Emit
+from aotc.vmfb.dtypes import DTYPES
+
+_CONTRACT = ("contract",)
+
+
+def _plain(name: str) -> Emit:
+    return lambda b, *args: getattr(b, name)(*args, flags=_CONTRACT)
+
+
+def _sign(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    one, zero = ir.Constant(x.type, 1.0), ir.Constant(x.type, 0.0)
+    signed = call_intrinsic(b, f"llvm.copysign.{suffix(x.type)}", x.type, [one, x])
+    nonzero = b.fcmp_ordered("!=", x, zero)  # false for NaN too: 0 and NaN are their own sign
+    return b.select(nonzero, signed, x)
+
+
+def _is_finite(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    size = call_intrinsic(b, f"llvm.fabs.{suffix(x.type)}", x.type, [x])
+    return b.fcmp_ordered("<", size, ir.Constant(x.type, float("inf")))
+
+
+def _remainder(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    return functions.call(b, "rem", [x, y])
+
+
+FLOATS: dict[str, Emit] = {
+    "add": _plain("fadd"),
+    "sub": _plain("fsub"),
+    "mul": _plain("fmul"),
+    "div": _plain("fdiv"),
+    "neg": lambda b, x: b.fneg(x),
+    "abs": intrinsic("fabs"),
+    "max": intrinsic("maximum"),
+    "min": intrinsic("minimum"),
+    "floor": intrinsic("floor"),
+    "ceil": intrinsic("ceil"),
+    "round_even": intrinsic("rint"),
+    "round_afz": intrinsic("round"),
+    "sqrt": intrinsic("sqrt"),
+    "sign": _sign,
+    "is_finite": _is_finite,
+    "rem": _remainder,
+    "real": lambda b, x: x,
+    "conj": lambda b, x: x,
+    "imag": lambda b, x: ir.Constant(x.type, 0.0),
+}
+
+
+def _next_after(b: ir.IRBuilder, x: ir.Value, y: ir.Value, dtype: str) -> ir.Value:
+    """Step the bits of ``x`` in its own format by one towards ``y``."""
+    raw = encode(b, x, dtype)
+    kind = ir.IntType(DTYPES[dtype].bits)
+    bits, target = (b.bitcast(v, kind) for v in (raw, encode(b, y, dtype)))
+    one, zero = ir.Constant(kind, 1), ir.Constant(x.type, 0.0)
+    grows = b.xor(b.fcmp_ordered("<", x, y), b.fcmp_ordered("<", x, zero))
+    stepped = b.select(grows, b.add(bits, one), b.sub(bits, one))
+    sign = b.and_(target, ir.Constant(kind, 1 << (kind.width - 1)))
+    stepped = b.select(b.fcmp_ordered("==", x, zero), b.or_(sign, one), stepped)
+    moved = decode(b, b.bitcast(stepped, raw.type) if raw.type != kind else stepped, dtype)
+    value = b.select(b.fcmp_ordered("==", x, y), y, moved)
+    return b.select(b.fcmp_unordered("uno", x, y), b.fadd(x, y), value)
+
+
+def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str, result: str) -> ir.Value:
+    """Emit the scalar op ``fn`` on floats of ``dtype``, of 16 bits or more."""
+    if fn == "clamp":
+        low = call_intrinsic(builder, f"llvm.maximum.{suffix(args[1].type)}", args[1].type, [args[0], args[1]])
+        return call_intrinsic(builder, f"llvm.minimum.{suffix(args[1].type)}", args[1].type, [low, args[2]])
+    if fn == "next_after":
+        return _next_after(builder, args[0], args[1], dtype)
+    emit = FLOATS.get(fn)
+    value = emit(builder, *args) if emit else functions.call(builder, fn, args)
+    if value.type == I1 or result in ("f32", "f64"):
+        return value
+    return round_to(builder, value, dtype)
