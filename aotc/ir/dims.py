@@ -15,7 +15,7 @@ bound is what removes the divisions that reshapes bring.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeAlias, Union
@@ -432,21 +432,31 @@ def symbols(e: Dim) -> set[Sym]:
 
 def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
     """Return ``e`` with symbols replaced by name."""
+    return _replace(e, lambda s: values.get(s.name))
+
+
+def substitute_symbols(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
+    """Return ``e`` with symbols replaced; another symbol of the same name stays."""
+    return _replace(e, values.get)
+
+
+def _replace(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if not isinstance(e, Expr):
         return e
-    if not any(s.name in values for s in symbols(e)):
+    if all(value_of(s) is None for s in symbols(e)):
         return e
     total: Dim = e.const
     for monomial, c in e.terms:
-        total = total + product(_substitute_atom(a, values) for a in monomial) * c
+        total = total + product(_replace_atom(a, value_of) for a in monomial) * c
     return total
 
 
-def _substitute_atom(atom: Atom, values: Mapping[str, Dim]) -> Dim:
+def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if isinstance(atom, Sym):
-        return values.get(atom.name, Expr(0, (((atom,), 1),)))
+        value = value_of(atom)
+        return Expr(0, (((atom,), 1),)) if value is None else value
     fn = {"//": floordiv, "%": mod, "max": maximum, "min": minimum}[atom.fn]
-    return fn(substitute(atom.a, values), substitute(atom.b, values))
+    return fn(_replace(atom.a, value_of), _replace(atom.b, value_of))
 
 
 def evaluate(e: Dim, values: Mapping[str, int]) -> int:

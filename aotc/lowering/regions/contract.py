@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, minimum, product, static, substitute, sym
+from aotc.ir.dims import Dim, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op, Value
@@ -19,7 +19,7 @@ from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -89,7 +89,7 @@ class Product:
 def lower_contract(function: Function, target: Target) -> Kernel:
     """Lower a contract region: by tiles where the product allows, else as loops."""
     b = RegionBuilder(function, target)
-    op = next(op for op in function.body.ops if op.results[0] is b.anchors.anchor)
+    op = b.root
     if target.kind == "cuda":
         from aotc.lowering.regions.contract_cuda import lower_product_cuda
 
@@ -264,10 +264,7 @@ class _Tiles:
         self.e.anchored.clear()
         self.e.enter(inner)
         self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
-        at = p.place(outer, start + r, column + c)
-        names = {f"i{k}": x for k, x in enumerate(at)}
-        places = [tuple(substitute(i, names) for i in self.b.index[v]) for _, v in self.results]
-        store_all(self.e, [(out, v, index) for (out, v), index in zip(self.results, places, strict=True)])
+        store_results(self.b, self.e, p.place(outer, start + r, column + c))
         columns = For("c", 0, width, tuple(inner))
         block.append(For("r", 0, height, (columns,)) if height > 1 else columns)
 

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aotc.ir.dims import Dim, minimum, product, substitute, sym
+from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.contract_loops import lower_product_loops, sum_dtype
 from aotc.lowering.regions.elemental import constant_scalar, provide
-from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.vmfb.dtypes import to_numpy
 
 PAD = 4
@@ -243,11 +243,7 @@ class _Blocks:
         total: Scalar = Load(self.sums, (r, c))
         dtype = self.op.result.type.dtype
         self.e.anchor(self.op.result, provide(total if dtype == self.dtype else Apply("convert", (total,), dtype)))
-        where = p.place(at, first + r, start + c)
-        names = {f"i{d}": x for d, x in enumerate(where)}
-        results = self.b.function.body.results
-        places = [tuple(substitute(i, names) for i in self.b.index[v]) for v in results]
-        store_all(self.e, list(zip(self.b.outputs, results, places, strict=True)))
+        store_results(self.b, self.e, p.place(at, first + r, start + c))
         for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
             if not isinstance(extent, int) or extent % width:
                 inside = [If(Apply("lt", (IndexScalar(offset), IndexScalar(extent)), "i1"), tuple(inside))]

@@ -23,7 +23,7 @@ from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.nests import grid_loop, make_axes, place
-from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.reduction import Rows, operands_at
 from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -153,8 +153,7 @@ class _BlockRows(Rows):
             self.e.anchored[v] = provide(held)
         store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
         for op in stage:
-            values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
-            combine(b, self.e, op, own[op], values, [])
+            combine(b, self.e, op, own[op], operands_at(b, self.e, op, here), [])
         for v in keep:
             self.e.anchored[v] = self._from_scratch(v)
         each.append(For(_name(flat), t, size, tuple(inside), step=self.threads))
