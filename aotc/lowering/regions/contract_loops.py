@@ -15,9 +15,9 @@ from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 UNROLLED_TERMS = 49
 
 
-def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
+def lower_contract_loops(b: RegionBuilder) -> Kernel:
     """One element of the product at a time; short sums are unrolled so that the loop around them vectorizes."""
-    e = b.elements()
+    e, op = b.elements(), b.root
     terms = _conv_terms if op.name == "conv" else _matmul_terms
 
     def emit(block: list[Stmt], at: Index) -> None:

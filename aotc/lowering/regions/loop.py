@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 from aotc.ir.dims import Dim, Expr, maximum, minimum, product, sym
@@ -15,6 +14,7 @@ from aotc.lowering.passes.fuse import EXPENSIVE
 from aotc.lowering.regions.elemental import FREE, Elements, provide, test_index
 from aotc.lowering.regions.nests import (
     Axis,
+    Emit,
     addresses,
     coefficient,
     grid_loop,
@@ -51,9 +51,9 @@ def lower_loop(function: Function, target: Target) -> Kernel:
 
 
 def loops_over(
-    b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
+    b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops over the axes ``merged``, as the target likes them.
+    """Return the grid and the loops over the axes ``merged``, as :data:`_GRIDS` has them for the target.
 
     ``emit(block, index)`` adds the statements of one element; ``trial`` are those of a trial, which tell the cost.
     """
@@ -61,10 +61,20 @@ def loops_over(
         block: list[Stmt] = []
         emit(block, b.anchors.space)
         return 1, tuple(block)
-    if b.target.kind == "cuda":
-        return grid_loop(
-            merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
-        )
+    return _GRIDS[b.target.kind](b, merged, emit, trial)
+
+
+def _threads(
+    b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]
+) -> tuple[Dim, tuple[Stmt, ...]]:
+    """One thread per element."""
+    return grid_loop(
+        merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
+    )
+
+
+def _items(b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
     outer, inner = split_grid(merged, ITEM_WORK)
     last = inner[-1]
     chunk = None
@@ -94,6 +104,9 @@ def loops_over(
             block.append(For(last.name, lo, hi, tuple(inside)))
 
     return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
+
+
+_GRIDS = {"cpu": _items, "cuda": _threads}
 
 
 def _rows_of_items(b: RegionBuilder, outer: list[Axis], inner: list[Axis]) -> tuple[Axis, int] | None:

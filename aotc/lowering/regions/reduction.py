@@ -18,6 +18,7 @@ from aotc.vmfb.dtypes import size_of
 
 SCRATCH_LIMIT = 1 << 18
 COLUMN_BLOCK = 128
+SHORT_ROW = 64  # elements
 
 
 def lower_reduction(function: Function, target: Target) -> Kernel:
@@ -59,14 +60,9 @@ class Rows:
 
     def lower(self) -> Kernel:
         b = self.b
-        row_axes = make_axes(b.shape, [(k,) for k in self.kept])
         self.inner = self._inner_axes()
         self._choose_scratch()
-        work = product(a.extent for a in self.inner)
-        if isinstance(work, int) and work < 64 and row_axes and b.target.kind == "cpu":
-            outer, tail = split_grid(row_axes, max(ITEM_WORK // max(work, 1), 1))
-        else:
-            outer, tail = row_axes, []
+        outer, tail = self._split(make_axes(b.shape, [(k,) for k in self.kept]))
 
         def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
             serial(
@@ -75,6 +71,13 @@ class Rows:
 
         grid, body = grid_loop(outer, None, item)
         return b.kernel(grid, body, b.cost())
+
+    def _split(self, axes: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+        """Return the axes of the grid, and those of the rows of one item: several if a row is short."""
+        work = product(a.extent for a in self.inner)
+        if axes and isinstance(work, int) and work < SHORT_ROW:
+            return split_grid(axes, max(ITEM_WORK // max(work, 1), 1))
+        return axes, []
 
     def _inner_axes(self) -> list[Axis]:
         """Merge the reduced axes as far as all addresses of the body allow."""
