@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aotc.ir.dims import Atom, Dim, Expr, Sym, floordiv, maximum, minimum, mod, product
 
@@ -27,20 +27,30 @@ def symbols(e: Dim) -> set[Sym]:
 
 def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
     """Return ``e`` with symbols replaced by name."""
+    return _replace(e, lambda s: values.get(s.name))
+
+
+def substitute_symbols(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
+    """Return ``e`` with symbols replaced; another symbol of the same name stays."""
+    return _replace(e, values.get)
+
+
+def _replace(e: Dim, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if not isinstance(e, Expr):
         return e
-    if not any(s.name in values for s in symbols(e)):
+    if all(value_of(s) is None for s in symbols(e)):
         return e
     total: Dim = e.const
     for monomial, c in e.terms:
-        total = total + product(_substitute_atom(a, values) for a in monomial) * c
+        total = total + product(_replace_atom(a, value_of) for a in monomial) * c
     return total
 
 
-def _substitute_atom(atom: Atom, values: Mapping[str, Dim]) -> Dim:
+def _replace_atom(atom: Atom, value_of: Callable[[Sym], Dim | None]) -> Dim:
     if isinstance(atom, Sym):
-        return values.get(atom.name, Expr(0, (((atom,), 1),)))
-    return _CALLS[atom.fn](substitute(atom.a, values), substitute(atom.b, values))
+        value = value_of(atom)
+        return Expr(0, (((atom,), 1),)) if value is None else value
+    return _CALLS[atom.fn](_replace(atom.a, value_of), _replace(atom.b, value_of))
 
 
 def evaluate(e: Dim, values: Mapping[str, int]) -> int:

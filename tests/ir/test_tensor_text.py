@@ -45,7 +45,7 @@ def dispatch_module(dtype="f32"):
     """Return a module with a fused private function that is dispatched."""
     t = TensorType("f32", (B, 2 * B + 1))
     x, y, inner, doubled = Value("x", t), Value("y", t), Value("p", t), Value("d", t)
-    attrs = {"kind": "loop", "anchor": 'add "quoted" // here', "sizes": (1, 2), "cost": 1.5, "flag": True}
+    attrs = {"kind": "loop", "root": 'add "quoted" // here', "sizes": (1, 2), "cost": 1.5, "flag": True}
     kernel = Function(
         "main_loop_0", Region((inner,), (Op("add", (inner, inner), (doubled,)),), (doubled,)), False, attrs
     )

@@ -1,7 +1,8 @@
 """The contractions that passes make: ``matmul`` and ``conv``, and both with a packed right operand.
 
 Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
-is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded.
+is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
+the attribute ``cols`` is computed in tiles of so many columns.
 """
 
 from __future__ import annotations

@@ -3,15 +3,17 @@
 A region is iterated over the index space of one of its values, the *anchor*.
 :class:`Anchors` follows ops forward from it and says at which index of every
 other value an iteration works, or that no such index exists. Fusion uses this
-to decide what fits together; lowering uses it to place the stores.
+to decide what fits together; :func:`settle` finds it again in the outlined
+function, by the same steps, so that lowering can place the stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims import Dim, Expr, Sym
+from aotc.ir.dims_symbols import substitute_symbols, symbols
 from aotc.ir.opset.elementwise import SCALARS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, forward
@@ -19,46 +21,115 @@ from aotc.lowering.analysis.index_maps import Index, forward
 ELEMENTWISE = frozenset(SCALARS) | {"reduce_precision", "bitcast"}
 
 
+@dataclass(frozen=True, slots=True)
+class LoopAxis(Sym):
+    """The symbol of one axis of an iteration space; a dim of the model is another symbol, whatever its name."""
+
+    number: int = 0
+
+
+def loop_name(number: int) -> str:
+    """Return the name that the loop over an axis has in the text of a kernel."""
+    return f"i{number}"
+
+
 def iteration_space(shape: tuple[Dim, ...]) -> Index:
-    """Return one loop symbol per dim, ``i0, i1, ...``; dims of size 1 are the index 0."""
-    return tuple(0 if d == 1 else sym(f"i{k}", 0, d) for k, d in enumerate(shape))
+    """Return one :class:`LoopAxis` per dim; dims of size 1 are the index 0."""
+    return tuple(
+        0 if d == 1 else Expr(0, (((LoopAxis(loop_name(k), 0, d, k),), 1),)) for k, d in enumerate(shape)
+    )
 
 
-def axis_of(e: Dim) -> int | None:
-    """Return ``k`` if ``e`` is exactly the loop symbol ``ik``."""
+def axis_of(e: Dim) -> LoopAxis | None:
+    """Return the axis if ``e`` is exactly that, without a factor or an offset."""
     if isinstance(e, Expr) and not e.const and len(e.terms) == 1 and e.terms[0][1] == 1:
         ((monomial, _),) = e.terms
-        name = str(monomial[0])
-        if len(monomial) == 1 and name[0] == "i" and name[1:].isdigit():
-            return int(name[1:])
+        if len(monomial) == 1 and isinstance(monomial[0], LoopAxis):
+            return monomial[0]
     return None
 
 
+def anchor_of(root: Op) -> Value:
+    """Return the value whose index space a region iterates over: a reduction's operand, else the root's result."""
+    return root.operands[0] if root.name == "reduce" else root.results[0]
+
+
+def settle(root: Op, ops: Sequence[Op]) -> Anchors:
+    """Return the anchors of the outlined region ``ops`` that fusion grew from ``root``.
+
+    What depends on the root joined it, in this order, so it lies where fusion found it to lie. The other ops are
+    repeated wherever a value of theirs is read. Where one of them would lie if it had joined is only noted once
+    that cannot move the others.
+    """
+    anchors = Anchors(root, {v: op for op in ops for v in op.results})
+    for v in root.results:
+        if root.name != "reduce":
+            anchors.note(v, anchors.space, 0)
+    members: set[Op] = {root}
+    dependent = set(root.results)
+    for op in ops:
+        if not dependent.isdisjoint(op.operands):
+            dependent.update(op.results)
+            members.add(op)
+    for op in ops:
+        if op in members and anchors.index.get(op.results[0]) is None:
+            anchors.extend(op, members)
+    everything = {*ops}
+    for op in ops:
+        if anchors.index.get(op.results[0]) is None:
+            anchors.extend(op, everything)
+        for v in op.operands if op in anchors.reads else ():
+            if anchors.index.get(v) is None and v.type.shape == op.operands[0].type.shape:
+                anchors.note(v, anchors.reads[op], 0)
+    return anchors
+
+
 class Anchors:
-    """Forward index maps from one anchor value.
+    """Forward index maps from the anchor of a region.
+
+    Parameters
+    ----------
+    root : Op
+        The op that the region grows from.
+    ops : mapping of Value to Op
+        The op that makes each value.
 
     Attributes
     ----------
+    anchor : Value
+        The value whose index space is iterated over.
     space : Index
-        The loop symbols of the anchor's dims.
+        The axes of that space.
     reduced : frozenset of int, or None
         Axes of the anchor that the region's reductions run over.
     levels : dict
         For each value that has an index: how many reductions come before it.
+    reads : dict
+        For each reduction: the index at which it reads its operands.
     """
 
-    def __init__(self, anchor: Value, ops: Mapping[Value, Op]) -> None:
-        self.anchor, self.ops = anchor, ops
-        self.space = iteration_space(anchor.type.shape)
+    def __init__(self, root: Op, ops: Mapping[Value, Op]) -> None:
+        self.anchor, self.ops = anchor_of(root), ops
+        self.space = iteration_space(self.anchor.type.shape)
         self.reduced: frozenset[int] | None = None
-        self.index: dict[Value, Index | None] = {anchor: self.space}
-        self.levels: dict[Value, int] = {anchor: 0}
+        self.index: dict[Value, Index | None] = {}
+        self.levels: dict[Value, int] = {}
+        self.reads: dict[Op, Index] = {}
+        self.note(self.anchor, self.space, 0)
+        if root.name == "reduce":
+            for v in root.operands[1 : len(root.operands) // 2]:
+                self.note(v, self.space, 0)
+            self.extend(root, {root})
+
+    def note(self, value: Value, index: Index, level: int) -> None:
+        """Note where ``value`` lies and how many reductions come before it."""
+        self.index[value], self.levels[value] = index, level
 
     def copy(self) -> Anchors:
         """Return an independent copy, to try an extension on."""
         other = Anchors.__new__(Anchors)
         other.anchor, other.ops, other.space, other.reduced = self.anchor, self.ops, self.space, self.reduced
-        other.index, other.levels = dict(self.index), dict(self.levels)
+        other.index, other.levels, other.reads = dict(self.index), dict(self.levels), dict(self.reads)
         return other
 
     def resolve(self, value: Value, members: frozenset[Op] | set[Op]) -> Index | None:
@@ -123,7 +194,7 @@ class Anchors:
 
     def _ordered(self, index: list[Dim]) -> bool:
         """Do the plain loop symbols of ``index`` appear in order? (Equal extents could be swapped.)"""
-        axes = [a for a in map(axis_of, index) if a is not None]
+        axes = [a.number for a in map(axis_of, index) if a is not None]
         return axes == sorted(axes)
 
     def _extend_reduce(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
@@ -134,32 +205,35 @@ class Anchors:
             return {}
         if any(self.resolve(v, members) is not None for v in op.operands[count:]):
             return {}
-        axes = set()
-        for d in op.attrs["dims"]:
-            axis = axis_of(known[0][d])
-            if axis is None and known[0][d] != 0:
-                return {}
-            if axis is not None:
-                axes.add(axis)
-        kept = tuple(e for d, e in enumerate(known[0]) if d not in op.attrs["dims"])
-        kept_axes = {axis_of(e) for e in kept} - {None}
-        everything = {k for k, e in enumerate(self.space) if e != 0}
-        if axes & kept_axes or (axes | kept_axes) != everything:
-            return {}
-        if any(axis_of(e) is None and e != 0 for e in kept):
+        at = known[0]
+        axes = _axes_of([at[d] for d in op.attrs["dims"]])
+        rest = tuple(e for d, e in enumerate(at) if d not in op.attrs["dims"])
+        other = _axes_of(rest)
+        if axes is None or other is None or axes & other or axes | other != _axes_of(self.space):
             return {}
         if self.reduced is not None and self.reduced != axes:
             return {}
-        self.reduced = frozenset(axes)
+        self.reduced, self.reads[op] = axes, at
         level = 1 + max(self.levels[v] for v, i in zip(op.operands, indices) if i is not None)
         for v in op.results:
-            self.index[v], self.levels[v] = kept, level
-        return dict.fromkeys(op.results, kept)
+            self.note(v, rest, level)
+        return dict.fromkeys(op.results, rest)
 
     def is_row(self, value: Value) -> bool:
         """Is ``value`` constant along the reduced axes?"""
         index = self.index[value]
         if self.reduced is None or index is None:
             return False
-        names = {f"i{k}" for k in self.reduced}
-        return not any(s.name in names for e in index for s in symbols(e))
+        return not any(isinstance(s, LoopAxis) and s.number in self.reduced for e in index for s in symbols(e))
+
+    def move(self, index: Index, at: Index) -> Index:
+        """Return what ``index`` becomes at the place ``at`` of the space."""
+        axes = zip(map(axis_of, self.space), at, strict=True)
+        values: dict[Sym, Dim] = {axis: e for axis, e in axes if axis is not None}
+        return tuple(substitute_symbols(e, values) for e in index)
+
+
+def _axes_of(index: Sequence[Dim]) -> frozenset[int] | None:
+    """Return the numbers of the axes that ``index`` steps through, or None if it is more than axes and zeros."""
+    axes = [axis_of(e) for e in index if e != 0]
+    return None if None in axes else frozenset(a.number for a in axes if a is not None)

@@ -1,15 +1,21 @@
-"""Which register tile to use for a product of given size."""
+"""The tile of a product of given size: of registers on a CPU, a block of threads on a GPU."""
 
 from __future__ import annotations
 
-from aotc.ir.dims import Dim, Expr
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tile_forms import FORMS
+from aotc.lowering.analysis.cost import streams
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-STREAM_ROWS = 4
 STREAM_VECTORS = {1: 8, 2: 8, 3: 4, 4: 4}
+"""Vectors in a row of the tile of a product that streams, for each number of rows, where there are 32 registers."""
+
 SMALL_ROWS = 8
+"""Rows of a product. Up to so many, one tile of three vectors a row has them all."""
 
 
 def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, int]:
@@ -22,7 +28,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     room = target.registers - 1
     needed = -(-n // lanes) if not isinstance(n, Expr) else room
-    if not isinstance(m, Expr) and m <= STREAM_ROWS:
+    if not isinstance(m, Expr) and streams(m):
         wide = STREAM_VECTORS[max(m, 1)] * min(target.registers, 32) // 32
         return max(m, 1), lanes * max(min(wide, needed), 1)
     vectors = min(2, needed)
@@ -47,3 +53,53 @@ def split_rows(m: int, rows_max: int) -> tuple[tuple[int, int], ...]:
         return ()
     low, tall = divmod(m, tiles)
     return tuple(run for run in ((low + 1, tall), (low, tiles - tall)) if run[1])
+
+
+def in_place_cols(m: Dim, n: int, k: Dim, form: str, target: Target) -> int:
+    """Return the columns of a tile that reads its right operand where it lies: a divisor of ``n``, in whole vectors."""
+    lanes = target.vector_bytes // size_of(form)
+    _, cols = best_tile(m, n, k, form, target)
+    return next(c for c in range(min(cols, n), 0, -lanes) if n % c == 0)
+
+
+class Block(NamedTuple):
+    """A block of the result on a GPU, the part of it that one thread sums, and the k of a slice.
+
+    Small blocks take deep slices: there are few of them, so each must have many loads under way.
+    """
+
+    rows: int
+    cols: int
+    thread_rows: int
+    thread_cols: int
+    depth: int
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block."""
+        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
+
+
+BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
+SKINNY = Block(8, 32, 1, 1, 128)
+
+BLOCK_EXTENT = 24
+"""Rows, columns or terms. With fewer, most of a block's threads would have nothing to do."""
+
+ENOUGH_BLOCKS = 128
+"""Blocks. So many occupy all multiprocessors of a GPU (an H200 has 132)."""
+
+
+def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
+    """Return the largest block of which there are enough to occupy the GPU, or None: one thread per element."""
+    few_rows, few_columns, few_terms = (isinstance(d, int) and d < BLOCK_EXTENT for d in (m, n, k))
+    if few_columns or few_terms:
+        return None
+    if few_rows:
+        return None if isinstance(k, int) and k < SKINNY.depth else SKINNY
+    if not isinstance(m, int) or not isinstance(n, int):
+        return BLOCKS[1]
+    products = product(batch)
+    count = products if isinstance(products, int) else 1
+    enough = (b for b in BLOCKS if count * -(-m // b.rows) * -(-n // b.cols) >= ENOUGH_BLOCKS)
+    return next(enough, BLOCKS[-1])

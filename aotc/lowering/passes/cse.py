@@ -25,8 +25,8 @@ def structure(function: Function) -> tuple:
     """Return a key that functions share which do the same, whatever they and their values are called."""
     body, scope = function.body, _Scope()
     values = (*body.params, *(v for op in body.ops for v in op.results))
-    place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("anchor")), None)
-    return scope.region_key(body, {}), scope.frozen({**function.attrs, "anchor": place})
+    place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("root")), None)
+    return scope.region_key(body, {}), scope.frozen({**function.attrs, "root": place})
 
 
 class _Bytes:

@@ -95,8 +95,7 @@ class _Fuser:
         """
         if any(op.name == "bind_dim" for op in region.ops):
             return self._stages(region)
-        own = {v: op for op in region.ops for v in op.results}
-        self.makers.update(own)
+        self.makers.update((v, op) for op in region.ops for v in op.results)
         self.needed = needs_buffer(region.ops, region.results, self.makers)
         moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
@@ -162,21 +161,17 @@ class _Fuser:
     def _open(self, op: Op, kind: str) -> None:
         group = Group(len(self.groups), kind, [op])
         if kind not in ("single", "update"):
-            group.anchors = Anchors(op.results[0], self.makers)
+            group.anchors = Anchors(op, self.makers)
         self.groups.append(group)
         self._add(group, op, self._sources(op))
 
     def _open_reduce(self, op: Op) -> None:
         """A reduction whose operands come from elsewhere iterates over its operand."""
-        group = Group(len(self.groups), "loop", [op], Anchors(op.operands[0], self.makers))
-        count = len(op.operands) // 2
-        assert group.anchors is not None
-        for v in op.operands[1:count]:
-            group.anchors.index[v], group.anchors.levels[v] = group.anchors.space, 0
-        if not group.anchors.extend(op, {op}):
-            group.anchors, group.kind = None, "single"
+        anchors = Anchors(op, self.makers)
+        if op in anchors.reads:
+            group = Group(len(self.groups), _reduce_kind(anchors), [op], anchors)
         else:
-            group.kind = _reduce_kind(group.anchors)
+            group = Group(len(self.groups), "single", [op])
         self.groups.append(group)
         self._add(group, op, self._sources(op))
 

@@ -145,8 +145,8 @@ class Outliner:
         if group.kind in ("single", "update"):
             inputs, params, ops = _old_values_first(first, inputs, ops)
         body = Region(tuple(params), tuple(ops), results)
-        anchor = group.anchors.anchor.name if group.anchors else ""
-        self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "anchor": anchor}, loc=first.loc)
+        root = first.results[0].name if group.anchors else ""
+        self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "root": root}, loc=first.loc)
         return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=first.loc)
 
     def _body(self, group: Group, inputs: set[Value]) -> list[Op]:

@@ -8,9 +8,10 @@ After::
     %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
-A product that stays ``matmul`` or ``conv`` reads its right operand in place or is
-lowered as plain loops. A product of few rows with a right operand stored by
-columns is a set of dot products: it becomes multiply and reduce.
+:mod:`aotc.lowering.analysis.cost` decides. A ``matmul`` that is to read its right
+operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
+it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
+stored by columns is a set of dot products: it becomes multiply and reduce.
 """
 
 from __future__ import annotations
@@ -23,17 +24,15 @@ import numpy as np
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.ir.tile_forms import FORMS
-from aotc.lowering.analysis.tiling import best_tile
+from aotc.lowering.analysis.cost import conv_strategy, matmul_strategy
+from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.options import Options
 from aotc.targets import Target, resolve
-from aotc.vmfb.dtypes import size_of, to_numpy
+from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
-IN_PLACE_ELEMENTS = 1 << 16
-STREAM_ROWS = 4
 _FOLDED = frozenset({"constant", "reshape", "transpose", "convert", "pad"})
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
-TINY_FLOPS = 1 << 13
 
 
 def form_of(lhs: str, rhs: str, result: str) -> str:
@@ -155,38 +154,19 @@ class _Rewriter:
         op = self._stored(op)
         lhs, rhs = op.operands
         form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype)
-        result = op.result.type
-        m, n = result.shape[-2:]
+        m, n = op.result.type.shape[-2:]
         k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-        if not form or (isinstance(k, int) and k == 0) or (form == "i8" and result.dtype != "i32"):
-            self.new.append(op)
-            return
-        if isinstance(m, int) and m <= STREAM_ROWS and op.attrs["rhs_transposed"] and form != "i8":
-            self._dot_products(op, form, k)
-            return
-        flops = product((*result.shape, k)) * 2
-        if isinstance(flops, int) and flops <= TINY_FLOPS:
-            self.new.append(op)
-            return
-        if self._in_place(op, form, m, n, k):
-            a, b = self.convert(lhs, form, op), self.convert(rhs, form, op)
-            self.finish(op, "matmul", (a, b), FORMS[form].out, **op.attrs)
-            return
-        if isinstance(n, int) and isinstance(k, int):
-            self._packed_matmul(op, form, m, n, k)
-        else:
-            self.new.append(op)
-
-    def _in_place(self, op: Op, form: str, m: Dim, n: Dim, k: Dim) -> bool:
-        """Is a right operand stored by rows better read where it is?"""
-        if op.attrs["rhs_transposed"] or form == "i8" or not isinstance(n, int):
-            return False
-        lanes = self.target.vector_bytes // size_of(form)
-        if n % lanes or op.operands[1] in self.constants:
-            return False
-        streams = isinstance(m, int) and m <= STREAM_ROWS
-        small = isinstance(k, int) and k * n <= IN_PLACE_ELEMENTS
-        return streams or small
+        match matmul_strategy(op, form, rhs in self.constants, self.target):
+            case "loops":
+                self.new.append(op)
+            case "dots":
+                self._dot_products(op, form, k)
+            case "in_place":
+                a, b = self.convert(lhs, form, op), self.convert(rhs, form, op)
+                cols = in_place_cols(m, static(n), k, form, self.target)
+                self.finish(op, "matmul", (a, b), FORMS[form].out, **op.attrs, cols=cols)
+            case "packed":
+                self._packed_matmul(op, form, m, static(n), static(k))
 
     def _packed_matmul(self, op: Op, form: str, m: Dim, n: int, k: int) -> None:
         group = FORMS[form].group
@@ -248,15 +228,8 @@ class _Rewriter:
         lhs, rhs = op.operands
         form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype)
         *kernel, c, n = rhs.type.shape
-        if (
-            form not in ("f32", "f64")
-            or op.attrs["feature_groups"] != 1
-            or not isinstance(product(rhs.type.shape), int)
-        ):
+        if conv_strategy(op, form) == "loops":
             self._plain_conv(op, form)
-            return
-        if 0 in rhs.type.shape:
-            self.new.append(op)
             return
         lhs, rhs = self.convert(lhs, form, op), self.convert(rhs, form, op)
         k = static(product((*kernel, c)))

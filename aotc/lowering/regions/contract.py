@@ -12,15 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, minimum, product, static, sym
-from aotc.ir.dims_symbols import substitute
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, Var
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiling import best_tile, split_rows
+from aotc.lowering.regions.contract_loops import lower_contract_loops
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -33,7 +33,7 @@ Levels = tuple[tuple[Dim, Dim, Dim], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowTiles:
     """How the rows of one product are cut: ``tiles`` tiles, the first ``tall`` one row higher than ``height``.
 
     ``ragged`` is the symbolic number of rows if it is not known; then every tile
@@ -50,20 +50,20 @@ class Rows:
         return tile * self.height + (minimum(tile, self.tall) if self.tall != 0 else 0)
 
 
-def cut_rows(m: Dim, rows_max: int) -> Rows:
+def cut_rows(m: Dim, rows_max: int) -> RowTiles:
     """Return the balanced cut of ``m`` rows into tiles of at most ``rows_max``."""
     if not isinstance(m, int):
-        return Rows((m + (rows_max - 1)) // rows_max, rows_max, 0, m)
+        return RowTiles((m + (rows_max - 1)) // rows_max, rows_max, 0, m)
     if m == 0:
-        return Rows(0, rows_max, 0)
+        return RowTiles(0, rows_max, 0)
     runs = split_rows(m, rows_max)
     if len(runs) == 1:
-        return Rows(runs[0][1], runs[0][0], 0)
-    return Rows(runs[0][1] + runs[1][1], runs[1][0], runs[0][1])
+        return RowTiles(runs[0][1], runs[0][0], 0)
+    return RowTiles(runs[0][1] + runs[1][1], runs[1][0], runs[0][1])
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class TiledProduct:
     """One product as the tile sees it.
 
     ``outer`` are the extents of the grid dims before rows and columns (batch, or
@@ -88,25 +88,18 @@ class Product:
 
 
 def lower_contract(function: Function, target: Target) -> Kernel:
-    """Lower a contract region: by tiles where the product allows, else as loops."""
+    """Lower a product of a CPU: by tiles if ``pack_contractions`` chose them, else as loops."""
     b = RegionBuilder(function, target)
-    op = next(op for op in function.body.ops if op.results[0] is b.anchors.anchor)
-    if target.kind == "cuda":
-        from aotc.lowering.regions.contract_cuda import lower_product_cuda
-
-        return lower_product_cuda(b, op)
-    described = _DESCRIBE[op.name](b, op, target)
-    if described is None:
-        from aotc.lowering.regions.contract_loops import lower_product_loops
-
-        return lower_product_loops(b, op)
-    return _Tiles(b, op, described, target).lower()
+    describe = _DESCRIBE.get(b.root.name)
+    if describe is None or (b.root.name == "matmul" and "cols" not in b.root.attrs):
+        return lower_contract_loops(b)
+    return _Tiles(b, b.root, describe(b, b.root), target).lower()
 
 
 class _Tiles:
     """Writes the grid, the panels, the tiles and the epilogue."""
 
-    def __init__(self, b: RegionBuilder, op: Op, p: Product, target: Target) -> None:
+    def __init__(self, b: RegionBuilder, op: Op, p: TiledProduct, target: Target) -> None:
         self.b, self.op, self.p, self.target = b, op, p, target
         rows_max, _ = best_tile(p.m, p.n, p.k, p.form, target)
         self.rows = cut_rows(p.m, rows_max)
@@ -265,10 +258,7 @@ class _Tiles:
         self.e.anchored.clear()
         self.e.enter(inner)
         self.e.anchor(self.op.result, provide(Load(tile, (r, c))))
-        at = p.place(outer, start + r, column + c)
-        names = {f"i{k}": x for k, x in enumerate(at)}
-        places = [tuple(substitute(i, names) for i in self.b.index[v]) for _, v in self.results]
-        store_all(self.e, [(out, v, index) for (out, v), index in zip(self.results, places, strict=True)])
+        store_results(self.b, self.e, p.place(outer, start + r, column + c))
         columns = For("c", 0, width, tuple(inner))
         block.append(For("r", 0, height, (columns,)) if height > 1 else columns)
 
@@ -276,19 +266,18 @@ class _Tiles:
 # --- descriptions ------------------------------------------------------------
 
 
-def _packed_matmul(b: RegionBuilder, op: Op, target: Target) -> Product:
+def _packed_matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     lhs, panels = op.operands
     a, packed = b.buffers[lhs], b.buffers[panels]
     group = op.attrs["group"]
     *batch, m, n = op.result.type.shape
     steps, wide = panels.type.shape[-2:]
-    form = {"i8": "i8"}.get(lhs.type.dtype, lhs.type.dtype)
     k = steps * group
     turned = op.attrs["lhs_transposed"]
     a_row, a_step = (1, m) if turned else (k, 1)
     count = panels.type.shape[-3]
-    return Product(
-        form, a, packed, tuple(batch), m, n, wide // group, k, a_row, a_step,
+    return TiledProduct(
+        lhs.type.dtype, a, packed, tuple(batch), m, n, wide // group, k, a_row, a_step,
         ((steps, a_step * group, wide),),
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: ((outer[0] * count if outer else 0) + panel) * steps * wide,
@@ -296,23 +285,14 @@ def _packed_matmul(b: RegionBuilder, op: Op, target: Target) -> Product:
     )  # fmt: skip
 
 
-def _matmul(b: RegionBuilder, op: Op, target: Target) -> Product | None:
+def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     """A product that reads its right operand in place: rows of ``n`` contiguous elements."""
     lhs, rhs = op.operands
-    form = lhs.type.dtype
     *batch, m, n = op.result.type.shape
-    if op.attrs["rhs_transposed"] or form not in ("f32", "f64") or rhs.type.dtype != form or not isinstance(n, int):
-        return None
-    k = rhs.type.shape[-2]
-    lanes = target.vector_bytes // size_of(form)
-    _, cols = best_tile(m, n, k, form, target)
-    cols = next((c for c in range(min(cols, n), 0, -lanes) if c % lanes == 0 and n % c == 0), 0)
-    tiny = product((*op.result.type.shape, k))
-    if not cols or op.result.type.dtype != form or tiny == 0 or (isinstance(tiny, int) and tiny * 2 <= 1 << 13):
-        return None
+    k, cols = rhs.type.shape[-2], op.attrs["cols"]
     a_row, a_step = (1, m) if op.attrs["lhs_transposed"] else (k, 1)
-    return Product(
-        form, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
+    return TiledProduct(
+        lhs.type.dtype, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
         ((k, a_step, n),),
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: (outer[0] * k * n if outer else 0) + panel * cols,
@@ -320,7 +300,7 @@ def _matmul(b: RegionBuilder, op: Op, target: Target) -> Product | None:
     )  # fmt: skip
 
 
-def _packed_conv(b: RegionBuilder, op: Op, target: Target) -> Product:
+def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
     """Rows of a tile are neighbouring pixels of one output row; no patch is ever copied."""
     lhs, panels = op.operands
     a, packed = b.buffers[lhs], b.buffers[panels]
@@ -343,7 +323,7 @@ def _packed_conv(b: RegionBuilder, op: Op, target: Target) -> Product:
     image = product(shape[1:])
     outer = (n_images, *spatial[:-1])
     k = product(kernel) * c
-    return Product(
+    return TiledProduct(
         lhs.type.dtype, a, packed, outer, spatial[-1], n, cols, k, strides[-1] * c, 1, tuple(levels),
         lambda at, row: at[0] * image
         + sum((i * s * step for i, s, step in zip(at[1:], strides[:-1], steps[:-1], strict=True)), 0)
@@ -353,11 +333,8 @@ def _packed_conv(b: RegionBuilder, op: Op, target: Target) -> Product:
     )  # fmt: skip
 
 
-_DESCRIBE: dict[str, Callable[[RegionBuilder, Op, Target], Product | None]] = {
+_DESCRIBE: dict[str, Callable[[RegionBuilder, Op], TiledProduct]] = {
     "packed_matmul": _packed_matmul,
     "packed_conv": _packed_conv,
     "matmul": _matmul,
-    "conv": lambda b, op, target: None,
 }
-
-__all__ = ["Rows", "Scalar", "Value", "cut_rows", "lower_contract"]

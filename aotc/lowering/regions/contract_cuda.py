@@ -18,49 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from aotc.ir.dims import Dim, minimum, product, sym
-from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.tensor_ir import Op, Value
+from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.contract_loops import lower_product_loops, sum_dtype
+from aotc.lowering.analysis.tiling import Block, best_block
+from aotc.lowering.regions.contract_loops import lower_contract_loops, sum_dtype
 from aotc.lowering.regions.elemental import constant_scalar, provide
-from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.lowering.regions.region import RegionBuilder, store_results
+from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
 PAD = 4
-FEWEST = 24
-SKINNY_ROWS = 8
-ENOUGH_BLOCKS = 128
-
-
-class Shape(NamedTuple):
-    """A block of the result, the part of it that one thread sums, and the k of a slice.
-
-    Small blocks take deep slices: there are few of them, so each must have many loads under way.
-    """
-
-    rows: int
-    cols: int
-    thread_rows: int
-    thread_cols: int
-    depth: int
-
-    @property
-    def threads(self) -> int:
-        """Return the threads of a block."""
-        return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
-
-
-SHAPES = (Shape(128, 64, 8, 4, 16), Shape(64, 64, 4, 4, 32), Shape(32, 32, 2, 2, 64))
-SKINNY = Shape(SKINNY_ROWS, 32, 1, 1, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class BlockedProduct:
     """One product: ``place(batch, m, n)`` of the result sums ``lhs(batch, m, k) * rhs(batch, k, n)`` over k.
 
     ``lhs_by_k`` and ``rhs_by_k`` say that neighbouring k are neighbours in memory.
@@ -77,35 +52,22 @@ class Product:
     rhs_by_k: bool
 
 
-def lower_product_cuda(b: RegionBuilder, op: Op) -> Kernel:
-    """Lower a product in blocks if it is large enough to fill them, else with a thread an element."""
+def lower_contract_cuda(function: Function, target: Target) -> Kernel:
+    """Lower a product in blocks if it is large enough to fill them, else with one thread per element."""
+    b = RegionBuilder(function, target)
+    op = b.root
     p = _conv(op) if op.name == "conv" else _matmul(op)
-    small = any(isinstance(d, int) and d < FEWEST for d in (p.n, p.k))
-    thin = isinstance(p.m, int) and p.m < FEWEST
-    if small or (thin and isinstance(p.k, int) and p.k < SKINNY.depth) or sum_dtype(op) not in ("f32", "i32"):
-        return lower_product_loops(b, op)
-    return _Blocks(b, op, p, _shape(p)).lower()
+    block = best_block(p.batch, p.m, p.n, p.k)
+    if block is None or sum_dtype(op) not in ("f32", "i32"):
+        return lower_contract_loops(b)
+    return _Blocks(b, op, p, block).lower()
 
 
-def _shape(p: Product) -> Shape:
-    """Return the largest block of which there are enough to occupy the GPU."""
-    if isinstance(p.m, int) and p.m < FEWEST:
-        return SKINNY
-    if not isinstance(p.m, int) or not isinstance(p.n, int):
-        return SHAPES[1]
-    batch = product(p.batch)
-    many = batch if isinstance(batch, int) else 1
-    for shape in SHAPES:
-        if many * -(-p.m // shape.rows) * -(-p.n // shape.cols) >= ENOUGH_BLOCKS:
-            return shape
-    return SHAPES[-1]
-
-
-def _matmul(op: Op) -> Product:
+def _matmul(op: Op) -> BlockedProduct:
     lhs, _ = op.operands
     *batch, m, n = op.result.type.shape
     a_turned, b_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
-    return Product(
+    return BlockedProduct(
         tuple(batch), m, n, lhs.type.shape[-2 if a_turned else -1],
         lambda at, row, k: (*at, k, row) if a_turned else (*at, row, k),
         lambda at, k, column: (*at, column, k) if b_turned else (*at, k, column),
@@ -114,7 +76,7 @@ def _matmul(op: Op) -> Product:
     )  # fmt: skip
 
 
-def _conv(op: Op) -> Product:
+def _conv(op: Op) -> BlockedProduct:
     """Rows are the output pixels of all images, k the taps and input channels; groups are left to loops."""
     rhs = op.operands[1]
     *kernel, per_group, n = rhs.type.shape
@@ -127,7 +89,7 @@ def _conv(op: Op) -> Product:
         where = [i * stride + t * gap for i, stride, t, gap in zip(pixel, strides, tap, gaps, strict=True)]
         return (image, *where, c)
 
-    return Product(
+    return BlockedProduct(
         (), product(pixels), n if op.attrs["feature_groups"] == 1 else 1, product((*kernel, per_group)),
         lhs_at,
         lambda at, k, column: (*delinearize(k, (*kernel, per_group)), column),
@@ -139,7 +101,7 @@ def _conv(op: Op) -> Product:
 class _Blocks:
     """Writes the grid, the staging, the sums and the epilogue."""
 
-    def __init__(self, b: RegionBuilder, op: Op, p: Product, shape: Shape) -> None:
+    def __init__(self, b: RegionBuilder, op: Op, p: BlockedProduct, shape: Block) -> None:
         self.b, self.op, self.p, self.shape = b, op, p, shape
         self.e = b.elements()
         self.dtype = sum_dtype(op)
@@ -244,11 +206,7 @@ class _Blocks:
         total: Scalar = Load(self.sums, (r, c))
         dtype = self.op.result.type.dtype
         self.e.anchor(self.op.result, provide(total if dtype == self.dtype else Apply("convert", (total,), dtype)))
-        where = p.place(at, first + r, start + c)
-        names = {f"i{d}": x for d, x in enumerate(where)}
-        results = self.b.function.body.results
-        places = [tuple(substitute(i, names) for i in self.b.index[v]) for v in results]
-        store_all(self.e, list(zip(self.b.outputs, results, places, strict=True)))
+        store_results(self.b, self.e, p.place(at, first + r, start + c))
         for offset, extent, width in ((first + r, p.m, s.rows), (start + c, p.n, s.cols)):
             if not isinstance(extent, int) or extent % width:
                 inside = [If(Apply("lt", (IndexScalar(offset), IndexScalar(extent)), "i1"), tuple(inside))]

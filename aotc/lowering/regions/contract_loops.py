@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, product, static
-from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
 from aotc.lowering.regions.nests import Axis, addresses, make_axes, mergeable, serial
-from aotc.lowering.regions.region import RegionBuilder, store_all
+from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
 UNROLLED_TERMS = 49
 
 
-def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
+def lower_contract_loops(b: RegionBuilder) -> Kernel:
     """One element of the product at a time; short sums are unrolled so that the loop around them vectorizes."""
-    e = b.elements()
+    e, op = b.elements(), b.root
     terms = _conv_terms if op.name == "conv" else _matmul_terms
 
     def emit(block: list[Stmt], at: Index) -> None:
@@ -26,15 +25,12 @@ def lower_product_loops(b: RegionBuilder, op: Op) -> Kernel:
         e.enter(block)
         total = terms(b, e, op, at)
         e.anchor(op.result, lambda _: total)
-        names = {f"i{k}": x for k, x in enumerate(at)}
-        results = b.function.body.results
-        places = [tuple(substitute(i, names) for i in b.index[v]) for v in results]
-        store_all(e, list(zip(b.outputs, results, places, strict=True)))
+        store_results(b, e, at)
 
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
     axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
-    merged = make_axes(b.shape, mergeable(b.shape, axes, addresses(trial)))
+    merged = make_axes(b.shape, mergeable(b.anchors.space, b.shape, axes, addresses(trial)))
     grid, body = loops_over(b, merged, emit, trial)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)

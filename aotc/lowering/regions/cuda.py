@@ -1,4 +1,4 @@
-"""Grids for a GPU: a thread an element, and a block of threads a row that is reduced.
+"""Reductions on a GPU: one thread per row, or one block of threads per row.
 
 A row's reduction is a loop over the threads of a block, each of which combines
 every T-th element, then a tree over the threads' results in shared memory::
@@ -22,8 +22,8 @@ from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Sto
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.nests import grid_loop, make_axes, place
-from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.nests import Axis, grid_loop, make_axes, place
+from aotc.lowering.regions.reduction import Rows, operands_at
 from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -34,7 +34,7 @@ MANY_ROWS = 1 << 16
 
 
 def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
-    """Reduce with a block a row if rows are contiguous and long, else with a thread a row."""
+    """Reduce with one block per row if rows are contiguous and long, else with one thread per row."""
     b = RegionBuilder(function, target)
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
@@ -44,7 +44,7 @@ def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
     plenty = isinstance(rows, int) and rows >= MANY_ROWS and isinstance(work, int) and work < 4 * SHORT_ROW
     if contiguous and not plenty and not (isinstance(work, int) and work < SHORT_ROW):
         return _BlockRows(b, kept, reduced, _threads(work)).lower()
-    return Rows(b, kept, reduced).lower()
+    return _ThreadRows(b, kept, reduced).lower()
 
 
 def _threads(work: Dim) -> int:
@@ -53,8 +53,15 @@ def _threads(work: Dim) -> int:
     return 256 if work < 8192 else 512
 
 
+class _ThreadRows(Rows):
+    """Rows in the grid, one thread per row."""
+
+    def _split(self, axes: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+        return axes, []
+
+
 class _BlockRows(Rows):
-    """Rows in the grid, ``threads`` threads a row."""
+    """Rows in the grid, ``threads`` threads per row."""
 
     def __init__(self, b: RegionBuilder, kept: list[int], reduced: list[int], threads: int) -> None:
         super().__init__(b, kept, reduced)
@@ -153,8 +160,7 @@ class _BlockRows(Rows):
             self.e.anchored[v] = provide(held)
         store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
         for op in stage:
-            values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
-            combine(b, self.e, op, own[op], values, [])
+            combine(b, self.e, op, own[op], operands_at(b, self.e, op, here), [])
         for v in keep:
             self.e.anchored[v] = self._from_scratch(v)
         each.append(For(_name(flat), t, size, tuple(inside), step=self.threads))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 
 from aotc.ir.dims import Dim, Expr, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.passes.fuse import EXPENSIVE
 from aotc.lowering.regions.elemental import FREE, Elements, provide, test_index
 from aotc.lowering.regions.nests import (
     Axis,
+    Emit,
     addresses,
     coefficient,
     grid_loop,
@@ -23,7 +24,7 @@ from aotc.lowering.regions.nests import (
     serial,
     split_grid,
 )
-from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
+from aotc.lowering.regions.region import RegionBuilder, combine, store_results
 from aotc.targets import Target
 
 ITEM_WORK = 1024
@@ -39,20 +40,20 @@ def lower_loop(function: Function, target: Target) -> Kernel:
     def emit(block: list[Stmt], at: Index) -> None:
         e.enter(block)
         _anchor_windows(b, e, at)
-        store_all(e, [(out, v, relocate(b, v, at)) for out, v in zip(b.outputs, function.body.results, strict=True)])
+        store_results(b, e, at)
 
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
     axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
-    merged = make_axes(b.shape, mergeable(b.shape, axes, addresses(trial)))
+    merged = make_axes(b.shape, mergeable(b.anchors.space, b.shape, axes, addresses(trial)))
     grid, body = loops_over(b, merged, emit, trial)
     return b.kernel(grid, body, b.cost())
 
 
 def loops_over(
-    b: RegionBuilder, merged: list[Axis], emit: Callable[[list[Stmt], Index], None], trial: list[Stmt]
+    b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops over the axes ``merged``, as the target likes them.
+    """Return the grid and the loops over the axes ``merged``, as :data:`_GRIDS` has them for the target.
 
     ``emit(block, index)`` adds the statements of one element; ``trial`` are those of a trial, which tell the cost.
     """
@@ -60,17 +61,27 @@ def loops_over(
         block: list[Stmt] = []
         emit(block, b.anchors.space)
         return 1, tuple(block)
-    if b.target.kind == "cuda":
-        return grid_loop(
-            merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
-        )
+    return _GRIDS[b.target.kind](b, merged, emit, trial)
+
+
+def _threads(
+    b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]
+) -> tuple[Dim, tuple[Stmt, ...]]:
+    """One thread per element."""
+    return grid_loop(
+        merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
+    )
+
+
+def _items(b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
     outer, inner = split_grid(merged, ITEM_WORK)
     last = inner[-1]
     chunk = None
     if len(inner) == 1 and (not isinstance(last.extent, int) or last.extent >= 2 * CHUNK):
         chunk = (last, CHUNK)
     rows = None if chunk else _rows_of_items(b, outer, inner)
-    cuts = _cuts(last, trial) if chunk is None else []
+    cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
     tail = inner[:-1]
 
     def item(block: list[Stmt], symbols_: list[Dim], begin: Dim, end: Dim) -> None:
@@ -95,6 +106,9 @@ def loops_over(
     return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
 
 
+_GRIDS = {"cpu": _items, "cuda": _threads}
+
+
 def _rows_of_items(b: RegionBuilder, outer: list[Axis], inner: list[Axis]) -> tuple[Axis, int] | None:
     """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
     work = product(a.extent for a in inner) * _work_of_element(b)
@@ -112,9 +126,10 @@ def _work_of_element(b: RegionBuilder) -> Dim:
     return work
 
 
-def _cuts(axis: Axis, trial: list[Stmt]) -> list[int]:
+def _cuts(space: Index, axis: Axis, trial: list[Stmt]) -> list[int]:
     """Return where tests on the innermost loop change their answer, ends included (empty: nowhere)."""
-    if len(axis.members) != 1 or not isinstance(axis.extent, int):
+    innermost = axis_of(space[axis.members[0]])
+    if len(axis.members) != 1 or not isinstance(axis.extent, int) or innermost is None:
         return []
     found = {0, axis.extent}
     stack: list[Scalar] = [s.value for s in walk(tuple(trial)) if isinstance(s, Let | Store)]
@@ -126,7 +141,7 @@ def _cuts(axis: Axis, trial: list[Stmt]) -> list[int]:
         match s:
             case Apply(fn="ge" | "lt", args=(IndexScalar(expr=left, dtype="i64"), IndexScalar(expr=right))):
                 e = left - right
-                one = isinstance(e, Expr) and coefficient(e, axis.name) == 1 and len(e.terms) == 1
+                one = isinstance(e, Expr) and coefficient(e, innermost) == 1 and len(e.terms) == 1
                 if isinstance(e, Expr) and one and 0 < -e.const < axis.extent:
                     found.add(-e.const)
     cuts = sorted(found)

@@ -8,6 +8,7 @@ from aotc.diagnostics import CompileError
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.regions.contract import lower_contract
+from aotc.lowering.regions.contract_cuda import lower_contract_cuda
 from aotc.lowering.regions.cuda import lower_reduction_cuda
 from aotc.lowering.regions.loop import lower_loop
 from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
@@ -27,18 +28,20 @@ from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
 
-KINDS: dict[str, Lowering] = {
-    "loop": lower_loop,
-    "window": lower_loop,
-    "row": lower_reduction,
-    "reduce": lower_reduction,
-    "contract": lower_contract,
-    "update": lower_dynamic_update_slice,
-}
-
-CUDA_KINDS: dict[str, Lowering] = {
-    "row": lower_reduction_cuda,
-    "reduce": lower_reduction_cuda,
+# By kind of region and kind of target.
+KINDS: dict[tuple[str, str], Lowering] = {
+    ("loop", "cpu"): lower_loop,
+    ("loop", "cuda"): lower_loop,
+    ("window", "cpu"): lower_loop,
+    ("window", "cuda"): lower_loop,
+    ("row", "cpu"): lower_reduction,
+    ("row", "cuda"): lower_reduction_cuda,
+    ("reduce", "cpu"): lower_reduction,
+    ("reduce", "cuda"): lower_reduction_cuda,
+    ("contract", "cpu"): lower_contract,
+    ("contract", "cuda"): lower_contract_cuda,
+    ("update", "cpu"): lower_dynamic_update_slice,
+    ("update", "cuda"): lower_dynamic_update_slice,
 }
 
 SINGLES: dict[str, Lowering] = {
@@ -68,10 +71,8 @@ def lower_region(function: Function, target: Target) -> Kernel:
         If the region is an op that has no lowering for ``target``.
     """
     kind = function.attrs["kind"]
-    if target.kind == "cuda" and kind in CUDA_KINDS:
-        return CUDA_KINDS[kind](function, target)
     if kind != "single":
-        return KINDS[kind](function, target)
+        return KINDS[kind, target.kind](function, target)
     op = function.body.ops[-1]
     lowering = SINGLES.get(op.name)
     if lowering is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Call, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.lowering.analysis.anchors import axis_of, loop_name
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 
 Emit = Callable[[list[Stmt], Index], None]
@@ -56,30 +57,29 @@ def addresses(body: Iterable[Stmt]) -> list[Dim]:
     return found
 
 
-def coefficient(e: Dim, name: str) -> Dim | None:
-    """Return ``c`` if ``e`` is ``c*name + rest`` with ``rest`` free of ``name``; else None."""
+def coefficient(e: Dim, axis: Sym) -> Dim | None:
+    """Return ``c`` if ``e`` is ``c*axis + rest`` with ``rest`` free of ``axis``; else None."""
     if not isinstance(e, Expr):
         return 0
     total: Dim = 0
     for monomial, c in e.terms:
-        hits = [a for a in monomial if isinstance(a, Sym) and a.name == name]
-        if not hits:
-            if any(_mentions(a, name) for a in monomial):
+        rest = [a for a in monomial if a != axis]
+        if len(rest) == len(monomial):
+            if any(_mentions(a, axis) for a in monomial):
                 return None
             continue
-        rest = [a for a in monomial if not (isinstance(a, Sym) and a.name == name)]
-        if len(hits) > 1 or any(_mentions(a, name) for a in rest):
+        if len(rest) < len(monomial) - 1 or any(_mentions(a, axis) for a in rest):
             return None
         total = total + Expr(0, ((tuple(rest), c),)) if rest else total + c
     return total
 
 
-def _mentions(atom: object, name: str) -> bool:
+def _mentions(atom: object, axis: Sym) -> bool:
     stack: list[object] = [atom]
     while stack:
         x = stack.pop()
         if isinstance(x, Sym):
-            if x.name == name:
+            if x == axis:
                 return True
         elif isinstance(x, Expr):
             stack += [a for monomial, _ in x.terms for a in monomial]
@@ -88,10 +88,12 @@ def _mentions(atom: object, name: str) -> bool:
     return False
 
 
-def mergeable(shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]) -> list[tuple[int, ...]]:
-    """Group neighbouring ``axes`` that every address in ``used`` steps through as one."""
+def mergeable(
+    space: Index, shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]
+) -> list[tuple[int, ...]]:
+    """Group neighbouring ``axes`` of ``space`` that every address in ``used`` steps through as one."""
     groups: list[tuple[int, ...]] = []
-    table = {k: [coefficient(e, f"i{k}") for e in used] for k in axes}
+    table = {k: [coefficient(e, axis) for e in used] for k in axes if (axis := axis_of(space[k])) is not None}
     for k in axes:
         last = groups[-1][-1] if groups else None
         if last is not None and all(
@@ -105,7 +107,8 @@ def mergeable(shape: Sequence[Dim], axes: Sequence[int], used: Sequence[Dim]) ->
 
 def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[Axis]:
     """Return the loop axes for groups of axes of ``shape``."""
-    return [Axis(g, product(shape[k] for k in g), f"i{g[0]}" if len(g) == 1 else f"{prefix}{g[0]}") for g in groups]
+    names = [loop_name(g[0]) if len(g) == 1 else f"{prefix}{g[0]}" for g in groups]
+    return [Axis(g, product(shape[k] for k in g), name) for g, name in zip(groups, names, strict=True)]
 
 
 def place(space: Index, shape: Sequence[Dim], axes: Sequence[Axis], symbols: Sequence[Dim]) -> Index:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aotc.ir.dims import Dim, product, sym
-from aotc.ir.dims_symbols import substitute
+from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.passes.fuse import EXPENSIVE
-from aotc.lowering.regions.elemental import provide
+from aotc.lowering.regions.elemental import Elements, provide
 from aotc.lowering.regions.loop import ITEM_WORK
 from aotc.lowering.regions.nests import Axis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
 from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
@@ -19,6 +18,7 @@ from aotc.vmfb.dtypes import size_of
 
 SCRATCH_LIMIT = 1 << 18
 COLUMN_BLOCK = 128
+SHORT_ROW = 64  # elements
 
 
 def lower_reduction(function: Function, target: Target) -> Kernel:
@@ -40,6 +40,12 @@ def _stages(b: RegionBuilder) -> list[list[Op]]:
     return [levels[n] for n in sorted(levels)]
 
 
+def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
+    """Return the elements that a reduction combines when the anchor is at ``here``."""
+    at = b.anchors.move(b.anchors.reads[op], here)
+    return [e.at(v, at) for v in op.operands[: len(op.operands) // 2]]
+
+
 class Rows:
     """Rows in the grid; each stage is one loop over the reduced axes of a row."""
 
@@ -54,14 +60,9 @@ class Rows:
 
     def lower(self) -> Kernel:
         b = self.b
-        row_axes = make_axes(b.shape, [(k,) for k in self.kept])
         self.inner = self._inner_axes()
         self._choose_scratch()
-        work = product(a.extent for a in self.inner)
-        if isinstance(work, int) and work < 64 and row_axes and b.target.kind == "cpu":
-            outer, tail = split_grid(row_axes, max(ITEM_WORK // max(work, 1), 1))
-        else:
-            outer, tail = row_axes, []
+        outer, tail = self._split(make_axes(b.shape, [(k,) for k in self.kept]))
 
         def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
             serial(
@@ -70,6 +71,13 @@ class Rows:
 
         grid, body = grid_loop(outer, None, item)
         return b.kernel(grid, body, b.cost())
+
+    def _split(self, axes: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+        """Return the axes of the grid, and those of the rows of one item: several if a row is short."""
+        work = product(a.extent for a in self.inner)
+        if axes and isinstance(work, int) and work < SHORT_ROW:
+            return split_grid(axes, max(ITEM_WORK // max(work, 1), 1))
+        return axes, []
 
     def _inner_axes(self) -> list[Axis]:
         """Merge the reduced axes as far as all addresses of the body allow."""
@@ -82,11 +90,11 @@ class Rows:
                 self.e.anchor(v, provide(Load(acc, ())))
         for op in (op for stage in self.stages for op in stage):
             for v in op.operands[: len(op.operands) // 2]:
-                self.e.bind(self.e.at(v, b.anchors.index[v]))  # type: ignore[arg-type]
+                self.e.bind(self.e.at(v, b.anchors.reads[op]))
         for out, v in self.full:
             trial.append(Store(out, b.index[v], self.e.at(v, b.index[v])))
         self.e.anchored.clear()
-        return make_axes(b.shape, mergeable(b.shape, self.reduced, addresses(trial)))
+        return make_axes(b.shape, mergeable(b.anchors.space, b.shape, self.reduced, addresses(trial)))
 
     def _stage_of(self, value: Value) -> int:
         return self.b.anchors.levels[value]
@@ -199,8 +207,7 @@ class Rows:
                 self.e.anchored[v] = provide(held)
             store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
             for op in stage:
-                values = [self.e.at(v, self._at(v, here)) for v in op.operands[: len(op.operands) // 2]]
-                combine(b, self.e, op, accs[op], values, [])
+                combine(b, self.e, op, accs[op], operands_at(b, self.e, op, here), [])
             for v in keep:
                 self.e.anchored[v] = self._from_scratch(v)
 
@@ -210,11 +217,6 @@ class Rows:
 
     def _from_scratch(self, value: Value) -> Callable[[Index], Scalar]:
         return lambda index: Load(self.scratch[value], (self._flat_of(index),))
-
-    def _at(self, value: Value, here: Index) -> Index:
-        index = self.b.anchors.index[value]
-        names = {f"i{k}": x for k, x in enumerate(here)}
-        return tuple(substitute(i, names) for i in index)  # type: ignore[union-attr]
 
     def _flat(self, syms: list[Dim]) -> Dim:
         flat: Dim = 0
@@ -235,7 +237,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
     column = kept[-1]
     extent = b.shape[column]
     width = extent if isinstance(extent, int) and extent <= COLUMN_BLOCK else COLUMN_BLOCK
-    last = Axis((column,), extent, f"i{column}")
+    (last,) = make_axes(b.shape, [(column,)])
     outer = make_axes(b.shape, [(k,) for k in kept[:-1]])
     middle = make_axes(b.shape, [(k,) for k in reduced])
     (stage,) = _stages(b)
@@ -243,7 +245,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
 
     def item(block: list[Stmt], syms: list[Dim], begin: Dim, end: Dim) -> None:
         accs = {op: [Buffer(b.fresh("acc"), v.type.dtype, (width,), "private") for v in op.results] for op in stage}
-        c = sym(f"i{column}", 0, extent)
+        c = last.symbol()
         lane = c - begin if begin != 0 else c
         e.anchored.clear()
         start: list[Stmt] = []
@@ -258,14 +260,9 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
             inside: list[Stmt] = []
             e.enter(inside)
             here = place(b.anchors.space, b.shape, [*outer, *middle, last], [*syms, *rows, c])
-            names = {f"i{k}": x for k, x in enumerate(here)}
             store_all(e, [(out, v, relocate(b, v, here)) for out, v in results if not b.anchors.is_row(v)])
             for op in stage:
-                count_ = len(op.operands) // 2
-                values = [
-                    e.at(v, tuple(substitute(i, names) for i in b.anchors.index[v] or ())) for v in op.operands[:count_]
-                ]
-                combine(b, e, op, accs[op], values, [], (lane,))
+                combine(b, e, op, accs[op], operands_at(b, e, op, here), [], (lane,))
             blk.append(For(last.name, begin, end, tuple(inside)))
 
         serial(middle, [], accumulate, block)

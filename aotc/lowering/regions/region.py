@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import count
 
 from aotc.ir.dims import Dim, product
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.tensor_ir import Function, Op, Value
-from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.passes.fuse import EXPENSIVE
 from aotc.lowering.regions.elemental import Elements
@@ -29,8 +29,10 @@ class RegionBuilder:
         The outlined region.
     inputs, outputs : tuple of Buffer
         One per parameter and per result.
+    root : Op
+        The op that the region grew from; a region around an op with a lowering of its own has none.
     anchors : Anchors
-        The index maps from the region's anchor, extended over all its ops.
+        Where the values of the region lie in its iteration space, as fusion settled it.
     """
 
     def __init__(self, function: Function, target: Target, skip: int = 0) -> None:
@@ -45,41 +47,10 @@ class RegionBuilder:
         if function.attrs["kind"] in ("single", "update"):
             self.shape = body.results[0].type.shape if body.results else ()
             return
-        anchor = next(v for v in [*self.ops, *body.params] if v.name == function.attrs["anchor"])
-        self.anchors = Anchors(anchor, self.ops)
-        self.shape = anchor.type.shape
-        members = frozenset(body.ops)
-        self._settle(members)
+        self.root = next(op for v, op in self.ops.items() if v.name == function.attrs["root"])
+        self.anchors = settle(self.root, body.ops)
+        self.shape = self.anchors.anchor.type.shape
         self.index = {v: i for v in self.ops if (i := self.anchors.index.get(v)) is not None}
-
-    def _settle(self, members: frozenset[Op]) -> None:
-        anchors = self.anchors
-        for op in self.function.body.ops:
-            if op.name == "reduce" and op.operands[0] not in self.ops and op.operands[0] is not anchors.anchor:
-                for v in op.operands[: len(op.operands) // 2]:
-                    if v.type.shape == self.shape:
-                        anchors.index[v], anchors.levels[v] = anchors.space, 0
-            if op.name == "reduce" and op.operands[0] is anchors.anchor:
-                for v in op.operands[1 : len(op.operands) // 2]:
-                    if anchors.resolve(v, members) != anchors.space:  # a moved anchor is read where the others are
-                        anchors.index[v], anchors.levels[v] = anchors.space, 0
-            if op.results[0] is not anchors.anchor and anchors.index.get(op.results[0]) is None:
-                if op.name == "reduce":
-                    for v in op.operands[: len(op.operands) // 2]:
-                        if anchors.resolve(v, members) is None and v.type.shape == self.shape:
-                            anchors.index[v], anchors.levels[v] = anchors.space, 0
-                anchors.extend(op, members)
-            if op.name == "reduce":
-                self._share_index(op)
-
-    def _share_index(self, op: Op) -> None:
-        """An operand that nothing leads to (a counter beside the values) is read where the others are."""
-        anchors, operands = self.anchors, op.operands[: len(op.operands) // 2]
-        known = next((v for v in operands if anchors.index.get(v) is not None), None)
-        if known is not None:
-            for v in operands:
-                if anchors.index.get(v) is None:
-                    anchors.index[v], anchors.levels[v] = anchors.index[known], anchors.levels[known]
 
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
@@ -167,9 +138,13 @@ def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> Non
 
 def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     """Return the index of ``value`` when the anchor is at ``at``."""
-    index = b.index.get(value, b.anchors.space)
-    names = {f"i{k}": e for k, e in enumerate(at)}
-    return tuple(substitute(i, names) for i in index)
+    return b.anchors.move(b.index[value], at)
+
+
+def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
+    """Store all results of the region for the place ``at`` of the anchor."""
+    results = zip(b.outputs, b.function.body.results, strict=True)
+    store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])
 
 
 def combine(

@@ -1,0 +1,87 @@
+"""How a product is computed: one decision, by size, dtypes and how the right operand lies."""
+
+import pytest
+
+from aotc.ir.dims import sym
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.lowering.analysis.cost import STREAM_ROWS, TINY_FLOPS, conv_strategy, is_tiny, matmul_strategy, streams
+from aotc.lowering.analysis.tiling import BLOCKS, SKINNY, best_block, in_place_cols
+from aotc.lowering.passes.pack_contractions import form_of
+from aotc.targets import resolve
+
+pytestmark = pytest.mark.ir
+
+(CPU,) = resolve("cpu:x86-64-v4")
+B = sym("b")
+STRATEGIES = {
+    "constant-weights": ((128, 64, 768), "f32", False, True, "packed"),
+    "unaligned-columns": ((128, 64, 70), "f32", False, False, "packed"),
+    "large-right-operand": ((128, 512, 768), "f32", False, False, "packed"),
+    "small-right-operand": ((128, 64, 96), "f32", False, False, "in_place"),
+    "few-rows": ((STREAM_ROWS, 512, 768), "f32", False, False, "in_place"),
+    "few-rows-by-columns": ((STREAM_ROWS, 512, 768), "f32", True, True, "dots"),
+    "rows-by-columns": ((STREAM_ROWS + 1, 512, 768), "f32", True, True, "packed"),
+    "any-rows": ((B, 64, 96), "f32", False, False, "in_place"),
+    "any-columns": ((128, 64, B), "f32", False, False, "loops"),
+    "any-terms": ((128, B, 96), "f32", False, False, "in_place"),
+    "any-terms-converted": ((128, B, 96), "bf16", False, False, "loops"),
+    "tiny": ((8, 8, 16), "f32", False, True, "loops"),
+    "no-terms": ((128, 0, 96), "f32", False, True, "loops"),
+    "no-rows": ((0, 64, 96), "f32", False, True, "loops"),
+    "integers": ((128, 64, 96), "i32", False, True, "loops"),
+    "bytes": ((128, 64, 96), "i8", False, True, "packed"),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategy_of_a_matmul(name):
+    (m, k, n), dtype, by_columns, constant, strategy = STRATEGIES[name]
+    result = TensorType({"i8": "i32"}.get(dtype, dtype), (m, n))
+    lhs = Value("a", TensorType(dtype, (m, k)))
+    rhs = Value("b", TensorType(dtype, (n, k) if by_columns else (k, n)))
+    op = Op("matmul", (lhs, rhs), (Value("c", result),), {"lhs_transposed": False, "rhs_transposed": by_columns})
+    assert matmul_strategy(op, form_of(dtype, dtype, result.dtype), constant, CPU) == strategy
+
+
+@pytest.mark.parametrize(
+    ("dtype", "groups", "channels", "strategy"),
+    [
+        ("f32", 1, 8, "packed"),
+        ("f32", 2, 8, "loops"),
+        ("i32", 1, 8, "loops"),
+        ("f32", 1, B, "loops"),
+        ("f64", 1, 0, "loops"),
+    ],
+)
+def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
+    lhs, rhs = TensorType(dtype, (1, 9, 9, channels)), TensorType(dtype, (3, 3, channels, 16))
+    result = Value("c", TensorType(dtype, (1, 7, 7, 16)))
+    op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": groups})
+    assert conv_strategy(op, form_of(dtype, dtype, dtype)) == strategy
+
+
+def test_an_unknown_size_is_large():
+    assert streams(STREAM_ROWS)
+    assert not streams(STREAM_ROWS + 1)
+    assert not streams(B)
+    assert is_tiny((1, 1), TINY_FLOPS // 2)
+    assert not is_tiny((1, 1), TINY_FLOPS // 2 + 1)
+    assert not is_tiny((1, B), 1)
+    assert is_tiny((0, B), 1)
+
+
+@pytest.mark.parametrize("n", [16, 48, 96, 112, 768])
+def test_tiles_in_place_divide_the_columns(n):
+    cols = in_place_cols(128, n, 64, "f32", CPU)
+    assert n % cols == 0
+    assert cols % 16 == 0
+
+
+def test_blocks_of_a_gpu():
+    assert best_block((), 4096, 4096, 512) == BLOCKS[0]
+    assert best_block((64,), 128, 64, 512) == BLOCKS[1]
+    assert best_block((), 64, 64, 512) == BLOCKS[-1]
+    assert best_block((), B, 64, 512) == BLOCKS[1]
+    assert best_block((), 1, 4096, 512) == SKINNY
+    assert best_block((), 1, 4096, 64) is None
+    assert best_block((), 4096, 8, 512) is None
