@@ -13,6 +13,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.ir.opset import COMPARISONS, SCALARS
 from aotc.kernels.emit import complex as emit_complex
 from aotc.kernels.emit import math as emit_math
 from aotc.kernels.emit import small_float as emit_small_float
@@ -25,8 +26,6 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 CONTRACT = ("contract",)
 Emit = Callable[..., ir.Value]
-
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
@@ -66,9 +65,9 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
         return emit_complex.apply(builder, fn, args, dtypes[0])
-    if fn.endswith("_total"):
-        return _compare_total(builder, fn.removesuffix("_total"), args, dtypes[0])
-    if fn in _COMPARE:
+    if SCALARS[fn].total:
+        return _compare_total(builder, fn, args)
+    if fn in COMPARISONS:
         return _compare(builder, fn, args, kind)
     if kind == "f":
         return _float(builder, fn, args, dtypes[0], result)
@@ -80,9 +79,9 @@ def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: l
     dtype = dtypes[0]
     if fn == "next_after":
         return emit_small_float.next_after(builder, args[0], args[1], dtype)
-    if fn.endswith("_total"):
+    if SCALARS[fn].total:
         keys = [emit_small_float.total_order_key(builder, x, dtype) for x in args]
-        return builder.icmp_signed(_COMPARE[fn.removesuffix("_total")], *keys)
+        return builder.icmp_signed(SCALARS[fn].symbol, *keys)
     wide = [convert(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]
     of = "f32" if result == dtype else result
     value = apply(builder, fn, wide, ["f32" if d == dtype else d for d in dtypes], of)
@@ -107,7 +106,7 @@ def _select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: Regis
 
 
 def _compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
-    symbol = _COMPARE[fn]
+    symbol = SCALARS[fn].symbol
     if kind == "f":
         compare = builder.fcmp_unordered if fn == "ne" else builder.fcmp_ordered
     else:
@@ -115,7 +114,7 @@ def _compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) ->
     return compare(symbol, *args)
 
 
-def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
+def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     """Compare floats in total order: by their bits, those of negative ones flipped."""
     keys = []
     for x in args:
@@ -124,7 +123,7 @@ def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: 
         negative = builder.icmp_signed("<", bits, ir.Constant(kind, 0))
         flipped = builder.xor(bits, ir.Constant(kind, (1 << (kind.width - 1)) - 1))
         keys.append(builder.select(negative, flipped, bits))
-    return builder.icmp_signed(_COMPARE[fn], *keys)
+    return builder.icmp_signed(SCALARS[fn].symbol, *keys)
 
 
 # --- floats ------------------------------------------------------------------
@@ -312,37 +311,39 @@ def _count(name: str) -> Callable[[str], Emit]:
     return lambda kind: emit
 
 
-INTEGERS: dict[str, Callable[[str], Emit]] = {
-    "add": _logic("add"),
-    "sub": _logic("sub"),
-    "mul": _logic("mul"),
+OF_THE_WIDTH: dict[str, Callable[[str], Emit]] = {
     "div": _division(quotient=True),
-    "rem": _division(quotient=False),
-    "neg": _logic("neg"),
-    "abs": _abs,
-    "max": _integer_intrinsic("smax", "umax"),
-    "min": _integer_intrinsic("smin", "umin"),
-    "sign": _integer_sign,
     "pow": _power,
-    "and": _logic("and_"),
-    "or": _logic("or_"),
-    "xor": _logic("xor"),
-    "not": _logic("not_"),
     "shl": _shift("shl"),
     "shr_logic": _shift("lshr"),
     "shr_arith": _shift("ashr"),
     "popcnt": _count("ctpop"),
     "clz": _count("ctlz"),
 }
+"""Those of which the low bits of a result depend on the width of the type."""
 
-# On i1, addition is "or" and multiplication "and", as in XLA.
-_BOOLEANS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
+INTEGERS: dict[str, Callable[[str], Emit]] = {
+    **OF_THE_WIDTH,
+    "add": _logic("add"),
+    "sub": _logic("sub"),
+    "mul": _logic("mul"),
+    "rem": _division(quotient=False),
+    "neg": _logic("neg"),
+    "abs": _abs,
+    "max": _integer_intrinsic("smax", "umax"),
+    "min": _integer_intrinsic("smin", "umin"),
+    "sign": _integer_sign,
+    "and": _logic("and_"),
+    "or": _logic("or_"),
+    "xor": _logic("xor"),
+    "not": _logic("not_"),
+}
 
 
 def _integer(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
     row = DTYPES[dtype]
     if row.kind == "b":
-        fn = _BOOLEANS.get(fn, fn)
+        fn = SCALARS[fn].on_bool or fn
     if fn == "clamp":
         low = _integer(builder, "max", args[:2], dtype)
         return _integer(builder, "min", [low, args[2]], dtype)
@@ -357,7 +358,7 @@ def _integer(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -
 def _narrow_integer(builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str):
     """2- and 4-bit ops run on 8 bits; where the width matters, on a register of the true width."""
     row = DTYPES[dtype]
-    if fn in ("shl", "shr_logic", "shr_arith", "clz", "popcnt", "div", "pow"):
+    if fn in OF_THE_WIDTH:
         kind = ir.IntType(row.bits)
         value = make(row.kind)(builder, *[builder.trunc(a, kind) for a in args])
         return builder.sext(value, args[0].type) if row.kind == "i" else builder.zext(value, args[0].type)

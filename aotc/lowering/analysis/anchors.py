@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aotc.ir.dims import Dim, Expr, sym, symbols
-from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset import ELEMENTWISE, PERMUTATIONS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, forward
-
-ELEMENTWISE = frozenset(SCALARS) | {"reduce_precision", "bitcast"}
 
 
 def iteration_space(shape: tuple[Dim, ...]) -> Index:
@@ -72,7 +70,7 @@ class Anchors:
         if (
             op is not None
             and op.operands
-            and (op in members or op.name in ("reshape", "transpose", "reverse", "broadcast"))
+            and (op in members or op.name in PERMUTATIONS or op.name == "broadcast")
         ):
             found = self.extend(op, members).get(value)
         if found is not None or op is None or op in members:

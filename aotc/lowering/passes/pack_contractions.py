@@ -21,6 +21,7 @@ from itertools import count
 import numpy as np
 
 from aotc.ir.dims import Dim, product, static
+from aotc.ir.opset import CONTROL_FLOW, FOLDED
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.tiling import best_tile
@@ -31,7 +32,6 @@ from aotc.vmfb.float_formats import SMALL_FLOATS
 
 IN_PLACE_ELEMENTS = 1 << 16
 STREAM_ROWS = 4
-_FOLDED = frozenset({"constant", "reshape", "transpose", "convert", "pad"})
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 TINY_FLOPS = 1 << 13
 
@@ -72,7 +72,7 @@ class _Rewriter:
         """Return ``region`` with its products prepared, nested regions first."""
         saved, self.new = self.new, []
         for op in region.ops:
-            if op.regions and op.name in ("while", "case"):
+            if op.regions and op.name in CONTROL_FLOW:
                 op = replace(op, regions=tuple(self.region(r) for r in op.regions))
             handler = {"matmul": self._matmul, "conv": self._conv}.get(op.name)
             if handler is None:
@@ -93,9 +93,7 @@ class _Rewriter:
         self.taken.add(fresh)
         result = Value(fresh, type_)
         self.new.append(Op(name, operands, (result,), attrs, (), source.loc))
-        if name in ("constant", "reshape", "transpose", "convert", "pad") and all(
-            v in self.constants for v in operands
-        ):
+        if (name in FOLDED or name == "constant") and all(v in self.constants for v in operands):
             self.constants.add(result)
         return result
 
