@@ -47,8 +47,8 @@ def compare_op(
     """Compare a result of op ``name``, of the same operands; ``truth`` gives it in 64 bits where that exists."""
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
-    limit, normwise = row.tolerance, row.normwise
-    if limit and is_float(want) and _bits(want) < 16:
+    limit, normwise = row.tolerance if is_float(want) else 0.0, row.normwise
+    if limit and _bits(want) < 16:
         limit = 1.0
     error = _errors(ours, want, normwise) if given is None or not is_float(want) else _outside(ours, want, given)
     if error is None or not error.size or float(error.max()) <= limit:
