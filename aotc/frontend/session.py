@@ -15,7 +15,7 @@ from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims import Dim, Expr, Sym, bounds, lone_atom, sym
-from aotc.ir.opset import OPS, SCALARS, RuleError
+from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
 from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 
 PLACEHOLDER = "aotc.placeholder"  # the custom call that stands for an op that was refused
@@ -191,7 +191,7 @@ class State:
             raise CompileError.at(self.loc, str(error)) from None
         results = tuple(self.new_value(t) for t in result_types)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
-        if result_types and name in shape_values.FOLDED and shape_values.trackable(result_types[0]):
+        if result_types and shape_values.trackable(result_types[0]):
             self._track(name, operands, types, attrs, results[0])
         return results
 
@@ -199,15 +199,14 @@ class State:
         self, name: str, operands: Sequence[Value], types: Sequence[TensorType], attrs: Mapping, result: Value
     ) -> None:
         known = [self.known[v] for v in operands if v in self.known]
-        if name in ("and", "or") and result.type.dtype == "i1":
-            decided = shape_values.absorb(name, known)
-            if decided is not None:
-                self.known[result] = decided
+        decided = shape_values.absorb(name, known) if result.type.dtype == "i1" else None
+        if decided is not None:
+            self.known[result] = decided
         if len(known) == len(operands):
             folded = shape_values.fold(name, known, types, attrs, result.type, self.session.positive)
             if folded is not None:
                 self.known[result] = folded
-            if name in shape_values.COMPARISONS and (folded is None or any(isinstance(v, Expr) for v in folded)):
+            if name in COMPARISONS and (folded is None or any(isinstance(v, Expr) for v in folded)):
                 self.session.tests[result] = (name, known[0], known[1])
 
     def _spread(self, operands: Sequence[Value]) -> list[Value]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
 from aotc.ir.dims_symbols import substitute
+from aotc.ir.opset import COMPARISONS
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -104,32 +105,16 @@ def _static(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:
     return None if isinstance(a, Expr) or isinstance(b, Expr) else fn(int(a), int(b))
 
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-
 _BINARY: dict[str, Callable[[Dim, Dim], Dim | None]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": _divide,
     "rem": _remainder, "max": maximum, "min": minimum, "and": lambda a, b: _static(a, b, lambda x, y: x & y),
     "or": lambda a, b: _static(a, b, lambda x, y: x | y),
-    **{name: partial(_compare, name) for name in sorted(COMPARISONS)},
+    **{name: partial(_compare, name) for name in COMPARISONS},
 }  # fmt: skip
-
-FOLDED = frozenset(
-    {
-        *_BINARY,
-        "constant",
-        "dim",
-        "convert",
-        "neg",
-        "sign",
-        "abs",
-        "not",
-        "reshape",
-        "concatenate",
-        "slice",
-        "broadcast",
-        "select",
-    }
-)
+_OF_BOOLEANS: dict[str, Callable[[Dim, Dim], Dim | None]] = {
+    "and": minimum, "or": maximum, "max": maximum, "min": minimum,
+    **{name: partial(_compare, name) for name in COMPARISONS},
+}  # fmt: skip
 
 
 def fold(
@@ -171,7 +156,13 @@ def _fits(value: Dim, dtype: str) -> bool:
 
 def absorb(name: str, known: Sequence[Known]) -> Known | None:
     """Return the value of a boolean ``and``/``or`` that one operand alone decides."""
-    decisive = 0 if name == "and" else 1
+    match name:
+        case "and":
+            decisive = 0
+        case "or":
+            decisive = 1
+        case _:
+            return None
     for values in known:
         if all(v == decisive for v in values):
             return values
@@ -182,11 +173,8 @@ def _elements(
     name: str, operands: Sequence[Known], types: Sequence[TensorType], attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim | None] | None:
     if name in _BINARY:
-        if types[0].dtype == "i1" and name in ("add", "mul", "sub"):
-            return None
-        if types[0].dtype == "i1" and name in ("and", "or"):
-            return [(minimum if name == "and" else maximum)(a, b) for a, b in zip(*operands)]
-        return [_BINARY[name](a, b) for a, b in zip(*operands)]
+        rule = _BINARY[name] if types[0].dtype != "i1" else _OF_BOOLEANS.get(name)
+        return None if rule is None else [rule(a, b) for a, b in zip(*operands)]
     match name:
         case "constant":
             value = np.broadcast_to(attrs["value"], sizes(result)).reshape(-1)

@@ -30,14 +30,10 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
-from aotc.ir.loop_types import INFIX, LOOPS, loop_symbol, natural_dtype
+from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
+from aotc.ir.opset import ACCUMULATED
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
-_OPERATORS: dict[type, str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^",
-    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
-}  # fmt: skip
-_FUNCTION = {symbol: fn for fn, symbol in INFIX.items()}
 _SPACES = ("private", "scratch", "shared")
 
 
@@ -207,7 +203,7 @@ class _Parser:
     def store(self, place: ast.Subscript, value: ast.expr) -> Store:
         match value:
             case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.startswith("reduce_") and (
-                name in ("reduce_max", "reduce_min")
+                name.removeprefix("reduce_") in ACCUMULATED
             ):
                 return Store(*self.place(place), self.scalar(operand), name.removeprefix("reduce_"))
         return Store(*self.place(place), self.scalar(value))
@@ -258,14 +254,12 @@ class _Parser:
                 return self.scalars[name]
             case ast.Subscript():
                 return Load(*self.place(node))
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                return self.apply(node, _FUNCTION[_OPERATORS[type(op)]], [left, right])
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
-                return self.apply(node, _FUNCTION[_OPERATORS[type(op)]], [left, right])
-            case ast.UnaryOp(op=ast.Invert(), operand=operand):
-                return self.apply(node, "not", [operand])
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return self.apply(node, "neg", [operand])
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return self.apply(node, OPERATORS[type(op)], [left, right])
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPERATORS:
+                return self.apply(node, OPERATORS[type(op)], [left, right])
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
+                return self.apply(node, OPERATORS[type(op)], [operand])
             case ast.Call(func=ast.Name(id="index"), args=[expr, *dtype]):
                 return Index(self.dim(expr), *map(ast.literal_eval, dtype))
             case ast.Call(func=ast.Name(id=name), args=args) if name in DTYPES:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import struct
 from dataclasses import dataclass
@@ -39,9 +40,10 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
-from aotc.ir.loop_types import INFIX, LOOPS, loop_symbol, natural_dtype
+from aotc.ir.loop_types import LOOPS, loop_symbol, natural_dtype
+from aotc.ir.opset import ACCUMULATED, INFIX, PREFIX
 
-_ASSIGN = {"": "=", "add": "+=", "mul": "*="}
+_ASSIGN = {"": "=", **{name: f"{INFIX[name]}=" for name in ACCUMULATED if name in INFIX}}
 _LOOP = {kind: word for word, kind in LOOPS.items()}
 _NAN = struct.pack("<d", math.nan)
 
@@ -224,14 +226,13 @@ class _Printer:
             left, right = (self.scalar(a, nested=True) for a in s.args)
             text = f"{left} {INFIX[s.fn]} {right}"
             return f"({text})" if nested else text
-        if natural and s.fn in ("not", "neg") and len(s.args) == 1:
-            sign = "~" if s.fn == "not" else "-"
-            text = sign + self.scalar(s.args[0], nested=True)
+        if natural and s.fn in PREFIX and len(s.args) == 1:
+            text = PREFIX[s.fn] + self.scalar(s.args[0], nested=True)
             return f"({text})" if nested else text
         arguments = [self.scalar(a) for a in s.args]
         if not natural:
             arguments.append(f'"{s.dtype}"')
-        name = f"{s.fn}_" if s.fn in ("and", "or", "not") else s.fn
+        name = f"{s.fn}_" if keyword.iskeyword(s.fn) else s.fn
         return f"{name}({', '.join(arguments)})"
 
 

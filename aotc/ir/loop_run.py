@@ -7,6 +7,7 @@ scalar op is the NumPy reference of the op table.
 from __future__ import annotations
 
 import ast
+import keyword
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -16,9 +17,9 @@ import numpy as np
 from aotc.ir.loop_ir import Kernel, Let, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_types import LOOPS
-from aotc.ir.opset import elementwise
-from aotc.ir.opset.lapack_reference import call
+from aotc.ir.loop_types import LOOPS, OPERATORS
+from aotc.ir.opset import ACCUMULATED, INFIX, SCALARS, ScalarOp, elementwise
+from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
 _PREFIX = "call_"
@@ -130,10 +131,10 @@ class _Rewrite(ast.NodeTransformer):
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        return self._infix(elementwise_name(node.op), [node.left, node.right])
+        return self._infix(OPERATORS[type(node.op)], [node.left, node.right])
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        return self._infix(elementwise_name(node.ops[0]), [node.left, *node.comparators])
+        return self._infix(OPERATORS[type(node.ops[0])], [node.left, *node.comparators])
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if isinstance(node.op, ast.USub) and isinstance(node.operand, (ast.Constant, ast.Name)):
@@ -143,12 +144,12 @@ class _Rewrite(ast.NodeTransformer):
         if isinstance(node.op, ast.Not):
             node.operand = self.visit(node.operand)
             return node
-        return self._infix(elementwise_name(node.op), [node.operand])
+        return self._infix(OPERATORS[type(node.op)], [node.operand])
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         target = self.visit(node.target)
         load = ast.Subscript(target.value, target.slice, ast.Load())
-        value = self._call(elementwise_name(node.op), [load, self.visit(node.value)])
+        value = self._call(OPERATORS[type(node.op)], [load, self.visit(node.value)])
         return ast.copy_location(ast.Assign([target], value), node)
 
     def _infix(self, name: str, operands: list[ast.expr]) -> ast.Call:
@@ -173,24 +174,13 @@ class _Integers(ast.NodeTransformer):
         return node
 
 
-_OPERATORS = {
-    "Add": "add", "Sub": "sub", "Mult": "mul", "BitAnd": "and", "BitOr": "or", "BitXor": "xor", "Invert": "not",
-    "USub": "neg", "Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge",
-}  # fmt: skip
-
-
-def elementwise_name(operator: ast.AST) -> str:
-    """Return the scalar op that a Python operator stands for."""
-    return _OPERATORS[type(operator).__name__]
-
-
 def _functions(begin: int, end: int | None) -> dict[str, Callable]:
-    functions: dict[str, Callable] = {name: _scalar(row) for name, row in elementwise.SCALARS.items()}
-    functions |= {f"{name}_": functions[name] for name in ("and", "or", "not")}
+    functions: dict[str, Callable] = {name: _scalar(row) for name, row in SCALARS.items()}
+    functions |= {f"{name}_": functions[name] for name in SCALARS if keyword.iskeyword(name)}
     functions |= {name: _literal(name) for name in DTYPES}
     functions |= dict.fromkeys(LOOPS, range)
     functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
-    functions |= {f"reduce_{name}": functions[name] for name in ("max", "min")}
+    functions |= {f"reduce_{name}": functions[name] for name in ACCUMULATED - INFIX.keys()}
     return functions | {
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
         "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],
@@ -205,7 +195,7 @@ def _functions(begin: int, end: int | None) -> dict[str, Callable]:
     }
 
 
-def _scalar(row: elementwise.ScalarOp) -> Callable:
+def _scalar(row: ScalarOp) -> Callable:
     def call(*arguments: Any) -> Any:
         if isinstance(arguments[-1], str):
             return np.asarray(elementwise.apply(row, list(map(np.asarray, arguments[:-1])), arguments[-1])).reshape(())[

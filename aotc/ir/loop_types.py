@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+from typing import Any
+
 from aotc.ir.dims import Dim, Sym, bounds
 from aotc.ir.loop_ir import LoopKind
-from aotc.ir.opset.elementwise import SCALARS, result_dtype
+from aotc.ir.opset import INFIX, PREFIX, SCALARS
+from aotc.ir.opset.elementwise import result_dtype
 
 LOOPS: dict[str, LoopKind] = {"range": "serial", "parallel": "parallel", "unroll": "unroll", "thread": "thread"}
 
-INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-}  # fmt: skip
+
+def _node_of(symbol: str, arity: int) -> type:
+    """Return what Python's parser makes of an operator."""
+    node: Any = ast.parse(f"a {symbol} b" if arity == 2 else f"{symbol}a", mode="eval").body
+    return type(node.ops[0] if isinstance(node, ast.Compare) else node.op)
+
+
+OPERATORS = {_node_of(symbol, 2): name for name, symbol in INFIX.items()} | {
+    _node_of(symbol, 1): name for name, symbol in PREFIX.items()
+}
+"""The scalar op that an operator of Python's syntax tree stands for."""
 
 
 def natural_dtype(fn: str, dtypes: tuple[str, ...]) -> str | None:
@@ -20,9 +31,10 @@ def natural_dtype(fn: str, dtypes: tuple[str, ...]) -> str | None:
     ``convert`` and ``bitcast`` name their target; everything else follows from
     the operands.
     """
-    if fn in ("convert", "bitcast") or not dtypes:
+    row = SCALARS.get(fn)
+    if not dtypes or fn == "bitcast" or (row is not None and row.result == "given"):
         return None
-    return result_dtype(SCALARS[fn], dtypes, None) if fn in SCALARS else dtypes[0]
+    return result_dtype(row, dtypes, None) if row is not None else dtypes[0]
 
 
 def loop_symbol(var: str, begin: Dim, end: Dim) -> Sym:

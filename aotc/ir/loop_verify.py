@@ -26,12 +26,11 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import loop_symbol, natural_dtype
-from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset import ACCUMULATED, ELEMENTWISE, SCALARS
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 LIMIT = 20
-_REDUCE = ("", "add", "mul", "max", "min")
 
 
 def verify_kernel(kernel: Kernel) -> list[str]:
@@ -200,7 +199,7 @@ class _Check:
         self.scalar(stmt.value)
         if stmt.value.dtype != stmt.buffer.dtype:
             self.say(f"{where}: the value is {stmt.value.dtype}, the buffer {stmt.buffer.dtype}")
-        if stmt.reduce not in _REDUCE:
+        if stmt.reduce and stmt.reduce not in ACCUMULATED:
             self.say(f"{where}: unknown reduction {stmt.reduce}")
 
     def loop(self, stmt: For) -> None:
@@ -256,7 +255,7 @@ class _Check:
         row = SCALARS.get(s.fn)
         dtypes = tuple(a.dtype for a in s.args)
         if row is None:
-            if s.fn not in ("bitcast", "reduce_precision"):
+            if s.fn not in ELEMENTWISE:
                 self.say(f"unknown scalar op {s.fn}")
             return
         if len(dtypes) != row.arity:

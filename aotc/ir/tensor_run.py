@@ -12,7 +12,7 @@ import numpy as np
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr, Sym
 from aotc.ir.dims_symbols import evaluate, substitute, symbols
-from aotc.ir.opset import OPS
+from aotc.ir.opset import CALLS, OPS
 from aotc.ir.opset.control import AssertionFailed, fill_message
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
@@ -171,7 +171,7 @@ class Frame:
     def apply(self, op: Op) -> Sequence[np.ndarray]:
         """Return the results of ``op`` on the values of the frame."""
         operands = [self.environment[v] for v in op.operands]
-        if op.name in ("call", "dispatch"):
+        if op.name in CALLS:
             body = self.module.functions[op.attrs["callee"]].body
             return Frame(self.module, *_bind(body, operands, self.dims), self.hooks).run(body, operands)
         if op.name not in OPS:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from aotc.diagnostics import Finding
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.opset import OPS, RuleError
+from aotc.ir.opset import CALLS, OPS, RuleError
 from aotc.ir.opset.spec import may_equal, same_shape
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
 
@@ -49,7 +49,7 @@ def _check_op(module: Module, op: Op) -> Iterator[Finding]:
     if len(op.regions) != spec.regions and (spec.regions >= 0 or not op.regions):
         yield Finding(f"{op.name}: takes {spec.regions} regions, found {len(op.regions)}", op.loc)
         return
-    if op.name in ("call", "dispatch"):
+    if op.name in CALLS:
         yield from _check_call(module, op)
     given = tuple(v.type for v in op.results)
     try:

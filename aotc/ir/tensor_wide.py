@@ -8,20 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, walk
 from aotc.ir.tensor_run import Frame, Hooks, interpret
 from aotc.vmfb.dtypes import DTYPES, to_numpy
-
-_OF_THE_FORMAT = frozenset({
-    "bitcast", "next_after", "reduce_precision", "rng_bit_generator", "custom_call", "dispatch", "call",
-})  # fmt: skip
-"""Ops that mean something else in another type."""
 
 
 def wide_results(frame: Frame, op: Op) -> list[np.ndarray] | None:
     """Return the results of ``op`` on the values of ``frame``, computed in 64 bits; None where that has no meaning."""
     inner = [op, *(o for r in op.regions for o in walk(r))]
-    if any(o.name in _OF_THE_FORMAT for o in inner):
+    if any(OPS[o.name].of_format for o in inner):
         return None
     read = {*op.operands, *(v for r in op.regions for v in captured(r))}
     mapped = {v: Value(v.name, _wide_type(v.type)) for v in read}
@@ -32,7 +28,7 @@ def wide_results(frame: Frame, op: Op) -> list[np.ndarray] | None:
 
 def wide_call(function: Function, arrays: Sequence[np.ndarray], hooks: Hooks) -> list[np.ndarray] | None:
     """Return the results of a whole ``function`` computed in 64 bits; None where that has no meaning."""
-    if any(o.name in _OF_THE_FORMAT for o in walk(function.body)):
+    if any(OPS[o.name].of_format for o in walk(function.body)):
         return None
     body = _copied_region(function.body, {})
     wide = replace(function, body=body)

@@ -13,18 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-SLACK = 4.0
-NORMWISE = {
-    "dot_general": 16, "matmul": 16, "convolution": 64, "conv": 64, "reduce": 16, "reduce_window": 64, "scatter": 16,
-    "select_and_scatter": 16, "fft": 16, "dft": 16, "csr_dot": 16, "cholesky": 64, "triangular_solve": 256,
-    "tridiagonal_solve_perturbed": 64, "lapack": 256,
-}  # fmt: skip
-EXACT = frozenset({
-    "constant", "iota", "dim", "broadcast", "reshape", "transpose", "reverse", "slice", "pad", "concatenate",
-    "dynamic_slice", "dynamic_update_slice", "gather", "sort", "top_k", "select", "neg", "abs", "max", "min", "sign",
-    "floor", "ceil", "round_even", "round_afz", "conj", "real", "imag", "complex", "convert", "bitcast",
-    "reduce_precision", "rng_bit_generator", "next_after",
-})  # fmt: skip
+from aotc.ir.opset import OPS
+
 LOOSE = {4: 5e-1, 6: 2.5e-1, 8: 1e-1, 16: 2e-2, 32: 1e-4, 64: 1e-9}
 """Of the largest element, for results of many ops: by the bits of the type."""
 AMPLIFIED = 4.0  # so many times the reference's own error is as good as the reference
@@ -55,10 +45,10 @@ def compare_op(
     name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None
 ) -> Mismatch | None:
     """Compare a result of op ``name``, of the same operands; ``truth`` gives it in 64 bits where that exists."""
-    limit, normwise = (float(NORMWISE[name]), True) if name in NORMWISE else (SLACK, False)
-    if name in EXACT:
-        limit = 0.0
-    elif is_float(want) and _bits(want) < 16:
+    row = OPS[name]
+    assert row.tolerance is not None, f"results of {name} have no bound"
+    limit, normwise = row.tolerance if is_float(want) else 0.0, row.normwise
+    if limit and _bits(want) < 16:
         limit = 1.0
     error = _errors(ours, want, normwise) if given is None or not is_float(want) else _outside(ours, want, given)
     if error is None or not error.size or float(error.max()) <= limit:

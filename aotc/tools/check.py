@@ -24,6 +24,7 @@ from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import Raw
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.ir.tensor_run import ArgumentError, Frame, Hooks, bind_arguments, interpret
@@ -31,14 +32,12 @@ from aotc.ir.tensor_wide import wide_call, wide_results
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.substitute_dims import with_dims
-from aotc.lowering.regions.elemental import FREE
 from aotc.options import Options
 from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve
 from aotc.tools.agreement import Mismatch, Tolerance, compare_op, compare_results
 from aotc.tools.user_calls import call_user
 
-COMPOSITE = frozenset({"while", "case", "custom_call", "assert", "bind_dim"})
 MOST_ITERATIONS = 256  # so many iterations of a loop that differs are looked into
 
 
@@ -289,7 +288,7 @@ class _Watch:
         exact = _Lazy(lambda: wide_results(frame, op))
         for n, (a, b) in enumerate(zip(mine, results, strict=True)):
             truth = partial(exact.get, n)
-            if op.name in COMPOSITE:
+            if OPS[op.name].tolerance is None:
                 found = compare_results(a, b, self.tolerance, truth)
             else:
                 found = compare_op(op.name, a, b, truth, self.tolerance)

@@ -45,7 +45,9 @@ def test_products(level, dtype, shape):
         got = aotc.load(aotc.compile(f, *args, opt_level=level)).invoke("main", *args)[0]
         close = {"rtol": 1e-4, "atol": 1e-4} if dtype in ("float32", "complex64") else {"rtol": 1e-10, "atol": 1e-10}
         np.testing.assert_allclose(got, dense @ right, **close)
-        np.testing.assert_allclose(interpret(import_model(f, *args), *args)[0], dense @ right, **close)
+        imported = import_model(f, *args)
+        assert dtype == "int32" or "csr_dot" in [op.name for op in imported.functions["main"].body.ops]
+        np.testing.assert_allclose(interpret(imported, *args)[0], dense @ right, **close)
 
 
 def test_no_values():

@@ -13,6 +13,7 @@ import aotc
 from aotc import pipeline
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor_ir import Region
+from aotc.lowering import lower as stage
 from aotc.options import Options
 from aotc.pipeline import PASSES, Pass
 from aotc.tools.agreement import compare_op, compare_results
@@ -37,12 +38,12 @@ def wrong_kernels(monkeypatch):
     """Make the lowering take one op for another."""
 
     def install(old, new):
-        right = pipeline.lower_region
+        right = stage.lower_region
 
         def lower_region(function, target):
             return right(replace(function, body=renamed(function.body, old, new)), target)
 
-        monkeypatch.setattr(pipeline, "lower_region", lower_region)
+        monkeypatch.setattr(stage, "lower_region", lower_region)
 
     return install
 
@@ -205,6 +206,14 @@ def test_bounds():
     assert compare_results(np.float32([np.inf, np.nan]), np.float32([np.inf, np.nan]), None) is None
     assert compare_results(np.zeros((0, 3)), np.zeros((0, 3)), None) is None
     assert "float32[3]" in compare_results(far[:3], want, None).ours
+
+
+@pytest.mark.parametrize("name", ["add", "reduce", "lt"])
+def test_integers_of_an_op_are_equal_or_wrong(name):
+    """The units in the last place that floats may differ by are no bound of integers."""
+    want = np.array([1, 2, 3], np.int32)
+    assert compare_op(name, want, want, lambda: None, None) is None
+    assert compare_op(name, np.array([1, 2, 4], np.int32), want, lambda: None, None).count == 1
 
 
 def run(monkeypatch, capsys, *args):

@@ -133,7 +133,8 @@ KNOWN_CALLS: dict[str, Importer] = {
     **dict.fromkeys(("AllocateBuffer", "CreateBuffer"), _buffer),
     **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),
     **dict.fromkeys(("TopK", "mhlo.topk"), _top_k),
-    **{f"mhlo.{name}": _scalar(name) for name in ("erf", "tan")},
+    "mhlo.erf": _scalar("erf"),
+    "mhlo.tan": _scalar("tan"),
     "stablehlo.dynamic_reduce_window": _dynamic_reduce_window,
     "stablehlo.dynamic_rng_bit_generator": _dynamic_rng_bit_generator,
 }

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir_types import integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.opset.lapack import LETTERS, ROUTINES, symbol
+from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, symbol
 from aotc.ir.tensor_ir import TensorType, Value
 
 _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
@@ -96,7 +96,7 @@ def unpacked(state: State, imag: Value, packed: Value) -> Value:
     dims = {"dims": tuple(range(t.rank - 1))}
     zeros = state.constant(np.zeros((), packed_dtype(t)), t)
     spread = state.one("broadcast", [imag], dims, [t])
-    first, second = (state.one(fn, [spread, zeros]) for fn in ("gt", "lt"))
+    first, second = state.one("gt", [spread, zeros]), state.one("lt", [spread, zeros])
     before, after = (_shifted(state, packed, by) for by in (1, -1))
     re = state.one("select", [second, before, packed])
     minus = state.one("neg", [packed])

@@ -109,9 +109,9 @@ def _manual_computation(state: State, op: Any) -> None:
 
 # what Shardy says about where a tensor lies; the tensor as a whole stays as it is
 _PLACEMENTS = (
-    "all_gather", "all_reduce", "all_slice", "all_to_all", "collective_permute", "data_flow_edge",
-    "func_data_flow_edge", "propagation_barrier", "reduce_scatter", "replicated_to_unreduced", "reshard",
-    "sharded_to_unreduced", "sharding_constraint",
+    "sdy.all_gather", "sdy.all_reduce", "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute",
+    "sdy.data_flow_edge", "sdy.func_data_flow_edge", "sdy.propagation_barrier", "sdy.reduce_scatter",
+    "sdy.replicated_to_unreduced", "sdy.reshard", "sdy.sharded_to_unreduced", "sdy.sharding_constraint",
 )  # fmt: skip
 
 COLLECTIVE: dict[str, Importer] = {
@@ -127,7 +127,7 @@ COLLECTIVE: dict[str, Importer] = {
     "stablehlo.replica_id": _identifier("replica_id"),
     "stablehlo.async_start": _inlined,  # the work is done where it starts; the future is its results
     "stablehlo.async_done": _hand_on,
-    **{f"sdy.{name}": _hand_on for name in _PLACEMENTS},
+    **dict.fromkeys(_PLACEMENTS, _hand_on),
     "sdy.sharding_group": lambda state, op: None,
     "sdy.named_computation": _inlined,
     "sdy.manual_computation": _manual_computation,

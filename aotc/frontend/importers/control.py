@@ -120,8 +120,8 @@ def _composite(state: State, op: Any) -> None:
     attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
         state.bind(op, state.emit("top_k", state.operands(op), {"k": attributes["k"].value}))
-    elif name.removeprefix("chlo.") in CHLO and name.startswith("chlo."):
-        state.bind(op, [state.one(CHLO[name.removeprefix("chlo.")], state.operands(op))])
+    elif name in CHLO:
+        state.bind(op, [state.one(CHLO[name], state.operands(op))])
     else:
         call_function(state, op, op.attributes["decomposition"].value)
 

@@ -10,22 +10,30 @@ from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.constants import elements
 from aotc.frontend.session import Importer, State
+from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 DIRECT = {
-    "negate": "neg", "abs": "abs", "sign": "sign", "exponential": "exp", "exponential_minus_one": "expm1", "log": "log",
-    "log_plus_one": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "cbrt": "cbrt", "sine": "sin", "cosine": "cos",
-    "tan": "tan", "tanh": "tanh", "logistic": "logistic", "floor": "floor", "ceil": "ceil",
-    "round_nearest_even": "round_even", "round_nearest_afz": "round_afz", "is_finite": "is_finite", "not": "not",
-    "popcnt": "popcnt", "count_leading_zeros": "clz", "real": "real", "imag": "imag", "add": "add", "subtract": "sub",
-    "multiply": "mul", "divide": "div", "remainder": "rem", "power": "pow", "maximum": "max", "minimum": "min",
-    "atan2": "atan2", "and": "and", "or": "or", "xor": "xor", "shift_left": "shl",
-    "shift_right_arithmetic": "shr_arith", "shift_right_logical": "shr_logic", "complex": "complex",
+    "stablehlo.negate": "neg", "stablehlo.abs": "abs", "stablehlo.sign": "sign", "stablehlo.exponential": "exp",
+    "stablehlo.exponential_minus_one": "expm1", "stablehlo.log": "log", "stablehlo.log_plus_one": "log1p",
+    "stablehlo.sqrt": "sqrt", "stablehlo.rsqrt": "rsqrt", "stablehlo.cbrt": "cbrt", "stablehlo.sine": "sin",
+    "stablehlo.cosine": "cos", "stablehlo.tan": "tan", "stablehlo.tanh": "tanh", "stablehlo.logistic": "logistic",
+    "stablehlo.floor": "floor", "stablehlo.ceil": "ceil", "stablehlo.round_nearest_even": "round_even",
+    "stablehlo.round_nearest_afz": "round_afz", "stablehlo.is_finite": "is_finite", "stablehlo.not": "not",
+    "stablehlo.popcnt": "popcnt", "stablehlo.count_leading_zeros": "clz", "stablehlo.real": "real",
+    "stablehlo.imag": "imag", "stablehlo.add": "add", "stablehlo.subtract": "sub", "stablehlo.multiply": "mul",
+    "stablehlo.divide": "div", "stablehlo.remainder": "rem", "stablehlo.power": "pow", "stablehlo.maximum": "max",
+    "stablehlo.minimum": "min", "stablehlo.atan2": "atan2", "stablehlo.and": "and", "stablehlo.or": "or",
+    "stablehlo.xor": "xor", "stablehlo.shift_left": "shl", "stablehlo.shift_right_arithmetic": "shr_arith",
+    "stablehlo.shift_right_logical": "shr_logic", "stablehlo.complex": "complex",
+}  # fmt: skip
+CHLO = {
+    "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
+    "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
 SIZES_DIFFER = "sizes must be equal"
-CHLO = {"erf": "erf", "erfc": "erfc", "erf_inv": "erf_inv", "conj": "conj", "next_after": "next_after", "tan": "tan"}
 
 
 def same_shapes(state: State, values: Sequence[Value], but: int = -1) -> list[Value]:
@@ -54,7 +62,7 @@ def with_shape(state: State, v: Value, shape: Sequence[Any]) -> Value:
 def _direct(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
         operands = same_shapes(state, state.operands(op))
-        if name in ("abs", "real", "imag") and kind_of(operands[0].type.dtype) not in "fci":
+        if SCALARS[name].result == "real" and kind_of(operands[0].type.dtype) not in "fci":
             state.fail(f"{op.name} is not defined on {operands[0].type.dtype}")
         state.bind(op, [state.one(name, operands)])
 
@@ -133,8 +141,7 @@ def _is_infinite(name: str) -> Importer:
 
 
 ELEMENTWISE: dict[str, Importer] = {
-    **{f"stablehlo.{name}": _direct(ours) for name, ours in DIRECT.items()},
-    **{f"chlo.{name}": _direct(ours) for name, ours in CHLO.items()},
+    **{name: _direct(ours) for name, ours in (DIRECT | CHLO).items()},
     **{f"chlo.{name}": _is_infinite(name) for name in ("is_inf", "is_pos_inf", "is_neg_inf")},
     "stablehlo.compare": _compare,
     "stablehlo.select": _select,

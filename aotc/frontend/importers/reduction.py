@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import get_integers, integers
 from aotc.frontend.session import Importer, State
+from aotc.ir.opset import ACCUMULATED, OPS
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
@@ -39,10 +40,11 @@ def _accumulates_short(region: Region) -> bool:
     Rounding after every step would stop a sum at the first power of two whose last place exceeds the
     terms (bf16: 256 of ones), so such reductions run in f32 and round once, as XLA's do.
     """
-    if len(region.params) != 2 or len(region.ops) != 1 or region.ops[0].name not in ("add", "mul"):
+    if len(region.params) != 2 or len(region.ops) != 1:
         return False
     (op,), row = region.ops, DTYPES[region.params[0].type.dtype]
-    return set(op.operands) == set(region.params) and row.kind == "f" and row.bits <= 16
+    rounds = op.name in ACCUMULATED and OPS[op.name].tolerance != 0
+    return rounds and set(op.operands) == set(region.params) and row.kind == "f" and row.bits <= 16
 
 
 def _in_f32(state: State, region: Region) -> Region:

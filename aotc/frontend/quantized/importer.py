@@ -18,15 +18,14 @@ from aotc.frontend.quantized.products import as_i8, bind_product, is_of_integers
 from aotc.frontend.quantized.types import quantization_of
 from aotc.frontend.session import Importer, Leaves, State
 
-_MOVES = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "all_gather", "all_to_all", "broadcast", "broadcast_in_dim", "collective_broadcast", "collective_permute",
-        "concatenate", "dynamic_broadcast_in_dim", "dynamic_gather", "dynamic_pad", "dynamic_reshape", "dynamic_slice",
-        "dynamic_update_slice", "gather", "pad", "real_dynamic_slice", "reshape", "reverse", "select", "slice",
-        "transpose",
-    )
-)  # fmt: skip
+_MOVES = frozenset({
+    "stablehlo.all_gather", "stablehlo.all_to_all", "stablehlo.broadcast", "stablehlo.broadcast_in_dim",
+    "stablehlo.collective_broadcast", "stablehlo.collective_permute", "stablehlo.concatenate",
+    "stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_gather", "stablehlo.dynamic_pad",
+    "stablehlo.dynamic_reshape", "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice", "stablehlo.gather",
+    "stablehlo.pad", "stablehlo.real_dynamic_slice", "stablehlo.reshape", "stablehlo.reverse", "stablehlo.select",
+    "stablehlo.slice", "stablehlo.transpose",
+})  # fmt: skip
 _CARRIES = frozenset({
     "func.call", "stablehlo.bitcast_convert", "stablehlo.case", "stablehlo.composite", "stablehlo.constant",
     "stablehlo.get_dimension_size", "stablehlo.get_tuple_element", "stablehlo.if", "stablehlo.optimization_barrier",

@@ -21,7 +21,9 @@ from aotc.frontend.session import State
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Op, TensorType, Value
 
-PRODUCTS = frozenset({f"stablehlo.{name}" for name in ("convolution", "dot", "dot_general", "dynamic_conv")})
+PRODUCTS = frozenset({
+    "stablehlo.convolution", "stablehlo.dot", "stablehlo.dot_general", "stablehlo.dynamic_conv",
+})  # fmt: skip
 _FIT_I8 = ("i2", "i4", "i8", "u2", "u4")
 U8_SHIFT = 128
 TERMS = 1 << 16  # of (q - z) * p, at most 255 * 128 each: their sum fits i32

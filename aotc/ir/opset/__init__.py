@@ -1,11 +1,18 @@
-"""The op table: every op of the tensor IR, its type rule and its NumPy meaning."""
+"""The op table: every op of the tensor IR, its type rule, its NumPy meaning, and what is known of it.
+
+A set of op names that code asks for is a comprehension over the table, and stands here. A family of ops has a file
+of its own in this folder; importers and rules of its ops are in files of the family's name.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 from aotc.ir.opset.collective import COLLECTIVES
 from aotc.ir.opset.contract import CONTRACT
 from aotc.ir.opset.control import CONTROL
-from aotc.ir.opset.elementwise import ELEMENTWISE, SCALARS, ScalarOp
+from aotc.ir.opset.elementwise import ELEMENTWISE
+from aotc.ir.opset.elementwise_scalars import SCALARS, ScalarOp
 from aotc.ir.opset.indexing import INDEXING
 from aotc.ir.opset.linalg import LINALG
 from aotc.ir.opset.random import RANDOM
@@ -14,8 +21,46 @@ from aotc.ir.opset.shape import SHAPE
 from aotc.ir.opset.sorting import SORTING
 from aotc.ir.opset.spec import OpSpec, RuleError, merge
 
-OPS: dict[str, OpSpec] = merge(
-    ELEMENTWISE, SHAPE, INDEXING, REDUCTION, LINALG, CONTRACT, CONTROL, COLLECTIVES, RANDOM, SORTING
-)
+FAMILIES: Mapping[str, Mapping[str, OpSpec]] = {
+    "elementwise": ELEMENTWISE,
+    "shape": SHAPE,
+    "indexing": INDEXING,
+    "reduction": REDUCTION,
+    "linalg": LINALG,
+    "contract": CONTRACT,
+    "control": CONTROL,
+    "collective": COLLECTIVES,
+    "random": RANDOM,
+    "sorting": SORTING,
+}
+OPS: dict[str, OpSpec] = merge(*FAMILIES.values())
 
-__all__ = ["OPS", "SCALARS", "OpSpec", "RuleError", "ScalarOp"]
+
+def names(fact: Callable[[OpSpec], bool]) -> frozenset[str]:
+    """Return the names of the ops of which ``fact`` holds."""
+    return frozenset(name for name, spec in OPS.items() if fact(spec))
+
+
+CALLS = names(lambda s: "callee" in s.attrs)
+CONTROL_FLOW = names(lambda s: s.branches)
+EFFECTS = names(lambda s: s.effect)
+EXPENSIVE = names(lambda s: s.work > 1)
+FOLDED = names(lambda s: s.folds)
+FREE = names(lambda s: s.work == 0)
+INLINE = names(lambda s: s.inline)
+MOVES = names(lambda s: s.moves)
+PERMUTATIONS = names(lambda s: s.permutes)
+PRODUCTS = names(lambda s: s.sums)
+SOURCES = FREE - MOVES  # ops without operands, which make up their elements
+
+ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
+COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
+INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
+COMPARISONS = {name: symbol for name, symbol in INFIX.items() if SCALARS[name].result == "bool"}
+PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
+
+__all__ = [
+    "ACCUMULATED", "CALLS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW", "EFFECTS",
+    "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "PERMUTATIONS",
+    "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "OpSpec", "RuleError", "ScalarOp", "names",
+]  # fmt: skip

@@ -98,13 +98,22 @@ def _zero(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
 
 
 COLLECTIVES = table(
-    OpSpec("all_gather", _gather, _alone, ("dim", *GROUPED)),
-    OpSpec("all_reduce", _same, _alone, GROUPED, regions=1),
-    OpSpec("reduce_scatter", _scatter, _alone, ("dim", *GROUPED), regions=1),
-    OpSpec("all_to_all", _exchange, _alone, ("split_dim", "concat_dim", "split_count", *GROUPED)),
-    OpSpec("collective_broadcast", _same, _alone, GROUPED),
-    OpSpec("collective_permute", _same, _permute, ("pairs", "channel")),
-    OpSpec("ragged_all_to_all", _ragged, _ragged_alone, GROUPED),
-    OpSpec("partition_id", _identifier, _zero),
-    OpSpec("replica_id", _identifier, _zero),
+    OpSpec("all_gather", _gather, _alone, ("dim", *GROUPED), tolerance=0, removed_by="lower_collectives"),
+    OpSpec("all_reduce", _same, _alone, GROUPED, regions=1, tolerance=0, removed_by="lower_collectives"),
+    OpSpec(
+        "reduce_scatter", _scatter, _alone, ("dim", *GROUPED), regions=1, tolerance=0, removed_by="lower_collectives"
+    ),
+    OpSpec(
+        "all_to_all",
+        _exchange,
+        _alone,
+        ("split_dim", "concat_dim", "split_count", *GROUPED),
+        tolerance=0,
+        removed_by="lower_collectives",
+    ),
+    OpSpec("collective_broadcast", _same, _alone, GROUPED, tolerance=0, removed_by="lower_collectives"),
+    OpSpec("collective_permute", _same, _permute, ("pairs", "channel"), tolerance=0, removed_by="lower_collectives"),
+    OpSpec("ragged_all_to_all", _ragged, _ragged_alone, GROUPED, tolerance=0, removed_by="lower_collectives"),
+    OpSpec("partition_id", _identifier, _zero, tolerance=0, removed_by="lower_collectives"),
+    OpSpec("replica_id", _identifier, _zero, tolerance=0, removed_by="lower_collectives"),
 )

@@ -103,10 +103,10 @@ def _bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 CONTROL = table(
     OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
-    OpSpec("while", _infer_while, _while, regions=2),
-    OpSpec("case", _infer_case, _case, regions=-1),
-    OpSpec("call", _infer_given, _not_here, ("callee",)),
-    OpSpec("dispatch", _infer_given, _not_here, ("callee",)),
+    OpSpec("while", _infer_while, _while, regions=2, branches=True),
+    OpSpec("case", _infer_case, _case, regions=-1, branches=True),
+    OpSpec("call", _infer_given, _not_here, ("callee",), effect=True, of_format=True, removed_by="inline"),
+    OpSpec("dispatch", _infer_given, _not_here, ("callee",), of_format=True, made_by="fuse"),
     OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
-    OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True),
+    OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
 )

@@ -1,56 +1,13 @@
-"""Elementwise ops: one table of scalar functions, each also an op on tensors."""
+"""Elementwise ops: each scalar function as an op on tensors, and what works on the bits of an element."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 
-from aotc.ir.opset.elementwise_reference import REFERENCES, convert, reduce_precision
+from aotc.ir.opset.elementwise_scalars import SCALARS, ScalarOp, convert, reduce_precision
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RuleError, Types, cast, given_one, merge, need, sizes, table
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, from_numpy, kind_of, to_numpy
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarOp:
-    """One scalar function.
-
-    ``kinds`` are the kind letters (``b i u f c``) that operands may have;
-    ``result`` is ``same``, ``bool``, ``real`` (of a complex), ``complex`` (of a
-    real), ``select`` (that of the last operand) or ``given`` (from the result type).
-    """
-
-    name: str
-    arity: int
-    kinds: str
-    result: str
-    reference: Callable[..., np.ndarray]
-
-
-_ROWS = (
-    ("neg", 1, "iufc", "same"), ("abs", 1, "iufc", "real"), ("sign", 1, "iufc", "same"),
-    ("exp", 1, "fc", "same"), ("expm1", 1, "fc", "same"), ("log", 1, "fc", "same"), ("log1p", 1, "fc", "same"),
-    ("sqrt", 1, "fc", "same"), ("rsqrt", 1, "fc", "same"), ("cbrt", 1, "fc", "same"),
-    ("sin", 1, "fc", "same"), ("cos", 1, "fc", "same"), ("tan", 1, "fc", "same"), ("tanh", 1, "fc", "same"),
-    ("logistic", 1, "fc", "same"), ("erf", 1, "f", "same"), ("erfc", 1, "f", "same"), ("erf_inv", 1, "f", "same"),
-    ("floor", 1, "f", "same"), ("ceil", 1, "f", "same"), ("round_even", 1, "f", "same"), ("round_afz", 1, "f", "same"),
-    ("is_finite", 1, "f", "bool"), ("not", 1, "biu", "same"), ("popcnt", 1, "iu", "same"), ("clz", 1, "iu", "same"),
-    ("real", 1, "fc", "real"), ("imag", 1, "fc", "real"), ("conj", 1, "fc", "same"),
-    ("add", 2, "biufc", "same"), ("sub", 2, "iufc", "same"), ("mul", 2, "biufc", "same"), ("div", 2, "iufc", "same"),
-    ("rem", 2, "iuf", "same"), ("pow", 2, "iufc", "same"), ("max", 2, "biufc", "same"), ("min", 2, "biufc", "same"),
-    ("atan2", 2, "fc", "same"), ("and", 2, "biu", "same"), ("or", 2, "biu", "same"), ("xor", 2, "biu", "same"),
-    ("shl", 2, "iu", "same"), ("shr_arith", 2, "iu", "same"), ("shr_logic", 2, "iu", "same"),
-    ("next_after", 2, "f", "same"), ("complex", 2, "f", "complex"),
-    ("eq", 2, "biufc", "bool"), ("ne", 2, "biufc", "bool"), ("lt", 2, "biuf", "bool"), ("le", 2, "biuf", "bool"),
-    ("gt", 2, "biuf", "bool"), ("ge", 2, "biuf", "bool"),
-    ("eq_total", 2, "f", "bool"), ("ne_total", 2, "f", "bool"), ("lt_total", 2, "f", "bool"),
-    ("le_total", 2, "f", "bool"), ("gt_total", 2, "f", "bool"), ("ge_total", 2, "f", "bool"),
-    ("select", 3, "biufc", "select"), ("convert", 1, "biufc", "given"),
-)  # fmt: skip
-
-SCALARS: dict[str, ScalarOp] = {row[0]: ScalarOp(*row, REFERENCES[row[0]]) for row in _ROWS}
 
 _REAL_OF = {"c64": "f32", "c128": "f64"}
 _COMPLEX_OF = {"f32": "c64", "f64": "c128"}
@@ -86,17 +43,12 @@ def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
     return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
 
 
-TOTAL = tuple(f"{name}_total" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-OF_THE_FORMAT = ("next_after", *TOTAL)  # ops whose meaning lies in the bits of their own type: never widened
-OF_THE_BITS = ("popcnt", "clz", "shr_logic", "shr_arith")  # a short integer has no bits above its own
-
-
 def apply(scalar: ScalarOp, arrays: Arrays, dtype: str) -> np.ndarray:
     """Return ``scalar`` applied in the natural precision and rounded to ``dtype``."""
     if scalar.result == "given":
         return convert(arrays[0], dtype)
-    wide = arrays if scalar.name in OF_THE_FORMAT else [_widen(a) for a in arrays]
-    if scalar.name in OF_THE_BITS and DTYPES[dtype].bits < 8:
+    wide = [_widen(a) for a in arrays] if scalar.widens else arrays
+    if scalar.counts_bits and DTYPES[dtype].bits < 8:
         return cast(_of_high_bits(scalar, wide, DTYPES[dtype].bits), dtype)
     with np.errstate(all="ignore"):
         return cast(np.asarray(scalar.reference(*wide)), dtype)
@@ -132,7 +84,12 @@ def _scalar_spec(scalar: ScalarOp) -> OpSpec:
     def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
         return [apply(scalar, arrays, types[0].dtype)]
 
-    return OpSpec(scalar.name, infer, reference, lifts=True)
+    # but for the comparisons in total order, whose order f64 keeps, what is not widened to f32 is not to f64 either
+    of_format = not scalar.widens and not scalar.total
+    return OpSpec(
+        scalar.name, infer, reference, inline=True, folds=True, of_format=of_format,
+        work=scalar.work, tolerance=scalar.tolerance,
+    )  # fmt: skip
 
 
 def _infer_bitcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -185,9 +142,10 @@ def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, ty
 ELEMENTWISE = merge(
     {s.name: _scalar_spec(s) for s in SCALARS.values()},
     table(
-        OpSpec("bitcast", _infer_bitcast, _reference_bitcast, lifts=True),
+        OpSpec("bitcast", _infer_bitcast, _reference_bitcast, inline=True, folds=True, of_format=True, tolerance=0),
         OpSpec(
-            "reduce_precision", _infer_same, _reference_reduce_precision, ("exponent_bits", "mantissa_bits"), lifts=True
+            "reduce_precision", _infer_same, _reference_reduce_precision, ("exponent_bits", "mantissa_bits"),
+            inline=True, folds=True, of_format=True, tolerance=0,
         ),
     ),
-)
+)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.dims import Dim
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, sizes, table
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, first_in_place, need, same_shape, sizes, table
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
@@ -184,8 +184,24 @@ _GATHER_ATTRS = (
 )  # fmt: skip
 
 INDEXING = table(
-    OpSpec("dynamic_slice", _infer_dynamic_slice, _dynamic_slice, ("sizes",)),
-    OpSpec("dynamic_update_slice", _infer_dynamic_update_slice, _dynamic_update_slice),
-    OpSpec("gather", _infer_gather, _gather, _GATHER_ATTRS),
-    OpSpec("scatter", _infer_scatter, _scatter, _SCATTER_ATTRS, regions=1),
+    OpSpec("dynamic_slice", _infer_dynamic_slice, _dynamic_slice, ("sizes",), inline=True, folds=True, tolerance=0),
+    OpSpec(
+        "dynamic_update_slice",
+        _infer_dynamic_update_slice,
+        _dynamic_update_slice,
+        folds=True,
+        tolerance=0,
+        in_place=first_in_place,
+    ),
+    OpSpec("gather", _infer_gather, _gather, _GATHER_ATTRS, inline=True, folds=True, tolerance=0, names_kernel=True),
+    OpSpec(
+        "scatter",
+        _infer_scatter,
+        _scatter,
+        _SCATTER_ATTRS,
+        regions=1,
+        tolerance=16,
+        normwise=True,
+        in_place=lambda attrs: tuple(range(attrs["inputs"])),
+    ),
 )

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.opset import lapack
+from aotc.ir.opset import linalg_lapack as lapack
 from aotc.ir.opset import linalg_tridiagonal as tridiagonal
-from aotc.ir.opset.lapack_reference import reference as lapack_reference
+from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
 from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, need, sizes, table
+from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, first_in_place, need, sizes, table
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of, to_numpy
 
@@ -240,16 +240,57 @@ _CONVOLUTION = (
 )  # fmt: skip
 
 LINALG = table(
-    OpSpec("dot_general", _infer_dot, _dot, _DOT),
-    OpSpec("convolution", _infer_convolution, _convolution, _CONVOLUTION),
-    OpSpec("fft", _infer_fft, _fft, ("kind", "length")),
-    OpSpec("dft", _infer_dft, _dft, ("axis", "radices", "inverse", "scale")),
-    OpSpec("cholesky", _infer_cholesky, _cholesky, ("lower",)),
     OpSpec(
-        "triangular_solve", _infer_triangular_solve, _triangular_solve,
-        ("left_side", "lower", "unit_diagonal", "transpose_a"),
+        "dot_general",
+        _infer_dot,
+        _dot,
+        _DOT,
+        folds=True,
+        sums=True,
+        tolerance=16,
+        normwise=True,
+        removed_by="canonicalize_dot",
     ),
-    OpSpec("csr_dot", _infer_csr_dot, _csr_dot),
-    OpSpec("tridiagonal_solve_perturbed", tridiagonal.infer, tridiagonal.reference),
-    OpSpec("lapack", lapack.infer, lapack_reference, ("routine", "options")),
-)  # fmt: skip
+    OpSpec(
+        "convolution",
+        _infer_convolution,
+        _convolution,
+        _CONVOLUTION,
+        folds=True,
+        sums=True,
+        tolerance=64,
+        normwise=True,
+        removed_by="decompose_convolution",
+    ),
+    OpSpec("fft", _infer_fft, _fft, ("kind", "length"), tolerance=16, normwise=True, removed_by="decompose_fft"),
+    OpSpec(
+        "dft",
+        _infer_dft,
+        _dft,
+        ("axis", "radices", "inverse", "scale"),
+        tolerance=16,
+        normwise=True,
+        made_by="decompose_fft",
+    ),
+    OpSpec("cholesky", _infer_cholesky, _cholesky, ("lower",), tolerance=64, normwise=True, in_place=first_in_place),
+    OpSpec(
+        "triangular_solve",
+        _infer_triangular_solve,
+        _triangular_solve,
+        ("left_side", "lower", "unit_diagonal", "transpose_a"),
+        tolerance=256,
+        normwise=True,
+        in_place=lambda attrs: (1,),
+    ),
+    OpSpec("csr_dot", _infer_csr_dot, _csr_dot, tolerance=16, normwise=True),
+    OpSpec("tridiagonal_solve_perturbed", tridiagonal.infer, tridiagonal.reference, tolerance=64, normwise=True),
+    OpSpec(
+        "lapack",
+        lapack.infer,
+        lapack_reference,
+        ("routine", "options"),
+        tolerance=256,
+        normwise=True,
+        in_place=lapack.in_place,
+    ),
+)

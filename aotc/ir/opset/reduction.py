@@ -149,13 +149,34 @@ def _select_and_scatter(
 _WINDOW = ("window", "strides", "base_dilations", "window_dilations", "padding")
 
 REDUCTION = table(
-    OpSpec("reduce", _infer_reduce, _reduce, ("dims",), regions=1),
-    OpSpec("reduce_window", _infer_reduce_window, _reduce_window, _WINDOW, regions=1),
+    OpSpec(
+        "reduce",
+        _infer_reduce,
+        _reduce,
+        ("dims",),
+        regions=1,
+        folds=True,
+        names_kernel=True,
+        tolerance=16,
+        normwise=True,
+    ),
+    OpSpec(
+        "reduce_window",
+        _infer_reduce_window,
+        _reduce_window,
+        _WINDOW,
+        regions=1,
+        names_kernel=True,
+        tolerance=64,
+        normwise=True,
+    ),
     OpSpec(
         "select_and_scatter",
         _infer_select_and_scatter,
         _select_and_scatter,
         ("window", "strides", "padding"),
         regions=2,
+        tolerance=16,
+        normwise=True,
     ),
 )

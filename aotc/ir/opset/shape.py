@@ -162,14 +162,50 @@ def _concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> 
 
 
 SHAPE = table(
-    OpSpec("constant", _infer_constant, _constant, ("value",), lifts=True),
-    OpSpec("iota", _infer_iota, _iota, ("dim",)),
-    OpSpec("dim", _infer_dim, _dim, ("expr",), lifts=True),
-    OpSpec("broadcast", _infer_broadcast, _broadcast, ("dims",)),
-    OpSpec("reshape", _infer_reshape, _reshape),
-    OpSpec("transpose", _infer_transpose, _transpose, ("perm",)),
-    OpSpec("reverse", _infer_reverse, _reverse, ("dims",)),
-    OpSpec("slice", _infer_slice, _slice, ("start", "limit", "stride")),
-    OpSpec("pad", _infer_pad, _pad, ("low", "high", "interior")),
-    OpSpec("concatenate", _infer_concatenate, _concatenate, ("dim",)),
+    OpSpec("constant", _infer_constant, _constant, ("value",), inline=True, work=0, tolerance=0),
+    OpSpec("iota", _infer_iota, _iota, ("dim",), inline=True, work=0, tolerance=0),
+    OpSpec("dim", _infer_dim, _dim, ("expr",), inline=True, work=0, tolerance=0),
+    OpSpec(
+        "broadcast", _infer_broadcast, _broadcast, ("dims",), moves=True, inline=True, folds=True, work=0, tolerance=0
+    ),
+    OpSpec(
+        "reshape", _infer_reshape, _reshape, moves=True, permutes=True, inline=True, folds=True, work=0, tolerance=0
+    ),
+    OpSpec(
+        "transpose",
+        _infer_transpose,
+        _transpose,
+        ("perm",),
+        moves=True,
+        permutes=True,
+        inline=True,
+        folds=True,
+        work=0,
+        tolerance=0,
+    ),
+    OpSpec(
+        "reverse",
+        _infer_reverse,
+        _reverse,
+        ("dims",),
+        moves=True,
+        permutes=True,
+        inline=True,
+        folds=True,
+        work=0,
+        tolerance=0,
+    ),
+    OpSpec(
+        "slice",
+        _infer_slice,
+        _slice,
+        ("start", "limit", "stride"),
+        moves=True,
+        inline=True,
+        folds=True,
+        work=0,
+        tolerance=0,
+    ),
+    OpSpec("pad", _infer_pad, _pad, ("low", "high", "interior"), inline=True, folds=True, tolerance=0),
+    OpSpec("concatenate", _infer_concatenate, _concatenate, ("dim",), inline=True, folds=True, tolerance=0),
 )

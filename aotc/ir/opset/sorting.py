@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.ir.opset.elementwise_reference import total_order_key
+from aotc.ir.opset.elementwise_scalars import total_order_key
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, table
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of
@@ -77,6 +77,6 @@ def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
 
 
 SORTING = table(
-    OpSpec("sort", _infer_sort, _sort, ("dim", "stable"), regions=1),
-    OpSpec("top_k", _infer_top_k, _top_k, ("k",)),
+    OpSpec("sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0),
+    OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0),
 )

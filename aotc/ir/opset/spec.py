@@ -21,10 +21,21 @@ Arrays = Sequence[np.ndarray]
 RegionCall = Callable[..., list[np.ndarray]]
 Infer = Callable[[Types, Attrs, tuple[Region, ...], Types], Types]
 Reference = Callable[[Arrays, Attrs, tuple[RegionCall, ...], Types], list[np.ndarray]]
+InPlace = Callable[[Attrs], tuple[int, ...]]
 
 
 class RuleError(ValueError):
     """A type rule is broken; the text says what was found and expected."""
+
+
+def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
+    """Return that the op writes all its results to memory of their own."""
+    return ()
+
+
+def first_in_place(attrs: Attrs) -> tuple[int, ...]:
+    """Return that the result is written over the first operand."""
+    return (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +57,36 @@ class OpSpec:
         Names that ``attrs`` must hold.
     regions : int
         How many regions the op has; -1: one or more.
-    lifts : bool
-        The reference may be fed arrays of any common shape in place of scalars.
     effect : bool
-        The op must run even though its results are unused.
+        The op may do more than give results: it runs even though they are unused, and is not merged with its equal.
+    branches : bool
+        Control flow: the regions are parts of the program, not functions of scalars.
+    moves : bool
+        Each element of the result is an element of the operand, at an index that follows from its own.
+    permutes : bool
+        It moves each element of the operand to exactly one place.
+    inline : bool
+        One element of the result can be written as an expression, wherever it is read.
+    folds : bool
+        It is evaluated at compile time if its operands are constants.
+    sums : bool
+        A sum of products: a matrix product or a convolution.
+    names_kernel : bool
+        A kernel with this op in it is called by its name.
+    of_format : bool
+        Its meaning lies in the format of its operands' type, or is not known: in 64 bits it is something else.
+    work : int
+        Scalar operations per element, roughly; 0 for what only moves or makes up elements.
+    tolerance : float or None
+        How many units in the last place two good results differ by; None where there is nothing to compare.
+    normwise : bool
+        These units are of the largest element.
+    in_place : callable
+        ``in_place(attrs)`` are the operands that results 0, 1... are written over.
+    made_by : str
+        The pass that makes the op, which no importer does.
+    removed_by : str
+        The pass that leaves none, so that nothing after it need know the op.
     """
 
     name: str
@@ -57,8 +94,21 @@ class OpSpec:
     reference: Reference
     attrs: tuple[str, ...] = ()
     regions: int = 0
-    lifts: bool = False
     effect: bool = False
+    branches: bool = False
+    moves: bool = False
+    permutes: bool = False
+    inline: bool = False
+    folds: bool = False
+    sums: bool = False
+    names_kernel: bool = False
+    of_format: bool = False
+    work: int = 1
+    tolerance: float | None = None
+    normwise: bool = False
+    in_place: InPlace = nothing_in_place
+    made_by: str = ""
+    removed_by: str = ""
 
 
 def need(condition: bool, message: str) -> None:

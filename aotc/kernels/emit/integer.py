@@ -11,6 +11,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.ir.opset import SCALARS
 from aotc.kernels.emit.convert import narrow_int
 from aotc.kernels.formulas.llvm_algebra import call_intrinsic, intrinsic, suffix
 from aotc.kernels.llvm_types import I1, Emit
@@ -116,31 +117,33 @@ def _count(name: str) -> Callable[[str], Emit]:
     return lambda kind: emit
 
 
-INTEGERS: dict[str, Callable[[str], Emit]] = {
-    "add": _logic("add"),
-    "sub": _logic("sub"),
-    "mul": _logic("mul"),
+OF_THE_WIDTH: dict[str, Callable[[str], Emit]] = {
     "div": _division(quotient=True),
-    "rem": _division(quotient=False),
-    "neg": _logic("neg"),
-    "abs": _abs,
-    "max": _by_sign("smax", "umax"),
-    "min": _by_sign("smin", "umin"),
-    "sign": _sign,
     "pow": _power,
-    "and": _logic("and_"),
-    "or": _logic("or_"),
-    "xor": _logic("xor"),
-    "not": _logic("not_"),
     "shl": _shift("shl"),
     "shr_logic": _shift("lshr"),
     "shr_arith": _shift("ashr"),
     "popcnt": _count("ctpop"),
     "clz": _count("ctlz"),
 }
+"""Those of which the low bits of a result depend on the width of the type."""
 
-# On i1, addition is "or" and multiplication "and", as in XLA.
-_BOOLEANS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
+INTEGERS: dict[str, Callable[[str], Emit]] = {
+    **OF_THE_WIDTH,
+    "add": _logic("add"),
+    "sub": _logic("sub"),
+    "mul": _logic("mul"),
+    "rem": _division(quotient=False),
+    "neg": _logic("neg"),
+    "abs": _abs,
+    "max": _by_sign("smax", "umax"),
+    "min": _by_sign("smin", "umin"),
+    "sign": _sign,
+    "and": _logic("and_"),
+    "or": _logic("or_"),
+    "xor": _logic("xor"),
+    "not": _logic("not_"),
+}
 
 
 def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
@@ -153,7 +156,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
     """
     row = DTYPES[dtype]
     if row.kind == "b":
-        fn = _BOOLEANS.get(fn, fn)
+        fn = SCALARS[fn].on_bool or fn
     if fn == "clamp":
         low = apply(builder, "max", args[:2], dtype)
         return apply(builder, "min", [low, args[2]], dtype)
@@ -168,7 +171,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
 def _narrow(builder: ir.IRBuilder, make: Callable[[str], Emit], args: list[ir.Value], fn: str, dtype: str):
     """2- and 4-bit ops run on 8 bits; where the width matters, on a register of the true width."""
     row = DTYPES[dtype]
-    if fn in ("shl", "shr_logic", "shr_arith", "clz", "popcnt", "div", "pow"):
+    if fn in OF_THE_WIDTH:
         kind = ir.IntType(row.bits)
         value = make(row.kind)(builder, *[builder.trunc(a, kind) for a in args])
         return builder.sext(value, args[0].type) if row.kind == "i" else builder.zext(value, args[0].type)

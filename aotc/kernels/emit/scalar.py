@@ -5,6 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.ir.opset import COMPARISONS, SCALARS
 from aotc.kernels.emit import complex_number, functions, integer, real, small_float
 from aotc.kernels.emit.convert import convert, round_to
 from aotc.kernels.emit.memory import decode, encode
@@ -12,8 +13,6 @@ from aotc.kernels.formulas.llvm_algebra import call_intrinsic, suffix
 from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, part_dtype, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
-
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str], result: str) -> Register:
@@ -53,9 +52,9 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
         return complex_number.apply(builder, fn, args, dtypes[0])
-    if fn.endswith("_total"):
-        return _compare_total(builder, fn.removesuffix("_total"), args, dtypes[0])
-    if fn in _COMPARE:
+    if SCALARS[fn].total:
+        return _compare_total(builder, fn, args)
+    if fn in COMPARISONS:
         return _compare(builder, fn, args, kind)
     if kind == "f":
         return real.apply(builder, fn, args, dtypes[0], result)
@@ -67,9 +66,9 @@ def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: l
     dtype = dtypes[0]
     if fn == "next_after":
         return small_float.next_after(builder, args[0], args[1], dtype)
-    if fn.endswith("_total"):
+    if SCALARS[fn].total:
         keys = [small_float.total_order_key(builder, x, dtype) for x in args]
-        return builder.icmp_signed(_COMPARE[fn.removesuffix("_total")], *keys)
+        return builder.icmp_signed(SCALARS[fn].symbol, *keys)
     wide = [convert(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]
     of = "f32" if result == dtype else result
     value = apply(builder, fn, wide, ["f32" if d == dtype else d for d in dtypes], of)
@@ -94,7 +93,7 @@ def _select(builder: ir.IRBuilder, condition: ir.Value, yes: Register, no: Regis
 
 
 def _compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) -> ir.Value:
-    symbol = _COMPARE[fn]
+    symbol = SCALARS[fn].symbol
     if kind == "f":
         compare = builder.fcmp_unordered if fn == "ne" else builder.fcmp_ordered
     else:
@@ -102,7 +101,7 @@ def _compare(builder: ir.IRBuilder, fn: str, args: list[ir.Value], kind: str) ->
     return compare(symbol, *args)
 
 
-def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> ir.Value:
+def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
     """Compare floats in total order: by their bits, those of negative ones flipped."""
     keys = []
     for x in args:
@@ -111,7 +110,7 @@ def _compare_total(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: 
         negative = builder.icmp_signed("<", bits, ir.Constant(kind, 0))
         flipped = builder.xor(bits, ir.Constant(kind, (1 << (kind.width - 1)) - 1))
         keys.append(builder.select(negative, flipped, bits))
-    return builder.icmp_signed(_COMPARE[fn], *keys)
+    return builder.icmp_signed(SCALARS[fn].symbol, *keys)
 
 
 def constant(value: bool | int | float | complex, dtype: str) -> Register:

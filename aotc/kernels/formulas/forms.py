@@ -7,15 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
+MAX_ULP: dict[str, tuple[float, float]] = {}
 
 INF, NAN = math.inf, math.nan
 
 
-def function(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Add a formula to :data:`FUNCTIONS` under its own name."""
-    assert formula.__name__ not in FUNCTIONS
-    FUNCTIONS[formula.__name__] = formula
-    return formula
+def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a formula to :data:`FUNCTIONS` under its own name, and the largest error seen to :data:`MAX_ULP`."""
+
+    def add(formula: Callable[..., Any]) -> Callable[..., Any]:
+        assert formula.__name__ not in FUNCTIONS
+        FUNCTIONS[formula.__name__] = formula
+        MAX_ULP[formula.__name__] = (f32, f64)
+        return formula
+
+    return add
 
 
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ approximations of Eigen (f32); fdlibm (f64). sin, cos: fdlibm. atan: Cephes. erf
 "Approximating the erfinv function", with Newton steps in f64.
 
 The largest error seen against float64 (for f32) and long double (for f64) on the
-whole range, in units in the last place, is :data:`MAX_ULP`.
+whole range, in units in the last place, stands at each formula (:data:`MAX_ULP`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import math
 from typing import Any
 
 from aotc.kernels.formulas.erf import erf64, erf_tail
-from aotc.kernels.formulas.forms import FUNCTIONS, INF, NAN, function, in_wide, polynomial, with_sign_of_first
+from aotc.kernels.formulas.forms import (
+    FUNCTIONS,
+    INF,
+    MAX_ULP,
+    NAN,
+    function,
+    in_wide,
+    polynomial,
+    with_sign_of_first,
+)
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
-
-MAX_ULP: dict[str, tuple[float, float]] = {
-    "exp": (1, 1.5), "expm1": (1, 4), "log": (1, 1.5), "log1p": (1, 4), "tanh": (5, 4), "logistic": (3, 3),
-    "erf": (6, 2), "erfc": (2, 9), "erf_inv": (4, 16), "sin": (1, 2), "cos": (1, 2), "tan": (1, 4), "cbrt": (1, 2),
-    "rsqrt": (1.5, 1.5), "pow": (1, 8), "atan2": (1, 3), "rem": (0, 0),
-}  # fmt: skip
 
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 
@@ -37,7 +40,7 @@ def power_of_two(m: Any, n: Any) -> Any:
     return m.from_bits((n + bias) << shift)
 
 
-@function
+@function(f32=1, f64=1.5)
 def exp(m: Any, x: Any) -> Any:
     """``2**n * e**r``; the scale is applied in two steps so that subnormal results round once.
 
@@ -100,7 +103,7 @@ def _log64_correction(m: Any, f: Any) -> Any:
     return s * (square + r) - square
 
 
-@function
+@function(f32=1, f64=1.5)
 def log(m: Any, x: Any) -> Any:
     """``e * ln 2 + log(1 + f)``."""
     e, f = _log_parts(m, x)
@@ -114,7 +117,7 @@ def log(m: Any, x: Any) -> Any:
     return _log_special(m, x, m.fma(e, m.const(LN2_HIGH), f + low))
 
 
-@function
+@function(f32=1, f64=4)
 @in_wide
 def expm1(m: Any, x: Any) -> Any:
     """Kahan's form: the rounding of ``exp(x)`` is divided out."""
@@ -127,7 +130,7 @@ def expm1(m: Any, x: Any) -> Any:
     return m.select(x == 0.0, x, y)
 
 
-@function
+@function(f32=1, f64=4)
 @in_wide
 def log1p(m: Any, x: Any) -> Any:
     """Kahan's form: the rounding of ``1 + x`` is divided out."""
@@ -138,7 +141,7 @@ def log1p(m: Any, x: Any) -> Any:
     return m.select(u == INF, x, y)
 
 
-@function
+@function(f32=5, f64=4)
 def tanh(m: Any, x: Any) -> Any:
     """An odd rational function (f32); ``expm1(2x) / (expm1(2x) + 2)`` (f64)."""
     if m.bits == 64:
@@ -156,13 +159,13 @@ def tanh(m: Any, x: Any) -> Any:
     return m.select(x != x, x, r)
 
 
-@function
+@function(f32=3, f64=3)
 def logistic(m: Any, x: Any) -> Any:
     """``1 / (1 + exp(-x))``."""
     return m.const(1.0) / (exp(m, -x) + 1.0)
 
 
-@function
+@function(f32=6, f64=2)
 def erf(m: Any, x: Any) -> Any:
     """An odd rational function (f32); fdlibm's pieces (f64)."""
     if m.bits == 64:
@@ -177,7 +180,7 @@ def erf(m: Any, x: Any) -> Any:
     return m.select(x != x, x, y * p / q)
 
 
-@function
+@function(f32=2, f64=9)
 @in_wide
 def erfc(m: Any, x: Any) -> Any:
     """``1 - erf(x)`` where that is exact enough, the tail's own form elsewhere."""
@@ -196,7 +199,7 @@ _GILES_LARGE = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
                 0.00943887047, 1.00167406, 2.83297682)  # fmt: skip
 
 
-@function
+@function(f32=4, f64=16)
 @with_sign_of_first
 @in_wide
 def erf_inv(m: Any, x: Any) -> Any:
@@ -214,13 +217,13 @@ def erf_inv(m: Any, x: Any) -> Any:
     return m.select(a <= 1.0, y, m.const(NAN))
 
 
-@function
+@function(f32=1.5, f64=1.5)
 def rsqrt(m: Any, x: Any) -> Any:
     """``1 / sqrt(x)``."""
     return m.const(1.0) / m.sqrt(x)
 
 
-@function
+@function(f32=1, f64=2)
 @with_sign_of_first
 @in_wide
 def cbrt(m: Any, x: Any) -> Any:
@@ -233,7 +236,7 @@ def cbrt(m: Any, x: Any) -> Any:
     return m.select(x != x, x, y)
 
 
-@function
+@function(f32=1, f64=8)
 @in_wide
 def pow(m: Any, x: Any, y: Any) -> Any:
     """``exp(y * log|x|)`` with the logarithm in two words; C's special cases."""
@@ -261,7 +264,7 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     return m.select((y == 0.0) | (x == 1.0), m.const(1.0), r)
 
 
-@function
+@function(f32=0, f64=0)
 @with_sign_of_first
 @in_wide
 def rem(m: Any, x: Any, y: Any) -> Any:

@@ -41,21 +41,21 @@ def _turned_sine(m: Any, x: Any, turns: int) -> Any:
     return m.sine_of_large((m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF), x, turns, y)
 
 
-@function
+@function(f32=1, f64=2)
 @in_wide
 def sin(m: Any, x: Any) -> Any:
     """Reduction by multiples of pi/2, fdlibm's polynomials."""
     return m.select(x == 0.0, x, _turned_sine(m, x, 0))
 
 
-@function
+@function(f32=1, f64=2)
 @in_wide
 def cos(m: Any, x: Any) -> Any:
     """Reduction by multiples of pi/2, fdlibm's polynomials."""
     return _turned_sine(m, x, 1)
 
 
-@function
+@function(f32=1, f64=4)
 @in_wide
 def tan(m: Any, x: Any) -> Any:
     """``sin / cos`` of the reduced argument."""
@@ -74,7 +74,7 @@ _ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.32881060
            4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
 
 
-@function
+@function(f32=1, f64=3)
 @with_sign_of_first
 @in_wide
 def atan2(m: Any, y: Any, x: Any) -> Any:

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, Sym
 from aotc.ir.dims_symbols import substitute_symbols, symbols
-from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset import ELEMENTWISE, PERMUTATIONS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.index_maps import Index, forward
-
-ELEMENTWISE = frozenset(SCALARS) | {"reduce_precision", "bitcast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ class Anchors:
         if (
             op is not None
             and op.operands
-            and (op in members or op.name in ("reshape", "transpose", "reverse", "broadcast"))
+            and (op in members or op.name in PERMUTATIONS or op.name == "broadcast")
         ):
             found = self.extend(op, members).get(value)
         if found is not None or op is None or op in members:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
 
 
@@ -18,7 +19,7 @@ def constant_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
 def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
     """Return the scalar (shape ``()``) that fills ``v``, looking through movement, or None."""
     op = definitions.get(v)
-    while op is not None and op.name in ("broadcast", "reshape", "transpose", "slice", "reverse"):
+    while op is not None and op.name in MOVES:
         op = definitions.get(op.operands[0])
     if op is None or op.name != "constant":
         return None

@@ -7,22 +7,13 @@ sees to that).
 
 from __future__ import annotations
 
-from aotc.ir.opset.lapack import ROUTINES
+from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Op
 
 
 def updated_operands(op: Op) -> tuple[int, ...]:
     """Return the positions of the operands that results 0, 1... of ``op`` overwrite."""
-    match op.name:
-        case "dynamic_update_slice" | "cholesky":
-            return (0,)
-        case "triangular_solve":
-            return (1,)
-        case "scatter":
-            return tuple(range(op.attrs["inputs"]))
-        case "lapack":
-            return ROUTINES[op.attrs["routine"]].updates
-    return ()
+    return OPS[op.name].in_place(op.attrs)
 
 
 def overwritten(function: Function) -> int:

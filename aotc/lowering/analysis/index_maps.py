@@ -99,9 +99,6 @@ def backward(op: Op, index: Index) -> Index:
     raise KeyError(op.name)
 
 
-COPIES = frozenset({"broadcast", "reshape", "transpose", "reverse", "slice"})
-
-
 def forward(op: Op, index: Index) -> Index | None:
     """Return the result index of element ``index`` of operand 0, or None if there is not exactly one.
 

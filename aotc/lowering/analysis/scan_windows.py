@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.vmfb.dtypes import kind_of, limits, to_numpy
@@ -70,12 +71,19 @@ def combiner(op: Op) -> str | None:
 
 def neutral_value(name: str, dtype: str) -> np.ndarray | None:
     """Return the number that the op ``name`` leaves every other value of ``dtype`` with, or None."""
-    kind = kind_of(dtype)
-    known: dict[str, float] = {"add": 0, "mul": 1, "or": 0}
-    if kind in "biu":
-        known["and"] = True if kind == "b" else -1
-    if kind != "c":
-        known["max"], known["min"] = limits(dtype)
-    if dtype == "f8E8M0FNU":
-        del known["add"]  # it has no 0
-    return np.array(known[name]).astype(to_numpy(dtype)) if name in known else None
+    row, kind = SCALARS.get(name), kind_of(dtype)
+    value: float
+    match row.neutral if row else "":
+        case "zero" if dtype != "f8E8M0FNU":  # it has no 0
+            value = 0
+        case "one":
+            value = 1
+        case "ones" if kind in "biu":
+            value = True if kind == "b" else -1
+        case "lowest" if kind != "c":
+            value = limits(dtype)[0]
+        case "largest" if kind != "c":
+            value = limits(dtype)[1]
+        case _:
+            return None
+    return np.array(value).astype(to_numpy(dtype))

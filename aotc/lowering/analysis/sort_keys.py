@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value
 from aotc.vmfb.dtypes import kind_of
 
-ASCENDING = {"lt": True, "lt_total": True, "gt": False, "gt_total": False}
-SAME = {"eq": ("lt", "gt"), "eq_total": ("lt_total", "gt_total")}
+ASCENDING = {name: row.symbol == "<" for name, row in SCALARS.items() if row.symbol in ("<", ">")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,15 @@ def _first_then(op: Op, makers: Mapping[Value, Op]) -> tuple[Op, Op, Value] | No
             continue
         for same, rest in (conjunction.operands, conjunction.operands[::-1]):
             equal = makers.get(same)
-            if equal is not None and equal.name in SAME and _equal_of(equal, compare):
+            if equal is not None and _equal_of(equal, compare):
                 return compare, equal, rest
     return None
 
 
 def _equal_of(same: Op, less: Op) -> bool:
-    return less.name in SAME[same.name] and set(same.operands) == set(less.operands)
+    row = SCALARS.get(same.name)
+    fits = row is not None and row.symbol == "==" and row.total == SCALARS[less.name].total
+    return fits and set(same.operands) == set(less.operands)
 
 
 def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
@@ -78,7 +80,7 @@ def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
     A comparison of floats that is not in total order calls NaN equal to everything, which no key does.
     """
     left, right = op.operands
-    if kind_of(left.type.dtype) not in "biuf" or (kind_of(left.type.dtype) == "f" and not op.name.endswith("_total")):
+    if kind_of(left.type.dtype) not in "biuf" or (kind_of(left.type.dtype) == "f" and not SCALARS[op.name].total):
         return None
     other = {p: region.params[n ^ 1] for n, p in enumerate(region.params)}
     if not _mirrored(left, right, other, makers):

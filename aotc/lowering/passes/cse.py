@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from aotc.ir.opset import CONTROL_FLOW, EFFECTS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
-
-_UNIQUE = frozenset({"call", "custom_call", "rng", "while", "case"})
 
 
 def cse(module: Module, options: Options) -> Module:
@@ -65,7 +64,7 @@ class _Scope:
             operands = tuple(self.mapped.get(v, v) for v in op.operands)
             regions = tuple(self.region(r, known) for r in op.regions)
             op = replace(op, operands=operands, regions=regions) if operands != op.operands or regions else op
-            if op.name in _UNIQUE or has_effect(op):
+            if op.name in CONTROL_FLOW or op.name in EFFECTS or has_effect(op):
                 ops.append(op)
                 continue
             key = self.key(op, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from aotc.ir.opset import OPS
+from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Module, Op, Region, Value, captured, walk
 from aotc.options import Options
 
@@ -23,7 +23,7 @@ def has_effect(op: Op) -> bool:
 def _acts(op: Op) -> bool:
     if op.name == "custom_call":
         return bool(op.attrs.get("has_side_effect", False))
-    return op.name == "call" or (op.name in OPS and OPS[op.name].effect)
+    return op.name in EFFECTS
 
 
 def _clean(region: Region) -> Region:

@@ -159,5 +159,5 @@ def _real_inverse(x: Value, n: int, b: Builder) -> Value:
     pairs = _cut(_times(b.make("add", (even, odd)), np.array([0.5]), last, b), last, 0, half, b)
     signal = _transform(pairs, last, half, True, 1 / half, b)
     column = (*signal.type.shape, 1)
-    parts = [b.reshape(b.make(name, (signal,)), column) for name in ("real", "imag")]
+    parts = [b.reshape(b.make("real", (signal,)), column), b.reshape(b.make("imag", (signal,)), column)]
     return b.reshape(_join(parts, b), (*x.type.shape[:-1], n))

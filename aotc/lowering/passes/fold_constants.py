@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aotc.ir.dims import is_static
-from aotc.ir.opset import SCALARS
+from aotc.ir.opset import FOLDED, MOVES, PRODUCTS, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
 from aotc.ir.tensor_run import Frame
 from aotc.lowering.analysis.constant_values import constant_of
@@ -24,11 +24,6 @@ SMALL = 64 * 1024
 TINY = 1 << 8
 GROWTH = 2
 WORK = 10**9
-_FOLDED = frozenset(SCALARS) | {
-    "bitcast", "reduce_precision", "reshape", "transpose", "reverse", "slice", "pad", "concatenate", "broadcast",
-    "dynamic_slice", "dynamic_update_slice", "gather", "reduce", "dot_general", "matmul", "convolution", "conv",
-}  # fmt: skip
-_PRODUCTS = {"dot_general", "matmul", "convolution", "conv"}
 
 
 def fold_constants(module: Module, options: Options) -> Module:
@@ -57,7 +52,7 @@ class _Folder:
 
 
 def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
-    if op.name not in _FOLDED or not op.operands:
+    if op.name not in FOLDED or not op.operands:
         return None
     values = [constant_of(v, b.definitions) for v in op.operands]
     arrays = [v for v in values if v is not None]
@@ -66,7 +61,7 @@ def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
     scalar = op.name in SCALARS or op.name == "reduce_precision"
     if scalar and all(a.ndim == 0 for a in arrays):
         return _fold(_shrunk(op), arrays, op, b)
-    if op.name in ("reshape", "transpose", "broadcast", "reverse", "slice") and arrays[0].ndim == 0:
+    if op.name in MOVES and arrays[0].ndim == 0:
         return _as_constants(op, arrays, b)
     if not all(is_static(v.type.shape) for v in (*op.operands, *op.results)):
         return None
@@ -93,7 +88,7 @@ def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
         return result <= max(TINY, arrays[0].nbytes)
     if result > max(SMALL, GROWTH * sum(a.nbytes for a in arrays)):
         return False
-    if op.name not in _PRODUCTS:
+    if op.name not in PRODUCTS:
         return True
     kernel = arrays[1].size if "conv" in op.name else arrays[0].size
     return 2 * elements[0] * max(kernel, 1) <= WORK

@@ -22,12 +22,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from aotc.ir.dims import Dim, is_static, product, static
-from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, OPS, PERMUTATIONS, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.scan_windows import scan_of
-from aotc.lowering.passes.outline import CONTRACT, CONTROL, Group, Outliner, captures
-from aotc.lowering.regions.elemental import FREE, is_inline
+from aotc.lowering.passes.outline import Group, Outliner, captures
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -35,10 +34,6 @@ MAX_MEMBERS = 96
 MAX_BUFFERS = 40
 MAX_MOVES = 16
 UPDATE = "dynamic_update_slice"
-EXPENSIVE = frozenset({
-    "exp", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "pow", "atan2",
-    "cbrt", "div", "rem", "sqrt", "rsqrt",
-})  # fmt: skip
 
 
 def fuse(module: Module, options: Options) -> Module:
@@ -57,10 +52,10 @@ def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Va
     for op in ops:
         if op.name == UPDATE:
             needed.add(op.operands[0])
-        elif op.name in CONTRACT or op.name in CONTROL or not _reads_inline(op):
+        elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(op.operands)
         for r in op.regions:
-            if op.name in CONTROL:
+            if op.name in CONTROL_FLOW:
                 needed.update(captured(r))
     stack = list(needed)
     while stack:
@@ -73,7 +68,7 @@ def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Va
 
 def _reads_inline(op: Op) -> bool:
     """Can the operands of ``op`` be computed where it reads them?"""
-    return is_inline(op) or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
+    return op.name in INLINE or op.name == "reduce" or (op.name == "reduce_window" and scan_of(op) is None)
 
 
 class _Fuser:
@@ -141,9 +136,7 @@ class _Fuser:
         return True
 
     def _place(self, op: Op) -> None:
-        if op.name in CONTROL or op.name == "assert":
-            self._open(op, "single")
-        elif op.name in CONTRACT:
+        if op.name in CONTRACT:
             self._open(op, "contract")
         elif op.name == "reduce":
             if not self._join(op):
@@ -152,7 +145,7 @@ class _Fuser:
             self._open(op, "single" if scan_of(op) else "window")
         elif op.name == UPDATE and self.level > 0:
             self._open(op, "update")
-        elif is_inline(op):
+        elif op.name in INLINE:
             if not self._join(op):
                 self._open(op, "loop")
         else:
@@ -219,7 +212,7 @@ class _Fuser:
     def _join(self, op: Op) -> bool:
         if self.level == 0 or (self.level == 1 and op.name not in SCALARS):
             return False
-        if op.name in ("pad", "concatenate", "gather", "dynamic_slice", "iota", "dim", "slice", "broadcast"):
+        if op.name != "reduce" and op.name not in ELEMENTWISE and op.name not in PERMUTATIONS:
             return False
         sources = self._sources(op)
         return any(self._try(op, group, sources) for group in sources)
@@ -309,7 +302,7 @@ class _Fuser:
             return False
         if self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed]) > MAX_BUFFERS:
             return False
-        cost = sum(1 + 15 * (op.name in EXPENSIVE) for op in group.members + group.absorbed if op.name not in FREE)
+        cost = sum(OPS[op.name].work for op in group.members + group.absorbed)
         made = _elements(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
         read = _elements(anchor.type)

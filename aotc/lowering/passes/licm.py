@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aotc.ir.dims import product
+from aotc.ir.opset import SOURCES
 from aotc.ir.tensor_ir import Module, Op, Region, Value
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
 LARGEST = 1 << 20
-_STAY = frozenset({"constant", "iota", "dim", "rng", "call", "while", "case"})
 
 
 def licm(module: Module, options: Options) -> Module:
@@ -74,9 +74,9 @@ def _hoist(op: Op, before: list[Op]) -> Op:
             reads = inner.operands
             if inner.regions or has_effect(inner) or any(v in inside for v in reads):
                 inside.update(inner.results)
-            elif inner.name in ("constant", "iota", "dim"):
+            elif inner.name in SOURCES:
                 free.update((v, inner) for v in inner.results)
-            elif inner.name in _STAY or _is_large(inner):
+            elif _is_large(inner):
                 inside.update(inner.results)
             else:
                 moved.update((id(free[v]), free[v]) for v in reads if v in free)

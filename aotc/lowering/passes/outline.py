@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import updated_operands
-from aotc.lowering.regions.elemental import FREE
-
-CONTROL = frozenset({"while", "case"})
-CONTRACT = frozenset({"matmul", "conv", "packed_matmul", "packed_conv"})
 
 
 @dataclass(eq=False)
@@ -121,16 +118,14 @@ class Outliner:
             return False
         if maker in self.group_of or maker.name not in FREE:
             return False
-        if maker in self.outer and maker.name not in ("constant", "iota", "dim", "broadcast", "reshape"):
-            return False
-        if maker in self.outer and maker.name in ("broadcast", "reshape"):
+        if maker in self.outer and maker.name in MOVES:
             source = self.makers.get(maker.operands[0])
             return source is not None and source.name == "constant" and _is_splat(source)
         return maker.name != "constant" or _is_splat(maker)
 
     def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
         first = group.members[0]
-        if first.name in CONTROL:
+        if first.name in CONTROL_FLOW:
             inner = tuple(self.fuse_region(r) for r in first.regions)
             return replace(first, regions=inner)
         if first.name == "assert":
@@ -213,7 +208,7 @@ def _is_splat(op: Op) -> bool:
 
 def _label(group: Group) -> str:
     names = [op.name for op in group.members if op.name not in FREE]
-    hero = next((n for n in names if n in CONTRACT or n in ("reduce", "reduce_window", "gather")), None)
+    hero = next((n for n in names if OPS[n].names_kernel), None)
     if group.kind == "row":
         return "row"
     return hero or (names[-1] if names else group.members[-1].name)

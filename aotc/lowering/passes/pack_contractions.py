@@ -22,6 +22,7 @@ from itertools import count
 import numpy as np
 
 from aotc.ir.dims import Dim, product, static
+from aotc.ir.opset import CONTROL_FLOW, FOLDED
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.cost import conv_strategy, matmul_strategy
@@ -31,7 +32,6 @@ from aotc.targets import Target, resolve
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
-_FOLDED = frozenset({"constant", "reshape", "transpose", "convert", "pad"})
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 
 
@@ -71,7 +71,7 @@ class _Rewriter:
         """Return ``region`` with its products prepared, nested regions first."""
         saved, self.new = self.new, []
         for op in region.ops:
-            if op.regions and op.name in ("while", "case"):
+            if op.regions and op.name in CONTROL_FLOW:
                 op = replace(op, regions=tuple(self.region(r) for r in op.regions))
             handler = {"matmul": self._matmul, "conv": self._conv}.get(op.name)
             if handler is None:
@@ -92,9 +92,7 @@ class _Rewriter:
         self.taken.add(fresh)
         result = Value(fresh, type_)
         self.new.append(Op(name, operands, (result,), attrs, (), source.loc))
-        if name in ("constant", "reshape", "transpose", "convert", "pad") and all(
-            v in self.constants for v in operands
-        ):
+        if (name in FOLDED or name == "constant") and all(v in self.constants for v in operands):
             self.constants.add(result)
         return result
 

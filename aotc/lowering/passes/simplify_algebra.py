@@ -9,12 +9,12 @@ import math
 
 import numpy as np
 
+from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
-_COMMUTES = frozenset({"add", "mul", "and", "or", "xor"})
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 _LARGEST_EXPONENT = 14
 
@@ -52,7 +52,7 @@ def _unary(op: Op, b: Builder) -> Value | None:
 def _binary(op: Op, b: Builder) -> Value | None:
     x, y = op.operands
     left, right = splat_of(x, b.definitions), splat_of(y, b.definitions)
-    if op.name in _COMMUTES and left is not None and right is None:
+    if op.name in COMMUTATIVE and left is not None and right is None:
         return b.make(op.name, (y, x))
     kind = kind_of(x.type.dtype)
     if x is y:

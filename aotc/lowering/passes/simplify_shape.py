@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aotc.ir.dims import is_static, product
+from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import constant_of, integer_of
 from aotc.lowering.passes.rewrite import Builder
@@ -18,7 +19,7 @@ def simplify_shape(op: Op, b: Builder) -> Value | None:
     rule = _RULES.get(op.name)
     if rule is None:
         return None
-    if op.name in _UNIFORM:
+    if op.name in MOVES:
         value = constant_of(op.operands[0], b.definitions)
         if value is not None and value.ndim == 0:
             return b.constant(value, op.result.type)
@@ -153,7 +154,6 @@ def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
     return update if update.type == x.type else None
 
 
-_UNIFORM = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse"})
 _RULES: dict[str, Callable[[Op, Value, Builder], Value | None]] = {
     "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "slice": _slice, "pad": _pad,
     "reverse": _reverse, "concatenate": _concatenate, "dynamic_slice": _dynamic_slice,

@@ -18,13 +18,13 @@ from dataclasses import replace
 from itertools import count
 
 from aotc.ir.dims import product, static
+from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.lowering.analysis.scan_windows import neutral_value
 from aotc.options import Options
 
 MIN_ELEMENTS = 1 << 16
 ENOUGH_RESULTS = 1 << 12
-ASSOCIATIVE = frozenset({"add", "mul", "max", "min", "and", "or"})
 WANTED_PARTS = 64
 
 
@@ -40,7 +40,7 @@ def split_reductions(module: Module, options: Options) -> Module:
 def _region(region: Region, taken: set[str], numbers: count) -> Region:
     ops: list[Op] = []
     for op in region.ops:
-        if op.name in ("while", "case"):
+        if op.name in CONTROL_FLOW:
             op = replace(op, regions=tuple(_region(r, taken, numbers) for r in op.regions))
         if op.name == "reduce" and _wanted(op):
             ops += _split(op, taken, numbers)
@@ -50,7 +50,7 @@ def _region(region: Region, taken: set[str], numbers: count) -> Region:
 
 
 def _wanted(op: Op) -> bool:
-    if len(op.results) != 1 or len(op.regions[0].ops) != 1 or op.regions[0].ops[0].name not in ASSOCIATIVE:
+    if len(op.results) != 1 or len(op.regions[0].ops) != 1:
         return False
     if neutral_value(op.regions[0].ops[0].name, op.result.type.dtype) is None:
         return False

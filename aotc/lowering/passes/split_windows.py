@@ -25,8 +25,7 @@ from dataclasses import replace
 from math import prod
 
 from aotc.ir.dims import is_static, static
-from aotc.ir.opset import OPS
-from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset import OPS, SCALARS
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module

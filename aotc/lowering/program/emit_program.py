@@ -237,8 +237,11 @@ def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> Non
 
 def _require(p: Program, row: tuple) -> None:
     relation, left, right, message, values = row
-    if relation in ("gt", "ge"):
-        relation, left, right = {"gt": "lt", "ge": "le"}[relation], right, left
+    match relation:
+        case "gt":
+            relation, left, right = "lt", right, left
+        case "ge":
+            relation, left, right = "le", right, left
     holds = p.binary(relation, p.value(left), p.value(right))
     p.op("assert_true", holds, message, [p.value(e) for e in values])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.dims_symbols import evaluate, symbols
+from aotc.ir.opset import CONTRACT
 from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
 from aotc.lowering.program.dependences import Memory
 from aotc.vmfb.abi import CASE, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter
@@ -163,7 +164,7 @@ def nanoseconds(step: Launch | Copy) -> float:
     """Return a rough time of a command on one core: arithmetic against memory traffic."""
     if isinstance(step, Copy):
         return 50 + _guess(step.size) / 16
-    product_like = any(s in step.kernel.name for s in ("matmul", "conv"))
+    product_like = any(name in step.kernel.name for name in CONTRACT)
     return 100 + max(_guess(step.kernel.flops) / (60 if product_like else 8), _guess(step.kernel.bytes) / 20)
 
 

@@ -27,6 +27,7 @@ from aotc.ir.loop_ir import (
     While,
 )
 from aotc.ir.loop_ir import walk as walk_stmts
+from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
@@ -44,7 +45,7 @@ def is_small(
 ) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
     inner = [o for r in op.regions for o in walk(r)]
-    if any(o.name not in ("dispatch", "while", "case", "constant", "reshape") for o in inner):
+    if any(o.name in EFFECTS for o in inner):
         return False
     values = {v for o in inner for v in o.results} | {p for r in op.regions for p in r.params}
     if not all(is_static(v.type.shape) for v in values):

@@ -18,20 +18,12 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, bounds, maximum, minimum, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset.elementwise import SCALARS
+from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, captured
-from aotc.lowering.analysis.index_maps import COPIES, Index, backward
+from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 DEPTH_LIMIT = 12
-
-FREE = COPIES | {"iota", "dim", "constant"}
-INLINE = FREE | {"pad", "concatenate", "dynamic_slice", "gather"}
-
-
-def is_inline(op: Op) -> bool:
-    """Can one element of the result of ``op`` be written as an expression?"""
-    return op.name in SCALARS or op.name in INLINE or op.name in ("bitcast", "reduce_precision")
 
 
 def constant_scalar(value: np.generic, dtype: str) -> Const:
@@ -134,7 +126,7 @@ class Elements:
         if value in self.buffers:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
-        if op.name in COPIES:
+        if op.name in MOVES:
             return self._at(op.operands[0], backward(op, index))
         if op.name in _MAKERS:
             made = _MAKERS[op.name](self, op, index)
@@ -217,7 +209,7 @@ def _pair_of_floats(x: Scalar) -> Scalar:
 
 
 def _float_of_pair(x: Scalar) -> Scalar:
-    parts = [Apply(part, (x,), "f32") for part in ("real", "imag")]
+    parts = [Apply("real", (x,), "f32"), Apply("imag", (x,), "f32")]
     return _reinterpret(_word(parts, 32, 64), "f64")
 
 
@@ -271,12 +263,14 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
 def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
     """Return the test ``a fn b`` as zero or one scalars (none if proven true)."""
     lo, hi = bounds(a - b)
-    proven = {"ge": lo is not None and lo >= 0, "lt": hi is not None and hi < 0, "eq": lo == hi == 0}[fn]
-    refuted = {
-        "ge": hi is not None and hi < 0,
-        "lt": lo is not None and lo >= 0,
-        "eq": (lo is not None and lo > 0) or (hi is not None and hi < 0),
-    }[fn]
+    below, above = hi is not None and hi < 0, lo is not None and lo > 0
+    match fn:
+        case "ge":
+            proven, refuted = lo is not None and lo >= 0, below
+        case "lt":
+            proven, refuted = below, lo is not None and lo >= 0
+        case _:
+            proven, refuted = lo == hi == 0, below or above
     if proven:
         return []
     if refuted:

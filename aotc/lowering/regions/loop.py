@@ -7,11 +7,11 @@ from itertools import pairwise
 from aotc.ir.dims import Dim, Expr, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset import EXPENSIVE, FREE
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.passes.fuse import EXPENSIVE
-from aotc.lowering.regions.elemental import FREE, Elements, provide, test_index
+from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.nests import (
     Axis,
     Emit,

@@ -13,9 +13,9 @@ from aotc.lowering.regions.cuda import lower_reduction_cuda
 from aotc.lowering.regions.loop import lower_loop
 from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
 from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter
-from aotc.lowering.regions.ops.lapack import lower_lapack
 from aotc.lowering.regions.ops.linalg import lower_cholesky, lower_triangular_solve
 from aotc.lowering.regions.ops.linalg_fft import lower_dft
+from aotc.lowering.regions.ops.linalg_lapack import lower_lapack
 from aotc.lowering.regions.ops.linalg_sparse import lower_csr_dot
 from aotc.lowering.regions.ops.linalg_tridiagonal import lower_tridiagonal_solve_perturbed
 from aotc.lowering.regions.ops.random import lower_rng_bit_generator

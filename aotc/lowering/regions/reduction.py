@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.passes.fuse import EXPENSIVE
 from aotc.lowering.regions.elemental import Elements, provide
 from aotc.lowering.regions.loop import ITEM_WORK
 from aotc.lowering.regions.nests import Axis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
@@ -149,7 +149,7 @@ class Rows:
         cone = self._cone([value])
         ops = [self.b.ops[v] for v in cone]
         loads = len({u for op in ops for u in op.operands if u not in self.b.ops})
-        return sum(1 + 15 * (op.name in EXPENSIVE) for op in ops) + 2 * loads >= 8
+        return sum(max(OPS[op.name].work, 1) for op in ops) + 2 * loads >= 8
 
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""

@@ -8,16 +8,14 @@ from itertools import count
 from aotc.ir.dims import Dim, product
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
+from aotc.ir.opset import ACCUMULATED, EXPENSIVE, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.passes.fuse import EXPENSIVE
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.nests import addresses
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-FREE_ORDER = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
 class RegionBuilder:
@@ -91,9 +89,8 @@ class RegionBuilder:
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
-        each = sum(
-            1 + 11 * (op.name in EXPENSIVE) for op in self.function.body.ops if op.name not in ("constant", "iota")
-        )
+        ops = [op for op in self.function.body.ops if op.name not in SOURCES or op.name == "dim"]
+        each = sum(1 + 11 * (op.name in EXPENSIVE) for op in ops)
         return product(self.shape) * max(each, 1)
 
 
@@ -164,11 +161,10 @@ def combine(
         return
     region = op.regions[0]
     simple = region.ops[0] if len(region.ops) == 1 and len(accs) == 1 else None
-    if simple is not None and simple.name in FREE_ORDER and set(simple.operands) == set(region.params):
-        reduce = FREE_ORDER[simple.name] if accs[0].dtype != "i1" else ""
-        if reduce:
-            block.append(Store(accs[0], at, values[0], reduce))
-            return
+    adds = simple is not None and simple.name in ACCUMULATED and set(simple.operands) == set(region.params)
+    if simple is not None and adds and accs[0].dtype != "i1":
+        block.append(Store(accs[0], at, values[0], simple.name))
+        return
     old = tuple(Load(acc, at) for acc in accs)
     bound = [e.bind(x) if not isinstance(x, Const | Var) else x for x in (*old, *values)]
     results = e.region(region, tuple(bound))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.region import FREE_ORDER, RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder
 from aotc.targets import Target
 
 WINDOW_BLOCK = 64
@@ -120,7 +121,7 @@ def _combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, at: Index
     region = op.regions[0]
     new = [e.bind(e.at(u, at)) for u in op.operands[n + 1 :]]
     simple = region.ops[0] if len(region.ops) == 1 and n == 1 else None
-    if simple is not None and simple.name in FREE_ORDER and set(simple.operands) == set(region.params):
+    if simple is not None and simple.name in ACCUMULATED and set(simple.operands) == set(region.params):
         block.append(Store(b.outputs[0], where, Apply(simple.name, (Load(b.outputs[0], where), new[0]), new[0].dtype)))
         return
     old = [e.bind(Load(out, where)) for out in b.outputs]

@@ -15,7 +15,7 @@ import numpy as np
 from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset.lapack import LETTERS
+from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, constant_scalar
@@ -163,7 +163,7 @@ def _square(x: Scalar) -> Scalar:
     """Return the square of the absolute value."""
     if kind_of(x.dtype) != "c":
         return _binary("mul", x, x)
-    parts = [Apply(part, (x,), _real(x.dtype)) for part in ("real", "imag")]
+    parts = Apply("real", (x,), _real(x.dtype)), Apply("imag", (x,), _real(x.dtype))
     return _binary("add", *(_binary("mul", p, p) for p in parts))
 
 

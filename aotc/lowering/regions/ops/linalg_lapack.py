@@ -5,7 +5,7 @@ from __future__ import annotations
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
-from aotc.ir.opset.lapack import (
+from aotc.ir.opset.linalg_lapack import (
     NOT_FINITE,
     ROUTINES,
     Argument,
@@ -119,5 +119,5 @@ def _is_finite(x: Scalar) -> Scalar:
     if kind_of(x.dtype) != "c":
         return Apply("is_finite", (x,), "i1")
     real = {"c64": "f32", "c128": "f64"}[x.dtype]
-    parts = [Apply("is_finite", (Apply(part, (x,), real),), "i1") for part in ("real", "imag")]
-    return Apply("and", tuple(parts), "i1")
+    parts = Apply("real", (x,), real), Apply("imag", (x,), real)
+    return Apply("and", tuple(Apply("is_finite", (part,), "i1") for part in parts), "i1")

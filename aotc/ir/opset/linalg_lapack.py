@@ -386,3 +386,8 @@ def may_hold(count: Dim, room: Dim) -> bool:
     """Could ``count`` be at most ``room``?"""
     low, _ = bounds(count - room)
     return low is None or low <= 0
+
+
+def in_place(attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the operands that the routine of an op ``lapack`` overwrites; see :class:`OpSpec`."""
+    return ROUTINES[attrs["routine"]].updates

@@ -1,18 +1,77 @@
-"""The NumPy meaning of every scalar function, on arrays of any shape.
+"""The scalar functions: one table of what each means in NumPy and what is known of it.
 
-Operands arrive in their natural precision (small floats as f32); the caller
-rounds the result to the op's dtype.
+A reference takes arrays of any shape, in their natural precision (small floats as f32), and the caller rounds its
+result to the op's dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from aotc.ir.opset.spec import round_small
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """One scalar function: its meaning, and what passes, the loop IR, kernels and tools need to know of it.
+
+    Parameters
+    ----------
+    name : str
+        The op's name, in the tensor IR and in the loop IR.
+    arity : int
+        How many operands it takes.
+    kinds : str
+        The kind letters (``b i u f c``) that operands may have.
+    result : str
+        The result's type: ``same``, ``bool``, ``real`` (of a complex), ``complex`` (of a real), ``select`` (that of
+        the last operand) or ``given`` (by the op's own result type).
+    reference : callable
+        ``reference(*arrays) -> array``, the NumPy meaning; see the module docstring.
+    symbol : str
+        Python's operator for it, in the text of the loop IR: between two operands, before one.
+    total : bool
+        It compares floats in the total order of IEEE 754, which has no operator.
+    on_bool : str
+        The function that it is on i1, where that goes by another name.
+    commutes : bool
+        A constant operand is written second.
+    neutral : str
+        What leaves every other operand as it is: ``zero``, ``one``, ``ones`` (all bits), ``lowest`` or ``largest``
+        of the type. A reduction may start from it, so a function that has one is associative.
+    accumulates : bool
+        A store of the loop IR can combine what it writes with what is there by it.
+    widens : bool
+        A small float means the same as f32. False where the meaning lies in the bits of the format.
+    counts_bits : bool
+        It looks at the bits from the highest down: a short integer has none above its own.
+    work : int
+        Scalar operations per element, roughly.
+    tolerance : float
+        How many units in the last place two good results differ by.
+    """
+
+    name: str
+    arity: int
+    kinds: str
+    result: str
+    reference: Callable[..., np.ndarray]
+    symbol: str = ""
+    total: bool = False
+    on_bool: str = ""
+    commutes: bool = False
+    neutral: str = ""
+    accumulates: bool = False
+    widens: bool = True
+    counts_bits: bool = False
+    work: int = 1
+    tolerance: float = 4.0
+
 
 Array = np.ndarray
 
@@ -212,21 +271,71 @@ def _logical(boolean: Callable, other: Callable) -> Callable:
     return lambda a, b: boolean(a, b) if a.dtype == bool else other(a, b)
 
 
-REFERENCES: dict[str, Callable[..., Array]] = {
-    "neg": np.negative, "abs": np.abs, "sign": _sign, "exp": np.exp, "expm1": np.expm1, "log": np.log,
-    "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": _complex_cbrt, "sin": np.sin,
-    "cos": np.cos, "tan": np.tan, "tanh": np.tanh, "logistic": _logistic, "erf": _special("erf"),
-    "erfc": _special("erfc"), "erf_inv": _special("erfinv"), "floor": np.floor, "ceil": np.ceil,
-    "round_even": np.rint, "round_afz": _round_afz, "is_finite": np.isfinite, "not": np.invert, "popcnt": _popcnt,
-    "clz": _clz, "real": np.real, "imag": np.imag, "conj": np.conj,
-    "add": _logical(np.logical_or, np.add), "sub": np.subtract, "mul": _logical(np.logical_and, np.multiply),
-    "div": _div, "rem": _rem, "pow": _pow,
-    "max": _ordered(np.greater_equal, np.maximum), "min": _ordered(np.less_equal, np.minimum), "atan2": _atan2,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "shl": _shift(np.left_shift, "u", False),
-    "shr_arith": _shift(np.right_shift, "i", True), "shr_logic": _shift(np.right_shift, "u", False),
-    "next_after": np.nextafter, "complex": _complex,
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "eq_total": _total(np.equal), "ne_total": _total(np.not_equal), "lt_total": _total(np.less),
-    "le_total": _total(np.less_equal), "gt_total": _total(np.greater), "ge_total": _total(np.greater_equal),
-    "select": np.where, "convert": convert,
-}  # fmt: skip
+_DEAR = 16  # the work of a function that is a formula of many operations, or a division
+
+SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
+    ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0),
+    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0),
+    ScalarOp("sign", 1, "iufc", "same", _sign, tolerance=0),
+    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR),
+    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR),
+    ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR),
+    ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR),
+    ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR),
+    ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR),
+    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR),
+    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR),
+    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR),
+    ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR),
+    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR),
+    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR),
+    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR),
+    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR),
+    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR),
+    ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
+    ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
+    ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),
+    ScalarOp("round_afz", 1, "f", "same", _round_afz, tolerance=0),
+    ScalarOp("is_finite", 1, "f", "bool", np.isfinite),
+    ScalarOp("not", 1, "biu", "same", np.invert, symbol="~"),
+    ScalarOp("popcnt", 1, "iu", "same", _popcnt, counts_bits=True),
+    ScalarOp("clz", 1, "iu", "same", _clz, counts_bits=True),
+    ScalarOp("real", 1, "fc", "real", np.real, tolerance=0),
+    ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0),
+    ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
+    ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
+              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True),
+    ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-"),
+    ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
+              symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True),
+    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR),
+    ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR),
+    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR),
+    ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, np.maximum),
+              on_bool="or", neutral="lowest", accumulates=True, tolerance=0),
+    ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, np.minimum),
+              on_bool="and", neutral="largest", accumulates=True, tolerance=0),
+    ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR),
+    ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, neutral="ones"),
+    ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, neutral="zero"),
+    ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True),
+    ScalarOp("shl", 2, "iu", "same", _shift(np.left_shift, "u", False)),
+    ScalarOp("shr_arith", 2, "iu", "same", _shift(np.right_shift, "i", True), counts_bits=True),
+    ScalarOp("shr_logic", 2, "iu", "same", _shift(np.right_shift, "u", False), counts_bits=True),
+    ScalarOp("next_after", 2, "f", "same", np.nextafter, widens=False, tolerance=0),
+    ScalarOp("complex", 2, "f", "complex", _complex, tolerance=0),
+    ScalarOp("eq", 2, "biufc", "bool", np.equal, symbol="=="),
+    ScalarOp("ne", 2, "biufc", "bool", np.not_equal, symbol="!="),
+    ScalarOp("lt", 2, "biuf", "bool", np.less, symbol="<"),
+    ScalarOp("le", 2, "biuf", "bool", np.less_equal, symbol="<="),
+    ScalarOp("gt", 2, "biuf", "bool", np.greater, symbol=">"),
+    ScalarOp("ge", 2, "biuf", "bool", np.greater_equal, symbol=">="),
+    ScalarOp("eq_total", 2, "f", "bool", _total(np.equal), symbol="==", total=True, widens=False),
+    ScalarOp("ne_total", 2, "f", "bool", _total(np.not_equal), symbol="!=", total=True, widens=False),
+    ScalarOp("lt_total", 2, "f", "bool", _total(np.less), symbol="<", total=True, widens=False),
+    ScalarOp("le_total", 2, "f", "bool", _total(np.less_equal), symbol="<=", total=True, widens=False),
+    ScalarOp("gt_total", 2, "f", "bool", _total(np.greater), symbol=">", total=True, widens=False),
+    ScalarOp("ge_total", 2, "f", "bool", _total(np.greater_equal), symbol=">=", total=True, widens=False),
+    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0),
+    ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
+)}  # fmt: skip

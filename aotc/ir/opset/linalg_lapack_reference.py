@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from aotc.ir.dims import static
-from aotc.ir.opset.lapack import NOT_FINITE, ROUTINES, Copied, Letter, Number, Problem, Read, Result, Update
-from aotc.ir.opset.lapack import symbol as symbol_of
+from aotc.ir.opset.linalg_lapack import NOT_FINITE, ROUTINES, Copied, Letter, Number, Problem, Read, Result, Update
+from aotc.ir.opset.linalg_lapack import symbol as symbol_of
 from aotc.ir.opset.spec import Arrays, Attrs, Types, sizes
 from aotc.vmfb.dtypes import to_numpy
 
