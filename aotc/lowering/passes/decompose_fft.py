@@ -26,8 +26,8 @@ from aotc.lowering.passes.fourier import (
 )
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
+from aotc.vmfb.dtypes import real_of
 
-_PART = {"c64": "f32", "c128": "f64"}
 _WHOLE = {"f32": "c64", "f64": "c128"}
 
 
@@ -61,7 +61,7 @@ def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Buil
         return _by_chirp(x, axis, n, inverse, scale, b)
     if n > SPLIT_ABOVE:
         return _in_two_steps(x, axis, n, inverse, scale, b)
-    part = _PART[x.type.dtype]
+    part = real_of(x.type.dtype)
     table = b.constant(twiddles(factors, inverse), TensorType(part, twiddles(factors, inverse).shape))
     attrs = {"axis": axis, "radices": factors, "inverse": inverse, "scale": scale}
     return b.make("dft", (x, table), attrs)

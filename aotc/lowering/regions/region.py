@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from aotc.ir.dims import Dim, product, substitute, symbols
+from aotc.ir.dims import Dim, product, substitute, sym, symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.passes.fuse import EXPENSIVE
-from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.elemental import Elements, all_of
 from aotc.lowering.regions.nests import addresses
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -27,14 +29,14 @@ class RegionBuilder:
     function : Function
         The outlined region.
     inputs, outputs : tuple of Buffer
-        One per parameter and per result.
+        One per parameter that is not overwritten in place, and per result.
     anchors : Anchors
         The index maps from the region's anchor, extended over all its ops.
     """
 
-    def __init__(self, function: Function, target: Target, skip: int = 0) -> None:
+    def __init__(self, function: Function, target: Target) -> None:
         self.function, self.target = function, target
-        body = function.body
+        body, skip = function.body, overwritten(function)
         self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
         named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
         self.inputs = tuple(named[skip:])
@@ -88,6 +90,15 @@ class RegionBuilder:
         """Return an emitter of this region's values."""
         return Elements(self.ops, self.buffers, self.fresh)
 
+    def the_op(self, name: str) -> Op:
+        """Return the op ``name`` that the region is made for."""
+        return next(op for op in self.function.body.ops if op.name == name)
+
+    def grid(self, items: Dim, body: Sequence[Stmt], flops: Dim, name: str = "p") -> Kernel:
+        """Return the kernel that runs ``body`` in parallel for each :func:`grid_item` below ``items``."""
+        loop = body if items == 1 else (For(name, 0, items, tuple(body), "parallel"),)
+        return self.kernel(items, tuple(loop), flops)
+
     def kernel(self, grid: Dim, body: tuple[Stmt, ...], flops: Dim) -> Kernel:
         """Assemble the kernel; ``flops`` is the work of the whole grid."""
         shapes = [*(b.shape for b in (*self.inputs, *self.outputs)), (grid,), self.shape]
@@ -123,6 +134,18 @@ class RegionBuilder:
             1 + 11 * (op.name in EXPENSIVE) for op in self.function.body.ops if op.name not in ("constant", "iota")
         )
         return product(self.shape) * max(each, 1)
+
+
+def grid_item(items: Dim, name: str = "p") -> Dim:
+    """Return the number of a grid item: 0 where there is only one."""
+    return sym(name, 0, items) if items != 1 else 0
+
+
+def nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
+    """Return serial loops around ``body``: pairs of name and extent, the outermost first."""
+    for name, extent in reversed(levels):
+        body = [For(name, 0, extent, tuple(body))]
+    return list(body)
 
 
 def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
@@ -172,30 +195,24 @@ def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
 
 
 def combine(
-    b: RegionBuilder, e: Elements, op: Op, accs: list[Buffer], values: list[Scalar], tests: list[Scalar], at: Index = ()
-) -> None:
+    b: RegionBuilder, e: Elements, op: Op, accs: Sequence[Buffer], values: Sequence[Scalar], tests: Sequence[Scalar],
+    at: Index = (),
+) -> None:  # fmt: skip
     """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
     block = e.block
     if tests:
-        cond = tests[0]
-        for t in tests[1:]:
-            cond = Apply("and", (cond, t), "i1")
-        inner: list[Stmt] = []
-        e.enter(inner)
+        inner = e.new_block()
         combine(b, e, op, accs, values, [], at)
-        block.append(If(cond, tuple(inner)))
+        block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return
-    region = op.regions[0]
-    simple = region.ops[0] if len(region.ops) == 1 and len(accs) == 1 else None
-    if simple is not None and simple.name in FREE_ORDER and set(simple.operands) == set(region.params):
-        reduce = FREE_ORDER[simple.name] if accs[0].dtype != "i1" else ""
-        if reduce:
-            block.append(Store(accs[0], at, values[0], reduce))
-            return
+    name = combiner(op)
+    if name in FREE_ORDER and accs[0].dtype != "i1":
+        block.append(Store(accs[0], at, values[0], FREE_ORDER[name]))
+        return
     old = tuple(Load(acc, at) for acc in accs)
     bound = [e.bind(x) if not isinstance(x, Const | Var) else x for x in (*old, *values)]
-    results = e.region(region, tuple(bound))
+    results = e.region(op.regions[0], tuple(bound))
     held = [e.bind(r) if isinstance(r, Apply) else r for r in results]
     block += [Store(acc, at, r) for acc, r in zip(accs, held, strict=True)]
 
