@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, substitute, sym, symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.tensor_ir import Function, Op, Value
@@ -94,6 +95,10 @@ class RegionBuilder:
         """Return the op ``name`` that the region is made for."""
         return next(op for op in self.function.body.ops if op.name == name)
 
+    def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
+        """Return the error to raise where the target cannot run ``what``."""
+        return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)
+
     def grid(self, items: Dim, body: Sequence[Stmt], flops: Dim, name: str = "p") -> Kernel:
         """Return the kernel that runs ``body`` in parallel for each :func:`grid_item` below ``items``."""
         loop = body if items == 1 else (For(name, 0, items, tuple(body), "parallel"),)
@@ -117,7 +122,7 @@ class RegionBuilder:
         for stmt in walk(body):
             if isinstance(stmt, Store):
                 writes.setdefault(stmt.buffer.name, set()).add(stmt.index)
-        found = []
+        aliases = []
         for n, out in enumerate(self.outputs):
             at = writes.get(out.name, set())
             if len(at) != 1:
@@ -125,8 +130,8 @@ class RegionBuilder:
             for m, a in enumerate(self.inputs):
                 same = a.shape == out.shape and size_of(a.dtype) == size_of(out.dtype)
                 if same and reads.get(a.name) == at:
-                    found.append((n, m))
-        return tuple(found)
+                    aliases.append((n, m))
+        return tuple(aliases)
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
@@ -156,7 +161,7 @@ def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
 
 def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
     """Return the indices at which each buffer is loaded."""
-    found: dict[str, set[Index]] = {}
+    indices: dict[str, set[Index]] = {}
     stack: list[Scalar] = []
     for stmt in walk(body):
         match stmt:
@@ -165,10 +170,10 @@ def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
     while stack:
         match stack.pop():
             case Load(buffer=buffer, index=index):
-                found.setdefault(buffer.name, set()).add(index)
+                indices.setdefault(buffer.name, set()).add(index)
             case Apply(args=args):
                 stack += args
-    return found
+    return indices
 
 
 # --- loop and window ---------------------------------------------------------
@@ -177,14 +182,14 @@ def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
 def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
     """Store values at indices; all are computed before the first store, which may overwrite an input."""
     block = e.block
-    held = []
+    scalars = []
     for _, v, index in stores:
         scalar = e.at(v, index)
         if len(stores) > 1 and not isinstance(scalar, Const | Var):
             scalar = e.bind(scalar)
             e.keep(v, index, scalar)
-        held.append(scalar)
-    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, held, strict=True)]
+        scalars.append(scalar)
+    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, scalars, strict=True)]
 
 
 def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
@@ -213,8 +218,8 @@ def combine(
     old = tuple(Load(acc, at) for acc in accs)
     bound = [e.bind(x) if not isinstance(x, Const | Var) else x for x in (*old, *values)]
     results = e.region(op.regions[0], tuple(bound))
-    held = [e.bind(r) if isinstance(r, Apply) else r for r in results]
-    block += [Store(acc, at, r) for acc, r in zip(accs, held, strict=True)]
+    totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]
+    block += [Store(acc, at, r) for acc, r in zip(accs, totals, strict=True)]
 
 
 # --- row and reduce ----------------------------------------------------------

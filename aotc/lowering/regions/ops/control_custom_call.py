@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotc.diagnostics import CompileError, Loc
+from aotc.diagnostics import Loc
 from aotc.ir.dims import product
 from aotc.ir.loop_ir import Buffer, Kernel, Load, Store
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -73,8 +73,8 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
     op = b.the_op("custom_call")
     described = _describe(op)
     if target.kind != "cpu":
-        raise CompileError.at(op.loc, f"custom call @{described.name} is not supported on target {target.name}",
-                              hint="a function of the user's runs on the CPU; compile for a CPU target")  # fmt: skip
+        hint = "a function of the user's runs on the CPU; compile for a CPU target"
+        raise b.unsupported(op, f"custom call @{described.name}", hint)
     call = LibraryCall(b)
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     for result, operand in op.attrs.get("aliases", ()):

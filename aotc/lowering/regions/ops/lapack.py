@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.opset.lapack import (
@@ -39,8 +38,7 @@ def lower_lapack(function: Function, target: Target) -> Kernel:
     op = b.the_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
     if target.kind != "cpu":
-        raise CompileError.at(op.loc, f"LAPACK's {name} is not supported on target {target.name}",
-                              hint="compile this function for a CPU target")  # fmt: skip
+        raise b.unsupported(op, f"LAPACK's {name}", "compile this function for a CPU target")
     row = ROUTINES[name]
     problem = Problem(tuple(v.type for v in op.operands), options)
     batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]

@@ -60,9 +60,9 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     value = e.bind(e.at(x, tuple(read)))
     (keep,) = e.region(op.regions[0], (e.bind(Load(best, ())), value))
     better = Apply("not", (Apply("and", (Load(found, ()), keep), "i1"),), "i1")
-    taken: list[Stmt] = [Store(best, (), value), Store(found, (), Const(True, "i1"))]
-    taken += [Store(chosen[d], (), IndexScalar(read[d])) for d in spanned]
-    inside.append(If(better, tuple(taken)))
+    select: list[Stmt] = [Store(best, (), value), Store(found, (), Const(True, "i1"))]
+    select += [Store(chosen[d], (), IndexScalar(read[d])) for d in spanned]
+    inside.append(If(better, tuple(select)))
     for t in reversed(tests):
         inside = [If(t, tuple(inside))]
     if x.type.dtype != "i1":

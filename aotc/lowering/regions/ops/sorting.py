@@ -5,7 +5,6 @@ Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has
 
 from __future__ import annotations
 
-from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -71,8 +70,7 @@ def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
     bytes_ = n * sum(size_of(v.type.dtype) for v in op.results)
     small = isinstance(bytes_, int) and bytes_ <= PRIVATE_BYTES
     if b.target.kind == "cuda" and not small:
-        raise CompileError.at(op.loc, f"sort of {n} elements is not supported on target {b.target.name}",
-                              hint=f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")  # fmt: skip
+        raise b.unsupported(op, f"sort of {n} elements", f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")
     rows, place = rows_of(shape, dim)
     scalar = op.results[0].type.rank == 0
     own: Run = [(out, (lambda k: ()) if scalar else place) for out in b.outputs]
