@@ -67,6 +67,16 @@ class Op:
         (value,) = self.results
         return value
 
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """Return the arrays that a variadic op (``reduce``, ``sort``, ``scatter``...) takes, one for each result."""
+        return self.operands[: len(self.results)]
+
+    @property
+    def inits(self) -> tuple[Value, ...]:
+        """Return the initial values of a ``reduce`` or ``reduce_window``, one for each input."""
+        return self.operands[len(self.results) :]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:

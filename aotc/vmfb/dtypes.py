@@ -107,6 +107,11 @@ def kind_of(name: str) -> str:
     return DTYPES[name].kind
 
 
+def real_of(name: str) -> str:
+    """Return the dtype of the real part of ``name``, which is itself unless it is complex."""
+    return {"c64": "f32", "c128": "f64"}.get(name, name)
+
+
 def limits(name: str) -> tuple[float, float]:
     """Return the least and the greatest value of dtype ``name``, infinities included where it has them.
 

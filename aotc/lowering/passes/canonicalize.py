@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Expr
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.passes.simplify_algebra import simplify_algebra
@@ -67,27 +67,24 @@ def _case(op: Op, b: Builder) -> Sequence[Value] | None:
 
 def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
     """Reduce over dims of size 1 by combining with the initial value once."""
-    inputs = op.operands[: len(op.operands) // 2]
-    if any(inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
+    if any(op.inputs[0].type.shape[d] != 1 for d in op.attrs["dims"]):
         return None
-    return _combine_once(op, inputs, b)
+    return _combine_once(op, b)
 
 
 def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
-    inputs = op.operands[: len(op.operands) // 2]
     a = op.attrs
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
     if not trivial or any(w for pair in a["padding"] for w in pair):
         return None
-    return _combine_once(op, inputs, b)
+    return _combine_once(op, b)
 
 
-def _combine_once(op: Op, inputs: Sequence[Value], b: Builder) -> Sequence[Value] | None:
+def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
     region = op.regions[0]
     if not all(inner.name in SCALARS or inner.name == "constant" for inner in region.ops):
         return None
     shape = op.results[0].type.shape
-    inits = op.operands[len(inputs) :]
-    lifted = [b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape)) for v in inits]
-    lifted += [b.reshape(v, shape) for v in inputs]
+    lifted = [b.broadcast(v, (), shape) for v in op.inits]
+    lifted += [b.reshape(v, shape) for v in op.inputs]
     return lift_region(region, lifted, b)

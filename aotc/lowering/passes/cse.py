@@ -68,12 +68,12 @@ class _Scope:
                 ops.append(op)
                 continue
             key = self.key(op, {})
-            found = known.get(key)
-            if found is None:
+            earlier = known.get(key)
+            if earlier is None:
                 known[key] = op.results
                 ops.append(op)
             else:
-                self.mapped.update(zip(op.results, found))
+                self.mapped.update(zip(op.results, earlier))
         return Region(region.params, tuple(ops), tuple(self.mapped.get(v, v) for v in region.results))
 
     def key(self, op: Op, numbers: dict[Value, int]) -> tuple:

@@ -28,7 +28,7 @@ def _acts(op: Op) -> bool:
 
 def _clean(region: Region) -> Region:
     live = set(region.results)
-    kept: list[Op] = []
+    ops: list[Op] = []
     for op in reversed(region.ops):
         if not (has_effect(op) or any(v in live for v in op.results)):
             continue
@@ -38,9 +38,9 @@ def _clean(region: Region) -> Region:
             op = _trim_while(op, live)
         if op.regions:
             op = replace(op, regions=tuple(map(_clean, op.regions)))
-        kept.append(op)
+        ops.append(op)
         _read(op, live)
-    return Region(region.params, tuple(reversed(kept)), region.results)
+    return Region(region.params, tuple(reversed(ops)), region.results)
 
 
 def _read(op: Op, live: set[Value]) -> None:
@@ -80,9 +80,9 @@ def _trim_while(op: Op, live: Collection[Value]) -> Op:
     return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
 
 
-def _params_read(region: Region, wanted: Collection[Value]) -> set[int]:
-    """Return the numbers of the parameters that ``wanted`` and effects in ``region`` depend on."""
-    live = set(wanted)
+def _params_read(region: Region, values: Collection[Value]) -> set[int]:
+    """Return the numbers of the parameters that ``values`` and effects in ``region`` depend on."""
+    live = set(values)
     for op in reversed(region.ops):
         if has_effect(op) or any(v in live for v in op.results):
             _read(op, live)

@@ -35,19 +35,15 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
         groups = a["batch_groups"]
         lhs = _batch_to_features(lhs, groups, b)
     order = (a["output_batch"], *a["output_spatial"], a["output_feature"])
-    wanted = TensorType(op.result.type.dtype, tuple(op.result.type.shape[d] for d in order))
-    result = _product(lhs, rhs, a, groups, wanted, b)
+    type_ = TensorType(op.result.type.dtype, tuple(op.result.type.shape[d] for d in order))
+    result = _product(lhs, rhs, a, groups, type_, b)
     back = tuple(order.index(d) for d in range(len(order)))
     return (b.transpose(result, back),)
 
 
 def _padded(x: Value, padding: Sequence[tuple[int, int]], dilation: Sequence[int], b: Builder) -> Value:
-    low, high = (0, *(p[0] for p in padding), 0), (0, *(p[1] for p in padding), 0)
-    interior = (0, *(d - 1 for d in dilation), 0)
-    if not any((*low, *high, *interior)):
-        return x
-    zero = b.constant(0, TensorType(x.type.dtype))
-    return b.make("pad", (x, zero), {"low": low, "high": high, "interior": interior})
+    low, high = ({d: ends[side] for d, ends in enumerate(padding, start=1)} for side in (0, 1))
+    return b.pad(x, None, low, high, {d: n - 1 for d, n in enumerate(dilation, start=1)})
 
 
 def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
@@ -59,14 +55,12 @@ def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
     return b.reshape(moved, (batch // groups, *spatial, groups * features))
 
 
-def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, wanted: TensorType, b: Builder) -> Value:
+def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder) -> Value:
     *kernel, features, outputs = rhs.type.shape
     if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):
         rows = product(lhs.type.shape[:-1])
         flat = b.reshape(lhs, (rows, features)), b.reshape(rhs, (features, outputs))
         plain = {"lhs_transposed": False, "rhs_transposed": False}
-        return b.reshape(b.make("matmul", flat, plain, TensorType(wanted.dtype, (rows, outputs))), wanted.shape)
-    held = {
-        "strides": tuple(attrs["strides"]), "rhs_dilation": tuple(attrs["rhs_dilation"]), "feature_groups": groups,
-    }  # fmt: skip
-    return b.make("conv", (lhs, rhs), held, wanted)
+        return b.reshape(b.make("matmul", flat, plain, TensorType(type_.dtype, (rows, outputs))), type_.shape)
+    own = {"strides": tuple(attrs["strides"]), "rhs_dilation": tuple(attrs["rhs_dilation"]), "feature_groups": groups}
+    return b.make("conv", (lhs, rhs), own, type_)

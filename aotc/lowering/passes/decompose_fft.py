@@ -26,9 +26,8 @@ from aotc.lowering.passes.fourier import (
 )
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
-from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.dtypes import real_of
 
-_PART = {"c64": "f32", "c128": "f64"}
 _WHOLE = {"f32": "c64", "f64": "c128"}
 
 
@@ -62,7 +61,7 @@ def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Buil
         return _by_chirp(x, axis, n, inverse, scale, b)
     if n > SPLIT_ABOVE:
         return _in_two_steps(x, axis, n, inverse, scale, b)
-    part = _PART[x.type.dtype]
+    part = real_of(x.type.dtype)
     table = b.constant(twiddles(factors, inverse), TensorType(part, twiddles(factors, inverse).shape))
     attrs = {"axis": axis, "radices": factors, "inverse": inverse, "scale": scale}
     return b.make("dft", (x, table), attrs)
@@ -71,8 +70,8 @@ def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Buil
 def _times(x: Value, values: np.ndarray, axis: int, b: Builder) -> Value:
     """Return ``x`` times a vector along ``axis``."""
     dims = tuple(range(axis, axis + values.ndim))
-    held = b.constant(values.astype(to_numpy(x.type.dtype)), TensorType(x.type.dtype, values.shape))
-    return b.make("mul", (x, b.make("broadcast", (held,), {"dims": dims}, x.type)))
+    vector = b.constant(values, TensorType(x.type.dtype, values.shape))
+    return b.make("mul", (x, b.broadcast(vector, dims, x.type.shape)))
 
 
 def _in_two_steps(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Builder) -> Value:
@@ -93,24 +92,11 @@ def _by_chirp(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Build
     size = smooth_size(2 * n - 1)
     wave = chirp(n, inverse)
     zero = b.constant(0, TensorType(x.type.dtype))
-    widths = [0] * x.type.rank
-    after = [size - n if d == axis else 0 for d in range(x.type.rank)]
-    padded = b.make("pad", (_times(x, wave, axis, b), zero), {"low": tuple(widths), "high": tuple(after),
-                                                              "interior": tuple(widths)})  # fmt: skip
+    padded = b.pad(_times(x, wave, axis, b), zero, high={axis: size - n})
     spectrum = _transform(padded, axis, size, False, 1.0, b)
     product = _times(spectrum, chirp_spectrum(n, size, inverse), axis, b)
     back = _transform(product, axis, size, True, 1.0, b)
-    return _times(_cut(back, axis, 0, n, b), wave * (scale / size), axis, b)
-
-
-def _cut(x: Value, axis: int, start: int, limit: int, b: Builder, stride: int = 1) -> Value:
-    shape, rank = x.type.shape, x.type.rank
-    attrs = {
-        "start": tuple(start if d == axis else 0 for d in range(rank)),
-        "limit": tuple(limit if d == axis else n for d, n in enumerate(shape)),
-        "stride": tuple(stride if d == axis else 1 for d in range(rank)),
-    }
-    return b.make("slice", (x,), attrs)
+    return _times(b.slice_dim(back, axis, 0, n), wave * (scale / size), axis, b)
 
 
 def _mirrored(x: Value, b: Builder) -> Value:
@@ -131,10 +117,10 @@ def _real_forward(x: Value, n: int, b: Builder) -> Value:
     last, half = x.type.rank - 1, n // 2
     if n % 2:
         spectrum = _transform(_complex(x, b.constant(0, x.type), b), last, n, False, 1.0, b)
-        return _cut(spectrum, last, 0, half + 1, b)
-    pairs = _complex(_cut(x, last, 0, n, b, 2), _cut(x, last, 1, n, b, 2), b)
+        return b.slice_dim(spectrum, last, 0, half + 1)
+    pairs = _complex(b.slice_dim(x, last, 0, n, 2), b.slice_dim(x, last, 1, n, 2), b)
     spectrum = _transform(pairs, last, half, False, 1.0, b)
-    around = _join((spectrum, _cut(spectrum, last, 0, 1, b)), b)
+    around = _join((spectrum, b.slice_dim(spectrum, last, 0, 1)), b)
     other = _mirrored(around, b)
     even = b.make("add", (around, other))
     odd = _times(b.make("sub", (around, other)), -1j * unit_roots(np.arange(half + 1), n, False), last, b)
@@ -151,12 +137,12 @@ def _real_inverse(x: Value, n: int, b: Builder) -> Value:
     im = b.make("imag", (x,))
     x = _complex(b.make("real", (x,)), _times(im, ends, last, b), b)
     if n % 2:
-        whole = _join((x, _mirrored(_cut(x, last, 1, half + 1, b), b)), b) if half else x
+        whole = _join((x, _mirrored(b.slice_dim(x, last, 1, half + 1), b)), b) if half else x
         return b.make("real", (_transform(whole, last, n, True, 1 / n, b),))
     other = _mirrored(x, b)
     even = b.make("add", (x, other))
     odd = _times(b.make("sub", (x, other)), 1j * unit_roots(np.arange(half + 1), n, True), last, b)
-    pairs = _cut(_times(b.make("add", (even, odd)), np.array([0.5]), last, b), last, 0, half, b)
+    pairs = b.slice_dim(_times(b.make("add", (even, odd)), np.array([0.5]), last, b), last, 0, half)
     signal = _transform(pairs, last, half, True, 1 / half, b)
     column = (*signal.type.shape, 1)
     parts = [b.reshape(b.make("real", (signal,)), column), b.reshape(b.make("imag", (signal,)), column)]

@@ -6,7 +6,7 @@ fatten the file), costly ops, loops, and whatever may differ from call to call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,15 +40,15 @@ class _Folder:
 
     def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the constants that ``op`` gives, or None."""
-        found = _folded(op, b)
-        if found is not None:
-            self.left.update((made, self.uses.get(v, 0)) for v, made in zip(op.results, found))
+        constants = _folded(op, b)
+        if constants is not None:
+            self.left.update((constant, self.uses.get(v, 0)) for v, constant in zip(op.results, constants))
             for v in op.operands:
                 if v in self.left:
                     self.left[v] -= 1
                     if not self.left[v]:
                         b.drop(v)
-        return found
+        return constants
 
 
 def _folded(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -101,8 +101,4 @@ def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Seq
 
 
 def _as_constants(op: Op, arrays: Sequence[np.ndarray], b: Builder) -> Sequence[Value]:
-    attrs: list[Mapping[str, np.ndarray]] = [{"value": np.ascontiguousarray(a).reshape(a.shape)} for a in arrays]
-    return [
-        b.append(Op("constant", (), (Value(b.names.fresh(v.name), v.type),), held, loc=op.loc))[0]
-        for v, held in zip(op.results, attrs)
-    ]
+    return [b.constant(np.ascontiguousarray(a).reshape(a.shape), v.type, v.name) for v, a in zip(op.results, arrays)]

@@ -17,11 +17,11 @@ def radices(n: int) -> tuple[int, ...]:
     >>> radices(1024)
     (8, 8, 4, 4)
     """
-    found = []
+    factors = []
     rest = n
     for radix in (13, 11, 7, 5, 3):
         while rest % radix == 0:
-            found.append(radix)
+            factors.append(radix)
             rest //= radix
     power = rest.bit_length() - 1
     if rest != 1 << power:
@@ -29,8 +29,8 @@ def radices(n: int) -> tuple[int, ...]:
     eights, left = divmod(power, 3)
     if left == 1 and eights:
         eights, left = eights - 1, 4
-    found += [8] * eights + {0: [], 1: [2], 2: [4], 4: [4, 4]}[left]
-    return tuple(sorted(found, reverse=True))
+    factors += [8] * eights + {0: [], 1: [2], 2: [4], 4: [4, 4]}[left]
+    return tuple(sorted(factors, reverse=True))
 
 
 def split(n: int) -> tuple[int, int]:
@@ -46,11 +46,11 @@ def split(n: int) -> tuple[int, int]:
 def smooth_size(n: int) -> int:
     """Return the ``2**a * 3**b * 5**c`` of at least ``n`` whose transform takes the fewest passes over its data."""
     best = 1 << (n - 1).bit_length()
-    found = [best]
+    sizes = [best]
     for odd in (3**b * 5**c for b in range(12) for c in range(8)):
         if odd < best:
-            found.append(odd << (-(-n // odd) - 1).bit_length())
-    return min(found, key=lambda size: (size * len(radices(size)), size))
+            sizes.append(odd << (-(-n // odd) - 1).bit_length())
+    return min(sizes, key=lambda size: (size * len(radices(size)), size))
 
 
 def unit_roots(numerators: np.ndarray, n: int, inverse: bool) -> np.ndarray:

@@ -5,15 +5,15 @@ Before: ``%1 = call(%x) {callee: f}``. After: the ops of ``f`` with ``%x`` for i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, Expr
-from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
-from aotc.lowering.passes.rewrite import Names, map_attribute
+from aotc.lowering.passes.rewrite import Names
+from aotc.lowering.passes.substitute_dims import with_dims_in
 from aotc.options import Options
 
 
@@ -114,26 +114,22 @@ class _Inliner:
         if own:
             return replace(op, operands=operands, regions=regions)
         results = tuple(self.value(v, mapped, dims) for v in op.results)
-        attrs = map_attribute(op.attrs, lambda x: _placed(x, dims)) if dims else op.attrs
+        attrs = with_dims_in(op.attrs, dims) if dims else op.attrs
         return Op(op.name, operands, results, attrs, regions, op.loc)
 
     def value(self, v: Value, mapped: dict[Value, Value], dims: dict[str, Dim]) -> Value:
         """Return the copy of a value of a callee."""
-        shape = tuple(_placed(d, dims) for d in v.type.shape) if dims else v.type.shape
+        shape = with_dims_in(v.type.shape, dims) if dims else v.type.shape
         mapped[v] = Value(self.names.fresh(v.name), TensorType(v.type.dtype, shape))
         return mapped[v]
 
 
-def _placed(data: Any, dims: Mapping[str, Dim]) -> Any:
-    return substitute(data, dims) if isinstance(data, Expr) else data
-
-
 def _bind(params: tuple[Value, ...], operands: tuple[Value, ...]) -> dict[str, Dim]:
     """Return what the callee's symbols are at this call, by the shapes of its arguments."""
-    found: dict[str, Dim] = {}
+    dims: dict[str, Dim] = {}
     for param, operand in zip(params, operands):
         for inner, outer in zip(param.type.shape, operand.type.shape):
             names = list(symbols(inner))
             if len(names) == 1 and isinstance(inner, Expr) and str(inner) == names[0].name:
-                found.setdefault(names[0].name, outer)
-    return found
+                dims.setdefault(names[0].name, outer)
+    return dims

@@ -19,7 +19,7 @@ LARGEST = 1 << 20
 
 
 def licm(module: Module, options: Options) -> Module:
-    """Return ``module`` with licm carries captured and licm ops hoisted.
+    """Return ``module`` with invariant carries captured and invariant ops hoisted.
 
     Results above 1 MiB stay where they are computed; so do ops with an effect
     and those that cost nothing.

@@ -53,10 +53,10 @@ def _ragged(operands: Sequence[Value], b: Builder) -> Value:
     x, out, *vectors = operands
     index = TensorType("i64", (out.type.shape[0],))
     row = b.make("iota", (), {"dim": 0}, index)
-    end = _spread(b.make("dim", (), {"expr": x.type.shape[0]}, TensorType("i64")), index, b)
+    end = b.broadcast(b.make("dim", (), {"expr": x.type.shape[0]}, TensorType("i64")), (), index.shape)
     zero, count = b.constant(0, index), vectors[0].type.shape[0]
     for k in range(count if isinstance(count, int) else 0):
-        start, sent, place = (_spread(_element(v, k, b), index, b) for v in vectors[:3])
+        start, sent, place = (b.broadcast(_element(v, k, b), (), index.shape) for v in vectors[:3])
         offset = b.make("sub", (row, place))
         source = b.make("add", (offset, start))
         tests = [
@@ -66,19 +66,13 @@ def _ragged(operands: Sequence[Value], b: Builder) -> Value:
         mask = tests[0]
         for test in tests[1:]:
             mask = b.make("and", (mask, test))
-        wide = b.make("broadcast", (mask,), {"dims": (0,)}, TensorType("i1", out.type.shape))
+        wide = b.broadcast(mask, (0,), out.type.shape)
         out = b.make("select", (wide, b.make("gather", (x, source), _rows_of(x)), out))
     return out
 
 
 def _element(vector: Value, k: int, b: Builder) -> Value:
-    one = b.make("slice", (vector,), {"start": (k,), "limit": (k + 1,), "stride": (1,)})
-    scalar = b.reshape(one, ())
-    return scalar if scalar.type.dtype == "i64" else b.make("convert", (scalar,), {}, TensorType("i64"))
-
-
-def _spread(scalar: Value, t: TensorType, b: Builder) -> Value:
-    return b.make("broadcast", (scalar,), {"dims": ()}, t)
+    return b.convert(b.reshape(b.slice(vector, (k,), (k + 1,)), ()), "i64")
 
 
 def _rows_of(x: Value) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, w
 from aotc.vmfb.dtypes import to_numpy
 
 RECENT = 16
+NO_WIDTHS: Mapping[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -71,31 +72,82 @@ class Builder:
                 del self.ops[at], self.definitions[value]
                 return
 
+    def op(
+        self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], result_types: Sequence[TensorType] = (),
+        hint: str = "", regions: tuple[Region, ...] = (),
+    ) -> Op:  # fmt: skip
+        """Return the op ``name`` with fresh results, not appended; their types follow from the op table."""
+        types = OPS[name].infer(tuple(v.type for v in operands), attrs, regions, tuple(result_types))
+        results = tuple(Value(self.names.fresh(hint or name), t) for t in types)
+        return Op(name, tuple(operands), results, attrs, regions, self.loc)
+
     def make(
         self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any] | None = None,
-        given: TensorType | None = None, hint: str = "",
+        result_type: TensorType | None = None, hint: str = "", regions: tuple[Region, ...] = (),
     ) -> Value:  # fmt: skip
-        """Append the op ``name`` and return its only result; its type follows from the op table."""
-        held = dict(attrs or {})
-        types = OPS[name].infer(tuple(v.type for v in operands), held, (), (given,) if given else ())
-        result = Value(self.names.fresh(hint or name), types[0])
-        self.append(Op(name, tuple(operands), (result,), held, loc=self.loc))
+        """Append the op ``name`` and return its only result."""
+        types = (result_type,) if result_type else ()
+        (result,) = self.append(self.op(name, operands, dict(attrs or {}), types, hint, regions))
         return result
 
-    def constant(self, value: np.ndarray | float, type_: TensorType) -> Value:
+    def constant(self, value: np.ndarray | float, type_: TensorType, hint: str = "") -> Value:
         """Append a constant; a scalar ``value`` fills ``type_``."""
-        array = np.asarray(value).astype(to_numpy(type_.dtype))
-        return self.make("constant", (), {"value": array}, type_)
+        array = np.asarray(value).astype(to_numpy(type_.dtype), copy=False)
+        return self.make("constant", (), {"value": array}, type_, hint)
+
+    def convert(self, x: Value, dtype: str) -> Value:
+        """Return ``x`` as ``dtype``; nothing is appended if it is that already."""
+        return x if x.type.dtype == dtype else self.make("convert", (x,), {}, TensorType(dtype, x.type.shape))
 
     def reshape(self, x: Value, shape: Sequence[Dim]) -> Value:
         """Return ``x`` in another shape; nothing is appended if it has it already."""
-        wanted = TensorType(x.type.dtype, tuple(shape))
-        return x if x.type == wanted else self.make("reshape", (x,), {}, wanted)
+        target = TensorType(x.type.dtype, tuple(shape))
+        return x if x.type == target else self.make("reshape", (x,), {}, target)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Return ``x`` with dims permuted; nothing is appended for the identity."""
         perm = tuple(perm)
         return x if perm == tuple(range(len(perm))) else self.make("transpose", (x,), {"perm": perm})
+
+    def broadcast(self, x: Value, dims: Sequence[int], shape: Sequence[Dim]) -> Value:
+        """Return ``x`` with its dims at places ``dims`` of ``shape``."""
+        return self.make("broadcast", (x,), {"dims": tuple(dims)}, TensorType(x.type.dtype, tuple(shape)))
+
+    def slice(self, x: Value, start: Sequence[Dim], limit: Sequence[Dim], stride: Sequence[int] = ()) -> Value:
+        """Return the elements of ``x`` from ``start`` up to ``limit``, every one if no ``stride`` is passed."""
+        strides = tuple(stride) or (1,) * x.type.rank
+        return self.make("slice", (x,), {"start": tuple(start), "limit": tuple(limit), "stride": strides})
+
+    def slice_dim(self, x: Value, dim: int, start: Dim, limit: Dim, stride: int = 1) -> Value:
+        """Return a slice of ``x`` along one dim."""
+        dims = range(x.type.rank)
+        starts = [start if d == dim else 0 for d in dims]
+        limits = [limit if d == dim else x.type.shape[d] for d in dims]
+        return self.slice(x, starts, limits, [stride if d == dim else 1 for d in dims])
+
+    def pad(
+        self, x: Value, value: Value | None = None, low: Mapping[int, Dim] = NO_WIDTHS,
+        high: Mapping[int, Dim] = NO_WIDTHS, interior: Mapping[int, int] = NO_WIDTHS,
+    ) -> Value:  # fmt: skip
+        """Return ``x`` with ``value`` (else 0) added at the ends of dims, or between elements.
+
+        Widths are by dim, 0 where none is named; a negative one leaves elements out.
+        Nothing is appended if all are 0.
+        """
+        if not any((*low.values(), *high.values(), *interior.values())):
+            return x
+        widths = {"low": low, "high": high, "interior": interior}
+        attrs = {key: tuple(of.get(d, 0) for d in range(x.type.rank)) for key, of in widths.items()}
+        return self.make("pad", (x, value or self.constant(0, TensorType(x.type.dtype))), attrs)
+
+    def reduce(self, x: Value, init: Value, dims: Sequence[int], combiner: Region) -> Value:
+        """Return ``x`` reduced over ``dims``."""
+        return self.make("reduce", (x, init), {"dims": tuple(dims)}, regions=(combiner,))
+
+    def combiner(self, name: str, dtype: str) -> Region:
+        """Return the region that combines two scalars of ``dtype`` by the op ``name``."""
+        x, y, result = (Value(self.names.fresh(hint), TensorType(dtype)) for hint in ("x", "y", name))
+        return Region((x, y), (Op(name, (x, y), (result,), loc=self.loc),), (result,))
 
 
 Rule = Callable[[Op, Builder], "Sequence[Value] | None"]
@@ -120,11 +172,11 @@ def _rewrite_region(region: Region, rule: Rule, mapped: dict[Value, Value], oute
         if operands != op.operands or any(a is not b for a, b in zip(regions, op.regions)):
             op = replace(op, operands=operands, regions=regions)
         builder.loc = op.loc
-        found = rule(op, builder)
-        if found is None:
+        replacements = rule(op, builder)
+        if replacements is None:
             builder.append(op)
         else:
-            mapped.update(zip(op.results, found))
+            mapped.update(zip(op.results, replacements))
     results = tuple(mapped.get(v, v) for v in region.results)
     same = len(builder.ops) == len(region.ops) and all(a is b for a, b in zip(builder.ops, region.ops))
     if same and results == region.results:
@@ -150,12 +202,12 @@ def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequen
 
     def tensor(v: Value) -> Value:
         if v not in mapped:
-            mapped[v] = b.make("broadcast", (v,), {"dims": ()}, TensorType(v.type.dtype, shape))
+            mapped[v] = b.broadcast(v, (), shape)
         return mapped[v]
 
     for inner in region.ops:
-        given = TensorType(inner.result.type.dtype, shape)
-        mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, given)
+        type_ = TensorType(inner.result.type.dtype, shape)
+        mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, type_)
     return [tensor(v) for v in region.results]
 
 

@@ -163,7 +163,7 @@ def _convert(op: Op, b: Builder) -> Value | None:
     if inner is None or inner.name != "convert" or not _is_lossless(inner.operands[0].type.dtype, x.type.dtype):
         return None
     source = inner.operands[0]
-    return source if source.type.dtype == target.dtype else b.make("convert", (source,), {}, target)
+    return b.convert(source, target.dtype)
 
 
 def _is_lossless(source: str, wide: str) -> bool:

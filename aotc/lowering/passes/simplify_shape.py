@@ -39,7 +39,7 @@ def _reshape(op: Op, x: Value, b: Builder) -> Value | None:
         return b.reshape(inner.operands[0], op.result.type.shape)
     spread = _inner(x, "broadcast", b)
     if spread is not None and spread.operands[0].type.rank == 0:
-        return b.make("broadcast", spread.operands, {"dims": ()}, op.result.type)
+        return b.broadcast(spread.operands[0], (), op.result.type.shape)
     return None
 
 
@@ -56,7 +56,7 @@ def _transpose(op: Op, x: Value, b: Builder) -> Value | None:
     spread = _inner(x, "broadcast", b)
     if spread is not None:
         dims = tuple(perm.index(d) for d in spread.attrs["dims"])
-        return b.make("broadcast", spread.operands, {"dims": dims}, op.result.type)
+        return b.broadcast(spread.operands[0], dims, op.result.type.shape)
     return None
 
 
@@ -67,13 +67,13 @@ def _broadcast(op: Op, x: Value, b: Builder) -> Value | None:
     inner = _inner(x, "broadcast", b)
     if inner is not None:
         composed = tuple(dims[d] for d in inner.attrs["dims"])
-        return b.make("broadcast", inner.operands, {"dims": composed}, op.result.type)
+        return b.broadcast(inner.operands[0], composed, shape)
     iota = _inner(x, "iota", b)
     if iota is not None and x.type.shape[iota.attrs["dim"]] == shape[dims[iota.attrs["dim"]]]:
         return b.make("iota", (), {"dim": dims[iota.attrs["dim"]]}, op.result.type)
     if list(dims) == sorted(dims) and product(x.type.shape) == product(shape) and x.type.rank:
-        kept = all(x.type.shape[i] == shape[d] for i, d in enumerate(dims))
-        return b.reshape(x, shape) if kept else None
+        in_order = all(x.type.shape[i] == shape[d] for i, d in enumerate(dims))
+        return b.reshape(x, shape) if in_order else None
     return None
 
 
@@ -98,8 +98,7 @@ def _slice_of_slice(op: Op, inner: Op, b: Builder) -> Value:
         start.append(s + s2 * t if n else s)  # nothing may begin beyond what the inner slice cuts off
         stride.append(t * t2)
         limit.append(start[-1] + (n - 1) * t * t2 + 1 if n else start[-1])
-    attrs = {"start": tuple(start), "limit": tuple(limit), "stride": tuple(stride)}
-    return b.make("slice", inner.operands, attrs)
+    return b.slice(inner.operands[0], start, limit, stride)
 
 
 def _slice_of_concatenate(op: Op, joined: Op, b: Builder) -> Value | None:
@@ -111,8 +110,7 @@ def _slice_of_concatenate(op: Op, joined: Op, b: Builder) -> Value | None:
         if begin <= low < high <= begin + extent:
             start, limit = list(op.attrs["start"]), list(op.attrs["limit"])
             start[dim], limit[dim] = low - begin, high - begin
-            attrs = {"start": tuple(start), "limit": tuple(limit), "stride": op.attrs["stride"]}
-            return b.make("slice", (part,), attrs)
+            return b.slice(part, start, limit, op.attrs["stride"])
         begin = begin + extent
     return None
 
@@ -127,10 +125,10 @@ def _reverse(op: Op, x: Value, b: Builder) -> Value | None:
 
 def _concatenate(op: Op, x: Value, b: Builder) -> Value | None:
     dim = op.attrs["dim"]
-    kept = tuple(v for v in op.operands if v.type.shape[dim] != 0) or op.operands[:1]
-    if len(kept) == 1:
-        return kept[0]
-    return b.make("concatenate", kept, {"dim": dim}) if len(kept) < len(op.operands) else None
+    parts = tuple(v for v in op.operands if v.type.shape[dim] != 0) or op.operands[:1]
+    if len(parts) == 1:
+        return parts[0]
+    return b.make("concatenate", parts, {"dim": dim}) if len(parts) < len(op.operands) else None
 
 
 def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
@@ -145,8 +143,7 @@ def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
         if s is None and n != extent:
             return None
         begin.append(min(max(s or 0, 0), extent - n))
-    limit = tuple(s + n for s, n in zip(begin, sizes))
-    return b.make("slice", (x,), {"start": tuple(begin), "limit": limit, "stride": (1,) * len(begin)})
+    return b.slice(x, begin, [s + n for s, n in zip(begin, sizes)])
 
 
 def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:

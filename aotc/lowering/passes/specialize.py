@@ -29,18 +29,18 @@ def specialize(module: Module, options: Options) -> Module:
     CompileError
         If no entry has such a dim, a size is negative, or there would be more than 64 copies.
     """
-    wanted = {name: tuple(sizes) for name, sizes in options.specialize.items()}
-    if not wanted:
+    sizes_of = {name: tuple(sizes) for name, sizes in options.specialize.items()}
+    if not sizes_of:
         return module
     entries = [f for f in module.functions.values() if f.public]
     known = {s.name for f in entries for s in _parameter_symbols(f)}
-    for name, sizes in wanted.items():
+    for name, sizes in sizes_of.items():
         if name not in known:
             offered = f"dims: {', '.join(sorted(known)) or 'none'}"
             raise CompileError.at(entries[0].loc, f"specialize: no dim is called {name}", hint=offered)
         if any(not isinstance(n, int) or n < 0 for n in sizes):
             raise CompileError.at(entries[0].loc, f"specialize: {name} has sizes {sizes}, expected integers from 0 on")
-    copies = {c.name: c for f in entries for c in _copies(f, wanted, set(module.functions))}
+    copies = {c.name: c for f in entries for c in _copies(f, sizes_of, set(module.functions))}
     if len(copies) > MOST:
         raise CompileError.at(entries[0].loc, f"specialize: {len(copies)} copies, at most {MOST} are allowed")
     return module.with_functions(copies)
@@ -50,9 +50,9 @@ def _parameter_symbols(f: Function) -> set:
     return {s for p in f.body.params for d in p.type.shape for s in symbols(d)}
 
 
-def _copies(f: Function, wanted: Mapping[str, tuple[int, ...]], taken: set[str]) -> Iterator[Function]:
-    names = sorted(s.name for s in _parameter_symbols(f) if s.name in wanted)
-    for sizes in product(*(wanted[n] for n in names)) if names else ():
+def _copies(f: Function, sizes_of: Mapping[str, tuple[int, ...]], taken: set[str]) -> Iterator[Function]:
+    names = sorted(s.name for s in _parameter_symbols(f) if s.name in sizes_of)
+    for sizes in product(*(sizes_of[n] for n in names)) if names else ():
         dims = dict(zip(names, sizes))
         name = "_".join([f.name, *(f"{n}{size}" for n, size in dims.items())])
         while name in taken:
@@ -62,7 +62,3 @@ def _copies(f: Function, wanted: Mapping[str, tuple[int, ...]], taken: set[str])
         if not fixed_dims(f, copy):
             raise CompileError.at(f.loc, f"specialize: no argument of {f.name} alone tells {', '.join(names)}")
         yield replace(copy, name=name, attrs={**copy.attrs, "specializes": f.name, "dims": dims})
-
-
-
-

@@ -21,11 +21,10 @@ StableHLO demands of it. The steps are part of the program, the same at any numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 from aotc.ir.dims import is_static, static
-from aotc.ir.opset import OPS, SCALARS
+from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
@@ -70,11 +69,8 @@ def _elementwise(op: Op) -> bool:
 
 def _windows(op: Op, operands: Sequence[Value], b: Builder, **attrs: object) -> Op:
     """Return a ``reduce_window`` like ``op`` with other operands and attributes."""
-    held = {**op.attrs, **attrs}
-    types = OPS["reduce_window"].infer(tuple(v.type for v in operands), held, (), ())
-    results = tuple(Value(b.names.fresh("window"), t) for t in types)
     region = copy_region(op.regions[0], b.names)
-    return replace(op, operands=tuple(operands), results=results, attrs=held, regions=(region,))
+    return b.op("reduce_window", operands, {**op.attrs, **attrs}, hint="window", regions=(region,))
 
 
 def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Value, ...]:
@@ -85,24 +81,7 @@ def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Valu
     window, padding = list(ones), [(0, 0)] * len(shape)
     window[scan.dim], padding[scan.dim] = n, (0, n - 1) if scan.reverse else (n - 1, 0)
     plain = dict.fromkeys(("strides", "base_dilations", "window_dilations"), ones)
-    inits = op.operands[len(op.results) :]
-    return b.append(_windows(op, (*inputs, *inits), b, window=tuple(window), padding=tuple(padding), **plain))
-
-
-def _pad(x: Value, init: Value, low: dict[int, int], high: dict[int, int], b: Builder) -> Value:
-    """Return ``x`` with ``init`` added, or elements left out, at the ends of some dims."""
-    if not any((*low.values(), *high.values())):
-        return x
-    low_, high_ = (tuple(of.get(d, 0) for d in range(x.type.rank)) for of in (low, high))
-    return b.make("pad", (x, init), {"low": low_, "high": high_, "interior": (0,) * x.type.rank})
-
-
-def _slice(x: Value, dim: int, begin: int, end: int, b: Builder, stride: int = 1) -> Value:
-    shape = x.type.shape
-    start = tuple(begin if d == dim else 0 for d in range(len(shape)))
-    limit = tuple(end if d == dim else s for d, s in enumerate(shape))
-    strides = tuple(stride if d == dim else 1 for d in range(len(shape)))
-    return b.make("slice", (x,), {"start": start, "limit": limit, "stride": strides})
+    return b.append(_windows(op, (*inputs, *op.inits), b, window=tuple(window), padding=tuple(padding), **plain))
 
 
 # --- several dims --------------------------------------------------------------
@@ -148,14 +127,14 @@ def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
     windows, stride = static(op.result.type.shape[d]), a["strides"][d]
     covered = static(x.type.shape[d]) + low + high
     blocks = -(-covered // w)
-    x = _pad(x, init, {d: low}, {d: high + blocks * w - covered}, b)
+    x = b.pad(x, init, {d: low}, {d: high + blocks * w - covered})
     lead, tail = x.type.shape[:d], x.type.shape[d + 1 :]
     x = b.reshape(x, (*lead, blocks, w, *tail))
     (ends,) = _scan(op, (x,), Scan(d + 1, reverse=True), b)
     (begins,) = _scan(op, (x,), Scan(d + 1, reverse=False), b)
-    begins = _pad(begins, init, {d: -1, d + 1: 1}, {d: 1, d + 1: -1}, b)
+    begins = b.pad(begins, init, {d: -1, d + 1: 1}, {d: 1, d + 1: -1})
     last = (windows - 1) * stride + 1
-    parts = [_slice(b.reshape(v, (*lead, blocks * w, *tail)), d, 0, last, b, stride) for v in (ends, begins)]
+    parts = [b.slice_dim(b.reshape(v, (*lead, blocks * w, *tail)), d, 0, last, stride) for v in (ends, begins)]
     return lift_region(op.regions[0], parts, b)
 
 
@@ -170,24 +149,23 @@ def _long(op: Op, scan: Scan) -> bool:
 
 def _in_parts(op: Op, scan: Scan, b: Builder) -> Sequence[Value]:
     """Scan parts on their own, then combine each with all the parts before it."""
-    d, count = scan.dim, len(op.results)
-    inits = op.operands[count:]
+    d = scan.dim
     n = static(op.operands[0].type.shape[d])
     parts = max((p for p in PARTS if n % p == 0), default=PARTS[-1])
     size = -(-n // parts)
     spare = {d: parts * size - n}
     lead, tail = op.operands[0].type.shape[:d], op.operands[0].type.shape[d + 1 :]
     low, high = (spare, {}) if scan.reverse else ({}, spare)
-    whole = [_pad(v, init, low, high, b) for v, init in zip(op.operands[:count], inits, strict=True)]
+    whole = [b.pad(v, init, low, high) for v, init in zip(op.inputs, op.inits, strict=True)]
     own = _scan(op, [b.reshape(v, (*lead, parts, size, *tail)) for v in whole], Scan(d + 1, scan.reverse), b)
     last = 0 if scan.reverse else size - 1
-    ends = [b.reshape(_slice(v, d + 1, last, last + 1, b), (*lead, parts, *tail)) for v in own]
+    ends = [b.reshape(b.slice_dim(v, d + 1, last, last + 1), (*lead, parts, *tail)) for v in own]
     one, less = ({d: -1}, {d: 1}) if scan.reverse else ({d: 1}, {d: -1})
-    shifted = [_pad(v, init, one, less, b) for v, init in zip(ends, inits, strict=True)]
+    shifted = [b.pad(v, init, one, less) for v, init in zip(ends, op.inits, strict=True)]
     before = _scan(op, shifted, Scan(d, scan.reverse), b)
-    kept = tuple(k for k in range(len(lead) + 2 + len(tail)) if k != d + 1)
-    wide = [b.make("broadcast", (v,), {"dims": kept}, o.type) for v, o in zip(before, own, strict=True)]
+    others = tuple(k for k in range(len(lead) + 2 + len(tail)) if k != d + 1)
+    wide = [b.broadcast(v, others, o.type.shape) for v, o in zip(before, own, strict=True)]
     both = (*own, *wide) if scan.reverse else (*wide, *own)
-    found = lift_region(op.regions[0], both, b)
+    results = lift_region(op.regions[0], both, b)
     begin = spare[d] if scan.reverse else 0
-    return [_slice(b.reshape(v, (*lead, parts * size, *tail)), d, begin, begin + n, b) for v in found]
+    return [b.slice_dim(b.reshape(v, (*lead, parts * size, *tail)), d, begin, begin + n) for v in results]

@@ -15,27 +15,29 @@ from aotc.lowering.passes.rewrite import map_attribute
 _OF_LOOPS = re.compile(r"[cfijkpqrstv]|kk|(?!d\d|arg\d)[a-z_]+\d+")
 
 
+def with_dims_in(data: Any, dims: Mapping[str, Dim]) -> Any:
+    """Return plain attribute data, or a shape, with symbols replaced by name."""
+    return map_attribute(data, lambda x: substitute(x, dims) if isinstance(x, Expr) else x)
+
+
 def with_dims(function: Function, dims: Mapping[str, Dim]) -> Function:
     """Return ``function`` with symbols replaced by name, in types, attributes and nested regions."""
     mapped: dict[Value, Value] = {}
 
-    def data(attrs: Any) -> Any:
-        return map_attribute(attrs, lambda x: substitute(x, dims) if isinstance(x, Expr) else x)
-
     def value(v: Value) -> Value:
-        mapped[v] = Value(v.name, TensorType(v.type.dtype, tuple(substitute(d, dims) for d in v.type.shape)))
+        mapped[v] = Value(v.name, TensorType(v.type.dtype, with_dims_in(v.type.shape, dims)))
         return mapped[v]
 
     def region(r: Region) -> Region:
         params = tuple(map(value, r.params))
         ops = []
         for op in r.ops:
-            operands = tuple(mapped[v] for v in op.operands)
+            operands, attrs = tuple(mapped[v] for v in op.operands), with_dims_in(op.attrs, dims)
             inner = tuple(map(region, op.regions))
-            ops.append(Op(op.name, operands, tuple(map(value, op.results)), data(op.attrs), inner, op.loc))
+            ops.append(Op(op.name, operands, tuple(map(value, op.results)), attrs, inner, op.loc))
         return Region(params, tuple(ops), tuple(mapped[v] for v in r.results))
 
-    return replace(function, body=region(function.body), attrs=data(function.attrs))
+    return replace(function, body=region(function.body), attrs=with_dims_in(function.attrs, dims))
 
 
 def free_loop_names(module: Module) -> Module:

@@ -26,7 +26,7 @@ from aotc.vmfb.dtypes import DTYPES, kind_of
 DEPTH_LIMIT = 12
 
 
-def constant_scalar(value: np.generic, dtype: str) -> Const:
+def constant_scalar(value: np.generic | float, dtype: str) -> Const:
     """Return a literal of ``dtype`` holding ``value``."""
     match kind_of(dtype):
         case "b":
@@ -76,6 +76,12 @@ class Elements:
         """Continue in another block; expressions of the old one are no longer reused."""
         self.block = block
         self._cache = {}
+
+    def new_block(self) -> list[Stmt]:
+        """Continue in a new block, and return it."""
+        block: list[Stmt] = []
+        self.enter(block)
+        return block
 
     def anchor(self, value: Value, make: Callable[[Index], Scalar]) -> None:
         """Let ``make(index)`` provide the elements of ``value`` from now on."""
@@ -254,10 +260,15 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     x, depth = self._at(op.operands[0], tuple(inner))
     if not tests:
         return x, depth
-    inside = tests[0]
-    for t in tests[1:]:
-        inside = Apply("and", (inside, t), "i1")
-    return Apply("select", (inside, x, padding), op.result.type.dtype), depth + 1
+    return Apply("select", (all_of(tests), x, padding), op.result.type.dtype), depth + 1
+
+
+def all_of(tests: Sequence[Scalar]) -> Scalar:
+    """Return the conjunction of one or more tests."""
+    conjunction, *rest = tests
+    for test in rest:
+        conjunction = Apply("and", (conjunction, test), "i1")
+    return conjunction
 
 
 def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:

@@ -9,7 +9,7 @@ from aotc.ir.dims import Dim, is_static, maximum, product, static, sym
 from aotc.ir.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, Call, Const, For, Load, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, nest
 from aotc.vmfb.dtypes import size_of
 
 Place = tuple[Buffer, Index]
@@ -29,44 +29,44 @@ class LibraryCall:
         """Make workspace: on the stack if it is small."""
         bytes_ = product(shape) * size_of(dtype)
         small = is_static(shape) and static(bytes_) <= PRIVATE_BYTES
-        made = Buffer(self.names.fresh("w"), dtype, shape, "private" if small else "scratch")
-        self.before.append(Alloc(made))
-        return made
+        buffer = Buffer(self.names.fresh("w"), dtype, shape, "private" if small else "scratch")
+        self.before.append(Alloc(buffer))
+        return buffer
 
     def letter(self, value: str) -> None:
         """Pass a character."""
-        made = self.memory("u8", ())
-        self.before.append(Store(made, (), Const(ord(value), "u8")))
-        self.args.append((made, ()))
+        buffer = self.memory("u8", ())
+        self.before.append(Store(buffer, (), Const(ord(value), "u8")))
+        self.args.append((buffer, ()))
 
     def number(self, value: Dim) -> None:
         """Pass an integer; equal ones share their memory, which routines only read."""
         if value not in self._numbers:
-            made = self._numbers[value] = self.memory("i64", ())
-            self.before.append(Store(made, (), IndexScalar(value)))
+            buffer = self._numbers[value] = self.memory("i64", ())
+            self.before.append(Store(buffer, (), IndexScalar(value)))
         self.args.append((self._numbers[value], ()))
 
     def scalar(self, value: Const) -> None:
         """Pass a number of the element type."""
-        made = self.memory(value.dtype, ())
-        self.before.append(Store(made, (), value))
-        self.args.append((made, ()))
+        buffer = self.memory(value.dtype, ())
+        self.before.append(Store(buffer, (), value))
+        self.args.append((buffer, ()))
 
     def status(self) -> Buffer:
         """Pass a status for the caller to look at."""
-        made = self.memory("i64", ())
-        self.args.append((made, ()))
-        return made
+        buffer = self.memory("i64", ())
+        self.args.append((buffer, ()))
+        return buffer
 
-    def integers(self, out: Buffer, head: Index, given: bool) -> None:
-        """Pass integers that the model has in i32: they are converted after the call, and before it if ``given``."""
+    def integers(self, out: Buffer, head: Index, is_input: bool) -> None:
+        """Pass integers that the model has in i32: they are converted after the call, and before it if ``is_input``."""
         single = len(out.shape) == len(head)
         count = 1 if single else out.shape[-1]
         wide = self.memory("i64", (maximum(count, 1),))
         q = self.names.fresh("q")
         here = sym(q, 0, count)
         at = head if single else (*head, here)
-        if given:
+        if is_input:
             value = Apply("convert", (Load(out, at),), "i64")
             self.before.append(For(q, 0, count, (Store(wide, (here,), value),)))
         narrow = Apply("convert", (Load(wide, (here,)),), out.dtype)
@@ -75,10 +75,10 @@ class LibraryCall:
 
     def copy(self, source: Buffer, head: Index, shape: tuple[Dim, ...]) -> None:
         """Pass a copy of ``source[head]``."""
-        made = self.memory(source.dtype, shape)
-        body = over(self.names, shape, lambda at: Store(made, at, Load(source, (*head, *at))))
+        buffer = self.memory(source.dtype, shape)
+        body = over(self.names, shape, lambda at: Store(buffer, at, Load(source, (*head, *at))))
         self.before += body
-        self.args.append((made, (0,) * len(shape)))
+        self.args.append((buffer, (0,) * len(shape)))
 
     def statements(self, function: str) -> list[Stmt]:
         """Return everything in order."""
@@ -89,7 +89,4 @@ def over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]
     """Return a nest of loops over ``shape`` around the statement that ``make(index)`` gives."""
     names = [b.fresh("e") for _ in shape]
     at = tuple(sym(name, 0, d) for name, d in zip(names, shape, strict=True))
-    body: Stmt = make(at)
-    for name, extent in reversed(list(zip(names, shape, strict=True))):
-        body = For(name, 0, extent, (body,))
-    return [body]
+    return nest(list(zip(names, shape, strict=True)), [make(at)])

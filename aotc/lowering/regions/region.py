@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from aotc.ir.dims import Dim, product
+from aotc.diagnostics import CompileError
+from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import ACCUMULATED, EXPENSIVE, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import settle
+from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.analysis.scan_windows import combiner
+from aotc.lowering.regions.elemental import Elements, all_of
 from aotc.lowering.regions.nests import addresses
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -26,16 +29,16 @@ class RegionBuilder:
     function : Function
         The outlined region.
     inputs, outputs : tuple of Buffer
-        One per parameter and per result.
+        One per parameter that is not overwritten in place, and per result.
     root : Op
         The op that the region grew from; a region around an op with a lowering of its own has none.
     anchors : Anchors
         Where the values of the region lie in its iteration space, as fusion settled it.
     """
 
-    def __init__(self, function: Function, target: Target, skip: int = 0) -> None:
+    def __init__(self, function: Function, target: Target) -> None:
         self.function, self.target = function, target
-        body = function.body
+        body, skip = function.body, overwritten(function)
         self.ops: dict[Value, Op] = {v: op for op in body.ops for v in op.results}
         named = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(body.params)]
         self.inputs = tuple(named[skip:])
@@ -58,6 +61,19 @@ class RegionBuilder:
         """Return an emitter of this region's values."""
         return Elements(self.ops, self.buffers, self.fresh)
 
+    def the_op(self, name: str) -> Op:
+        """Return the op ``name`` that the region is made for."""
+        return next(op for op in self.function.body.ops if op.name == name)
+
+    def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
+        """Return the error to raise where the target cannot run ``what``."""
+        return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)
+
+    def grid(self, items: Dim, body: Sequence[Stmt], flops: Dim, name: str = "p") -> Kernel:
+        """Return the kernel that runs ``body`` in parallel for each :func:`grid_item` below ``items``."""
+        loop = body if items == 1 else (For(name, 0, items, tuple(body), "parallel"),)
+        return self.kernel(items, tuple(loop), flops)
+
     def kernel(self, grid: Dim, body: tuple[Stmt, ...], flops: Dim) -> Kernel:
         """Assemble the kernel; ``flops`` is the work of the whole grid."""
         shapes = [*(b.shape for b in (*self.inputs, *self.outputs)), (grid,), self.shape]
@@ -76,7 +92,7 @@ class RegionBuilder:
         for stmt in walk(body):
             if isinstance(stmt, Store):
                 writes.setdefault(stmt.buffer.name, set()).add(stmt.index)
-        found = []
+        aliases = []
         for n, out in enumerate(self.outputs):
             at = writes.get(out.name, set())
             if len(at) != 1:
@@ -84,14 +100,26 @@ class RegionBuilder:
             for m, a in enumerate(self.inputs):
                 same = a.shape == out.shape and size_of(a.dtype) == size_of(out.dtype)
                 if same and reads.get(a.name) == at:
-                    found.append((n, m))
-        return tuple(found)
+                    aliases.append((n, m))
+        return tuple(aliases)
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
         ops = [op for op in self.function.body.ops if op.name not in SOURCES or op.name == "dim"]
         each = sum(1 + 11 * (op.name in EXPENSIVE) for op in ops)
         return product(self.shape) * max(each, 1)
+
+
+def grid_item(items: Dim, name: str = "p") -> Dim:
+    """Return the number of a grid item: 0 where there is only one."""
+    return sym(name, 0, items) if items != 1 else 0
+
+
+def nest(levels: Sequence[tuple[str, Dim]], body: Sequence[Stmt]) -> list[Stmt]:
+    """Return serial loops around ``body``: pairs of name and extent, the outermost first."""
+    for name, extent in reversed(levels):
+        body = [For(name, 0, extent, tuple(body))]
+    return list(body)
 
 
 def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
@@ -102,7 +130,7 @@ def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
 
 def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
     """Return the indices at which each buffer is loaded."""
-    found: dict[str, set[Index]] = {}
+    indices: dict[str, set[Index]] = {}
     stack: list[Scalar] = []
     for stmt in walk(body):
         match stmt:
@@ -111,10 +139,10 @@ def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
     while stack:
         match stack.pop():
             case Load(buffer=buffer, index=index):
-                found.setdefault(buffer.name, set()).add(index)
+                indices.setdefault(buffer.name, set()).add(index)
             case Apply(args=args):
                 stack += args
-    return found
+    return indices
 
 
 # --- loop and window ---------------------------------------------------------
@@ -123,14 +151,14 @@ def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
 def store_all(e: Elements, stores: Sequence[tuple[Buffer, Value, Index]]) -> None:
     """Store values at indices; all are computed before the first store, which may overwrite an input."""
     block = e.block
-    held = []
+    scalars = []
     for _, v, index in stores:
         scalar = e.at(v, index)
         if len(stores) > 1 and not isinstance(scalar, Const | Var):
             scalar = e.bind(scalar)
             e.keep(v, index, scalar)
-        held.append(scalar)
-    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, held, strict=True)]
+        scalars.append(scalar)
+    block += [Store(out, index, scalar) for (out, _, index), scalar in zip(stores, scalars, strict=True)]
 
 
 def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
@@ -145,31 +173,26 @@ def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 
 def combine(
-    b: RegionBuilder, e: Elements, op: Op, accs: list[Buffer], values: list[Scalar], tests: list[Scalar], at: Index = ()
-) -> None:
+    b: RegionBuilder, e: Elements, op: Op, accs: Sequence[Buffer], values: Sequence[Scalar], tests: Sequence[Scalar],
+    at: Index = (),
+) -> None:  # fmt: skip
     """Write ``acc = combiner(acc, value)`` for every accumulator, under ``tests``."""
     block = e.block
     if tests:
-        cond = tests[0]
-        for t in tests[1:]:
-            cond = Apply("and", (cond, t), "i1")
-        inner: list[Stmt] = []
-        e.enter(inner)
+        inner = e.new_block()
         combine(b, e, op, accs, values, [], at)
-        block.append(If(cond, tuple(inner)))
+        block.append(If(all_of(tests), tuple(inner)))
         e.enter(block)
         return
-    region = op.regions[0]
-    simple = region.ops[0] if len(region.ops) == 1 and len(accs) == 1 else None
-    adds = simple is not None and simple.name in ACCUMULATED and set(simple.operands) == set(region.params)
-    if simple is not None and adds and accs[0].dtype != "i1":
-        block.append(Store(accs[0], at, values[0], simple.name))
+    name = combiner(op)
+    if name in ACCUMULATED and accs[0].dtype != "i1":
+        block.append(Store(accs[0], at, values[0], name))
         return
     old = tuple(Load(acc, at) for acc in accs)
     bound = [e.bind(x) if not isinstance(x, Const | Var) else x for x in (*old, *values)]
-    results = e.region(region, tuple(bound))
-    held = [e.bind(r) if isinstance(r, Apply) else r for r in results]
-    block += [Store(acc, at, r) for acc, r in zip(accs, held, strict=True)]
+    results = e.region(op.regions[0], tuple(bound))
+    totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]
+    block += [Store(acc, at, r) for acc, r in zip(accs, totals, strict=True)]
 
 
 # --- row and reduce ----------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotc.diagnostics import CompileError, Loc
+from aotc.diagnostics import Loc
 from aotc.ir.dims import product
 from aotc.ir.loop_ir import Buffer, Kernel, Load, Store
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -69,12 +69,12 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
     CompileError
         If ``target`` is not a CPU.
     """
-    op = next(op for op in function.body.ops if op.name == "custom_call")
+    b = RegionBuilder(function, target)
+    op = b.the_op("custom_call")
     described = _describe(op)
     if target.kind != "cpu":
-        raise CompileError.at(op.loc, f"custom call @{described.name} is not supported on target {target.name}",
-                              hint="a function of the user's runs on the CPU; compile for a CPU target")  # fmt: skip
-    b = RegionBuilder(function, target)
+        hint = "a function of the user's runs on the CPU; compile for a CPU target"
+        raise b.unsupported(op, f"custom call @{described.name}", hint)
     call = LibraryCall(b)
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     for result, operand in op.attrs.get("aliases", ()):
@@ -86,7 +86,7 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
     call.before += [Store(sizes, (n,), IndexScalar(d)) for n, d in enumerate(dims)]
     call.args.append((sizes, (0,)))
     work = sum((product(buffer.shape) for buffer in buffers), 0)
-    return b.kernel(1, tuple(call.statements(described.symbol)), work * 16)
+    return b.grid(1, call.statements(described.symbol), work * 16)
 
 
 def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:

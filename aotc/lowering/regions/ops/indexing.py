@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, minimum, product, sym
-from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.analysis.scan_windows import combiner
+from aotc.lowering.regions.elemental import Elements, all_of
+from aotc.lowering.regions.region import RegionBuilder, combine, grid_item, nest
 from aotc.targets import Target
 
 WINDOW_BLOCK = 64
 
 
 def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
-    """Write the update at the clamped start; one grid item a row of the update."""
-    op = next(op for op in function.body.ops if op.results[0] is function.body.results[0])
-    x, update, *starts = op.operands
-    b = RegionBuilder(function, target, skip=1)
+    """Write the update at the clamped start; one grid item per row of the update."""
+    b = RegionBuilder(function, target)
+    x, update, *starts = b.the_op("dynamic_update_slice").operands
     e = b.elements()
     shape = update.type.shape
-    body: list[Stmt] = []
-    e.enter(body)
+    body = e.new_block()
     outer, width = shape[:-1], shape[-1] if shape else 1
-    if target.kind == "cuda":  # a thread an element
+    if target.kind == "cuda":  # one thread per element
         outer, width = shape, 1
     rows = product(outer)
-    p = sym("p", 0, rows) if rows != 1 else 0
+    p = grid_item(rows)
     j: Dim = sym("j", 0, width) if width != 1 else 0
     at = [e.clamp(e.at(s, ()), d - u) for s, d, u in zip(starts, x.type.shape, shape, strict=True)]
     where: Index = (*delinearize(p, outer), j)[: len(shape)]
-    inner: list[Stmt] = []
-    e.enter(inner)
+    inner = e.new_block()
     value = e.at(update, where)
     inner.append(Store(b.outputs[0], tuple(s + i for s, i in zip(at, where, strict=True)), value))
     body += [For("j", 0, width, tuple(inner))] if width != 1 else inner
-    wrapped = tuple(body) if rows == 1 else (For("p", 0, rows, tuple(body), "parallel"),)
-    return b.kernel(rows, wrapped, product(shape))
+    return b.grid(rows, body, product(shape))
 
 
 def lower_scatter(function: Function, target: Target) -> Kernel:
@@ -47,10 +44,9 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     Parallel over blocks of the update window, never over updates: two updates
     may hit the same element. An update whose window leaves the array is dropped.
     """
-    (op,) = function.body.ops
-    n = op.attrs["inputs"]
-    b = RegionBuilder(function, target, skip=n)
-    updates = op.operands[n + 1 :]
+    b = RegionBuilder(function, target)
+    op = b.the_op("scatter")
+    _, *updates = op.operands[len(op.inputs) :]
     shape = updates[0].type.shape
     window = op.attrs["update_window_dims"]
     loops = [d for d in range(len(shape)) if d not in window]
@@ -61,33 +57,28 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     blocks = -(-width // each) if blocked else 1
     at: list[Dim] = [sym(f"u{d}", 0, s) if s != 1 else 0 for d, s in enumerate(shape)]
     emit = b.elements()
-    body: list[Stmt] = []
-    emit.enter(body)
+    body = emit.new_block()
     where, tests = _place_of_update(emit, op, at)
-    inner: list[Stmt] = []
-    emit.enter(inner)
-    _combine_into(b, emit, op, where, tuple(at), inner)
+    inner = emit.new_block()
+    _combine_into(b, emit, op, where, [emit.bind(emit.at(u, tuple(at))) for u in updates])
     for d in (d for d in reversed(window) if shape[d] != 1):
         begin = sym("p", 0, blocks) * each if blocked and d == last else 0
         end = minimum(begin + each, width) if blocked and d == last else shape[d]
         inner = [For(f"u{d}", begin, end, tuple(inner))]
-    body += [If(_all(tests), tuple(inner))] if tests else inner
-    for d in (d for d in reversed(loops) if shape[d] != 1):
-        body = [For(f"u{d}", 0, shape[d], tuple(body))]
-    wrapped = (For("p", 0, blocks, tuple(body), "parallel"),) if blocks != 1 else tuple(body)
-    return b.kernel(blocks, wrapped, product(shape) * 4)
+    body += [If(all_of(tests), tuple(inner))] if tests else inner
+    return b.grid(blocks, nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body), product(shape) * 4)
 
 
 def _place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:
     """Return where update element ``at`` goes, and what must hold for its whole window to lie inside."""
-    a, n = op.attrs, op.attrs["inputs"]
-    indices = op.operands[n]
+    a = op.attrs
+    indices, update, *_ = op.operands[len(op.inputs) :]
     target_shape = op.operands[0].type.shape
     window = a["update_window_dims"]
     batch = [i for d, i in enumerate(at) if d not in window]
     skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
     offsets = iter([at[d] for d in window])
-    sizes = iter([op.operands[n + 1].type.shape[d] for d in window])
+    sizes = iter([update.type.shape[d] for d in window])
     where: list[Dim] = [0 if d in skipped else next(offsets) for d in range(len(target_shape))]
     extent: list[Dim] = [1 if d in skipped else next(sizes) for d in range(len(target_shape))]
     tests: list[Scalar] = []
@@ -109,23 +100,10 @@ def _place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Sc
     return tuple(where), tests
 
 
-def _all(tests: list[Scalar]) -> Scalar:
-    cond = tests[0]
-    for t in tests[1:]:
-        cond = Apply("and", (cond, t), "i1")
-    return cond
-
-
-def _combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, at: Index, block: list[Stmt]) -> None:
-    n = op.attrs["inputs"]
-    region = op.regions[0]
-    new = [e.bind(e.at(u, at)) for u in op.operands[n + 1 :]]
-    simple = region.ops[0] if len(region.ops) == 1 and n == 1 else None
-    if simple is not None and simple.name in ACCUMULATED and set(simple.operands) == set(region.params):
-        block.append(Store(b.outputs[0], where, Apply(simple.name, (Load(b.outputs[0], where), new[0]), new[0].dtype)))
-        return
-    old = [e.bind(Load(out, where)) for out in b.outputs]
-    held = [e.bind(r) if isinstance(r, Apply) else r for r in e.region(region, (*old, *new))]
-    block += [Store(out, where, r) for out, r in zip(b.outputs, held, strict=True)]
-
-
+def _combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: list[Scalar]) -> None:
+    name = combiner(op)
+    if name in ACCUMULATED:
+        (new,) = updates
+        e.block.append(Store(b.outputs[0], where, Apply(name, (Load(b.outputs[0], where), new), new.dtype)))
+    else:
+        combine(b, e, op, b.outputs, updates, [], where)

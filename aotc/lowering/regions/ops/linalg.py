@@ -1,6 +1,6 @@
 """cholesky and triangular_solve in place (see ``in_place``).
 
-Small ones, and all on CUDA, are loops: one grid item a matrix, a row or a run of
+Small ones, and all on CUDA, are loops: one grid item per matrix, row or run of
 columns. Large ones call LAPACK and BLAS, for which a row-major matrix is its
 transpose: the sides and triangles are swapped, and nothing is copied. Where the
 size is only known at run time the kernel holds both.
@@ -20,9 +20,9 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.library_call import LibraryCall
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
 
 COLUMN_BLOCK = 64
 LARGE_FACTOR = 256
@@ -35,10 +35,6 @@ _TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
 Element = Callable[[Dim, Dim], Scalar]
 
 
-def _op(function: Function, name: str) -> Op:
-    return next(op for op in function.body.ops if op.name == name)
-
-
 def _conj(x: Scalar) -> Scalar:
     return Apply("conj", (x,), x.dtype) if kind_of(x.dtype) == "c" else x
 
@@ -47,33 +43,17 @@ def _binary(fn: str, a: Scalar, b: Scalar) -> Scalar:
     return Apply(fn, (a, b), a.dtype)
 
 
-def _zero(dtype: str) -> Const:
-    return constant_scalar(to_numpy(dtype).type(0), dtype)
-
-
-def _real(dtype: str) -> str:
-    return {"c64": "f32", "c128": "f64"}.get(dtype, dtype)
-
-
-def _grid(rows: Dim, body: list[Stmt]) -> tuple[Stmt, ...]:
-    return tuple(body) if rows == 1 else (For("p", 0, rows, tuple(body), "parallel"),)
-
-
-def _item(rows: Dim) -> Dim:
-    return sym("p", 0, rows) if rows != 1 else 0
-
-
 # --- cholesky ----------------------------------------------------------------
 
 
 def lower_cholesky(function: Function, target: Target) -> Kernel:
     """Factor each matrix; one with a pivot that is not positive becomes NaN, the other triangle 0."""
-    op = _op(function, "cholesky")
-    b = RegionBuilder(function, target, skip=1)
+    b = RegionBuilder(function, target)
+    op = b.the_op("cholesky")
     out = b.outputs[0]
     *batch, n, _ = out.shape
     matrices = product(batch)
-    head = delinearize(_item(matrices), batch)
+    head = delinearize(grid_item(matrices), batch)
     lower = op.attrs["lower"]
     failed = Buffer("failed", "i1", (), "private")
     body: list[Stmt] = [Alloc(failed), Store(failed, (), Const(False, "i1"))]
@@ -85,12 +65,12 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
         lambda: _potrf(b, out, head, failed, lower),
     )
     r, c = sym("r", 0, n), sym("c", 0, n)
-    clear = For("c", *((r + 1, n) if lower else (0, r)), (Store(out, (*head, r, c), _zero(out.dtype)),))
+    clear = For("c", *((r + 1, n) if lower else (0, r)), (Store(out, (*head, r, c), constant_scalar(0, out.dtype)),))
     body.append(For("r", 0, n, (clear,)))
     nan = complex(np.nan, np.nan) if kind_of(out.dtype) == "c" else np.nan
     fill = Store(out, (*head, r, c), constant_scalar(to_numpy(out.dtype).type(nan), out.dtype))
     body.append(If(Load(failed, ()), (For("r", 0, n, (For("c", 0, n, (fill,)),)),)))
-    return b.kernel(matrices, _grid(matrices, body), matrices * n * n * n)
+    return b.grid(matrices, body, matrices * n * n * n)
 
 
 def _by_size(
@@ -125,12 +105,12 @@ def _potrf(b: RegionBuilder, out: Buffer, head: Index, failed: Buffer, lower: bo
 
 def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buffer) -> Scalar:
     """Store the square root of a reduced pivot and return its inverse; note a pivot that is not positive."""
-    positive = Apply("gt", (reduced, _zero(reduced.dtype)), "i1")
+    positive = Apply("gt", (reduced, constant_scalar(0, reduced.dtype)), "i1")
     e.block.append(If(Apply("not", (positive,), "i1"), (Store(failed, (), Const(True, "i1")),)))
     root = e.bind(Apply("sqrt", (reduced,), reduced.dtype))
     whole: Scalar = root
     if kind_of(out.dtype) == "c":
-        whole = Apply("complex", (root, _zero(root.dtype)), out.dtype)
+        whole = Apply("complex", (root, constant_scalar(0, root.dtype)), out.dtype)
     e.block.append(Store(out, where, whole))
     return e.bind(whole)
 
@@ -138,10 +118,10 @@ def _pivot(e: Elements, out: Buffer, where: Index, reduced: Scalar, failed: Buff
 def _lower_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
     """Column ``j`` of L from dot products of finished parts of rows, which are contiguous."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
-    real = _real(out.dtype)
+    real = real_of(out.dtype)
     total = Buffer("total", real, (), "private")
     acc = Buffer("acc", out.dtype, (), "private")
-    block: list[Stmt] = [Alloc(total), Store(total, (), _zero(real))]
+    block: list[Stmt] = [Alloc(total), Store(total, (), constant_scalar(0, real))]
     block.append(For("k", 0, j, (Store(total, (), _square(Load(out, (*head, j, k))), "add"),)))
     e.enter(block)
     own = Load(out, (*head, j, j))
@@ -151,7 +131,7 @@ def _lower_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
     rest = _binary("sub", Load(out, (*head, i, j)), Load(acc, ()))
     below: tuple[Stmt, ...] = (
         Alloc(acc),
-        Store(acc, (), _zero(out.dtype)),
+        Store(acc, (), constant_scalar(0, out.dtype)),
         For("k", 0, j, (Store(acc, (), dot, "add"),)),
         Store(out, (*head, i, j), _binary("div", rest, root)),
     )
@@ -163,23 +143,21 @@ def _square(x: Scalar) -> Scalar:
     """Return the square of the absolute value."""
     if kind_of(x.dtype) != "c":
         return _binary("mul", x, x)
-    parts = Apply("real", (x,), _real(x.dtype)), Apply("imag", (x,), _real(x.dtype))
+    parts = [Apply(part, (x,), real_of(x.dtype)) for part in ("real", "imag")]
     return _binary("add", *(_binary("mul", p, p) for p in parts))
 
 
 def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim) -> list[Stmt]:
     """Row ``j`` of U, then its outer product off the rows below."""
     j, i, k = sym("j", 0, n), sym("i", 0, n), sym("k", 0, n)
-    real = _real(out.dtype)
-    block: list[Stmt] = []
-    e.enter(block)
+    real = real_of(out.dtype)
+    block = e.new_block()
     own = Load(out, (*head, j, j))
     diagonal = e.bind(own if real == out.dtype else Apply("real", (own,), real))
     root = _pivot(e, out, (*head, j, j), diagonal, failed)
     at = (*head, j, k)
     block.append(For("k", j + 1, n, (Store(out, at, _binary("div", Load(out, at), root)),)))
-    rows: list[Stmt] = []
-    e.enter(rows)
+    rows = e.new_block()
     factor = e.bind(_conj(Load(out, (*head, j, i))))
     at = (*head, i, k)
     update = _binary("sub", Load(out, at), _binary("mul", factor, Load(out, (*head, j, k))))
@@ -193,8 +171,8 @@ def _upper_factor(e: Elements, out: Buffer, head: Index, failed: Buffer, n: Dim)
 
 def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     """Substitute forward or backward over the right-hand sides, which the solution overwrites."""
-    op = _op(function, "triangular_solve")
-    b = RegionBuilder(function, target, skip=1)
+    b = RegionBuilder(function, target)
+    op = b.the_op("triangular_solve")
     out = b.outputs[0]
     *batch, rows, columns = out.shape
     left = op.attrs["left_side"]
@@ -204,10 +182,10 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     if target.kind != "cpu" or _is_small(n, others):
         shape = (*batch, pieces)
         items = product(shape)
-        *head, piece = delinearize(_item(items), shape)
-        return b.kernel(items, _grid(items, _solve_piece(b, op, out, tuple(head), piece)), work)
+        *head, piece = delinearize(grid_item(items), shape)
+        return b.grid(items, _solve_piece(b, op, out, tuple(head), piece), work)
     items = product(batch)
-    at = delinearize(_item(items), batch)
+    at = delinearize(grid_item(items), batch)
     piece = sym("c0", 0, pieces) if pieces != 1 else 0
     small = minimum(n, others)
 
@@ -216,7 +194,7 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
         return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
 
     body = _by_size(target, small, LARGE_SOLVE, loops, lambda: _trsm(b, op, out, at))
-    return b.kernel(items, _grid(items, body), work)
+    return b.grid(items, body, work)
 
 
 def _is_small(n: Dim, others: Dim) -> bool:
@@ -245,7 +223,7 @@ def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:
     call.letter("U" if op.attrs["unit_diagonal"] else "N")
     call.number(out.shape[-1])
     call.number(out.shape[-2])
-    call.scalar(constant_scalar(to_numpy(out.dtype).type(1), out.dtype))
+    call.scalar(constant_scalar(1, out.dtype))
     call.args.append((a, (*head, 0, 0)))
     call.number(a.shape[-1])
     call.args.append((out, (*head, 0, 0)))
@@ -284,8 +262,7 @@ def _solve_rows(
     i, before, _ = _order(op, n)
     k, c = sym("k", 0, n), sym("c", 0, out.shape[-1])
     at = (*head, i, c)
-    inner: list[Stmt] = []
-    e.enter(inner)
+    inner = e.new_block()
     factor = e.bind(matrix(i, k))
     less = _binary("sub", Load(out, at), _binary("mul", factor, Load(out, (*head, k, c))))
     inner.append(For("c", begin, end, (Store(out, at, less),)))
@@ -306,19 +283,19 @@ def _solve_vector(
     left = op.attrs["left_side"]
     coefficient = matrix if left else (lambda i, k: matrix(k, i))
     by_dots = (op.attrs["transpose_a"] == "NO_TRANSPOSE") == left
-    step: list[Stmt] = []
-    e.enter(step)
+    step = e.new_block()
     value: Scalar = Load(out, at(i))
     if by_dots:
         acc = Buffer("acc", out.dtype, (), "private")
         dot = _binary("mul", coefficient(i, k), Load(out, at(k)))
-        step += [Alloc(acc), Store(acc, (), _zero(out.dtype)), For("k", *before, (Store(acc, (), dot, "add"),))]
+        step += [Alloc(acc), Store(acc, (), constant_scalar(0, out.dtype))]
+        step.append(For("k", *before, (Store(acc, (), dot, "add"),)))
         value = _binary("sub", value, Load(acc, ()))
     if not op.attrs["unit_diagonal"]:
         value = _binary("div", value, coefficient(i, i))
-    found = e.bind(value)
-    step.append(Store(out, at(i), found))
+    unknown = e.bind(value)
+    step.append(Store(out, at(i), unknown))
     if not by_dots:
-        less = _binary("sub", Load(out, at(k)), _binary("mul", coefficient(k, i), found))
+        less = _binary("sub", Load(out, at(k)), _binary("mul", coefficient(k, i), unknown))
         step.append(For("k", *after, (Store(out, at(k), less),)))
     return [For("s", 0, n, tuple(step))]

@@ -7,17 +7,15 @@ parts lie apart, so that the inner loop reads and writes whole vectors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from aotc.ir.dims import Dim, minimum, product, sym
+from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.butterflies import Butterfly, Pair
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, nest
+from aotc.lowering.regions.rows import RowBlocks
 from aotc.targets import Target
 
 BLOCK_ELEMENTS = 1 << 13
@@ -40,13 +38,13 @@ def stages(radices: tuple[int, ...]) -> list[Stage]:
     n, s, table = 1, 1, 0
     for radix in radices:
         n *= radix
-    found = []
+    passes = []
     for radix in radices:
         n //= radix
-        found.append(Stage(radix, n, s, table))
+        passes.append(Stage(radix, n, s, table))
         table += (radix - 1) * n if n > 1 else 0
         s *= radix
-    return found
+    return passes
 
 
 def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
@@ -65,32 +63,21 @@ def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
 
 def lower_dft(function: Function, target: Target) -> Kernel:
     """Lower a ``dft`` region."""
-    op = next(op for op in function.body.ops if op.name == "dft")
-    return _Dft(RegionBuilder(function, target), op.attrs).kernel()
+    return _Dft(RegionBuilder(function, target)).kernel()
 
 
 class _Dft:
-    """The signals as ``[outer, n, inner]``; an item takes ``width`` neighbours of one ``outer``."""
+    """Writes the passes over the signals of one grid item."""
 
-    def __init__(self, b: RegionBuilder, attrs: Mapping[str, Any]) -> None:
-        self.b, self.attrs = b, attrs
+    def __init__(self, b: RegionBuilder) -> None:
+        self.b, self.attrs = b, b.the_op("dft").attrs
         (self.x, self.table), (self.out,) = b.inputs, b.outputs
-        axis = attrs["axis"]
-        self.lead, self.tail = self.x.shape[:axis], self.x.shape[axis + 1 :]
-        self.n = int(self.x.shape[axis])
-        self.outer, self.inner = product(self.lead), product(self.tail)
-        block = max(LANES, BLOCK_ELEMENTS // self.n)
-        self.block = min(block, self.inner) if isinstance(self.inner, int) else block
-        self.blocks: Dim = -(-self.inner // self.block)
-        self.grid = self.outer * self.blocks
-        self.item: Dim = sym("p", 0, self.grid) if self.grid != 1 else 0
-        self.start: Dim = self.item % self.blocks * self.block if self.blocks != 1 else 0
-        self.width = minimum(self.inner - self.start, self.block) if self.blocks != 1 else self.inner
+        self.n = static(self.x.shape[self.attrs["axis"]])
+        self.rows = RowBlocks(self.x.shape, self.attrs["axis"], max(LANES, BLOCK_ELEMENTS // self.n))
         part = self.table.dtype
-        names = ("u", "v")
         self.scratch = [
-            tuple(Buffer(f"{name}_{half}", part, (self.n * self.block,), "scratch") for half in ("re", "im"))
-            for name in names
+            tuple(Buffer(f"{name}_{half}", part, (self.n * self.rows.block,), "scratch") for half in ("re", "im"))
+            for name in ("u", "v")
         ]
 
     def kernel(self) -> Kernel:
@@ -99,31 +86,25 @@ class _Dft:
         for pair in self.scratch[: min(len(steps) - 1, 2)]:
             body += [Alloc(buffer) for buffer in pair]
         for number, stage in enumerate(steps):
-            body.append(self._stage(stage, number, number == len(steps) - 1))
-        if self.grid != 1:
-            body = [For("p", 0, self.grid, tuple(body), "parallel")]
-        work = self.outer * self.inner * self.n * 5 * max(self.n.bit_length() - 1, 1)
-        return self.b.kernel(self.grid, tuple(body), work)
+            body += self._stage(stage, number, number == len(steps) - 1)
+        return self.b.grid(self.rows.items, body, product(self.x.shape) * 5 * max(self.n.bit_length() - 1, 1))
 
-    def _stage(self, stage: Stage, number: int, last: bool) -> Stmt:
+    def _stage(self, stage: Stage, number: int, last: bool) -> list[Stmt]:
         """Loop over ``t``, ``q`` and the block; the longest of them that lies side by side is innermost."""
-        loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.width)]
-        if self.block == 1 and stage.s < SIDE_BY_SIDE:
-            loops = [("q", stage.s), ("t", stage.m), ("v", self.width)]
-        if self.block == 1:
+        loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
+        if self.rows.block == 1 and stage.s < SIDE_BY_SIDE:
+            loops = [("q", stage.s), ("t", stage.m), ("v", self.rows.width)]
+        if self.rows.block == 1:
             loops = [loops[2], *loops[:2]]
         name, extent = loops.pop()
         inner: list[Stmt] = []
         e = self.b.elements()
         for begin, end in _whole_vectors(extent):
             at = {n: sym(n, 0, size) for n, size in loops} | {name: sym(name, begin, end)}
-            block: list[Stmt] = []
-            e.enter(block)
+            block = e.new_block()
             self._butterfly(e, stage, number, last, (at["t"], at["q"], at["v"]))
             inner.append(For(name, begin, end, tuple(block)))
-        for outer, size in reversed(loops):
-            inner = [For(outer, 0, size, tuple(inner))]
-        return inner[0]
+        return nest(loops, inner)
 
     def _butterfly(self, e: Elements, stage: Stage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
         t, q, v = at
@@ -139,26 +120,22 @@ class _Dft:
         place = stage.table + (k - 1) * stage.m + t
         return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
 
-    def _place(self, position: Dim, v: Dim) -> tuple[Dim, ...]:
-        outer = self.item // self.blocks if self.blocks != 1 else self.item
-        return (*delinearize(outer, self.lead), position, *delinearize(self.start + v, self.tail))
-
     def _read(self, e: Elements, number: int, position: Dim, v: Dim) -> Pair:
         part = self.table.dtype
         if number == 0:
-            whole = Load(self.x, self._place(position, v))
+            whole = Load(self.x, self.rows.place(position, v))
             return e.bind(Apply("real", (whole,), part)), e.bind(Apply("imag", (whole,), part))
         re, im = self.scratch[(number - 1) % 2]
-        place = (position * self.block + v,)
+        place = (position * self.rows.block + v,)
         return e.bind(Load(re, place)), e.bind(Load(im, place))
 
     def _write(self, e: Elements, number: int, last: bool, position: Dim, v: Dim, value: Pair) -> None:
         if last:
             whole = Apply("complex", tuple(self._scaled(part) for part in value), self.out.dtype)
-            e.block.append(Store(self.out, self._place(position, v), whole))
+            e.block.append(Store(self.out, self.rows.place(position, v), whole))
             return
         for buffer, part in zip(self.scratch[number % 2], value):
-            e.block.append(Store(buffer, (position * self.block + v,), part))
+            e.block.append(Store(buffer, (position * self.rows.block + v,), part))
 
     def _scaled(self, part: Scalar) -> Scalar:
         scale = self.attrs["scale"]

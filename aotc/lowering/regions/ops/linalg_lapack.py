@@ -1,10 +1,9 @@
-"""Calls of LAPACK: one grid item a matrix, arguments as the routine's row in the table lists them."""
+"""Calls of LAPACK: one grid item per matrix, arguments as the routine's row in the table lists them."""
 
 from __future__ import annotations
 
-from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, product, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.dims import Dim, product
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.opset.linalg_lapack import (
     NOT_FINITE,
     ROUTINES,
@@ -22,9 +21,9 @@ from aotc.ir.opset.linalg_lapack import (
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.library_call import LibraryCall, over
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.dtypes import kind_of, real_of
 
 
 def lower_lapack(function: Function, target: Target) -> Kernel:
@@ -35,25 +34,23 @@ def lower_lapack(function: Function, target: Target) -> Kernel:
     CompileError
         If ``target`` is not a CPU.
     """
-    op = next(op for op in function.body.ops if op.name == "lapack")
+    b = RegionBuilder(function, target)
+    op = b.the_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
     if target.kind != "cpu":
-        raise CompileError.at(op.loc, f"LAPACK's {name} is not supported on target {target.name}",
-                              hint="compile this function for a CPU target")  # fmt: skip
+        raise b.unsupported(op, f"LAPACK's {name}", "compile this function for a CPU target")
     row = ROUTINES[name]
     problem = Problem(tuple(v.type for v in op.operands), options)
-    b = RegionBuilder(function, target, skip=len(row.updates))
     batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]
     matrices = product(batch)
-    head = delinearize(sym("p", 0, matrices) if matrices != 1 else 0, batch)
+    head = delinearize(grid_item(matrices), batch)
     call = LibraryCall(b)
     for argument in row.arguments(problem):
         _pass(call, argument, op, b, head)
     body = call.statements(symbol(name, problem.dtype))
     if row.finite:
         body = _if_finite(b, op, head, body)
-    wrapped = tuple(body) if matrices == 1 else (For("p", 0, matrices, tuple(body), "parallel"),)
-    return b.kernel(matrices, wrapped, matrices * _work(op, len(batch)) * row.cost)
+    return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
 
 
 def _work(op: Op, batch: int) -> Dim:
@@ -71,8 +68,7 @@ def _pass(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head:
         case Number(value):
             call.number(value)
         case Work(dtype, size):
-            made = call.memory(dtype, (size,))
-            call.args.append((made, (0,)))
+            call.args.append((call.memory(dtype, (size,)), (0,)))
         case Read(operand):
             source = b.buffers[op.operands[operand]]
             call.args.append((source, _first(source, head)))
@@ -80,14 +76,14 @@ def _pass(call: LibraryCall, argument: Argument, op: Op, b: RegionBuilder, head:
             shape = op.operands[operand].type.shape[len(head) :]
             call.copy(b.buffers[op.operands[operand]], head, shape)
         case Update(result, first):
-            _pass_result(call, b.outputs[result], head, first, given=True)
+            _pass_result(call, b.outputs[result], head, first, is_input=True)
         case Result(result):
-            _pass_result(call, b.outputs[result], head, 0, given=False)
+            _pass_result(call, b.outputs[result], head, 0, is_input=False)
 
 
-def _pass_result(call: LibraryCall, out: Buffer, head: Index, first: int, given: bool) -> None:
+def _pass_result(call: LibraryCall, out: Buffer, head: Index, first: int, is_input: bool) -> None:
     if out.dtype == "i32":
-        call.integers(out, head, given)
+        call.integers(out, head, is_input)
     else:
         call.args.append((out, _first(out, head, first)))
 
@@ -118,6 +114,5 @@ def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[
 def _is_finite(x: Scalar) -> Scalar:
     if kind_of(x.dtype) != "c":
         return Apply("is_finite", (x,), "i1")
-    real = {"c64": "f32", "c128": "f64"}[x.dtype]
-    parts = Apply("real", (x,), real), Apply("imag", (x,), real)
-    return Apply("and", tuple(Apply("is_finite", (part,), "i1") for part in parts), "i1")
+    parts = [Apply("is_finite", (Apply(part, (x,), real_of(x.dtype)),), "i1") for part in ("real", "imag")]
+    return Apply("and", tuple(parts), "i1")

@@ -1,4 +1,4 @@
-"""csr_dot: one grid item a row of the sparse matrix."""
+"""csr_dot: one grid item per row of the sparse matrix."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from aotc.ir.loop_ir import Apply, Buffer, Const, For, Kernel, Load, Scalar, Stm
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.regions.elemental import Elements, constant_scalar
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
-from aotc.vmfb.dtypes import to_numpy
 
 
 def lower_csr_dot(function: Function, target: Target) -> Kernel:
@@ -17,16 +16,15 @@ def lower_csr_dot(function: Function, target: Target) -> Kernel:
 
     Places and columns are clamped, so that bad ones read some element and never beyond an array.
     """
-    op = next(op for op in function.body.ops if op.name == "csr_dot")
     b = RegionBuilder(function, target)
-    data, starts, columns, dense = (b.buffers[v] for v in op.operands)
+    data, starts, columns, dense = (b.buffers[v] for v in b.the_op("csr_dot").operands)
     out = b.outputs[0]
     rows = out.shape[0]
-    r: Dim = sym("r", 0, rows) if rows != 1 else 0
+    r = grid_item(rows, "r")
     width = out.shape[1] if len(out.shape) == 2 else None
     e = b.elements()
     body: list[Stmt] = []
-    zero = constant_scalar(to_numpy(out.dtype).type(0), out.dtype)
+    zero = constant_scalar(0, out.dtype)
     k = sym("k", 0, width) if width is not None else 0
     at = (r,) if width is None else (r, k)
     clear: Stmt = Store(out, at, zero)
@@ -34,9 +32,8 @@ def lower_csr_dot(function: Function, target: Target) -> Kernel:
     e.enter(body)
     begin, end = (_clamped(e, Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
     body.append(For("p", begin, end, tuple(_add_row(e, data, columns, dense, out, at))))
-    wrapped = tuple(body) if rows == 1 else (For("r", 0, rows, tuple(body), "parallel"),)
     work = data.shape[0] * (1 if width is None else width)
-    return b.kernel(rows, wrapped, work * 4)
+    return b.grid(rows, body, work * 4, "r")
 
 
 def _clamped(e: Elements, value: Scalar, last: Dim) -> Dim:
@@ -48,8 +45,7 @@ def _clamped(e: Elements, value: Scalar, last: Dim) -> Dim:
 def _add_row(
     e: Elements, data: Buffer, columns: Buffer, dense: Buffer, out: Buffer, at: tuple[Dim, ...]
 ) -> list[Stmt]:
-    inner: list[Stmt] = []
-    e.enter(inner)
+    inner = e.new_block()
     p = sym("p", 0, data.shape[0])
     factor = e.bind(Load(data, (p,)))
     column = _clamped(e, Load(columns, (p,)), dense.shape[0] - 1)

@@ -12,15 +12,15 @@ from textwrap import indent
 
 import numpy as np
 
-from aotc.ir.dims import Dim, product, sym
+from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.index_maps import delinearize
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
-from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.dtypes import real_of, to_numpy
 
 # Of one matrix; H is the index of the batch, T and R the dtypes of elements and of their parts.
 _BODY = """
@@ -117,8 +117,7 @@ def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Ker
     if n == 0 or m == 0:
         return b.kernel(1, (), 0)
     matrices = product(batch)
-    item = sym("p", 0, matrices) if matrices != 1 else 0
-    head = [*map(str, delinearize(item, batch))]
+    head = [*map(str, delinearize(grid_item(matrices), batch))]
     header = print_kernel(b.kernel(matrices, (), matrices * n * m * 20)).replace("    pass\n", "")
     loop = f"    for p in parallel(0, {matrices}):\n" if matrices != 1 else ""
     body = indent(_written(out.dtype, n, m, head), "        " if loop else "    ")
@@ -127,7 +126,7 @@ def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Ker
 
 def _written(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:
     """Return the body's text with this call's types and sizes in it."""
-    real = {"c64": "f32", "c128": "f64"}.get(dtype, dtype)
+    real = real_of(dtype)
     facts = np.finfo(to_numpy(real))
     whole = real == dtype
     names: dict[str, ast.expr] = {

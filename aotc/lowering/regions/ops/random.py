@@ -1,18 +1,18 @@
-"""rng_bit_generator: one grid item a counter of ThreeFry or Philox."""
+"""rng_bit_generator: one grid item per counter of ThreeFry or Philox."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, ceildiv, maximum, mod, product, static, sym
-from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.dims import Dim, ceildiv, maximum, mod, product, static
+from aotc.ir.loop_ir import Apply, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.random import PARITY, ROTATIONS
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, test_index
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 
@@ -64,16 +64,16 @@ def _philox(w: _Words, key: tuple[Scalar, Scalar], counter: Sequence[Scalar]) ->
 
 def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
     """Write the words of one counter; item 0 also writes the new state."""
-    op = next(op for op in function.body.ops if op.name == "rng_bit_generator")
-    (state,) = op.operands
     b = RegionBuilder(function, target)
+    op = b.the_op("rng_bit_generator")
+    (state,) = op.operands
     dtype, shape = op.results[1].type.dtype, op.results[1].type.shape
     wide = DTYPES[dtype].bits == 64
     three_fry = op.attrs["algorithm"] == "THREE_FRY"
     half, per = _layout(op, shape, wide, three_fry)
     count = product(half) if three_fry else ceildiv(product(shape), per)
     grid = maximum(count, 1)  # somebody must write the new state, also when there are no words
-    p: Dim = sym("p", 0, grid) if grid != 1 else 0
+    p = grid_item(grid)
     body: list[Stmt] = []
     e = b.elements()
     e.enter(body)
@@ -94,8 +94,7 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
             store = If(t, (store,))
         body.append(store)
     body += _new_state(b, count, p)
-    wrapped = tuple(body) if grid == 1 else (For("p", 0, grid, tuple(body), "parallel"),)
-    return b.kernel(grid, wrapped, count * 150)
+    return b.grid(grid, body, count * 150)
 
 
 def _tests(a: Dim, limit: Dim) -> list[Scalar]:
@@ -146,11 +145,8 @@ def _places(
     if per == 1:
         return [(index, [])]
     dim = _paired(op, shape)
-    found = []
-    for n in range(2):
-        at = index[dim] * 2 + n
-        found.append(((*index[:dim], at, *index[dim + 1 :]), _tests(at, shape[dim])))
-    return found
+    sides = [index[dim] * 2 + n for n in range(2)]
+    return [((*index[:dim], at, *index[dim + 1 :]), _tests(at, shape[dim])) for at in sides]
 
 
 def _not_empty(shape: Sequence[Dim]) -> tuple[Dim, ...]:

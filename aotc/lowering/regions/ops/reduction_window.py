@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, product, sym
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, test_index
-from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.region import RegionBuilder, grid_item, nest
 from aotc.targets import Target
 
 
@@ -18,9 +18,9 @@ def lower_select_and_scatter(function: Function, target: Target) -> Kernel:
     Windows overlap, so they run in order; the grid is over the dims that no
     window spans.
     """
-    op = next(op for op in function.body.ops if op.name == "select_and_scatter")
-    x, source, init = op.operands
     b = RegionBuilder(function, target)
+    op = b.the_op("select_and_scatter")
+    x, source, init = op.operands
     e = b.elements()
     a = op.attrs
     shape, sources = x.type.shape, source.type.shape
@@ -29,25 +29,17 @@ def lower_select_and_scatter(function: Function, target: Target) -> Kernel:
     ]
     spanned = [d for d in range(len(shape)) if d not in apart]
     rows = product(shape[d] for d in apart)
-    row = delinearize(sym("p", 0, rows) if rows != 1 else 0, [shape[d] for d in apart])
+    row = delinearize(grid_item(rows), [shape[d] for d in apart])
     fixed = dict(zip(apart, row, strict=True))
-    body: list[Stmt] = []
-    e.enter(body)
+    body = e.new_block()
     at = {**fixed, **{d: sym(f"c{d}", 0, shape[d]) for d in spanned}}
     filled: list[Stmt] = [Store(b.outputs[0], tuple(at[d] for d in range(len(shape))), e.at(init, ()))]
-    body += _loops([(f"c{d}", shape[d]) for d in spanned], filled)
+    body += nest([(f"c{d}", shape[d]) for d in spanned], filled)
     where = {**fixed, **{d: sym(f"s{d}", 0, sources[d]) for d in spanned}}
     one: list[Stmt] = []
     _scatter_window(b, e, op, tuple(where[d] for d in range(len(shape))), spanned, one)
-    body += _loops([(f"s{d}", sources[d]) for d in spanned], one)
-    wrapped = tuple(body) if rows == 1 else (For("p", 0, rows, tuple(body), "parallel"),)
-    return b.kernel(rows, wrapped, product(sources) * product(a["window"]) * 4)
-
-
-def _loops(levels: list[tuple[str, Dim]], body: list[Stmt]) -> list[Stmt]:
-    for name, extent in reversed(levels):
-        body = [For(name, 0, extent, tuple(body))]
-    return body
+    body += nest([(f"s{d}", sources[d]) for d in spanned], one)
+    return b.grid(rows, body, product(sources) * product(a["window"]) * 4)
 
 
 def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: list[int], block: list[Stmt]) -> None:
@@ -64,21 +56,19 @@ def _scatter_window(b: RegionBuilder, e: Elements, op: Op, at: Index, spanned: l
     for d in spanned:
         read[d] = at[d] * a["strides"][d] + sym(f"w{d}", 0, a["window"][d]) - a["padding"][d][0]
         tests += test_index(read[d], 0, "ge") + test_index(read[d], shape[d], "lt")
-    inside: list[Stmt] = []
-    e.enter(inside)
+    inside = e.new_block()
     value = e.bind(e.at(x, tuple(read)))
     (keep,) = e.region(op.regions[0], (e.bind(Load(best, ())), value))
     better = Apply("not", (Apply("and", (Load(found, ()), keep), "i1"),), "i1")
-    taken: list[Stmt] = [Store(best, (), value), Store(found, (), Const(True, "i1"))]
-    taken += [Store(chosen[d], (), IndexScalar(read[d])) for d in spanned]
-    inside.append(If(better, tuple(taken)))
+    select: list[Stmt] = [Store(best, (), value), Store(found, (), Const(True, "i1"))]
+    select += [Store(chosen[d], (), IndexScalar(read[d])) for d in spanned]
+    inside.append(If(better, tuple(select)))
     for t in reversed(tests):
         inside = [If(t, tuple(inside))]
     if x.type.dtype != "i1":
         block.append(Store(best, (), Const(0 if x.type.dtype[0] in "iu" else 0.0, x.type.dtype)))
-    block += _loops([(f"w{d}", a["window"][d]) for d in spanned], inside)
-    combined: list[Stmt] = []
-    e.enter(combined)
+    block += nest([(f"w{d}", a["window"][d]) for d in spanned], inside)
+    combined = e.new_block()
     place = list(at)
     for d in spanned:
         place[d] = sym(e.bind(Load(chosen[d], ()), "n").name, 0, shape[d])

@@ -14,16 +14,15 @@ from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.sort_keys import SortKey
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.rows import Place
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 
 RADIX = 256
 
-Place = Callable[[Dim], Index]
 Run = list[tuple[Buffer, Place]]
 Read = Callable[[Dim], list[Scalar]]
 Key = Callable[[Sequence[Scalar]], Scalar]
@@ -70,6 +69,11 @@ def _order_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
     return e.bind(Apply("select", (Apply("ge", (code, Const(form.sign, "i16")), "i1"), below, code), "i16"))
 
 
+def integer(value: int) -> Const:
+    """Return an i64 literal."""
+    return Const(value, "i64")
+
+
 def key_bytes(dtype: str) -> int:
     """Return the bytes of the unsigned key of a value of ``dtype``."""
     return 2 if dtype in SMALL_FLOATS else max(DTYPES[dtype].bits, 8) // 8
@@ -77,11 +81,11 @@ def key_bytes(dtype: str) -> int:
 
 def digits_of(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Digit]:
     """Return the bytes of a comparator's keys, the least significant first."""
-    found: list[Digit] = []
+    digits: list[Digit] = []
     for k in reversed(keys):
         key = _evaluate(e, op, k)
-        found += [Digit(key, 8 * n) for n in range(key_bytes(k.value.type.dtype))]
-    return found
+        digits += [Digit(key, 8 * n) for n in range(key_bytes(k.value.type.dtype))]
+    return digits
 
 
 def _evaluate(e: Elements, op: Op, key: SortKey) -> Key:
@@ -120,19 +124,25 @@ class RadixSort:
             read = reader(target)
         return block
 
+    def _each_row(self, read: Read, n: Dim, write: Callable[[Dim, list[Scalar], list[Stmt]], None]) -> Stmt:
+        """Return the loop over ``n`` rows around what ``write(number, values, block)`` adds to its block."""
+        k = sym(self.b.fresh("k"), 0, n)
+        block = self.e.new_block()
+        write(k, [self.e.bind(x) for x in read(k)], block)
+        return For(str(k), 0, n, tuple(block))
+
     def _count(self, read: Read, n: Dim) -> Stmt:
         """Count how often each value of each byte occurs."""
-        k = sym(self.b.fresh("k"), 0, n)
-        each: list[Stmt] = []
-        self.e.enter(each)
-        values = [self.e.bind(x) for x in read(k)]
-        keys: dict[Key, Scalar] = {}
-        for number, digit in enumerate(self.digits):
-            if digit.key not in keys:
-                keys[digit.key] = digit.key(values)
-            at = (number, self._slot(keys[digit.key], digit.shift))
-            each.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), Const(1, "i64")), "i64")))
-        return For(str(k), 0, n, tuple(each))
+
+        def write(k: Dim, values: list[Scalar], block: list[Stmt]) -> None:
+            keys: dict[Key, Scalar] = {}
+            for number, digit in enumerate(self.digits):
+                if digit.key not in keys:
+                    keys[digit.key] = digit.key(values)
+                at = (number, self._slot(keys[digit.key], digit.shift))
+                block.append(Store(self.counts, at, Apply("add", (Load(self.counts, at), integer(1)), "i64")))
+
+        return self._each_row(read, n, write)
 
     def _slot(self, key: Scalar, shift: int) -> Dim:
         moved = Apply("shr_logic", (key, Const(shift, key.dtype)), key.dtype) if shift else key
@@ -148,8 +158,7 @@ class RadixSort:
     def _offsets(self, number: int, n: Dim) -> Stmt:
         """Turn counts into the place of the first element of each byte; find out if there is only one byte."""
         z = sym(self.b.fresh("z"), 0, RADIX)
-        each: list[Stmt] = []
-        self.e.enter(each)
+        each = self.e.new_block()
         count = self.e.bind(Load(self.counts, (number, z)))
         before = self.e.bind(Load(self.total, ()))
         all_ = Apply("eq", (count, IndexScalar(n)), "i1")
@@ -160,26 +169,23 @@ class RadixSort:
 
     def copy(self, read: Read, target: Run, n: Dim) -> Stmt:
         """Return the loop that copies ``n`` rows."""
-        k = sym(self.b.fresh("k"), 0, n)
-        each: list[Stmt] = []
-        self.e.enter(each)
-        values = [self.e.bind(x) for x in read(k)]
-        each += [Store(buffer, where(k), x) for (buffer, where), x in zip(target, values, strict=True)]
-        return For(str(k), 0, n, tuple(each))
+        return self._each_row(read, n, lambda k, values, block: _store(target, k, values, block))
 
     def _move(self, number: int, read: Read, target: Run, n: Dim, extent: Dim) -> Stmt:
         """Put each element at the next place of its byte."""
-        k = sym(self.b.fresh("k"), 0, n)
         digit = self.digits[number]
-        each: list[Stmt] = []
-        self.e.enter(each)
-        values = [self.e.bind(x) for x in read(k)]
-        at = (number, self._slot(digit.key(values), digit.shift))
-        place = self.e.bind(Load(self.counts, at), "n")
-        each.append(Store(self.counts, at, Apply("add", (place, Const(1, "i64")), "i64")))
-        to = sym(place.name, 0, extent)
-        each += [Store(buffer, where(to), x) for (buffer, where), x in zip(target, values, strict=True)]
-        return For(str(k), 0, n, tuple(each))
+
+        def write(k: Dim, values: list[Scalar], block: list[Stmt]) -> None:
+            at = (number, self._slot(digit.key(values), digit.shift))
+            place = self.e.bind(Load(self.counts, at), "n")
+            block.append(Store(self.counts, at, Apply("add", (place, integer(1)), "i64")))
+            _store(target, sym(place.name, 0, extent), values, block)
+
+        return self._each_row(read, n, write)
+
+
+def _store(target: Run, at: Dim, values: list[Scalar], block: list[Stmt]) -> None:
+    block += [Store(buffer, where(at), x) for (buffer, where), x in zip(target, values, strict=True)]
 
 
 def reader(run: Run) -> Read:

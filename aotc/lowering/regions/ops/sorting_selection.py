@@ -13,9 +13,9 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, 
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, key_bytes, reader, unsigned_key
-from aotc.lowering.regions.ops.sorting_rows import integer, over_rows, rows_of
+from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, integer, key_bytes, reader, unsigned_key
 from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
 
 FEW = 64
@@ -23,8 +23,8 @@ FEW = 64
 
 def lower_top_k(function: Function, target: Target) -> Kernel:
     """The k largest of each row, equal ones in their order; NaN is the largest."""
-    op = next(op for op in function.body.ops if op.name == "top_k")
     b = RegionBuilder(function, target)
+    op = b.the_op("top_k")
     top = op.attrs["k"]
     few = (isinstance(top, int) and top <= FEW) or target.kind == "cuda"
     return _by_insertion(b, op) if few else _by_selection(b, op)
@@ -46,12 +46,10 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     body += [*sort.radix.allocate(), Store(fill, (), integer(0)), Store(cut, (), Const(False, "i1"))]
     body.append(Store(limit, (), Const(0, key_dtype)))
     i = sym("i", 0, n)
-    each: list[Stmt] = []
-    e.enter(each)
+    each = e.new_block()
     value = e.bind(e.at(x, place(i)))
     larger = Apply("gt", (unsigned_key(e, value), Load(limit, ())), "i1")
-    taken: list[Stmt] = []
-    e.enter(taken)
+    taken = e.new_block()
     at = e.bind(Load(fill, ()), "n")
     end = (sym(at.name, 0, room),)
     taken += [Store(own[0], end, value), Store(own[1], end, IndexScalar(i, "i32"))]
@@ -71,7 +69,7 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     k = sym("k", 0, top)
     pairs = zip(b.outputs, own, strict=True)
     body.append(For("k", 0, top, tuple(Store(out, place(k), Load(buffer, (k,))) for out, buffer in pairs)))
-    return b.kernel(rows, over_rows(rows, body), product(x.type.shape) * 4)
+    return b.grid(rows, body, product(x.type.shape) * 4)
 
 
 def _unless_none(top: Dim, loop: Stmt) -> Stmt:
@@ -106,18 +104,15 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     values, numbers = b.outputs
     hole = Buffer("hole", "i64", (), "private")
     i = sym("i", 0, n)
-    each: list[Stmt] = []
-    e.enter(each)
+    each = e.new_block()
     own = e.bind(e.at(x, place(i)))
     key = unsigned_key(e, own)
     each.append(Store(hole, (), IndexScalar(minimum(i, top))))
-    test: list[Stmt] = []
-    e.enter(test)
+    test = e.new_block()
     q, before = _hole(e, hole, top)
     smaller = Apply("gt", (key, unsigned_key(e, e.bind(Load(values, place(before))))), "i1")
     moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), smaller), "i1"))
-    shift: list[Stmt] = []
-    e.enter(shift)
+    shift = e.new_block()
     q, before = _hole(e, hole, top)
     inside = Apply("lt", (q, IndexScalar(top)), "i1")
     at = place(sym(q.name, 0, top))
@@ -127,10 +122,10 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     e.enter(each)
     q = e.bind(Load(hole, ()), "n")
     at = place(sym(q.name, 0, top))
-    kept = Store(values, at, own), Store(numbers, at, IndexScalar(i, "i32"))
-    each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), kept))
+    insert = Store(values, at, own), Store(numbers, at, IndexScalar(i, "i32"))
+    each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), insert))
     body: list[Stmt] = [Alloc(hole), For("i", 0, n if top != 0 else 0, tuple(each))]
-    return b.kernel(rows, over_rows(rows, body), product(x.type.shape) * 4)
+    return b.grid(rows, body, product(x.type.shape) * 4)
 
 
 def _hole(e: Elements, hole: Buffer, top: Dim) -> tuple[Var, Dim]:
