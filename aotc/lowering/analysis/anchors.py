@@ -226,9 +226,17 @@ class Anchors:
 
     def move(self, index: Index, at: Index) -> Index:
         """Return what ``index`` becomes at the place ``at`` of the space."""
-        axes = zip(map(axis_of, self.space), at, strict=True)
-        values: dict[Sym, Dim] = {axis: e for axis, e in axes if axis is not None}
-        return tuple(substitute_symbols(e, values) for e in index)
+        values: dict[Sym, Dim] = {}
+        for s, e in zip(self.space, at, strict=True):
+            axis = axis_of(s)
+            if axis is not None:
+                values[axis] = e
+        return tuple(_moved(e, values) for e in index)
+
+
+def _moved(e: Dim, values: Mapping[Sym, Dim]) -> Dim:
+    axis = axis_of(e)  # mostly e is no more than that
+    return substitute_symbols(e, values) if axis is None else values[axis]
 
 
 def _axes_of(index: Sequence[Dim]) -> frozenset[int] | None:
