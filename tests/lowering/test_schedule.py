@@ -10,7 +10,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch, Storage
 from aotc.lowering.program.plan_memory import plan_memory
 from aotc.lowering.program.schedule import Scheduler
-from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.abi import ALIGNMENT, Slots
 
 pytestmark = pytest.mark.ir
 
@@ -95,7 +95,7 @@ def meet(a, b, size):
 @settings(max_examples=300, deadline=None)
 @given(programs(), st.integers(1, 90))
 def test_edges_cover_every_hazard(steps, size):
-    edges = Scheduler(lambda s: 0, lambda k: 0)._edges(steps)
+    edges = Scheduler(Slots(0, 0), lambda k: 0)._edges(steps)
     reach = []
     for n, preds in enumerate(edges):
         assert all(0 <= p < n for p in preds)
@@ -117,7 +117,7 @@ def test_readers_do_not_wait_for_each_other():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (x,), (z,), UNKNOWN),
     ]
-    assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [0]]
+    assert Scheduler(Slots(0, 0), lambda k: 0)._edges(steps) == [[], [0], [0]]
 
 
 def test_implied_edges_are_dropped():
@@ -127,4 +127,4 @@ def test_implied_edges_are_dropped():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (y,), (x,), UNKNOWN),
     ]
-    assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [1]]
+    assert Scheduler(Slots(0, 0), lambda k: 0)._edges(steps) == [[], [0], [1]]
