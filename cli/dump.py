@@ -91,10 +91,10 @@ def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.devices.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
-    for number, buffer in enumerate(load_buffers(opened, variant)):
-        size, parameters = len(buffer.words), buffer.parameters
-        yield f"# {variant['target']} command buffer {number}: {size} words, {parameters} parameters"
-        yield from node_lines(buffer.nodes, names)
+    for number, (words, nodes) in enumerate(load_buffers(opened, variant)):
+        parameters = variant["command_buffers"][number]["parameters"]
+        yield f"# {variant['target']} command buffer {number}: {len(words)} words, {parameters} parameters"
+        yield from node_lines(nodes, names)
         yield ""
 
 
@@ -135,7 +135,8 @@ def _command_text(command: Command, names: list[str]) -> str:
 def _place_text(place: Place) -> str:
     from aotc.vmfb.abi import operand_text
 
-    return f"slot{place.slot}" + (f"+{operand_text(place.offset)}" if place.offset else "")
+    slot, offset = place
+    return f"slot{slot}" + (f"+{operand_text(offset)}" if offset else "")
 
 
 def _assembly(opened: Bundle, variant: dict[str, Any], wanted: str) -> str:

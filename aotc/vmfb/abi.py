@@ -100,15 +100,12 @@ class Slots:
 # ---------------------------------------------------------------- command buffers
 
 
-class Place(NamedTuple):
-    """Where some memory begins: a slot, and an operand for the bytes from there."""
-
-    slot: int
-    offset: int
+Place: TypeAlias = tuple[int, int]
+"""Where some memory begins: a slot, and an operand for the bytes from there."""
 
 
 class Command(NamedTuple):
-    """A dispatch or a copy.
+    """A dispatch or a copy; its fields have the order of the words.
 
     Attributes
     ----------
@@ -120,10 +117,10 @@ class Command(NamedTuple):
         Operands.
     predecessors : int
         How many commands it waits for.
-    successors : tuple of int
+    successors : sequence of int
         Numbers of the commands of the same graph that wait for it.
-    places : tuple of Place
-    dims : tuple of int
+    places : sequence of Place
+    dims : sequence of int
         Operands.
     at : int
         Where it begins in the words that it was read from.

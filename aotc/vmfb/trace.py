@@ -130,7 +130,8 @@ class Tracer:
                     self._run(node.branches[index if 0 <= index < len(node.branches) else -1])
 
     def _bytes(self, place: Place, size: int) -> bytes:
-        address = self.slots[place.slot] + value_of(place.offset, self.parameters)
+        slot, offset = place
+        address = self.slots[slot] + value_of(offset, self.parameters)
         return ctypes.string_at(address, size) if size else b""
 
     def _command(self, command: Command) -> None:

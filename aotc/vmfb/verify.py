@@ -5,7 +5,7 @@ After these checks the interpreter and the native executor trust what they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aotc.vmfb import abi
@@ -97,26 +97,10 @@ def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int)
 
 
 class _Limits:
-    """What the records of one command buffer may name."""
+    """How many of each kind of thing the records of one command buffer may name."""
 
     def __init__(self, kernels: int, slots: int, states: int, parameters: int) -> None:
         self.kernels, self.slots, self.states, self.parameters = kernels, slots, states, parameters
-
-    def operands(self, words: Iterable[int]) -> None:
-        """Refuse parameters out of range and negative constants."""
-        for word in words:
-            if word & 1:
-                if not 0 <= word >> 1 < self.parameters:
-                    raise Invalid(f"parameter {word >> 1} of {self.parameters}")
-            elif word < 0:
-                raise Invalid(f"negative constant {word >> 1}")
-
-    def places(self, places: Sequence[Place]) -> None:
-        """Refuse slots out of range."""
-        for slot, _ in places:
-            if not 0 <= slot < self.slots:
-                raise Invalid(f"slot {slot} of {self.slots}")
-        self.operands([offset for _, offset in places])
 
 
 def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int, parameters: int) -> None:
@@ -139,7 +123,7 @@ def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int,
             if isinstance(node, Graph):
                 _check_graph(node, limits)
             else:
-                limits.places([node.place])
+                _check_operands({node.place}, set(), limits)
         except Invalid as error:
             raise Invalid(f"word {node.at}: {error}") from None
 
@@ -149,26 +133,45 @@ def _check_graph(graph: Graph, limits: _Limits) -> None:
     if not 0 <= state <= state + count <= limits.states:
         raise Invalid(f"cells {state} to {state + count} of {limits.states}")
     waits = [0] * count
+    expected = []
+    places: set[Place] = set()
+    operands: set[int] = set()
     for number, command in enumerate(graph.commands):
-        _check_command(command, limits)
+        _check_command(command, limits.kernels)
+        places.update(command.places)
+        operands.update((command.items, command.grain), command.dims)
+        expected.append(command.predecessors)
         for successor in command.successors:
             if not number < successor < count:
                 raise Invalid(f"command {number} is before command {successor} of {count}")
             waits[successor] += 1
-    if waits != [command.predecessors for command in graph.commands]:
+    if waits != expected:
         raise Invalid("the numbers of predecessors do not agree with the successors")
+    _check_operands(places, operands, limits)
 
 
-def _check_command(command: Command, limits: _Limits) -> None:
-    kind, kernel, items, grain, _, _, places, dims, _ = command
+def _check_command(command: Command, kernels: int) -> None:
+    kind, kernel, _, grain, _, _, places, dims, _ = command
     if len(places) > abi.MAX_PLACES or len(dims) > abi.MAX_DIMS:
         raise Invalid(f"a command with {len(places)} places and {len(dims)} dims")
     if kind == abi.DISPATCH:
-        if not 0 <= kernel < limits.kernels:
-            raise Invalid(f"kernel {kernel} of {limits.kernels}")
+        if not 0 <= kernel < kernels:
+            raise Invalid(f"kernel {kernel} of {kernels}")
     elif kind != abi.COPY or (len(places), len(dims)) != (2, 1):
         raise Invalid(f"a command of kind {kind} with {len(places)} places and {len(dims)} dims")
     if grain == 0:
         raise Invalid("a grain of 0")
-    limits.operands((items, grain, *dims))
-    limits.places(places)
+
+
+def _check_operands(places: set[Place], operands: set[int], limits: _Limits) -> None:
+    """Refuse slots and parameters out of range, and negative constants."""
+    for slot, offset in places:
+        if not 0 <= slot < limits.slots:
+            raise Invalid(f"slot {slot} of {limits.slots}")
+        operands.add(offset)
+    for word in operands:
+        if word & 1:
+            if not 0 <= word >> 1 < limits.parameters:
+                raise Invalid(f"parameter {word >> 1} of {limits.parameters}")
+        elif word < 0:
+            raise Invalid(f"negative constant {word >> 1}")

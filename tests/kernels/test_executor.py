@@ -101,20 +101,18 @@ def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[Node
     for number, c in enumerate(commands):
         successors = [n for n, other in enumerate(commands) if number in other.after]
         items = constant(c.items) if c.items_word is None else c.items_word
-        places = [abi.Place(slot, constant(offset)) for slot, offset in c.places]
+        places = [(slot, constant(offset)) for slot, offset in c.places]
         dims = [constant(d) for d in c.dims]
-        rows.append(
-            abi.Command(c.kind, c.kernel, items, constant(c.grain), len(c.after), successors, places, dims)
-        )
+        rows.append(abi.Command(c.kind, c.kernel, items, constant(c.grain), len(c.after), successors, places, dims))
     return [abi.Graph(rows, state, bool(serial))]
 
 
 def loop(condition: list[Node], body: list[Node], slot: int) -> list[Node]:
-    return [abi.While(condition, body, abi.Place(slot, constant(0)))]
+    return [abi.While(condition, body, (slot, constant(0)))]
 
 
 def branch(branches: list[list[Node]], slot: int) -> list[Node]:
-    return [abi.Case(branches, abi.Place(slot, constant(0)))]
+    return [abi.Case(branches, (slot, constant(0)))]
 
 
 class Executor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, Place, While, constant, encode, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, While, constant, encode, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 
@@ -104,7 +104,7 @@ def shared_object(source: str) -> bytes:
 
 def place(slot, offset=0):
     """A place; ``offset`` is an operand if it is odd."""
-    return Place(slot, offset if offset & 1 else constant(offset))
+    return slot, offset if offset & 1 else constant(offset)
 
 
 def dispatch(kernel, items, places, dims=()):

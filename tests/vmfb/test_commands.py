@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support import tiny
 
 from aotc.vmfb import abi
-from aotc.vmfb.abi import COPY, DISPATCH, GRAPH, WHILE, Case, Command, Graph, Place, While, constant, encode, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, GRAPH, WHILE, Case, Command, Graph, While, constant, encode, parameter
 from aotc.vmfb.commands import Invalid, all_commands, kernel_words, read_commands
 from aotc.vmfb.verify import check_commands
 
@@ -24,7 +24,7 @@ def check(words, kernels, slots, states, parameters):
 
 NUMBERS = st.integers(0, 99)
 LISTS = st.lists(NUMBERS, max_size=3)
-PLACES = st.builds(Place, NUMBERS, NUMBERS)
+PLACES = st.tuples(NUMBERS, NUMBERS)
 COMMANDS = st.builds(
     Command,
     st.sampled_from([DISPATCH, COPY]), NUMBERS, NUMBERS, NUMBERS, NUMBERS, LISTS, st.lists(PLACES, max_size=3), LISTS,
@@ -64,11 +64,11 @@ def test_what_is_written_reads_back(nodes):
 
 def test_the_words_are_those_of_the_format():
     """As the docstring of ``abi`` lists them: a change of these lines is a new version of the format."""
-    command = Command(DISPATCH, 7, parameter(0), constant(4), 0, (), [Place(2, constant(64))], [constant(3)])
+    command = Command(DISPATCH, 7, parameter(0), constant(4), 0, (), [(2, constant(64))], [constant(3)])
     graph = [1, 17, 1, 5, 1, 6, 0, 7, 1, 8, 0, 0, 1, 1, 2, 128, 6]
     assert encode([Graph([command], 5, True)]) == graph
-    assert encode([While([], [Graph([command], 5, True)], Place(3, 0))]) == [2, 23, 0, 17, 3, 0, *graph]
-    assert encode([Case([[], [Graph([command], 5, True)]], Place(3, 0))]) == [3, 24, 2, 3, 0, 0, 17, *graph]
+    assert encode([While([], [Graph([command], 5, True)], (3, 0))]) == [2, 23, 0, 17, 3, 0, *graph]
+    assert encode([Case([[], [Graph([command], 5, True)]], (3, 0))]) == [3, 24, 2, 3, 0, 0, 17, *graph]
 
 
 # ---------------------------------------------------------------- damage

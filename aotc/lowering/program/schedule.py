@@ -75,7 +75,7 @@ class Scheduler:
     def place(self, storage: Storage) -> Place:
         """Return the place of a storage."""
         slot, offset = place_of(storage, self.slots)
-        return Place(slot, self.operand(offset))
+        return slot, self.operand(offset)
 
     def _nodes(self, steps: Sequence[Step]) -> list[Node]:
         nodes: list[Node] = []

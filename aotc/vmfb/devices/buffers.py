@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +14,8 @@ from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.verify import check_commands
 
 
-class CommandBuffer(NamedTuple):
-    """One command buffer: its words in the bundle's memory, and as records."""
-
-    words: np.ndarray
-    nodes: list[Node]
-    states: int
-    parameters: int
-
-
-def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[CommandBuffer]:
-    """Return the command buffers of a variant.
+def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[np.ndarray, list[Node]]]:
+    """Return the command buffers of a variant: the words, in the bundle's memory, and the records.
 
     Raises
     ------
@@ -43,7 +34,7 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[CommandBuffer]
             check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
         except Invalid as error:
             raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
-        buffers.append(CommandBuffer(words, nodes, row["states"], row["parameters"]))
+        buffers.append((words, nodes))
     return buffers
 
 

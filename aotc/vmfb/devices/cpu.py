@@ -113,12 +113,13 @@ class CpuExecutable:
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
         buffers = []
-        for buffer in load_buffers(self._bundle, self._variant):
-            words = buffer.words.astype(np.int64)
-            patches = kernel_words(buffer.nodes)
+        loaded = load_buffers(self._bundle, self._variant)
+        for row, (stored, nodes) in zip(self._variant["command_buffers"], loaded):
+            words = stored.astype(np.int64)
+            patches = kernel_words(nodes)
             if patches:
                 words[patches] = self._addresses[words[patches]]
-            buffers.append(_Buffer(words, buffer.states, buffer.parameters))
+            buffers.append(_Buffer(words, row["states"], row["parameters"]))
         return buffers
 
     def _kernel_addresses(self, count: int) -> np.ndarray:
@@ -191,7 +192,7 @@ class CpuExecutable:
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
-        return load_buffers(self._bundle, self._variant)[number].nodes
+        return load_buffers(self._bundle, self._variant)[number][1]
 
     def kernel_texts(self) -> list[tuple[str, str, str]] | None:
         """Return name, text and line of the model of each kernel; None without debug information."""
@@ -356,5 +357,3 @@ class CpuSession:
         for arena in (self._arena, self._scratch_arena):
             if arena is not None:
                 ARENAS.give(arena)
-
-

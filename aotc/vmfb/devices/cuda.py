@@ -84,7 +84,7 @@ def _slots_written(nodes: Sequence[Node], kernels: list[dict[str, Any]]) -> froz
     slots: set[int] = set()
     for command in all_commands(nodes):
         inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
-        slots.update(place.slot for place in command.places[inputs:])
+        slots.update(slot for slot, _ in command.places[inputs:])
     return frozenset(slots)
 
 
@@ -111,7 +111,7 @@ class CudaExecutable:
         self.where = bundle.where
         self._variant = variant
         self._ordinal = ordinal
-        self.buffers = [buffer.nodes for buffer in load_buffers(bundle, variant)]
+        self.buffers = [nodes for _, nodes in load_buffers(bundle, variant)]
         self.gpu = cuda_driver.Gpu(ordinal)
         self.kernels = variant["kernels"]
         self.writes = [_slots_written(nodes, self.kernels) for nodes in self.buffers]

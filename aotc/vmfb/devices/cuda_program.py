@@ -108,7 +108,8 @@ class Program:
         return value_of(operand, self._parameters)
 
     def _address(self, place: Place) -> int:
-        return self._memory.slots[place.slot] + self._value(place.offset)
+        slot, offset = place
+        return self._memory.slots[slot] + self._value(offset)
 
     def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []
