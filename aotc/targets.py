@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.vmfb.machine import cpu_features
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +86,10 @@ TARGETS = {
 }
 
 
-def host_features() -> frozenset[str]:
-    """Return the CPU features of this machine, as ``/proc/cpuinfo`` names them."""
-    try:
-        with open("/proc/cpuinfo") as f:
-            for line in f:
-                if line.startswith(("flags", "Features")):
-                    return frozenset(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return frozenset()
-
-
 def host() -> Target:
     """Return the best target that this machine can run."""
     arch = platform.machine()
-    have = host_features()
+    have = cpu_features()
     fit = [
         t
         for t in TARGETS.values()

@@ -59,9 +59,6 @@ def command(
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:
     """Compile a model to a bundle that runs without JAX, Numba or a compiler."""
-    from dataclasses import replace
-
-    import aotc
     from aotc.options import Options
     from aotc.vmfb.bundle import write_file
 
@@ -88,9 +85,19 @@ def command(
     if stop_after:
         text = _stopped(source, options)
         print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
-        return
+    else:
+        _write_bundle(source, output, options, quiet)
+
+
+def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
+    """Compile the model to a file, with a progress bar and a summary unless it is to be ``quiet``."""
+    from dataclasses import replace
+
+    import aotc
+    from aotc.vmfb.bundle import write_file
+
     start = perf_counter()
-    with _progress(quiet or bool(print_after)) as progress:  # a bar would break the lines of the IR above it
+    with _progress(quiet or bool(options.print_after)) as progress:  # a bar would break the lines of the IR above it
         data = aotc.compile(source, options=replace(options, progress=progress))
     write_file(str(output), [data])
     if not quiet:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from aotc.vmfb.abi import Command, Node, Place
     from aotc.vmfb.bundle import Bundle
 
 SUMMARY = "Print kernels, host programs and command buffers."
@@ -87,63 +88,55 @@ def _bytecode(variant: dict[str, Any]) -> Iterator[str]:
 
 
 def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
-    import numpy as np
+    from aotc.vmfb.devices.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
-    for number, row in enumerate(variant["command_buffers"]):
-        words = np.frombuffer(opened.checked(row["code"]), "<i8").tolist()
-        yield f"# {variant['target']} command buffer {number}: {len(words)} words, {row['parameters']} parameters"
-        yield from node_lines(words, 0, len(words), names, 0)
+    for number, (words, nodes) in enumerate(load_buffers(opened, variant)):
+        parameters = variant["command_buffers"][number]["parameters"]
+        yield f"# {variant['target']} command buffer {number}: {len(words)} words, {parameters} parameters"
+        yield from node_lines(nodes, names)
         yield ""
 
 
-def node_lines(words: list[int], at: int, end: int, names: list[str], depth: int) -> Iterator[str]:
-    """Yield the lines of the nodes in ``words[at:end]``; recursion is as deep as loops nest."""
-    from aotc.vmfb.abi import CASE, GRAPH, WHILE
+def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Iterator[str]:
+    """Yield the lines of nodes; ``names`` are those of the kernels."""
+    from aotc.vmfb.abi import Case, Graph, While
 
-    indent = "  " * depth
-    while at < end:
-        kind, length = words[at], words[at + 1]
-        match kind:
-            case _ if kind == GRAPH:
-                yield f"{indent}graph of {words[at + 2]}{', serial' if words[at + 4] else ''}"
-                for number in range(words[at + 2]):
-                    yield f"{indent}  {number}: {_command(words, at + words[at + 5 + number], names)}"
-            case _ if kind == WHILE:
-                body = at + 6 + words[at + 2]
-                yield f"{indent}while {_place(words[at + 4 : at + 6])}: condition"
-                yield from node_lines(words, at + 6, body, names, depth + 1)
+    inner = indent + "  "
+    for node in nodes:
+        match node:
+            case Graph():
+                yield f"{indent}graph of {len(node.commands)}{', serial' if node.serial else ''}"
+                for number, command in enumerate(node.commands):
+                    yield f"{inner}{number}: {_command_text(command, names)}"
+            case While():
+                yield f"{indent}while {_place_text(node.place)}: condition"
+                yield from node_lines(node.condition, names, inner)
                 yield f"{indent}do"
-                yield from node_lines(words, body, body + words[at + 3], names, depth + 1)
-            case _ if kind == CASE:
-                start = at + 5 + words[at + 2]
-                for branch, size in enumerate(words[at + 5 : start]):
-                    yield f"{indent}case {_place(words[at + 3 : at + 5])} == {branch}"
-                    yield from node_lines(words, start, start + size, names, depth + 1)
-                    start += size
-        at += length
+                yield from node_lines(node.body, names, inner)
+            case Case():
+                for number, branch in enumerate(node.branches):
+                    yield f"{indent}case {_place_text(node.place)} == {number}"
+                    yield from node_lines(branch, names, inner)
 
 
-def _command(words: list[int], at: int, names: list[str]) -> str:
-    from aotc.vmfb.abi import COPY
+def _command_text(command: Command, names: list[str]) -> str:
+    from aotc.vmfb.abi import COPY, operand_text
 
-    kind, kernel, items, grain, _, successors, places, dims = words[at : at + 8]
-    first = at + 8 + successors
-    shown = [_place(words[first + 2 * i : first + 2 * i + 2]) for i in range(places)]
-    values = [_operand(word) for word in words[first + 2 * places : first + 2 * places + dims]]
-    after = f" then {', '.join(map(str, words[at + 8 : first]))}" if successors else ""
-    if kind == COPY:
-        return f"copy {shown[0]} -> {shown[1]}, {values[0]} bytes{after}"
-    given = f" dims({', '.join(values)})" if values else ""
-    return f"{names[kernel]}({', '.join(shown)}){given} x{_operand(items)} by {_operand(grain)}{after}"
+    places = [_place_text(place) for place in command.places]
+    dims = ", ".join(map(operand_text, command.dims))
+    after = f" then {', '.join(map(str, command.successors))}" if command.successors else ""
+    if command.kind == COPY:
+        return f"copy {places[0]} -> {places[1]}, {dims} bytes{after}"
+    call = f"{names[command.kernel]}({', '.join(places)}){f' dims({dims})' if dims else ''}"
+    return f"{call} x{operand_text(command.items)} by {operand_text(command.grain)}{after}"
 
 
-def _operand(word: int) -> str:
-    return f"p{word >> 1}" if word & 1 else str(word >> 1)
+def _place_text(place: Place) -> str:
+    from aotc.vmfb.abi import operand_text
 
-
-def _place(pair: list[int]) -> str:
-    return f"slot{pair[0]}" + ("" if pair[1] == 0 else f"+{_operand(pair[1])}")
+    slot, offset = place
+    return f"slot{slot}" + (f"+{operand_text(offset)}" if offset else "")
 
 
 def _assembly(opened: Bundle, variant: dict[str, Any], wanted: str) -> str:

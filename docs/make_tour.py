@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from aotc import pipeline
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
@@ -15,6 +13,7 @@ from aotc.ir.tensor_text import print_module
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.assembly import disassemble
+from aotc.vmfb.commands import read_commands
 from aotc_cli.dump import node_lines
 
 TARGET = "cpu:x86-64-v3"
@@ -64,8 +63,7 @@ def tour() -> str:
     names = [kernel.name for kernel in variant.kernels]
     parts.append("## The schedule\n\nWhat the executor runs, with the order that it must keep.\n")
     for buffer in variant.command_buffers:
-        words = np.array(buffer.code, "<i8").tolist()
-        parts.append(_block("text", "\n".join(node_lines(words, 0, len(words), names, 0))))
+        parts.append(_block("text", "\n".join(node_lines(read_commands(buffer.code), names))))
     parts.append("## The host program\n\nIt sizes the results, takes the arena and submits the schedule.\n")
     parts += [_block("text", disassemble(program.code)) for program in variant.programs.values()]
     return "\n".join(parts)

@@ -25,6 +25,7 @@ from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_cal
 from aotc.options import Options
 from aotc.recursion_limit import room_for
 from aotc.targets import Target
+from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered
 
 FRAMES_OF_A_REGION = 20_000  # fusion bounds how many ops depend on each other in one
@@ -86,19 +87,17 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     numbers = {k.name: n for n, k in enumerate(unique)}
     for name, b in buffered.items():
         function = public[name]
-        slots = len(function.body.params), len(function.body.results)
-        stages = _stages(b, variant, _slot_of(*slots), lambda k: numbers[names[k]])
+        slots = Slots(len(function.body.params), len(function.body.results))
+        stages = _stages(b, variant, slots, lambda k: numbers[names[k]])
         checks = [s for s in b.steps if isinstance(s, Check)]
-        variant.programs[name] = emit_program(function, stages, checks)
+        variant.programs[name] = emit_program(function, slots, stages, checks)
         known = variant.arena is not None and isinstance(stages[-1].arena, int)
         variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
     _join_specialized(variant, public)
     return variant
 
 
-def _stages(
-    b: Buffered, variant: Variant, slot_of: Callable[[Any], int], kernel_number: Callable[[str], int]
-) -> list[Stage]:
+def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int]) -> list[Stage]:
     """Plan memory and encode a command buffer for each stretch of steps between sizes that are read from memory."""
     binds = [s for s in b.steps if isinstance(s, Bind)]
     known = {str(bind.dim): n for n, bind in enumerate(binds, start=1)}
@@ -107,7 +106,7 @@ def _stages(
     rest = list(b.steps)
     for total, bind in zip(totals, [*binds, None], strict=True):
         end = rest.index(bind) if bind is not None else len(rest)
-        buffer = Scheduler(slot_of, kernel_number).encode(rest[:end])
+        buffer = Scheduler(slots, kernel_number).encode(rest[:end])
         stages.append(Stage(buffer, len(variant.command_buffers), total, bind))
         variant.command_buffers.append(buffer)
         rest = rest[end + 1 :]
@@ -143,12 +142,6 @@ def _known(call: CustomCall) -> CustomCall:
             hint=f"before compiling say what it does: aotc.register_custom_call({call.name!r}, function)",
         )
     return call
-
-
-def _slot_of(arguments: int, results: int) -> Callable[[Any], int]:
-    base = {"argument": 0, "result": arguments}
-    fixed = {"arena": arguments + results, "constant": arguments + results + 1}
-    return lambda s: base[s.kind] + s.number if s.kind in base else fixed[s.kind]
 
 
 def _deduplicate(kernels: Mapping[str, Kernel]) -> tuple[dict[str, str], list[Kernel]]:

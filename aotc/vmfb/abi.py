@@ -1,4 +1,4 @@
-"""The contracts between compiler and runtime: kernels and command buffers.
+"""The contracts between compiler and runtime: kernels, slots and command buffers.
 
 Kernel (CPU)
     ``void kernel(void **buffers, int64_t *dims, int64_t begin, int64_t end, void *scratch)``
@@ -16,8 +16,8 @@ Command buffer
     that may depend on the call are *operands*: ``2*c`` is the constant ``c``,
     ``2*i + 1`` is entry ``i`` of the submission's parameter array.
 
-    A *place* is two words: slot number, byte offset operand. Slots are the
-    pointer table of a submission: arguments, results, arenas, constants.
+    A *place* is two words: slot number, byte offset operand. The slots are the
+    pointer table of a submission, see :class:`Slots`.
 
     ``GRAPH, words, commands, state, serial, offset_0 ... offset_{n-1}`` then the
     commands: an acyclic graph. ``words`` is the node's length; ``state`` the
@@ -25,9 +25,9 @@ Command buffer
     (:data:`STATE_WORDS` words a command); ``serial`` is 1 if it is so small that
     the caller runs it alone; ``offset_i`` counts words from the start of the node.
 
-    A command: ``kind, kernel, items, grain, preds, n_succs, n_places, n_dims,``
-    ``succs..., places (2 words each)..., dims (operands)...``. ``kind`` is
-    :data:`DISPATCH`; ``kernel`` is a number that the loader replaces by the
+    A command: ``kind, kernel, items, grain, predecessors, n_successors, n_places,``
+    ``n_dims, successors..., places (2 words each)..., dims (operands)...``. ``kind``
+    is :data:`DISPATCH`; ``kernel`` is a number that the loader replaces by the
     function's address; ``items`` is an operand, the grid; ``grain`` how many grid
     items a worker claims at once (an operand). :data:`COPY` has two places
     (source, destination) and one dim operand (bytes).
@@ -38,25 +38,132 @@ Command buffer
 
     ``CASE, words, branches, slot, offset, words_0 ... words_{n-1}`` then the
     branches' nodes: runs branch number i32-at-place, the last if out of range.
+
+    The numbers below are the positions of these words; nobody else counts them.
+    :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 EXECUTOR_VERSION = 1
 TABLE_SYMBOL = "aotc_kernels"
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
 
-GRAPH, WHILE, CASE = 1, 2, 3
-DISPATCH, COPY = 0, 1
-
-GRAPH_HEADER = 5
-COMMAND_HEADER = 8
-STATE_WORDS = 8
-
 MAX_PLACES = 256
 MAX_DIMS = 64
 MAX_NESTING = 32
+STATE_WORDS = 8
+
+GRAPH, WHILE, CASE = 1, 2, 3
+DISPATCH, COPY = 0, 1
+
+# Positions of the words of a header; the last name of a row is the header's length.
+NODE_KIND, NODE_WORDS, NODE_HEADER = range(3)
+GRAPH_COMMANDS, GRAPH_STATE, GRAPH_SERIAL, GRAPH_HEADER = range(NODE_HEADER, 6)
+WHILE_CONDITION, WHILE_BODY, WHILE_SLOT, WHILE_OFFSET, WHILE_HEADER = range(NODE_HEADER, 7)
+CASE_BRANCHES, CASE_SLOT, CASE_OFFSET, CASE_HEADER = range(NODE_HEADER, 6)
+KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEADER = range(9)
+PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
+
+
+# ---------------------------------------------------------------- slots
+
+
+class Slots:
+    """The pointer table of a submission: arguments, results, the arena, the constants.
+
+    Attributes
+    ----------
+    arena, constants : int
+        Their slots.
+    count : int
+        Of all slots.
+    """
+
+    __slots__ = ("arena", "arguments", "constants", "count")
+
+    def __init__(self, arguments: int, results: int) -> None:
+        self.arguments = arguments
+        self.arena = arguments + results
+        self.constants = self.arena + 1
+        self.count = self.constants + 1
+
+    def result(self, number: int) -> int:
+        """Return the slot of a result; an argument's is its number."""
+        return self.arguments + number
+
+
+# ---------------------------------------------------------------- command buffers
+
+
+Place: TypeAlias = tuple[int, int]
+"""Where some memory begins: a slot, and an operand for the bytes from there."""
+
+
+class Command(NamedTuple):
+    """A dispatch or a copy; its fields have the order of the words.
+
+    Attributes
+    ----------
+    kind : int
+        :data:`DISPATCH` or :data:`COPY`.
+    kernel : int
+        Number, or address in what an executor runs.
+    items, grain : int
+        Operands.
+    predecessors : int
+        How many commands it waits for.
+    successors : sequence of int
+        Numbers of the commands of the same graph that wait for it.
+    places : sequence of Place
+    dims : sequence of int
+        Operands.
+    at : int
+        Where it begins in the words that it was read from.
+    """
+
+    kind: int
+    kernel: int
+    items: int
+    grain: int
+    predecessors: int
+    successors: Sequence[int]
+    places: Sequence[Place]
+    dims: Sequence[int]
+    at: int = 0
+
+
+class Graph(NamedTuple):
+    """Commands, each after its predecessors; ``state`` is the number of the first one's cell."""
+
+    commands: Sequence[Command]
+    state: int
+    serial: bool
+    at: int = 0
+
+
+class While(NamedTuple):
+    """Runs ``condition``, and while the byte at ``place`` is not 0 ``body`` and ``condition`` again."""
+
+    condition: Sequence[Node]
+    body: Sequence[Node]
+    place: Place
+    at: int = 0
+
+
+class Case(NamedTuple):
+    """Runs the branch whose number is the i32 at ``place``; the last one if it is out of range."""
+
+    branches: Sequence[Sequence[Node]]
+    place: Place
+    at: int = 0
+
+
+Node: TypeAlias = "Graph | While | Case"
 
 
 def constant(value: int) -> int:
@@ -67,3 +174,75 @@ def constant(value: int) -> int:
 def parameter(index: int) -> int:
     """Return the operand word of entry ``index`` of the parameter array."""
     return 2 * index + 1
+
+
+def value_of(operand: int, parameters: Sequence[int]) -> int:
+    """Return the number that an operand word stands for in a submission with these ``parameters``."""
+    return parameters[operand >> 1] if operand & 1 else operand >> 1
+
+
+def operand_text(operand: int) -> str:
+    """Return an operand word for people: ``12``, or ``p0`` for a parameter."""
+    return f"p{operand >> 1}" if operand & 1 else str(operand >> 1)
+
+
+def encode(nodes: Sequence[Node]) -> list[int]:
+    """Return the words of a command buffer."""
+    return [word for node in nodes for word in _encode_node(node)]
+
+
+def _encode_node(node: Node) -> list[int]:
+    if isinstance(node, Graph):
+        return _encode_graph(node)
+    slot, offset = node.place
+    if isinstance(node, While):
+        bodies, lengths, size = [encode(node.condition), encode(node.body)], [], WHILE_HEADER
+        header = {NODE_KIND: WHILE, WHILE_SLOT: slot, WHILE_OFFSET: offset}
+        header |= {WHILE_CONDITION: len(bodies[0]), WHILE_BODY: len(bodies[1])}
+    else:
+        bodies = [encode(branch) for branch in node.branches]
+        lengths = [len(body) for body in bodies]
+        size = CASE_HEADER + len(lengths)
+        header = {NODE_KIND: CASE, CASE_BRANCHES: len(bodies), CASE_SLOT: slot, CASE_OFFSET: offset}
+    header[NODE_WORDS] = size + sum(map(len, bodies))
+    return [*_in_order(header), *lengths, *_joined(bodies)]
+
+
+def _encode_graph(graph: Graph) -> list[int]:
+    commands = [_encode_command(command) for command in graph.commands]
+    offsets = []
+    end = GRAPH_HEADER + len(commands)
+    for words in commands:
+        offsets.append(end)
+        end += len(words)
+    header = {
+        NODE_KIND: GRAPH,
+        NODE_WORDS: end,
+        GRAPH_COMMANDS: len(commands),
+        GRAPH_STATE: graph.state,
+        GRAPH_SERIAL: int(graph.serial),
+    }
+    return [*_in_order(header), *offsets, *_joined(commands)]
+
+
+def _encode_command(command: Command) -> list[int]:
+    header = {
+        KIND: command.kind,
+        KERNEL: command.kernel,
+        ITEMS: command.items,
+        GRAIN: command.grain,
+        PREDECESSORS: command.predecessors,
+        SUCCESSORS: len(command.successors),
+        PLACES: len(command.places),
+        DIMS: len(command.dims),
+    }
+    return [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
+
+
+def _in_order(header: dict[int, int]) -> list[int]:
+    """Return the words of a header from what stands at each position."""
+    return [header[position] for position in range(len(header))]
+
+
+def _joined(parts: Sequence[Sequence[int]]) -> list[int]:
+    return [word for part in parts for word in part]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aotc.vmfb.abi import Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
 
@@ -69,8 +70,8 @@ class Executable(Protocol):
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs a plan on argument and result arrays."""
 
-    def session(self, slots: int) -> DeviceSession:
-        """Begin a call with a pointer table of so many slots."""
+    def session(self, layout: Slots) -> DeviceSession:
+        """Begin a call with a pointer table of this layout."""
 
     def stats(self) -> dict[str, Any]:
         """Return counters for people."""

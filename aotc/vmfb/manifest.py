@@ -70,28 +70,32 @@ SCHEMA: dict[Any, Any] = {
 
 
 def problems(value: Any, schema: Any = SCHEMA, place: str = "manifest") -> Iterator[str]:
-    """Yield one sentence for each place where ``value`` breaks ``schema``.
+    """Return one sentence for each place where ``value`` breaks ``schema``.
 
     The depth of the recursion is that of the schema, not of the value.
     """
-    match schema:
-        case tuple():
-            if all(any(True for _ in problems(value, one, place)) for one in schema):
-                yield f"{place} is {_kind(value)}, which is none of the {len(schema)} allowed forms"
-        case list():
-            if not isinstance(value, list):
-                yield f"{place} is {_kind(value)}, expected a list"
-                return
-            for i, item in enumerate(value):
-                yield from problems(item, schema[0], f"{place}[{i}]")
-        case dict():
-            yield from _map_problems(value, schema, place)
-        case type():
-            bad_integer = schema is int and isinstance(value, int) and (isinstance(value, bool) or value < 0)
-            if bad_integer or not isinstance(value, schema):
-                yield f"{place} is {_kind(value)}, expected {schema.__name__}"
-        case _:
-            pass
+    if isinstance(schema, dict):
+        return _map_problems(value, schema, place)
+    if isinstance(schema, list):
+        return _list_problems(value, schema[0], place)
+    return _plain_problems(value, schema, place)
+
+
+def _plain_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
+    if isinstance(schema, tuple):
+        if all(any(True for _ in problems(value, one, place)) for one in schema):
+            yield f"{place} is {_kind(value)}, which is none of the {len(schema)} allowed forms"
+    elif not _fits(value, schema):
+        yield f"{place} is {_kind(value)}, expected {schema.__name__}"
+
+
+def _list_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
+    if not isinstance(value, list):
+        yield f"{place} is {_kind(value)}, expected a list"
+        return
+    for i, item in enumerate(value):
+        if not _fits(item, schema):
+            yield from problems(item, schema, f"{place}[{i}]")
 
 
 def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[str]:
@@ -100,15 +104,26 @@ def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[st
         return
     if str in schema:
         for key, item in value.items():
-            yield from problems(key, str, f"key of {place}")
-            yield from problems(item, schema[str], f"{place}.{key}")
+            if not _fits(key, str):
+                yield from problems(key, str, f"key of {place}")
+            if not _fits(item, schema[str]):
+                yield from problems(item, schema[str], f"{place}.{key}")
         return
     for key, one in schema.items():
-        name = key.rstrip("?")
+        optional = key[-1] == "?"
+        name = key[:-1] if optional else key
         if name in value:
-            yield from problems(value[name], one, f"{place}.{name}")
-        elif name == key:
+            if not _fits(value[name], one):
+                yield from problems(value[name], one, f"{place}.{name}")
+        elif not optional:
             yield f"{place} has no {name!r}"
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    """Is ``value`` of a plain type that ``schema`` names? Asked first: nearly all are, and it is quick."""
+    kind = type(value)
+    named = kind in schema if isinstance(schema, tuple) else kind is schema
+    return schema is ANY or (named and (kind is not int or value >= 0))
 
 
 def _kind(value: Any) -> str:

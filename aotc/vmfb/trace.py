@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.abi import CASE, COMMAND_HEADER, COPY, GRAPH, GRAPH_HEADER, WHILE
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, While, value_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 
@@ -111,83 +111,58 @@ class Tracer:
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``, command by command."""
-        self.words, self.numbered = self.executable.buffer_words(number)
         self.parameters = list(parameters)
-        self._nodes(0, len(self.words))
+        self._run(self.executable.nodes(number))
 
-    def _operand(self, word: int) -> int:
-        return self.parameters[word >> 1] if word & 1 else word >> 1
+    def _run(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            match node:
+                case Graph():
+                    for command in node.commands:
+                        self._command(command)
+                case While():
+                    self._run(node.condition)
+                    while self._bytes(node.place, 1)[0]:
+                        self._run(node.body)
+                        self._run(node.condition)
+                case Case():
+                    index = int(np.frombuffer(self._bytes(node.place, 4), "<i4")[0])
+                    self._run(node.branches[index if 0 <= index < len(node.branches) else -1])
 
-    def _nodes(self, at: int, end: int) -> None:
-        while at < end:
-            words = self.words
-            match int(words[at]):
-                case code if code == GRAPH:
-                    for n in range(words[at + 2]):
-                        self._command(at + int(words[at + GRAPH_HEADER + n]))
-                case code if code == WHILE:
-                    self._while(at)
-                case code if code == CASE:
-                    self._case(at)
-            at += int(words[at + 1])
+    def _bytes(self, place: Place, size: int) -> bytes:
+        slot, offset = place
+        address = self.slots[slot] + value_of(offset, self.parameters)
+        return ctypes.string_at(address, size) if size else b""
 
-    def _while(self, at: int) -> None:
-        condition, body = (int(self.words[at + k]) for k in (2, 3))
-        first = at + 6
-        while True:
-            self._nodes(first, first + condition)
-            if not self._bytes(at + 4, 1)[0]:
-                return
-            self._nodes(first + condition, first + condition + body)
-
-    def _case(self, at: int) -> None:
-        count = int(self.words[at + 2])
-        index = int(np.frombuffer(self._bytes(at + 3, 4), "<i4")[0])
-        lengths = [int(w) for w in self.words[at + 5 : at + 5 + count]]
-        taken = index if 0 <= index < count else count - 1
-        begin = at + 5 + count + sum(lengths[:taken])
-        self._nodes(begin, begin + lengths[taken])
-
-    def _bytes(self, place: int, size: int) -> bytes:
-        slot, offset = int(self.words[place]), self._operand(int(self.words[place + 1]))
-        return ctypes.string_at(self.slots[slot] + offset, size) if size else b""
-
-    def _command(self, at: int) -> None:
-        kind, _, items, grain, _, successors, places, dims = (int(w) for w in self.words[at : at + COMMAND_HEADER])
-        first = at + COMMAND_HEADER + successors
-        end = first + 2 * places + dims
-        rest = self.words[first:end]
-        head = [kind, int(self.words[at + 1]), items, grain, 0, 0, places, dims]
-        graph = [GRAPH, GRAPH_HEADER + 1 + len(head) + len(rest), 1, 0, 1, GRAPH_HEADER + 1]
-        alone = np.concatenate([graph, head, rest]).astype(np.int64)
-        run = self.executable.call_of_words(alone, self.slots, self.parameters, self.scratch)
-        if kind == COPY:
+    def _command(self, command: Command) -> None:
+        run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
+        if command.kind == COPY:
             run()
             return
-        sizes = [self._operand(int(w)) for w in self.words[first + 2 * places : end]]
-        self._dispatch(self.kernels[int(self.numbered[at + 1])], sizes, first, run)
+        sizes = [value_of(word, self.parameters) for word in command.dims]
+        self._dispatch(self.kernels[command.kernel], sizes, command.places, run)
 
     def _dispatch(
-        self, kernel: tuple[str, str, str], sizes: list[int], places: int, run: Callable[[], None]
+        self, kernel: tuple[str, str, str], sizes: list[int], places: Sequence[Place], run: Callable[[], None]
     ) -> None:
         """Run one kernel and write its file; outputs that it updates are inputs too, and come first."""
         name, text, loc = kernel
         header = read_header(text)
         known = dict(zip(header.dims, sizes, strict=True))
-        rows = [(places + 2 * n, p) for n, p in enumerate(header.parameters)]
+        rows = list(zip(places, header.parameters, strict=True))
         outputs = [(place, p) for place, p in rows if p.output]
         reads = [(place, p) for place, p in rows if not p.output]
         updated = int(reads[0][1].name.removeprefix("a")) if reads else 0
-        reads = [(at, p._replace(name=f"a{n}")) for n, (at, p) in enumerate(outputs[:updated])] + reads
-        arrays = {p.name: self._array(at, p, known) for at, p in reads}
+        reads = [(place, p._replace(name=f"a{n}")) for n, (place, p) in enumerate(outputs[:updated])] + reads
+        arrays = {p.name: self._array(place, p, known) for place, p in reads}
         run()
-        arrays |= {p.name: self._array(at, p, known) for at, p in outputs}
+        arrays |= {p.name: self._array(place, p, known) for place, p in outputs}
         dtypes = np.array([f"{p.name}={p.dtype}" for _, p in [*reads, *outputs]])
         path = self.folder / f"{self.count:05}_{name}.npz"
         np.savez(path, allow_pickle=False, loc=np.array(loc), kernel=np.array(name), dtypes=dtypes, **arrays)
         self.count += 1
 
-    def _array(self, place: int, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
+    def _array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
         shape = [evaluate(d, dims) for d in p.dims]
         element = to_numpy(p.dtype)
         found = np.frombuffer(self._bytes(place, int(np.prod(shape)) * element.itemsize), element).reshape(shape)

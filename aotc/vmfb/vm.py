@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import to_numpy
@@ -66,7 +67,8 @@ class _Live:
 
     def __init__(self, function: Function, out: Sequence[np.ndarray | None]) -> None:
         self.function = function
-        self.session = function.executable.session(len(function.arguments) + len(function.result_dtypes) + 2)
+        self.slots = Slots(len(function.arguments), len(function.result_dtypes))
+        self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
         self.arena = self.session.arena
@@ -76,7 +78,7 @@ class _Live:
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         found = _result(self.out[index], self.function.result_dtypes[index], dims, index, self.function.where)
         self.results[index] = found
-        self.session.bind(len(self.function.arguments) + index, found)
+        self.session.bind(self.slots.result(index), found)
 
 
 def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> np.ndarray:

@@ -27,14 +27,16 @@ MAY_IMPORT = {
     "aotc.lowering.passes": ("numpy", "ml_dtypes", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
     "aotc.lowering.regions": ("numpy", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
     "aotc.lowering.program": ("numpy", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
-    "aotc.lowering.lower": ("aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.custom_calls", *COMMON),
+    "aotc.lowering.lower": (
+        "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
+    ),
     "aotc.kernels": (
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
     "aotc.options": (),
     "aotc.recursion_limit": (),
-    "aotc.targets": ("aotc.diagnostics",),
+    "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
     "aotc.guard": ("aotc.diagnostics", "aotc.options", "aotc.ir"),
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),

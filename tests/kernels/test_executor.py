@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -19,7 +18,8 @@ from aotc.kernels.cpu.build import build_executor
 from aotc.options import Options
 from aotc.targets import host
 from aotc.vmfb import abi
-from aotc.vmfb.abi import constant, parameter
+from aotc.vmfb.abi import Node, constant, parameter
+from aotc.vmfb.commands import kernel_words, read_commands
 from aotc.vmfb.verify import check_commands
 
 pytestmark = pytest.mark.cpu
@@ -95,30 +95,24 @@ class Command:
     kind: int = abi.DISPATCH
 
 
-def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[int]:
-    """Return the words of a GRAPH node."""
-    bodies: list[list[int]] = []
+def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[Node]:
+    """Return a graph of ``commands``, alone in its list."""
+    rows = []
     for number, c in enumerate(commands):
         successors = [n for n, other in enumerate(commands) if number in other.after]
         items = constant(c.items) if c.items_word is None else c.items_word
-        head = [c.kind, c.kernel, items, constant(c.grain), len(c.after), len(successors), len(c.places), len(c.dims)]
-        places = [word for slot, offset in c.places for word in (slot, constant(offset))]
-        bodies.append([*head, *successors, *places, *map(constant, c.dims)])
-    offsets, at = [], abi.GRAPH_HEADER + len(commands)
-    for body in bodies:
-        offsets.append(at)
-        at += len(body)
-    return [abi.GRAPH, at, len(commands), state, serial, *offsets, *chain(*bodies)]
+        places = [(slot, constant(offset)) for slot, offset in c.places]
+        dims = [constant(d) for d in c.dims]
+        rows.append(abi.Command(c.kind, c.kernel, items, constant(c.grain), len(c.after), successors, places, dims))
+    return [abi.Graph(rows, state, bool(serial))]
 
 
-def loop(condition: list[int], body: list[int], slot: int) -> list[int]:
-    words = 6 + len(condition) + len(body)
-    return [abi.WHILE, words, len(condition), len(body), slot, constant(0), *condition, *body]
+def loop(condition: list[Node], body: list[Node], slot: int) -> list[Node]:
+    return [abi.While(condition, body, (slot, constant(0)))]
 
 
-def branch(branches: list[list[int]], slot: int) -> list[int]:
-    lengths = [len(b) for b in branches]
-    return [abi.CASE, 5 + len(lengths) + sum(lengths), len(lengths), slot, constant(0), *lengths, *chain(*branches)]
+def branch(branches: list[list[Node]], slot: int) -> list[Node]:
+    return [abi.Case(branches, (slot, constant(0)))]
 
 
 class Executor:
@@ -137,10 +131,13 @@ class Executor:
         self.engine.finalize_object()
         self.kernels = [self.engine.get_function_address(name) for name in ("stamp", "countdown")]
 
-    def prepare(self, words: list[int], slots: int, states: int, parameters: int = 0) -> np.ndarray:
+    def prepare(self, nodes: list[Node], slots: int, states: int, parameters: int = 0) -> np.ndarray:
         """Return the words with kernel addresses, after the loader's check."""
+        words = abi.encode(nodes)
         code = np.array(words, np.int64)
-        patches = check_commands(words, len(self.kernels), slots, states, parameters)
+        read = read_commands(words)
+        check_commands(read, len(self.kernels), slots, states, parameters)
+        patches = kernel_words(read)
         code[patches] = np.array(self.kernels)[code[patches]]
         return code
 

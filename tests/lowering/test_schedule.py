@@ -11,7 +11,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch, Storage
 from aotc.lowering.program.plan_memory import plan_memory
 from aotc.lowering.program.schedule import Scheduler
-from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.abi import ALIGNMENT, Slots
 
 pytestmark = pytest.mark.ir
 
@@ -96,7 +96,7 @@ def meet(a, b, size):
 @settings(max_examples=300, deadline=None)
 @given(programs(), st.integers(1, 90))
 def test_edges_cover_every_hazard(steps, size):
-    edges = Scheduler(lambda s: 0, lambda k: 0)._edges(steps)
+    edges = Scheduler(Slots(0, 0), lambda k: 0)._edges(steps)
     reach = []
     for n, preds in enumerate(edges):
         assert all(0 <= p < n for p in preds)
@@ -118,7 +118,7 @@ def test_readers_do_not_wait_for_each_other():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (x,), (z,), UNKNOWN),
     ]
-    assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [0]]
+    assert Scheduler(Slots(0, 0), lambda k: 0)._edges(steps) == [[], [0], [0]]
 
 
 def test_implied_edges_are_dropped():
@@ -128,4 +128,4 @@ def test_implied_edges_are_dropped():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (y,), (x,), UNKNOWN),
     ]
-    assert Scheduler(lambda s: 0, lambda k: 0)._edges(steps) == [[], [0], [1]]
+    assert Scheduler(Slots(0, 0), lambda k: 0)._edges(steps) == [[], [0], [1]]

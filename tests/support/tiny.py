@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.vmfb.abi import CASE, COMMAND_HEADER, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, While, constant, encode, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 
@@ -102,51 +102,29 @@ def shared_object(source: str) -> bytes:
         return out.read_bytes()
 
 
-def _joined(lists):
-    return [word for words in lists for word in words]
-
-
 def place(slot, offset=0):
-    """The words of a place; ``offset`` is an operand if it is odd."""
-    return [slot, offset if offset & 1 else constant(offset)]
+    """A place; ``offset`` is an operand if it is odd."""
+    return slot, offset if offset & 1 else constant(offset)
 
 
 def dispatch(kernel, items, places, dims=()):
     """A dispatch: ``items`` and ``dims`` are operands."""
-    return (DISPATCH, kernel, items, places, list(dims))
+    return Command(DISPATCH, kernel, items, constant(1), 0, (), places, dims)
 
 
 def copy(source, destination, size):
     """A copy of ``size`` (an operand) bytes."""
-    return (COPY, 0, constant(1), [source, destination], [size])
+    return Command(COPY, 0, constant(1), constant(1), 0, (), [source, destination], [size])
 
 
 def graph(*commands, state=0, serial=1):
     """A graph whose commands run one after the other."""
     last = len(commands) - 1
-    bodies = []
-    for number, (kind, kernel, items, places, dims) in enumerate(commands):
-        successors = [number + 1] if number < last else []
-        head = [kind, kernel, items, constant(1), int(number > 0), len(successors), len(places), len(dims)]
-        assert len(head) == COMMAND_HEADER
-        bodies.append([*head, *successors, *(w for place in places for w in place), *dims])
-    offset = GRAPH_HEADER + len(bodies)
-    offsets = []
-    for body in bodies:
-        offsets.append(offset)
-        offset += len(body)
-    return [GRAPH, offset, len(bodies), state, serial, *offsets, *(w for body in bodies for w in body)]
-
-
-def loop(condition, body, flag):
-    """A while node; ``flag`` is a place."""
-    return [WHILE, 6 + len(condition) + len(body), len(condition), len(body), *flag, *condition, *body]
-
-
-def case(index, *branches):
-    """A case node; ``index`` is a place."""
-    words = [w for branch in branches for w in branch]
-    return [CASE, 5 + len(branches) + len(words), len(branches), *index, *map(len, branches), *words]
+    chain = [
+        command._replace(predecessors=int(n > 0), successors=[n + 1] if n < last else [])
+        for n, command in enumerate(commands)
+    ]
+    return Graph(chain, state, bool(serial))
 
 
 def value(name, dtype, *dims, **more):
@@ -242,38 +220,19 @@ def command_buffers():
     n, four = parameter(0), constant(4)
     step = graph(dispatch(COUNT, constant(1), [place(0), place(1), place(2)], [constant(1)]))
     start = graph(dispatch(COUNT, constant(1), [place(0), place(1), place(2)], [constant(0)]))
-    zero = graph(copy(place(3, 64), place(1), constant(8)))
-    return [
-        (graph(dispatch(ADD, four, [place(0), place(1), place(2)])), 1, 0),
-        (
-            graph(
-                dispatch(ADD, n, [place(0), place(0), place(2)]),
-                dispatch(SCALE, n, [place(2), place(3), place(1)]),
-                serial=0,
-            ),
-            2,
-            1,
-        ),
-        (zero + loop(start, step, place(2)), 1, 0),
-        (graph(dispatch(IOTA, n, [place(1)])), 1, 1),
-        (
-            graph(
-                dispatch(ADD, four, [place(0), place(1), place(0)]),
-                copy(place(0), place(2), constant(16)),
-            ),
-            2,
-            0,
-        ),
-        (
-            case(
-                place(0),
-                graph(copy(place(1), place(3), constant(16))),
-                graph(copy(place(2), place(3), constant(16))),
-            ),
-            1,
-            0,
-        ),
+    add = dispatch(ADD, four, [place(0), place(1), place(2)])
+    double, scale = dispatch(ADD, n, [place(0), place(0), place(2)]), dispatch(SCALE, n, [place(2), place(3), place(1)])
+    update = dispatch(ADD, four, [place(0), place(1), place(0)])
+    first, second = (graph(copy(place(slot), place(3), constant(16))) for slot in (1, 2))
+    buffers = [
+        ([graph(add)], 1, 0),
+        ([graph(double, scale, serial=0)], 2, 1),
+        ([graph(copy(place(3, 64), place(1), constant(8))), While([start], [step], place(2))], 1, 0),
+        ([graph(dispatch(IOTA, n, [place(1)]))], 1, 1),
+        ([graph(update, copy(place(0), place(2), constant(16)))], 2, 0),
+        ([Case([[first], [second]], place(0))], 1, 0),
     ]
+    return [(encode(nodes), states, parameters) for nodes, states, parameters in buffers]
 
 
 def constants(size=128):

@@ -3,17 +3,15 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import tiny
 
 from aotc.vmfb import isa
-from aotc.vmfb.abi import COPY, GRAPH, WHILE, constant, parameter
 from aotc.vmfb.assembly import assemble, disassemble
+from aotc.vmfb.commands import Invalid
 from aotc.vmfb.isa import ISA, Dt, Frame, Ins, Text, encode
-from aotc.vmfb.verify import Invalid, check_commands, check_program
+from aotc.vmfb.verify import check_program
 from aotc.vmfb.vm import decode, interpret
 
 pytestmark = pytest.mark.ir
@@ -145,60 +143,3 @@ def test_the_verifier_refuses(line, message):
 def test_the_verifier_refuses_odd_programs(code):
     with pytest.raises(Invalid):
         check_program(code, 4, SIGNATURE, BUFFERS)
-
-
-def test_the_tiny_command_buffers_are_valid():
-    kernels = 0
-    for words, states, parameters in tiny.command_buffers():
-        kernels += len(check_commands(words, 4, 5, states, parameters))
-    assert kernels == 7
-
-
-def _valid():
-    first = tiny.dispatch(tiny.ADD, parameter(0), [tiny.place(0), tiny.place(1)], [constant(4)])
-    body = tiny.graph(first, tiny.copy(tiny.place(1), tiny.place(2), constant(8)))
-    return tiny.loop(tiny.graph(first), body, tiny.place(2)) + tiny.case(tiny.place(0), [], body)
-
-
-def test_no_changed_word_escapes_or_crashes():
-    """A changed word is refused, or is one of those that may have that value: large constants."""
-    words = _valid()
-    limits = (1, 3, 2, 1)
-    assert len(check_commands(words, *limits)) == 3
-    unread = {i for i in range(1, len(words)) if words[i - 1 : i + 2] == [COPY, 0, constant(1)]}  # a copy's kernel
-    for place in sorted(set(range(len(words))) - unread):
-        for value in (-1, 1 << 40, -(1 << 62)):
-            bad = [*words[:place], value, *words[place + 1 :]]
-            try:
-                check_commands(bad, *limits)
-            except Invalid:
-                continue
-            assert value > 0, f"word {place} = {value} was accepted"
-    for length in range(1, len(words)):
-        try:
-            check_commands(words[:length], *limits)
-        except Invalid:
-            continue
-        assert length == words[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([9, 2], "unknown node 9"),
-        ([GRAPH, 5, 0, 0, 2], "serial 2"),
-        ([GRAPH, 5, 0, 3, 0], "cells 3 to 3 of 2"),
-        ([WHILE, 6, 0, 1, 0, 0], "do not fill"),
-        ([GRAPH, 99, 0, 0, 0], "a node of 99 words"),
-    ],
-)
-def test_command_buffers_that_are_wrong(words, message):
-    with pytest.raises(Invalid, match=message):
-        check_commands(words, 1, 3, 2, 1)
-
-
-def test_a_cycle_is_refused():
-    words = np.array(tiny.graph(*[tiny.copy(tiny.place(0), tiny.place(1), constant(8))] * 2))
-    words[words[5] + 8] = 0
-    with pytest.raises(Invalid, match="command 0 is before command 0"):
-        check_commands(words.tolist(), 0, 2, 2, 0)

@@ -53,6 +53,38 @@ from aotc.kernels.cpu.atomics import (
 )
 from aotc.targets import Target
 from aotc.vmfb import abi
+from aotc.vmfb.abi import (
+    CASE_BRANCHES,
+    CASE_HEADER,
+    CASE_OFFSET,
+    CASE_SLOT,
+    COMMAND_HEADER,
+    COPY,
+    DIMS,
+    GRAIN,
+    GRAPH,
+    GRAPH_COMMANDS,
+    GRAPH_HEADER,
+    GRAPH_SERIAL,
+    GRAPH_STATE,
+    ITEMS,
+    KERNEL,
+    KIND,
+    NODE_KIND,
+    NODE_WORDS,
+    PLACE_OFFSET,
+    PLACE_SLOT,
+    PLACE_WORDS,
+    PLACES,
+    PREDECESSORS,
+    SUCCESSORS,
+    WHILE,
+    WHILE_BODY,
+    WHILE_CONDITION,
+    WHILE_HEADER,
+    WHILE_OFFSET,
+    WHILE_SLOT,
+)
 
 # Words of the pool, each on a cache line of its own.
 LOCK, EPOCH, INSIDE, SLEEPERS, STOP, ALIVE, OPEN, JOINED, TAIL, DONE = range(0, 80, 8)
@@ -68,10 +100,7 @@ SPINS = 4000  # about 60 us before a worker sleeps
 YIELD_AFTER = 2000
 ACTIVE_SPINS = 20 * SPINS  # while a run is active: its next graph may be near, and waking costs 50 us
 ALL = 1 << 30
-GRAPH, WHILE, COPY = abi.GRAPH, abi.WHILE, abi.COPY
-HEADER, COMMAND = abi.GRAPH_HEADER, abi.COMMAND_HEADER
-WHILE_HEADER, CASE_HEADER = 6, 5
-CONDITION, BODY, BRANCH = range(3)
+CONDITION, BODY, BRANCH = range(3)  # where in a loop or a branch the nodes stand that are run
 
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
@@ -88,16 +117,17 @@ def operand(word, params):
 @njit
 def place(command, number, first, slots, params):
     """Return the address of place ``number`` of a command whose places start at word ``first``."""
-    return slots[command[first + 2 * number]] + operand(command[first + 2 * number + 1], params)
+    at_place = first + PLACE_WORDS * number
+    return slots[command[at_place + PLACE_SLOT]] + operand(command[at_place + PLACE_OFFSET], params)
 
 
 @njit
 def run_items(command, begin, end, slots, params, scratch):
     """Run items ``[begin, end)`` of one command."""
-    first = COMMAND + command[5]
-    places = command[6]
-    dims_at = first + 2 * places
-    if command[0] == COPY:
+    first = COMMAND_HEADER + command[SUCCESSORS]
+    places = command[PLACES]
+    dims_at = first + PLACE_WORDS * places
+    if command[KIND] == COPY:
         size = operand(command[dims_at], params)
         copy_bytes(place(command, 1, first, slots, params), place(command, 0, first, slots, params), size)
         return
@@ -105,17 +135,17 @@ def run_items(command, begin, end, slots, params, scratch):
     dims = dim_words()
     for i in range(places):
         buffers[i] = place(command, i, first, slots, params)
-    for i in range(command[7]):
+    for i in range(command[DIMS]):
         dims[i] = operand(command[dims_at + i], params)
-    call_kernel(command[1], buffers, dims, begin, end, scratch)
+    call_kernel(command[KERNEL], buffers, dims, begin, end, scratch)
 
 
 @njit
 def run_alone(node, slots, params, scratch):
     """Run a graph on this thread: its commands are in topological order."""
-    for i in range(node[2]):
-        command = at(node, node[HEADER + i])
-        items = operand(command[2], params)
+    for i in range(node[GRAPH_COMMANDS]):
+        command = at(node, node[GRAPH_HEADER + i])
+        items = operand(command[ITEMS], params)
         if items > 0:
             run_items(command, 0, items, slots, params, scratch)
 
@@ -123,10 +153,10 @@ def run_alone(node, slots, params, scratch):
 @njit
 def is_small(node, params):
     """Is a graph marked as serial, or a single command that one participant would claim whole?"""
-    if node[4] == 1 or node[2] == 0:
+    if node[GRAPH_SERIAL] == 1 or node[GRAPH_COMMANDS] == 0:
         return True
-    command = at(node, node[HEADER])
-    return node[2] == 1 and operand(command[2], params) <= operand(command[3], params)
+    command = at(node, node[GRAPH_HEADER])
+    return node[GRAPH_COMMANDS] == 1 and operand(command[ITEMS], params) <= operand(command[GRAIN], params)
 
 
 @njit
@@ -139,8 +169,8 @@ def make_ready(pool, cells, number):
 @njit
 def finish(pool, command, cells):
     """Count down the successors of a finished command."""
-    for i in range(command[5]):
-        successor = command[COMMAND + i]
+    for i in range(command[SUCCESSORS]):
+        successor = command[COMMAND_HEADER + i]
         if fetch_add(at(cells, successor * STATE + PENDING), -1) == 1:
             make_ready(pool, cells, successor)
     fetch_add(at(pool, DONE), 1)
@@ -152,7 +182,7 @@ def take_part(pool, me):
     node = words_at(pool[NODE])
     slots, params, cells = words_at(pool[SLOTS]), words_at(pool[PARAMS]), words_at(pool[CELLS])
     scratch = pool[SCRATCH] + me * pool[STRIDE]
-    count = node[2]
+    count = node[GRAPH_COMMANDS]
     cursor = 0
     idle = 0
     while True:
@@ -167,11 +197,11 @@ def take_part(pool, me):
                 pause()
             continue
         idle = 0
-        command = at(node, node[HEADER + number - 1])
+        command = at(node, node[GRAPH_HEADER + number - 1])
         cell = at(cells, (number - 1) * STATE)
-        items = operand(command[2], params)
+        items = operand(command[ITEMS], params)
         whole = max(items, 1)
-        grain = max(operand(command[3], params), 1)
+        grain = max(operand(command[GRAIN], params), 1)
         begin = whole
         if acquire(at(cell, NEXT)) < whole:
             begin = fetch_add(at(cell, NEXT), grain)
@@ -188,14 +218,14 @@ def take_part(pool, me):
 @njit
 def run_together(pool, node, slots, params, cells, scratch, stride, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
-    count = node[2]
+    count = node[GRAPH_COMMANDS]
     pool[TAIL] = 0
     pool[DONE] = 0
     pool[JOINED] = 0
     for i in range(count):
         cells[i * STATE + NEXT] = 0
         cells[i * STATE + FINISHED] = 0
-        cells[i * STATE + PENDING] = at(node, node[HEADER + i])[4]
+        cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
         cells[i * STATE + READY] = 0
     for i in range(count):
         if cells[i * STATE + PENDING] == 0:
@@ -267,35 +297,35 @@ def run_nodes(pool, code, words, slots, params, cells, scratch, stride, threads)
             depth -= 1
             node, phase, outer = stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2]
             head = at(code, node)
-            here, end = node + head[1], outer
-            if phase == CONDITION and load_byte(slots[head[4]] + operand(head[5], params)) != 0:
-                here = node + WHILE_HEADER + head[2]
-                end = here + head[3]
+            here, end = node + head[NODE_WORDS], outer
+            if phase == CONDITION and load_byte(slots[head[WHILE_SLOT]] + operand(head[WHILE_OFFSET], params)) != 0:
+                here = node + WHILE_HEADER + head[WHILE_CONDITION]
+                end = here + head[WHILE_BODY]
                 stack[3 * depth + 1] = BODY
                 depth += 1
             elif phase == BODY:
                 here = node + WHILE_HEADER
-                end = here + head[2]
+                end = here + head[WHILE_CONDITION]
                 stack[3 * depth + 1] = CONDITION
                 depth += 1
             continue
         head = at(code, here)
-        if head[0] == GRAPH:
+        if head[NODE_KIND] == GRAPH:
             if threads > 1 and not is_small(head, params):
-                run_together(pool, head, slots, params, at(cells, head[3] * STATE), scratch, stride, threads)
+                run_together(pool, head, slots, params, at(cells, head[GRAPH_STATE] * STATE), scratch, stride, threads)
             else:
                 run_alone(head, slots, params, scratch)
-            here += head[1]
+            here += head[NODE_WORDS]
             continue
         stack[3 * depth], stack[3 * depth + 2] = here, end
-        if head[0] == WHILE:
+        if head[NODE_KIND] == WHILE:
             stack[3 * depth + 1] = CONDITION
             here += WHILE_HEADER
-            end = here + head[2]
+            end = here + head[WHILE_CONDITION]
         else:
             stack[3 * depth + 1] = BRANCH
-            branches = head[2]
-            chosen = load_int32(slots[head[3]] + operand(head[4], params))
+            branches = head[CASE_BRANCHES]
+            chosen = load_int32(slots[head[CASE_SLOT]] + operand(head[CASE_OFFSET], params))
             if chosen < 0 or chosen >= branches:
                 chosen = branches - 1
             here += CASE_HEADER + branches

@@ -9,7 +9,8 @@ from aotc.ir.dims import Call, Dim, Expr, Sym, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.program_ir import Bind, Check, Storage
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.program.schedule import CommandBuffer
+from aotc.lowering.program.schedule import CommandBuffer, place_of
+from aotc.vmfb.abi import Slots
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.isa import BY_NAME
 
@@ -101,8 +102,8 @@ class Stage:
     bind: Bind | None = None
 
 
-def emit_program(function: Function, stages: Sequence[Stage], checks: Sequence[Check]) -> Program:
-    """Return the VM code that runs the ``stages`` of ``function``."""
+def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], checks: Sequence[Check]) -> Program:
+    """Return the VM code that runs the ``stages`` of ``function``, whose pointer table is ``slots``."""
     p = Program()
     waiting = _check_sizes(p, function)
     _bind_arguments(p, function)
@@ -123,9 +124,9 @@ def emit_program(function: Function, stages: Sequence[Stage], checks: Sequence[C
         if stage.buffer.code:
             p.op("submit", stage.number, [p.value(e) for e in stage.buffer.parameters])
         if stage.bind is not None:
-            _bind_computed(p, function, stage.bind)
+            _bind_computed(p, slots, stage.bind)
     for check in checks:
-        _check(p, function, check)
+        _check(p, slots, check)
     p.op("return")
     return p
 
@@ -197,20 +198,17 @@ def _check_sizes(p: Program, function: Function) -> list[tuple]:
     return waiting
 
 
-def _bind_computed(p: Program, function: Function, bind: Bind) -> None:
+def _bind_computed(p: Program, slots: Slots, bind: Bind) -> None:
     """Read a size that kernels have computed; it must not be negative."""
-    register = _load(p, function, bind.value, bind.dtype)
+    register = _load(p, slots, bind.value, bind.dtype)
     p.bind(bind.dim, register)
     _require(p, ("le", 0, bind.dim, "a size is negative: {0}", (bind.dim,)))
 
 
-def _load(p: Program, function: Function, storage: Storage, dtype: str) -> int:
-    arguments, results = len(function.body.params), len(function.body.results)
-    slot = {"argument": storage.number, "result": arguments + storage.number, "arena": arguments + results}
-    offset = {"arena": storage.offset, "constant": storage.number}
+def _load(p: Program, slots: Slots, storage: Storage, dtype: str) -> int:
     out = p.register()
-    place = slot.get(storage.kind, arguments + results + 1)
-    p.op("load_scalar", out, place, p.value(offset.get(storage.kind, 0)), dtype)
+    slot, offset = place_of(storage, slots)
+    p.op("load_scalar", out, slot, p.value(offset), dtype)
     return out
 
 
@@ -246,7 +244,7 @@ def _require(p: Program, row: tuple) -> None:
     p.op("assert_true", holds, message, [p.value(e) for e in values])
 
 
-def _check(p: Program, function: Function, check: Check) -> None:
+def _check(p: Program, slots: Slots, check: Check) -> None:
     """Assertions are computed with everything else and judged when the work is done."""
-    values = [_load(p, function, s, dtype) for s, dtype in check.values]
-    p.op("assert_true", _load(p, function, check.predicate, "i1"), check.message, values)
+    values = [_load(p, slots, s, dtype) for s, dtype in check.values]
+    p.op("assert_true", _load(p, slots, check.predicate, "i1"), check.message, values)

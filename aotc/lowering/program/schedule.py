@@ -15,7 +15,7 @@ from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.opset import CONTRACT
 from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
 from aotc.lowering.program.dependences import Memory
-from aotc.vmfb.abi import CASE, COPY, DISPATCH, GRAPH, GRAPH_HEADER, WHILE, constant, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, Node, Place, Slots, While, constant, encode, parameter
 
 CLAIM_NS = 5_000
 SERIAL_NS = 6_000
@@ -32,25 +32,38 @@ class CommandBuffer:
     parameters: list[Dim]
 
 
+def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
+    """Return the slot of a storage and the byte offset there."""
+    match storage.kind:
+        case "argument":
+            return storage.number, 0
+        case "result":
+            return slots.result(storage.number), 0
+        case "arena":
+            return slots.arena, storage.offset
+        case _:
+            return slots.constants, storage.number
+
+
 class Scheduler:
     """Encodes the steps of one function.
 
     Parameters
     ----------
-    slot_of : callable
-        Slot number of a storage.
+    slots : Slots
+        The function's pointer table.
     kernel_number : callable
         Number of a kernel in the bundle by name.
     """
 
-    def __init__(self, slot_of: Callable[[Storage], int], kernel_number: Callable[[str], int]) -> None:
-        self.slot_of, self.kernel_number = slot_of, kernel_number
+    def __init__(self, slots: Slots, kernel_number: Callable[[str], int]) -> None:
+        self.slots, self.kernel_number = slots, kernel_number
         self.parameters: list[Dim] = []
         self.states = 0
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``; checks are the host program's."""
-        code = self._nodes([s for s in steps if not isinstance(s, Check)])
+        code = encode(self._nodes([s for s in steps if not isinstance(s, Check)]))
         return CommandBuffer(code, self.states, self.parameters)
 
     def operand(self, value: Dim) -> int:
@@ -61,78 +74,49 @@ class Scheduler:
             self.parameters.append(value)
         return parameter(self.parameters.index(value))
 
-    def place(self, s: Storage) -> list[int]:
-        """Return the two words of a place."""
-        offset: Dim = s.number if s.kind == "constant" else s.offset if s.kind == "arena" else 0
-        return [self.slot_of(s), self.operand(offset)]
+    def place(self, storage: Storage) -> Place:
+        """Return the place of a storage."""
+        slot, offset = place_of(storage, self.slots)
+        return slot, self.operand(offset)
 
-    def _nodes(self, steps: Sequence[Step]) -> list[int]:
-        code: list[int] = []
+    def _nodes(self, steps: Sequence[Step]) -> list[Node]:
+        nodes: list[Node] = []
         run: list[Launch | Copy] = []
         for step in steps:
             if isinstance(step, Launch | Copy):
                 run.append(step)
                 continue
             if run:
-                code += self._graph(run)
+                nodes.append(self._graph(run))
                 run = []
             if isinstance(step, Loop):
-                code += self._loop(step)
+                condition, body = self._nodes(step.cond), self._nodes(step.body)
+                nodes.append(While(condition, body, self.place(step.predicate)))
             elif isinstance(step, Branch):
-                code += self._branch(step)
-        return code + (self._graph(run) if run else [])
+                branches = [self._nodes(branch) for branch in step.branches]
+                nodes.append(Case(branches, self.place(step.index)))
+        return [*nodes, self._graph(run)] if run else nodes
 
-    def _loop(self, step: Loop) -> list[int]:
-        cond, body = self._nodes(step.cond), self._nodes(step.body)
-        head = [len(cond), len(body), *self.place(step.predicate)]
-        return [WHILE, 2 + len(head) + len(cond) + len(body), *head, *cond, *body]
-
-    def _branch(self, step: Branch) -> list[int]:
-        branches = [self._nodes(b) for b in step.branches]
-        head = [len(branches), *self.place(step.index), *(len(b) for b in branches)]
-        words = 2 + len(head) + sum(map(len, branches))
-        return [CASE, words, *head, *(w for b in branches for w in b)]
-
-    def _graph(self, steps: Sequence[Launch | Copy]) -> list[int]:
-        preds = self._edges(steps)
-        succs: list[list[int]] = [[] for _ in steps]
-        for n, ps in enumerate(preds):
-            for p in ps:
-                succs[p].append(n)
-        commands = [self._command(s, len(preds[n]), succs[n]) for n, s in enumerate(steps)]
+    def _graph(self, steps: Sequence[Launch | Copy]) -> Graph:
+        predecessors = self._edges(steps)
+        successors: list[list[int]] = [[] for _ in steps]
+        for number, before in enumerate(predecessors):
+            for earlier in before:
+                successors[earlier].append(number)
+        commands = [self._command(s, len(predecessors[n]), successors[n]) for n, s in enumerate(steps)]
         state, self.states = self.states, self.states + len(steps)
-        cost = sum(nanoseconds(s) for s in steps)
-        offsets = []
-        at = GRAPH_HEADER + len(steps)
-        for c in commands:
-            offsets.append(at)
-            at += len(c)
-        return [GRAPH, at, len(steps), state, int(cost < SERIAL_NS), *offsets, *(w for c in commands for w in c)]
+        return Graph(commands, state, serial=sum(nanoseconds(s) for s in steps) < SERIAL_NS)
 
-    def _command(self, step: Launch | Copy, preds: int, succs: list[int]) -> list[int]:
+    def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
-            places = [*self.place(step.source), *self.place(step.target)]
-            return [
-                COPY,
-                0,
-                constant(1),
-                constant(1),
-                preds,
-                len(succs),
-                2,
-                1,
-                *succs,
-                *places,
-                self.operand(step.size),
-            ]
+            places = [self.place(step.source), self.place(step.target)]
+            one, size = constant(1), self.operand(step.size)
+            return Command(COPY, 0, one, one, predecessors, successors, places, [size])
         kernel = step.kernel
-        places = [w for s in (*step.reads, *step.writes) for w in self.place(s)]
-        dims = [self.operand(self._dim(name)) for name in kernel.dims]
-        head = [DISPATCH, self.kernel_number(kernel.name), self.operand(kernel.grid), constant(grain(step))]
-        return [*head, preds, len(succs), len(places) // 2, len(dims), *succs, *places, *dims]
-
-    def _dim(self, name: str) -> Dim:
-        return sym(name)
+        places = [self.place(s) for s in (*step.reads, *step.writes)]
+        dims = [self.operand(sym(name)) for name in kernel.dims]
+        number, items, claim = self.kernel_number(kernel.name), self.operand(kernel.grid), constant(grain(step))
+        return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
 
     def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
         """Return the direct predecessors of every command."""

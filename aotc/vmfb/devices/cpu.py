@@ -14,20 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.abi import ALIGNMENT, IMPORT_PREFIX, STATE_WORDS, TABLE_SYMBOL
+from aotc.vmfb.abi import (
+    ALIGNMENT,
+    DISPATCH,
+    IMPORT_PREFIX,
+    STATE_WORDS,
+    TABLE_SYMBOL,
+    Command,
+    Graph,
+    Node,
+    Slots,
+    encode,
+)
 from aotc.vmfb.arena import Arena, ArenaPool
 from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import Constants, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
+from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.trace import Tracer
-from aotc.vmfb.verify import Invalid, check_commands
 
 ARENAS = ArenaPool()
 
@@ -99,23 +111,16 @@ class CpuExecutable:
         self._buffers = self._load_buffers()
 
     def _load_buffers(self) -> list[_Buffer]:
-        kernels = self._variant["kernels"]
-        addresses = self._kernel_addresses(len(kernels))
-        slots = self._fewest_slots()
-        found = []
-        for number, row in enumerate(self._variant["command_buffers"]):
-            data = self._bundle.checked(row["code"])
-            try:
-                if data.nbytes % 8:
-                    raise Invalid(f"{data.nbytes} bytes are no whole number of words")
-                words = np.frombuffer(data, "<i8").astype(np.int64)
-                patches = check_commands(words.tolist(), len(kernels), slots[number], row["states"], row["parameters"])
-            except Invalid as error:
-                raise BundleError(self._bundle.where, f"command buffer {number} is invalid: {error}") from None
+        self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
+        buffers = []
+        loaded = load_buffers(self._bundle, self._variant)
+        for row, (stored, nodes) in zip(self._variant["command_buffers"], loaded):
+            words = stored.astype(np.int64)
+            patches = kernel_words(nodes)
             if patches:
-                words[patches] = addresses[words[patches]]
-            found.append(_Buffer(words, row["states"], row["parameters"]))
-        return found
+                words[patches] = self._addresses[words[patches]]
+            buffers.append(_Buffer(words, row["states"], row["parameters"]))
+        return buffers
 
     def _kernel_addresses(self, count: int) -> np.ndarray:
         if not count:
@@ -146,21 +151,6 @@ class CpuExecutable:
             except ValueError:
                 raise BundleError(self._bundle.where, f"the kernel library does not import {name!r}") from None
 
-    def _fewest_slots(self) -> list[int]:
-        """Return, for each command buffer, the slots of the smallest function that submits it."""
-        from aotc.vmfb.isa import BY_NAME
-
-        submit = BY_NAME["submit"].opcode
-        signatures = self._bundle.manifest["functions"]
-        most = 1 << 62
-        slots = [most] * len(self._variant["command_buffers"])
-        for name, program in self._variant["functions"].items():
-            count = len(signatures[name]["arguments"]) + len(signatures[name]["results"]) + 2
-            for line in program["code"]:
-                if line[0] == submit:
-                    slots[line[1]] = min(slots[line[1]], count)
-        return [0 if count == most else count for count in slots]
-
     # ------------------------------------------------------------ running
 
     def call_of(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
@@ -177,10 +167,13 @@ class CpuExecutable:
         """
         return self._call(self._buffers[number], slots, parameters, scratch)
 
-    def call_of_words(
-        self, words: np.ndarray, slots: Any, parameters: Sequence[int], scratch: Any
+    def call_of_command(
+        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any
     ) -> Callable[[], None]:
-        """Return the call that runs a command buffer of one command, with its kernel's address in it."""
+        """Return the call that runs one command of a command buffer, whatever it comes after."""
+        kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
+        alone = command._replace(kernel=kernel, predecessors=0, successors=())
+        words = np.array(encode([Graph([alone], state=0, serial=True)]), np.int64)
         run = self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch)
 
         def call() -> None:
@@ -197,10 +190,9 @@ class CpuExecutable:
 
         return call
 
-    def buffer_words(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the words of a command buffer, with addresses and with numbers of kernels."""
-        stored = self._bundle.checked(self._variant["command_buffers"][number]["code"])
-        return self._buffers[number].words, np.frombuffer(stored, "<i8")
+    def nodes(self, number: int) -> list[Node]:
+        """Return command buffer ``number`` as records, with numbers of kernels."""
+        return load_buffers(self._bundle, self._variant)[number][1]
 
     def kernel_texts(self) -> list[tuple[str, str, str]] | None:
         """Return name, text and line of the model of each kernel; None without debug information."""
@@ -248,7 +240,7 @@ class CpuExecutable:
         The arrays must be C-contiguous and have the plan's shapes and dtypes.
         The function may be called by several threads at the same time.
         """
-        arena_slot = plan.arguments + len(plan.results)
+        layout = Slots(plan.arguments, len(plan.results))
         arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
         need = arena_bytes + self._stride * self.threads
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
@@ -256,8 +248,8 @@ class CpuExecutable:
         words, field = WORDS, DATA_FIELD
 
         def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
-            slots = (ctypes.c_int64 * (arena_slot + 2))()
-            slots[arena_slot + 1] = self._constants.address
+            slots = (ctypes.c_int64 * layout.count)()
+            slots[layout.constants] = self._constants.address
             scratch = ctypes.c_void_p()
             calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
             return slots, scratch, calls
@@ -298,9 +290,9 @@ class CpuExecutable:
 
         return run
 
-    def session(self, slots: int) -> CpuSession:
-        """Begin a call with a pointer table of ``slots`` slots."""
-        return CpuSession(self, slots, self._constants.address, self._stride * self.threads)
+    def session(self, layout: Slots) -> CpuSession:
+        """Begin a call with a pointer table of this layout."""
+        return CpuSession(self, layout, self._constants.address, self._stride * self.threads)
 
     def stats(self) -> dict[str, Any]:
         """Return threads, kernels and memory (bytes)."""
@@ -324,11 +316,11 @@ class CpuExecutable:
 class CpuSession:
     """One call of a function whose course depends on its data."""
 
-    def __init__(self, executable: CpuExecutable, slots: int, constants: int, scratch_bytes: int) -> None:
+    def __init__(self, executable: CpuExecutable, layout: Slots, constants: int, scratch_bytes: int) -> None:
         self._executable = executable
-        self._slots = (ctypes.c_int64 * slots)()
-        self._slots[slots - 1] = constants
-        self._arena_slot = slots - 2
+        self._slots = (ctypes.c_int64 * layout.count)()
+        self._slots[layout.constants] = constants
+        self._arena_slot = layout.arena
         self._arena: Arena | None = None
         self._arena_bytes = 0
         self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
@@ -365,5 +357,3 @@ class CpuSession:
         for arena in (self._arena, self._scratch_arena):
             if arena is not None:
                 ARENAS.give(arena)
-
-

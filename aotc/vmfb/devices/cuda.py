@@ -9,24 +9,23 @@ executable run one after the other.
 
 from __future__ import annotations
 
-import ctypes
 from _thread import RLock
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.abi import CASE, COMMAND_HEADER, COPY, GRAPH, GRAPH_HEADER, WHILE
+from aotc.vmfb.abi import COPY, Node, Slots
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import load_commands
+from aotc.vmfb.commands import all_commands
 from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.cuda_program import Memory, Program
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.pointers import address_of
-
-MAX_BLOCKS = (1 << 31) - 1
 
 
 def _architecture(variant: dict[str, Any]) -> tuple[int, int]:
@@ -80,6 +79,15 @@ def _check_kernels(bundle: Bundle, variant: dict[str, Any]) -> None:
         raise BundleError(bundle.where, "the variant has kernels but no cubins")
 
 
+def _slots_written(nodes: Sequence[Node], kernels: list[dict[str, Any]]) -> frozenset[int]:
+    """Return the slots that some command writes."""
+    slots: set[int] = set()
+    for command in all_commands(nodes):
+        inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
+        slots.update(slot for slot, _ in command.places[inputs:])
+    return frozenset(slots)
+
+
 class CudaExecutable:
     """A CUDA variant on a GPU.
 
@@ -103,9 +111,10 @@ class CudaExecutable:
         self.where = bundle.where
         self._variant = variant
         self._ordinal = ordinal
-        self.buffers = load_commands(bundle, variant)
+        self.buffers = [nodes for _, nodes in load_buffers(bundle, variant)]
         self.gpu = cuda_driver.Gpu(ordinal)
         self.kernels = variant["kernels"]
+        self.writes = [_slots_written(nodes, self.kernels) for nodes in self.buffers]
         self.functions = self._load_functions(bundle)
         self.constants, self._constant_bytes = self._upload_constants(bundle)
         self.bytes = self._constant_bytes
@@ -138,7 +147,7 @@ class CudaExecutable:
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs ``plan`` on argument and result arrays."""
-        memory = Memory(self, plan.arguments + len(plan.results) + 2)
+        memory = Memory(self, Slots(plan.arguments, len(plan.results)))
         self._memories.append(memory)
         programs: list[Program] = []
 
@@ -148,7 +157,7 @@ class CudaExecutable:
                 if not memory.ready:
                     sizes = [x.nbytes for x in (*arrays, *results)]
                     memory.reserve([*sizes, plan.arena])
-                    programs[:] = [Program(self, memory, n, values) for n, values in plan.submissions]
+                    programs[:] = [Program(self, memory, self.buffers[n], values) for n, values in plan.submissions]
                 for slot, x in enumerate(arrays):
                     self.gpu.upload(memory.slots[slot], address_of(x), x.nbytes)
                 for program in programs:
@@ -159,9 +168,9 @@ class CudaExecutable:
 
         return run
 
-    def session(self, slots: int) -> CudaSession:
-        """Begin a call with a pointer table of ``slots`` slots."""
-        return CudaSession(self, slots)
+    def session(self, layout: Slots) -> CudaSession:
+        """Begin a call with a pointer table of this layout."""
+        return CudaSession(self, layout)
 
     def stats(self) -> dict[str, Any]:
         """Return the GPU, kernels and memory (bytes)."""
@@ -185,187 +194,20 @@ class CudaExecutable:
             return before - self.bytes
 
 
-class Memory:
-    """The pointer table of a call: addresses on the GPU, and the graphs that were made for them."""
-
-    def __init__(self, executable: CudaExecutable, slots: int) -> None:
-        self._executable = executable
-        self.slots = [0] * (slots - 1) + [executable.constants]
-        self.sizes = [0] * (slots - 1)
-        self.ready = False
-        self.graphs: list[Any] = []
-
-    def reserve(self, sizes: Sequence[int]) -> None:
-        """Take memory for all slots but the constants."""
-        for slot, size in enumerate(sizes):
-            self.take(slot, size)
-        self.ready = True
-
-    def take(self, slot: int, size: int) -> None:
-        """Take memory for one slot; what it had is given back."""
-        self.drop(slot)
-        self.slots[slot] = self._executable.gpu.allocate(size)
-        self.sizes[slot] = size
-        self._executable.bytes += size
-
-    def drop(self, slot: int) -> None:
-        """Give the memory of one slot back."""
-        if self.slots[slot]:
-            self._executable.gpu.free(self.slots[slot])
-            self._executable.bytes -= self.sizes[slot]
-            self.slots[slot] = 0
-
-    def release(self) -> None:
-        """Give everything back."""
-        for graph in self.graphs:
-            self._executable.gpu.destroy_graph(graph)
-        self.graphs.clear()
-        for slot in range(len(self.slots) - 1):
-            self.drop(slot)
-        self.ready = False
-
-
-class Program:
-    """A command buffer with its parameters and addresses put in.
-
-    Graphs are recorded once; ``record=False`` runs their commands directly, for a
-    call whose addresses are used only once.
-    """
-
-    def __init__(
-        self, executable: CudaExecutable, memory: Memory, number: int, parameters: Sequence[int], record: bool = True
-    ) -> None:
-        self._executable, self._memory, self._parameters, self._record = executable, memory, parameters, record
-        self._words: list[int] = executable.buffers[number].words
-        self._keep: list[Any] = []
-        self._flag = np.zeros(8, np.uint8)
-        self._steps = self._nodes(0, len(self._words))
-
-    def run(self) -> None:
-        """Put the whole command buffer on the stream; waits where the host must read a predicate."""
-        for step in self._steps:
-            step()
-
-    def _value(self, operand: int) -> int:
-        return self._parameters[operand >> 1] if operand & 1 else operand >> 1
-
-    def _place(self, at: int) -> int:
-        return self._memory.slots[self._words[at]] + self._value(self._words[at + 1])
-
-    def _nodes(self, at: int, end: int) -> list[Callable[[], None]]:
-        steps: list[Callable[[], None]] = []
-        while at < end:
-            match self._words[at]:
-                case code if code == GRAPH:
-                    steps.append(self._graph(at))
-                case code if code == WHILE:
-                    steps.append(self._while(at))
-                case code if code == CASE:
-                    steps.append(self._case(at))
-            at += self._words[at + 1]
-        return steps
-
-    def _graph(self, at: int) -> Callable[[], None]:
-        """Return what runs a graph; its commands are in an order that respects the edges."""
-        words, gpu = self._words, self._executable.gpu
-        commands = [self._command(at + words[at + GRAPH_HEADER + n]) for n in range(words[at + 2])]
-
-        def run_all() -> None:
-            for command in commands:
-                command()
-
-        if not self._record:
-            return run_all
-        gpu.begin_capture()
-        try:
-            run_all()
-        finally:
-            graph = gpu.end_capture()
-        self._memory.graphs.append(graph)
-        return lambda: gpu.run_graph(graph)
-
-    def _command(self, at: int) -> Callable[[], None]:
-        words, gpu = self._words, self._executable.gpu
-        kind, number, items, _, _, successors, places, dims = words[at : at + COMMAND_HEADER]
-        first = at + COMMAND_HEADER + successors
-        pointers = [self._place(p) for p in range(first, first + 2 * places, 2)]
-        values = [self._value(w) for w in words[first + 2 * places : first + 2 * places + dims]]
-        if kind == COPY:
-            return lambda: gpu.copy(pointers[1], pointers[0], values[0])
-        kernel, function = self._executable.kernels[number], self._executable.functions[number]
-        count = self._value(items)
-        blocks, threads = -(-count // kernel["items"]), kernel["threads"]
-        if blocks > MAX_BLOCKS:
-            raise VmError(self._executable.where, f"kernel {kernel['name']!r} has too large a grid", blocks, MAX_BLOCKS)
-        given = (ctypes.c_int64 * (places + dims + 1))(*pointers, *values, count)
-        start = ctypes.addressof(given)
-        table = (ctypes.c_void_p * len(given))(*[start + 8 * n for n in range(len(given))])
-        self._keep += [given, table]
-        return (lambda: gpu.launch(function, blocks, threads, table)) if blocks else (lambda: None)
-
-    def _read(self, at: int, size: int) -> Callable[[], None]:
-        """Return what brings a scalar to ``_flag``."""
-        gpu, to = self._executable.gpu, self._flag.ctypes.data
-        source = self._place(at)
-
-        def read() -> None:
-            gpu.download(to, source, size)
-            gpu.wait()
-
-        return read
-
-    def _while(self, at: int) -> Callable[[], None]:
-        words = self._words
-        begin = at + 6
-        condition = self._nodes(begin, begin + words[at + 2])
-        body = self._nodes(begin + words[at + 2], begin + words[at + 2] + words[at + 3])
-        read = self._read(at + 4, 1)
-
-        def run() -> None:
-            while True:
-                for step in condition:
-                    step()
-                read()
-                if not self._flag[0]:
-                    return
-                for step in body:
-                    step()
-
-        return run
-
-    def _case(self, at: int) -> Callable[[], None]:
-        words = self._words
-        count = words[at + 2]
-        begin = at + 5 + count
-        branches = []
-        for length in words[at + 5 : at + 5 + count]:
-            branches.append(self._nodes(begin, begin + length))
-            begin += length
-        read = self._read(at + 3, 4)
-
-        def run() -> None:
-            read()
-            number = int(self._flag.view(np.int32)[0])
-            for step in branches[number if 0 <= number < count else -1]:
-                step()
-
-        return run
-
-
 class CudaSession:
     """One call of a function whose course depends on its data; it has the executable for itself."""
 
-    def __init__(self, executable: CudaExecutable, slots: int) -> None:
+    def __init__(self, executable: CudaExecutable, layout: Slots) -> None:
         self._executable = executable
         executable.lock.acquire()
         executable.gpu.enter()
-        self._memory = Memory(executable, slots)
+        self._memory = Memory(executable, layout)
+        self._arena_slot = layout.arena
         self._arrays: dict[int, np.ndarray] = {}
-        self._written: set[int] = set()
 
     def arena(self, size: int) -> None:
         """Take an arena of ``size`` bytes; what an earlier one held is kept."""
-        memory, gpu, slot = self._memory, self._executable.gpu, len(self._memory.slots) - 2
+        memory, gpu, slot = self._memory, self._executable.gpu, self._arena_slot
         old, held = memory.slots[slot], memory.sizes[slot]
         memory.slots[slot] = 0
         memory.take(slot, size)
@@ -383,8 +225,9 @@ class CudaSession:
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
-        Program(self._executable, self._memory, number, parameters, record=False).run()
-        for slot in self._executable.buffers[number].writes & self._arrays.keys():
+        nodes = self._executable.buffers[number]
+        Program(self._executable, self._memory, nodes, parameters, record=False).run()
+        for slot in self._executable.writes[number] & self._arrays.keys():
             array = self._arrays[slot]
             self._executable.gpu.download(address_of(array), self._memory.slots[slot], array.nbytes)
         self._executable.gpu.wait()

@@ -1,0 +1,51 @@
+"""Command buffers of a variant, read and checked: what every device starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.abi import Node, Slots
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.commands import Invalid, read_commands
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.isa import BY_NAME
+from aotc.vmfb.verify import check_commands
+
+
+def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[np.ndarray, list[Node]]]:
+    """Return the command buffers of a variant: the words, in the bundle's memory, and the records.
+
+    Raises
+    ------
+    BundleError
+        If one breaks the rules.
+    """
+    rows = variant["command_buffers"]
+    buffers = []
+    for number, (row, slots) in enumerate(zip(rows, _fewest_slots(bundle, variant), strict=True)):
+        data = bundle.checked(row["code"])
+        try:
+            if data.nbytes % 8:
+                raise Invalid(f"{data.nbytes} bytes are no whole number of words")
+            words = np.frombuffer(data, "<i8")
+            nodes = read_commands(words.tolist())
+            check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
+        except Invalid as error:
+            raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
+        buffers.append((words, nodes))
+    return buffers
+
+
+def _fewest_slots(bundle: Bundle, variant: dict[str, Any]) -> list[int]:
+    """Return, for each command buffer, the slots of the smallest function that submits it."""
+    submit = BY_NAME["submit"].opcode
+    signatures = bundle.manifest["functions"]
+    fewest: dict[int, int] = {}
+    for name, program in variant["functions"].items():
+        count = Slots(len(signatures[name]["arguments"]), len(signatures[name]["results"])).count
+        for line in program["code"]:
+            if line[0] == submit:
+                fewest[line[1]] = min(fewest.get(line[1], count), count)
+    return [fewest.get(number, 0) for number in range(len(variant["command_buffers"]))]
