@@ -190,7 +190,7 @@ def test_a_loader_that_breaks_says_which_bundle(place, monkeypatch, tmp_path):
     monkeypatch.setattr(f"aotc.vmfb.module.{place}", broken)
     path = tmp_path / "m.vmfb"
     path.write_bytes(tiny.bundle())
-    with pytest.raises(BundleError, match=r"m\.vmfb: error: the bundle cannot be loaded: KeyError: 'planted'") as caught:
+    with pytest.raises(BundleError, match=r"m\.vmfb: error: the bundle cannot be loaded: KeyError") as caught:
         aotc.load(path)
     assert isinstance(caught.value.__cause__, KeyError)
 

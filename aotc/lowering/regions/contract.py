@@ -18,6 +18,8 @@ from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiling import best_tile, split_rows
+from aotc.lowering.regions.contract_cuda import lower_product_cuda
+from aotc.lowering.regions.contract_loops import lower_product_loops
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.region import RegionBuilder, store_all
 from aotc.targets import Target
@@ -91,13 +93,9 @@ def lower_contract(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     op = next(op for op in function.body.ops if op.results[0] is b.anchors.anchor)
     if target.kind == "cuda":
-        from aotc.lowering.regions.contract_cuda import lower_product_cuda
-
         return lower_product_cuda(b, op)
     described = _DESCRIBE[op.name](b, op, target)
     if described is None:
-        from aotc.lowering.regions.contract_loops import lower_product_loops
-
         return lower_product_loops(b, op)
     return _Tiles(b, op, described, target).lower()
 
