@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from aotc.ir.tensor_text import print_module
 from aotc.ir.tensor_verify import verify
 from aotc.kernels.cpu.build import start_workers
 from aotc.lowering.lower import lower
+from aotc.lowering.passes import invariants
 from aotc.lowering.passes.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse
@@ -58,13 +59,13 @@ Run = Callable[[Module, Options], Module]
 class Pass:
     """One step of the compiler: a pure function ``Module, Options -> Module``.
 
-    ``required`` passes are never left out by ``--bisect``; ``establishes`` is the
-    property of the module that holds from here on.
+    ``required`` passes are never left out by ``--bisect``; ``establishes`` tells what breaks the property that
+    holds from here on, and ``--verify-each`` asks it after this pass and after each later one.
     """
 
     run: Run
     required: bool = False
-    establishes: str = ""
+    establishes: invariants.Predicate | None = None
 
     @property
     def name(self) -> str:
@@ -73,15 +74,15 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(inline, required=True, establishes="no calls"),
-    Pass(specialize, required=True, establishes="an entry per combination of given sizes"),
-    Pass(lower_collectives, required=True, establishes="no collectives"),
+    Pass(inline, required=True, establishes=invariants.no_calls),
+    Pass(specialize, required=True, establishes=invariants.copies_are_complete),
+    Pass(lower_collectives, required=True, establishes=invariants.no_collectives),
     Pass(canonicalize),
     Pass(cse),
     Pass(licm),
-    Pass(canonicalize_dot, required=True, establishes="products are matmul"),
-    Pass(decompose_convolution, required=True, establishes="convolutions are conv"),
-    Pass(decompose_fft, required=True, establishes="transforms are dft"),
+    Pass(canonicalize_dot, required=True, establishes=invariants.products_are_matmul),
+    Pass(decompose_convolution, required=True, establishes=invariants.convolutions_are_conv),
+    Pass(decompose_fft, required=True, establishes=invariants.transforms_are_dft),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
@@ -90,14 +91,39 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize),
     Pass(cse),
     Pass(dce),
-    Pass(fuse, required=True, establishes="every op in a region"),
+    Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
 )
+
+_NO_LOWERING = "lowering has no rule for what the first replaces"
+
+MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
+    (inline, licm, "what is behind a call cannot leave the loop"),
+    (inline, fuse, "a region is cut out of one body, and what is called would become no region"),
+    (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
+    (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
+    (lower_collectives, fuse, _NO_LOWERING),
+    (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
+    (canonicalize_dot, pack_contractions, "only matmul is packed"),
+    (canonicalize_dot, fuse, _NO_LOWERING),
+    (decompose_convolution, pack_contractions, "only conv is packed, and the matmul that a convolution may be"),
+    (decompose_convolution, fuse, _NO_LOWERING),
+    (decompose_fft, fuse, _NO_LOWERING),
+    (fold_constants, pack_contractions, "weights are packed if they are constants by then"),
+    (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
+    (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
+    (split_windows, fuse, "the steps are to become kernels"),
+    (split_reductions, fuse, "the steps are to become kernels"),
+    (cse, fuse, "equal ops in two regions are computed twice"),
+    (dce, fuse, "what nobody reads would become a kernel"),
+)
+"""Why the table is in its order: the first pass runs before the second, of which the last run counts."""
 
 
 def run_passes(
     module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None
 ) -> Module:
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
+    done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
         if options.progress:
             options.progress(number, len(PASSES), step.name)
@@ -106,8 +132,9 @@ def run_passes(
         begin = time.perf_counter()
         with guard(f"in pass {number} {step.name}", options, module):
             after = step.run(module, options)
+            done.append(step)
             if options.verify_each:
-                _verify(after)
+                _verify(after, done)
         module = after
         if watch:
             watch(number, step, module)
@@ -135,8 +162,12 @@ def _dump(options: Options, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
 
-def _verify(module: Module) -> None:
+def _verify(module: Module, done: Sequence[Pass]) -> None:
+    """Check the module that the last of the passes ``done`` made, and what all of them establish."""
     findings = [f.message for f in verify(module)]
+    for step in done:
+        if step.establishes:
+            findings += [f"{f.message} (as {step.name} establishes)" for f in step.establishes(module)]
     if findings:
         raise InternalError("the IR after it is wrong: " + "; ".join(findings[:3]))
 
@@ -230,4 +261,4 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     return assemble(signatures, variants, options)
 
 
-__all__ = ["PASSES", "Pass", "compile", "lower", "run_passes"]
+__all__ = ["MUST_PRECEDE", "PASSES", "Pass", "compile", "lower", "run_passes"]
