@@ -15,11 +15,21 @@ _HOMES = {
     "load": "aotc.vmfb.module",
     "register_custom_call": "aotc.vmfb.custom_calls",
     "CompileError": "aotc.diagnostics",
+    "InternalError": "aotc.diagnostics",
     "BundleError": "aotc.vmfb.errors",
     "VmError": "aotc.vmfb.errors",
 }
 
-__all__ = ["BundleError", "CompileError", "VmError", "__version__", "compile", "load", "register_custom_call"]
+__all__ = [
+    "BundleError",
+    "CompileError",
+    "InternalError",
+    "VmError",
+    "__version__",
+    "compile",
+    "load",
+    "register_custom_call",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import aotc
+from aotc.diagnostics import CompileError
+from aotc.guard import guard
 from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
+from aotc.kernels.cpu.build import NativeCall, build_executor, build_library
 from aotc.lowering.lower import Variant
 from aotc.options import Options
+from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
-
-if TYPE_CHECKING:
-    from aotc.kernels.cpu.build import NativeCall
-
-
+from aotc.weights import write_weights
 
 
 def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
     """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
-    from aotc.vmfb.bundle import write_bundle
-
     segments: list[tuple[str, Any]] = []
-    entries = [_variant_entry(v, segments, options) for v in variants]
     main = next(f for f in module.functions.values() if f.public)
+    path = main.loc.path
+    with guard("while compiling the kernels", options, path=path):
+        entries = [_variant_entry(v, segments, options) for v in variants]
+    with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
+        return _written(module, main, entries, segments, _debug(variants) if options.debug_info else None)
+
+
+def _written(
+    module: Module, main: Function, entries: list[dict[str, Any]], segments: list[tuple[str, Any]], debug: Any
+) -> bytes:
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
     manifest = {
         "format": 1,
@@ -38,7 +45,7 @@ def assemble(module: Module, variants: list[Variant], options: Options) -> bytes
         "functions": {f.name: signature(f) for f in module.functions.values() if f.public},
         "symbols": sorted(dims),
         "variants": entries,
-        "debug": _debug(variants) if options.debug_info else None,
+        "debug": debug,
     }
     data = write_bundle(None, manifest, segments)
     assert data is not None
@@ -72,8 +79,6 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         built: Any = build_cubins(v.kernels, v.target, options)
         entry["cubin"] = add("cubin", built.data)
     else:
-        from aotc.kernels.cpu.build import build_executor, build_library
-
         users = native_calls(v)
         built = build_library(v.kernels, v.target, options, users)
         entry["library"] = add("kernels.so", built.data)
@@ -87,8 +92,6 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
 
 def native_calls(v: Variant) -> list[NativeCall]:
     """Return the user's functions that are compiled into the bundle."""
-    from aotc.kernels.cpu.build import NativeCall
-
     return [
         NativeCall(c.name, c.symbol, c.operands + c.results, c.attributes, c.loc, known.function)
         for c in v.custom.values()
@@ -100,8 +103,6 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     if not v.constants.arrays:
         return None
     if options.weights != "inline":
-        from aotc.weights import write_weights
-
         return {"external": write_weights(options.weights, v.constants)}
     return {"segment": add("constants", v.constants.parts())}
 

@@ -1,7 +1,7 @@
 """Where something came from, and the two ways in which compilation fails.
 
 ``CompileError``: the input is at fault; its text is for the person who wrote it.
-``InternalError``: we are; it names the pass and how to repeat the failure.
+``InternalError``: we are; it names the stage and how to repeat the failure.
 """
 
 from __future__ import annotations
@@ -91,17 +91,18 @@ class InternalError(Exception):
     Parameters
     ----------
     message : str
-        What broke, and in which pass.
+        What broke, and in which stage.
     dump : str
-        Folder with the IR before and after, if it was written.
+        Folder with the traceback and with what the stage began with, if it was written.
     repeat : str
         The command that repeats the failure.
     """
 
     def __init__(self, message: str, dump: str = "", repeat: str = "") -> None:
+        self.message, self.dump = message, dump
         text = [f"internal error: {message}", "  this is a bug in aotc, not in your model"]
         if dump:
-            text.append(f"  IR before the failing pass: {dump}")
+            text.append(f"  traceback, and the IR before it: {dump}")
         if repeat:
             text.append(f"  to repeat: {repeat}")
         super().__init__("\n".join(text))

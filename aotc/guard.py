@@ -1,26 +1,139 @@
-"""What becomes of a fault of the compiler: an error that names the stage and a folder."""
+"""The net around every stage of the compiler: what falls into it is ours, and leaves as an error with its evidence.
+
+What leaves a stage is one of four. ``CompileError``: the model is at fault, or the machine (no memory, no room on the
+disk, a package that is not installed). ``BundleError`` and ``VmError``: the runtime, which the compiler uses to write
+files, says so. ``InternalError``: anything else, with the stage, a folder that holds what the stage began with and the
+traceback, and the command that repeats it. ``KeyboardInterrupt`` and a closed pipe are nobody's fault and pass.
+"""
 
 from __future__ import annotations
 
+import errno
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
-from aotc.diagnostics import InternalError
+from aotc.diagnostics import UNKNOWN, CompileError, InternalError, Loc
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
 from aotc.options import Options
+from aotc.vmfb.errors import BundleError, VmError
+
+THEIRS = (CompileError, BundleError, VmError)
+"""The errors that say that somebody else is at fault."""
+EXTRAS = {
+    **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "ziglang", "safetensors"), "compile"),
+    **dict.fromkeys(("cuda", "numba_cuda", "nvidia"), "cuda-compile"),
+}
+"""The extra of aotc that installs a package."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS})
 
 
-def internal_error(error: Exception, where: str, module: Module, options: Options) -> InternalError:
-    """Return what to raise for ``error``; the module that ``where`` was given goes to a folder with the traceback."""
-    folder = Path(options.dump_ir or mkdtemp(prefix="aotc-"))
-    folder.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def guard(
+    where: str,
+    options: Options,
+    model: Module | str | bytes | None = None,
+    path: str = "",
+    passing: tuple[type[Exception], ...] = THEIRS,
+) -> Iterator[None]:
+    """Let nothing but the errors above leave the block.
+
+    Parameters
+    ----------
+    where : str
+        What the block does, as ``in pass 3 inline``.
+    options : Options
+        Where the evidence goes (``dump_ir``), and the flags of the command that repeats it.
+    model : Module, str or bytes, optional
+        What the stage begins with: a module, or the text or bytecode of a model.
+    path : str
+        The model's file, if it came from one.
+    passing : tuple of exception types
+        What leaves the block as it is.
+    """
     try:
-        (folder / "before.txt").write_text(print_module(module))
-    except Exception:
-        (folder / "before.txt").write_text("the IR could not be printed")
-    (folder / "traceback.txt").write_text(traceback.format_exc())
-    return InternalError(
-        f"{where}: {type(error).__name__}: {error}", str(folder), "aotc compile with --verify-each --dump-ir DIR"
-    )
+        yield
+    except BrokenPipeError:
+        raise
+    except passing:
+        raise
+    except InternalError as error:
+        if error.dump:
+            raise
+        raise internal_error(error, where, options, model, path) from error
+    except Exception as error:
+        raise machine_error(error, where) or internal_error(error, where, options, model, path) from error
+
+
+def machine_error(error: Exception, where: str = "") -> CompileError | None:
+    """Return what to raise where the machine is at fault, or the way aotc was installed; None if it is neither."""
+    match error:
+        case MemoryError():
+            hint = "a machine with more of it, or a smaller batch"
+            return CompileError.at(UNKNOWN, f"out of memory {where}".rstrip(), hint=hint)
+        case ModuleNotFoundError() if (package := (error.name or "").partition(".")[0]) in EXTRAS:
+            hint = f"pip install 'aotc[{EXTRAS[package]}]'"
+            return CompileError.at(UNKNOWN, f"this needs {package}, which is not installed", hint=hint)
+        case OSError() if error.filename or error.errno in NO_ROOM:
+            place = Loc(str(error.filename)) if error.filename else UNKNOWN
+            return CompileError.at(place, error.strerror or str(error))
+    return None
+
+
+def internal_error(
+    error: Exception,
+    where: str,
+    options: Options,
+    model: Module | str | bytes | None = None,
+    path: str = "",
+    repeat: str = "",
+) -> InternalError:
+    """Return what to raise for ``error``, a fault of ours; the evidence goes to a folder.
+
+    ``repeat`` is the command to repeat it with, by default one that compiles the model; see :func:`guard` for the rest.
+    """
+    text = error.message if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
+    message = f"{where}: {text}" if where else text
+    try:
+        folder = Path(options.dump_ir or mkdtemp(prefix="aotc-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
+        kept = _keep(model, path, folder)
+    except OSError as reason:  # no room for the evidence: the error must be heard all the same
+        message += f" (and nothing could be written about it: {reason})"
+        return InternalError(message, repeat=repeat or _command(options, path))
+    return InternalError(message, str(folder), repeat or _command(options, kept))
+
+
+def _keep(model: Module | str | bytes | None, path: str, folder: Path) -> str:
+    """Write what the stage began with; return the model's file for the command, or an empty string."""
+    if isinstance(model, Module):
+        (folder / "before.txt").write_text(_printed(model))
+        return path or next((f.loc.path for f in model.functions.values() if f.loc.path), "")
+    if model is None or path:
+        return path
+    file = folder / "model.mlir"
+    file.write_bytes(model.encode() if isinstance(model, str) else model)
+    return str(file)
+
+
+def _printed(module: Module) -> str:
+    try:
+        return print_module(module)
+    except Exception:  # a pass may have left anything
+        return "the IR could not be printed"
+
+
+def _command(options: Options, path: str) -> str:
+    """Return the command that compiles the model again and checks the IR after every pass."""
+    plain = Options()
+    flags = [
+        f"--{name.replace('_', '-')}={getattr(options, name)}"
+        for name in ("target", "opt_level", "weights", "bisect", "stop_after")
+        if getattr(options, name) != getattr(plain, name)
+    ]
+    flags += [f"--specialize={name}={','.join(map(str, sizes))}" for name, sizes in options.specialize.items()]
+    return " ".join(["aotc compile", path or "MODEL", "-o model.vmfb", *flags, "--verify-each --no-cache --dump-ir=ir"])

@@ -1,9 +1,14 @@
-"""The compiler's options: one frozen record; every CLI flag is a field of it."""
+"""The compiler's options: one frozen record; every CLI flag is a field of it; and what they may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral
+from pathlib import Path
+
+from aotc.diagnostics import UNKNOWN, CompileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Options:
     jobs : int
         Compiler processes; 0 means one per core.
     verify_each : bool
-        Verify the IR after every pass.
+        Verify the IR after every pass, and what the passes so far establish.
     dump_ir : str
         Folder for the IR after every pass, or empty.
     print_after : str
@@ -57,3 +62,44 @@ class Options:
     bisect: int = -1
     timings: bool = False
     progress: Callable[[int, int, str], None] | None = None
+
+
+_KINDS = {bool: (bool,), int: (Integral,), str: (str, os.PathLike)}
+"""What an option may be, by the type of its default."""
+
+
+def check_options(options: Options, passes: Sequence[str]) -> None:
+    """Refuse options that name nothing; ``passes`` are the names that ``stop_after`` and ``print_after`` may have.
+
+    Raises
+    ------
+    CompileError
+        If an option is of another type, ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file,
+        ``dump_ir`` no folder, ``opt_level`` no level, ``jobs`` negative, ``specialize`` no sizes by name.
+    """
+    for f in fields(options):
+        value = getattr(options, f.name)
+        if not isinstance(value, _KINDS.get(type(f.default), object)):
+            raise _wrong(f"{f.name} is {value!r}", f"a {type(f.default).__name__}")
+    if options.jobs < 0:
+        raise _wrong(f"jobs is {options.jobs}", "a number of processes; 0 is one per core")
+    if options.opt_level not in range(4):
+        raise _wrong(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
+    names = list(dict.fromkeys(passes))
+    for name in filter(None, (options.stop_after, options.print_after)):
+        if name not in names:
+            raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
+    if options.weights != "inline" and not os.fspath(options.weights).endswith(".safetensors"):
+        raise _wrong(f"weights is {options.weights!r}", "inline, or a path.safetensors")
+    folder = Path(options.dump_ir)
+    if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
+        raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")
+    sizes = options.specialize.values() if isinstance(options.specialize, Mapping) else [None]
+    if not all(isinstance(s, Iterable) and not isinstance(s, str) for s in sizes):
+        raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    if options.progress is not None and not callable(options.progress):
+        raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
+
+
+def _wrong(message: str, hint: str) -> CompileError:
+    return CompileError.at(UNKNOWN, message, hint=hint)

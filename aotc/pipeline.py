@@ -1,13 +1,16 @@
-"""START HERE: the compiler in one file.
+"""START HERE: the compiler on one page.
 
 :data:`PASSES` is the table of everything that happens to a model between import
 and kernels; :func:`run_passes` is the loop that runs it, and the only place that
 times, verifies, prints, dumps, stops and bisects. :func:`compile` is the way
 from a model to the bytes of a bundle::
 
-    model --import_model--> tensor IR --PASSES--> fused tensor IR
-          --lower_region--> loop IR --bufferize, plan_memory, schedule--> program
-          --build_library--> native kernels --write_bundle--> one file
+    model --fetch, import_raw (frontend)--> tensor IR
+          --PASSES (lowering/passes)--> fused tensor IR
+          --lower (lowering): regions, program--> loop IR, command buffers, host programs
+          --assemble: kernels, vmfb--> native code --> one file
+
+Each of these stages runs under :func:`aotc.guard.guard`, which says what may leave it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +26,14 @@ from typing import Any
 
 from aotc import bundle_cache
 from aotc.assemble import assemble
-from aotc.diagnostics import UNKNOWN, CompileError, InternalError
-from aotc.guard import internal_error
+from aotc.diagnostics import InternalError
+from aotc.guard import guard
 from aotc.ir.tensor_ir import Module
+from aotc.ir.tensor_text import print_module
+from aotc.ir.tensor_verify import verify
+from aotc.kernels.cpu.build import start_workers
 from aotc.lowering.lower import lower
+from aotc.lowering.passes import invariants
 from aotc.lowering.passes.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse
@@ -42,21 +49,23 @@ from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
-from aotc.options import Options
+from aotc.options import Options, check_options
 from aotc.targets import Target, resolve
+
+Run = Callable[[Module, Options], Module]
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One step of the compiler: a pure function ``Module, Options -> Module``.
 
-    ``required`` passes are never left out by ``--bisect``; ``establishes`` is the
-    property of the module that holds from here on.
+    ``required`` passes are never left out by ``--bisect``; ``establishes`` tells what breaks the property that
+    holds from here on, and ``--verify-each`` asks it after this pass and after each later one.
     """
 
-    run: Callable[[Module, Options], Module]
+    run: Run
     required: bool = False
-    establishes: str = ""
+    establishes: invariants.Predicate | None = None
 
     @property
     def name(self) -> str:
@@ -65,15 +74,15 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(inline, required=True, establishes="no calls"),
-    Pass(specialize, required=True, establishes="an entry per combination of given sizes"),
-    Pass(lower_collectives, required=True, establishes="no collectives"),
+    Pass(inline, required=True, establishes=invariants.no_calls),
+    Pass(specialize, required=True, establishes=invariants.copies_are_complete),
+    Pass(lower_collectives, required=True, establishes=invariants.no_collectives),
     Pass(canonicalize),
     Pass(cse),
     Pass(licm),
-    Pass(canonicalize_dot, required=True, establishes="products are matmul"),
-    Pass(decompose_convolution, required=True, establishes="convolutions are conv"),
-    Pass(decompose_fft, required=True, establishes="transforms are dft"),
+    Pass(canonicalize_dot, required=True, establishes=invariants.products_are_matmul),
+    Pass(decompose_convolution, required=True, establishes=invariants.convolutions_are_conv),
+    Pass(decompose_fft, required=True, establishes=invariants.transforms_are_dft),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
@@ -82,32 +91,55 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize),
     Pass(cse),
     Pass(dce),
-    Pass(fuse, required=True, establishes="every op in a region"),
+    Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
 )
+
+_NO_LOWERING = "lowering has no rule for what the first replaces"
+
+MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
+    (inline, licm, "what is behind a call cannot leave the loop"),
+    (inline, fuse, "a region is cut out of one body, and what is called would become no region"),
+    (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
+    (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
+    (lower_collectives, fuse, _NO_LOWERING),
+    (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
+    (canonicalize_dot, pack_contractions, "only matmul is packed"),
+    (canonicalize_dot, fuse, _NO_LOWERING),
+    (decompose_convolution, pack_contractions, "only conv is packed, and the matmul that a convolution may be"),
+    (decompose_convolution, fuse, _NO_LOWERING),
+    (decompose_fft, fuse, _NO_LOWERING),
+    (fold_constants, pack_contractions, "weights are packed if they are constants by then"),
+    (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
+    (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
+    (split_windows, fuse, "the steps are to become kernels"),
+    (split_reductions, fuse, "the steps are to become kernels"),
+    (cse, fuse, "equal ops in two regions are computed twice"),
+    (dce, fuse, "what nobody reads would become a kernel"),
+)
+"""Why the table is in its order: the first pass runs before the second, of which the last run counts."""
 
 
 def run_passes(
     module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None
 ) -> Module:
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
+    done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
         if options.progress:
             options.progress(number, len(PASSES), step.name)
         if 0 <= options.bisect < number and not step.required:
             continue
         begin = time.perf_counter()
-        try:
+        with guard(f"in pass {number} {step.name}", options, module):
             after = step.run(module, options)
+            done.append(step)
             if options.verify_each:
-                _verify(after, step)
-        except (CompileError, InternalError):
-            raise
-        except Exception as error:
-            raise internal_error(error, f"in pass {number} {step.name}", module, options) from error
+                _verify(after, done)
         module = after
         if watch:
             watch(number, step, module)
-        _report(number, step, module, time.perf_counter() - begin, options)
+        with guard(f"in the report on pass {number} {step.name}", options, module):
+            _report(number, step, module, time.perf_counter() - begin, options)
         if step.name == options.stop_after:
             break
     return module
@@ -117,8 +149,6 @@ def _report(number: int, step: Pass, module: Module, seconds: float, options: Op
     if options.timings:
         print(f"{number:3} {step.name:<24} {1e3 * seconds:8.1f} ms", file=sys.stderr)
     if options.print_after == step.name or options.dump_ir:
-        from aotc.ir.tensor_text import print_module
-
         text = print_module(module)
         if options.print_after == step.name:
             print(text, file=sys.stderr)
@@ -132,30 +162,14 @@ def _dump(options: Options, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
 
-def _verify(module: Module, step: Pass) -> None:
-    from aotc.ir.tensor_verify import verify
-
-    findings = verify(module)
+def _verify(module: Module, done: Sequence[Pass]) -> None:
+    """Check the module that the last of the passes ``done`` made, and what all of them establish."""
+    findings = [f.message for f in verify(module)]
+    for step in done:
+        if step.establishes:
+            findings += [f"{f.message} (as {step.name} establishes)" for f in step.establishes(module)]
     if findings:
-        raise InternalError(f"after pass {step.name}: " + "; ".join(f.message for f in findings[:3]))
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
+        raise InternalError("the IR after it is wrong: " + "; ".join(findings[:3]))
 
 
 def compile(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> bytes:
@@ -179,53 +193,41 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
     Raises
     ------
     CompileError
-        The model cannot be compiled: where, what was found, what was expected.
+        The model cannot be compiled: where, what was found, what was expected. Also where the function that is
+        traced raises, with its exception as the cause, and where memory or disk do not suffice.
+    BundleError
+        A file of weights cannot be written.
+    InternalError
+        aotc is at fault: the stage, and a folder with what is needed to repeat it.
     """
     chosen = replace(options or Options(), **flags)
-    check_options(chosen)
+    check_options(chosen, [step.name for step in PASSES])
     targets = resolve(chosen.target)
-    from aotc.frontend.mlir import fetch
-
     if callable(model):  # tracing takes longer than the compilers need to start
-        _start_compilers(targets, chosen)
+        _start_compilers(chosen)
+    with guard("while importing the compiler", chosen):
+        from aotc.frontend.mlir import fetch
     raw = fetch(model, *example_args)
-    key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
-    found = bundle_cache.read(key) if key else None
-    if found is not None:
-        return found
+    with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
+        key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
+        known = bundle_cache.read(key) if key else None
+    if known is not None:
+        return known
     begin = time.perf_counter()
-    _start_compilers(targets, chosen)
-    given = [raw]
+    _start_compilers(chosen)
+    models = [raw]
     del raw
     with _without_collection():
-        data = _compile(given, targets, chosen)
+        data = _compile(models, targets, chosen)
     if key and time.perf_counter() - begin > bundle_cache.WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
 
 
-def check_options(options: Options) -> None:
-    """Refuse options that name nothing.
-
-    Raises
-    ------
-    CompileError
-        If ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file, ``dump_ir`` no folder,
-        ``opt_level`` no level, ``jobs`` negative.
-    """
-    if options.jobs < 0:
-        raise CompileError.at(UNKNOWN, f"jobs is {options.jobs}", hint="a number of processes; 0 is one per core")
-    if options.opt_level not in range(4):
-        raise CompileError.at(UNKNOWN, f"opt_level is {options.opt_level!r}", hint="0, 1, 2 or 3")
-    names = list(dict.fromkeys(step.name for step in PASSES))
-    for name in filter(None, (options.stop_after, options.print_after)):
-        if name not in names:
-            raise CompileError.at(UNKNOWN, f"no pass {name!r}", hint=f"one of {', '.join(names)}")
-    if options.weights != "inline" and not options.weights.endswith(".safetensors"):
-        raise CompileError.at(UNKNOWN, f"weights is {options.weights!r}", hint="inline, or a path.safetensors")
-    folder = Path(options.dump_ir)
-    if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
-        raise CompileError.at(UNKNOWN, f"dump_ir is {options.dump_ir!r}, which is no folder", hint="a new folder")
+def _start_compilers(options: Options) -> None:
+    """Begin starting the compiler processes while the model is being read."""
+    with guard("while starting the compiler processes", options):
+        start_workers(options)
 
 
 @contextmanager
@@ -240,15 +242,15 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _compile(given: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
-    """Compile the model that is the only element of ``given``.
+def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
+    """Compile the model that is the only element of ``models``.
 
     A model may be as large as its weights: it is taken out of the list, and what
     each step was made from is let go before the next one.
     """
     from aotc.frontend.importer import import_raw
 
-    modules = [import_raw(given.pop())]
+    modules = [import_raw(models.pop(), options=options)]
     functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[0].functions.items() if f.public}
     signatures = replace(modules[0], functions=functions)
     variants = []
@@ -259,11 +261,4 @@ def _compile(given: list[Any], targets: tuple[Target, ...], options: Options) ->
     return assemble(signatures, variants, options)
 
 
-def _start_compilers(targets: tuple[Target, ...], options: Options) -> None:
-    """Begin starting the compiler processes while the model is being read."""
-    from aotc.kernels.cpu.build import start_workers
-
-    start_workers(options)
-
-
-__all__ = ["PASSES", "Pass", "compile", "lower", "run_passes"]
+__all__ = ["MUST_PRECEDE", "PASSES", "Pass", "compile", "lower", "run_passes"]

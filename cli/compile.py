@@ -132,9 +132,10 @@ def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.frontend.importer import import_model
     from aotc.ir.tensor_text import print_module
-    from aotc.pipeline import check_options, run_passes
+    from aotc.options import check_options
+    from aotc.pipeline import PASSES, run_passes
 
-    check_options(options)
+    check_options(options, [step.name for step in PASSES])
     return print_module(run_passes(import_model(source), options))
 
 

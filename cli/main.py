@@ -7,6 +7,7 @@ or the command line cannot be read. A command imports what it needs when it runs
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import typer
@@ -15,8 +16,6 @@ from aotc import __version__
 from aotc_cli import bench, check, compile, doctor, dump, inspect, lint, run, targets, verify
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
-_COMPILER_MODULES = frozenset({"jax", "jaxlib", "numba", "llvmlite", "ziglang", "safetensors"})
-_CUDA_MODULES = frozenset({"cuda", "numba_cuda", "nvidia"})
 
 app = typer.Typer(
     help="Compile JAX and StableHLO models ahead of time to one file, and run it without JAX.",
@@ -46,25 +45,22 @@ def _top(
     pass
 
 
-def _explain(error: BaseException) -> tuple[str, int] | None:
-    """Return the message and the exit code of a failure, or None if it is an unknown one."""
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return the message and the exit code of a failure."""
     from aotc.diagnostics import CompileError, InternalError
+    from aotc.guard import internal_error, machine_error
+    from aotc.options import Options
     from aotc.vmfb.errors import BundleError, VmError
 
-    match error:
-        case CompileError() | BundleError() | VmError():
-            return str(error), 1
-        case InternalError():
-            return str(error), 2
-        case ModuleNotFoundError() if (error.name or "").partition(".")[0] in _COMPILER_MODULES:
-            return f"error: this needs {error.name}, which is not installed\n  try: pip install 'aotc[compile]'", 1
-        case ModuleNotFoundError() if (error.name or "").partition(".")[0] in _CUDA_MODULES:
-            return f"error: this needs {error.name}, which is not installed\n  try: pip install 'aotc[cuda-compile]'", 1
-        case OSError() if error.filename:
-            return f"{error.filename}: error: {error.strerror}", 1
-        case MemoryError():
-            return "error: out of memory\n  try: a machine with more of it, or a smaller batch", 1
-    return None
+    if isinstance(error, (CompileError, BundleError, VmError)):
+        return str(error), 1
+    if isinstance(error, InternalError):
+        return str(error), 2
+    machine = machine_error(error)
+    if machine is not None:
+        return str(machine), 1
+    command = shlex.join(["aotc", *sys.argv[1:]])
+    return str(internal_error(error, f"in {command}", Options(), repeat=command)), 2
 
 
 def main() -> None:
@@ -77,11 +73,9 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(141)
     except Exception as error:
-        found = _explain(error)
-        if found is None:
-            raise
-        print(found[0], file=sys.stderr)
-        sys.exit(found[1])
+        message, code = _explain(error)
+        print(message, file=sys.stderr)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 
+_NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).parents[1], Path(os.__file__).parent)))
 REGISTER = "make the function an op of its own: jax.ffi.ffi_call and aotc.register_custom_call"
 
 
@@ -20,10 +24,16 @@ def export(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax
     """Return ``function`` exported for CPU on the shapes of the examples.
 
     Arrays are taken by shape and dtype; ``jax.ShapeDtypeStruct`` may have symbolic dims.
+
+    Raises
+    ------
+    CompileError
+        If the function raises or JAX cannot export it, with the line of the function's own source; the exception is
+        the cause.
     """
-    jitted = function if hasattr(function, "lower") else jax.jit(function)
-    specs, keywords = jax.tree.map(_spec, (tuple(args), dict(kwargs)))
     try:
+        jitted = function if hasattr(function, "lower") else jax.jit(function)
+        specs, keywords = jax.tree.map(_spec, (tuple(args), dict(kwargs)))
         exported = _export(jitted, specs, keywords)
         if len(exported.module_kept_var_idx) != len(exported.in_avals):  # the bundle takes what the function takes
             positional = jitted.lower(*specs, **keywords).args_info[0]
@@ -32,10 +42,20 @@ def export(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax
             whole = jax.jit(function, keep_unused=True, donate_argnums=donated)
             exported = _export(whole, specs, keywords)
         return exported
+    except (CompileError, MemoryError):
+        raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         hint = f"a bundle cannot call back into the process that traced it; {REGISTER}" if "callback" in reason else ""
-        raise CompileError.at(Loc(), f"jax.export cannot export the function: {reason}", hint=hint) from error
+        message = f"jax.export cannot export the function: {reason}"
+        raise CompileError.at(_own_line(error), message, hint=hint) from error
+
+
+def _own_line(error: Exception) -> Loc:
+    """Return the last line of the user's own that ``error`` went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.lineno and not f.filename.startswith(_NOT_THE_USERS)]
+    return Loc(own[-1].filename, own[-1].lineno or 0) if own else Loc()
 
 
 def _export(jitted: Any, specs: Sequence[Any], keywords: Mapping[str, Any]) -> jax.export.Exported:

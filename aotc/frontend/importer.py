@@ -16,13 +16,15 @@ from aotc.frontend.importers.elementwise import SIZES_DIFFER
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.locations import to_loc
-from aotc.frontend.mlir import fetch, read_source
+from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.session import Clone, Poisoned, Session, State
+from aotc.guard import guard
 from aotc.ir.dims import Dim, is_static, product, static, sym
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
+from aotc.options import Options
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
@@ -56,11 +58,12 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     return import_raw(fetch(source, *example_args, **example_kwargs))
 
 
-def import_raw(raw: Any, journal: Journal | None = None) -> Module:
-    """Return a fetched model (``mlir.Raw``) as a tensor IR module; see :func:`import_module`."""
-    read = read_source(raw)
-    with read.context:
-        return import_module(read.module, read.path, read.metadata, journal)
+def import_raw(raw: Raw, journal: Journal | None = None, options: Options | None = None) -> Module:
+    """Return a fetched model as a tensor IR module; see :func:`import_module`. ``options`` are for errors only."""
+    with guard("while importing the model", options or Options(), raw.data, raw.path):
+        read = read_source(raw)
+        with read.context:
+            return import_module(read.module, read.path, read.metadata, journal)
 
 
 def import_module(

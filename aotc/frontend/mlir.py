@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,11 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend import from_jax
+from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
+from aotc.guard import guard
+from aotc.options import Options
 
 stablehlo.register_stablehlo_passes()
 
@@ -72,11 +76,14 @@ def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
     Raises
     ------
     CompileError
-        If a file cannot be read or JAX cannot export the function.
+        If a file cannot be read or JAX cannot export the function, or the function raises.
     """
-    if callable(source) or hasattr(source, "mlir_module_serialized"):
-        from aotc.frontend import from_jax
+    with guard("while reading the model", Options()):
+        return _fetch(source, example_args, example_kwargs)
 
+
+def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
+    if callable(source) or hasattr(source, "mlir_module_serialized"):
         exported = (
             source
             if hasattr(source, "mlir_module_serialized")
@@ -127,8 +134,6 @@ def _is_text(data: bytes) -> bool:
 
 
 def _parse_blob(data: bytes, path: str) -> Source:
-    from aotc.frontend import from_jax
-
     if not data:
         raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
     for head, (what, hint) in _OTHER_FILES.items():
@@ -179,8 +184,6 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
 
 def _legalize(module: ir.Module, path: str) -> None:
     """Run jaxlib's own passes for what the importer has no direct form of; skipped when nothing needs it."""
-    from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
-
     pass_names: set[str] = set()
     stack = [module.operation]
     while stack:

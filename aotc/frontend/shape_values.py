@@ -16,6 +16,7 @@ import numpy as np
 from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
 from aotc.ir.dims_symbols import substitute
 from aotc.ir.opset import COMPARISONS
+from aotc.ir.opset.shape import SHAPE
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -217,8 +218,6 @@ def _joined(operands: Sequence[Known], types: Sequence[TensorType], dim: int) ->
 def _moved(
     name: str, known: Known, source: TensorType, attrs: Mapping[str, Any], result: TensorType
 ) -> Sequence[Dim] | None:
-    from aotc.ir.opset.shape import SHAPE
-
     places = np.arange(len(known)).reshape([int(d) for d in source.shape if isinstance(d, int)])
     moved = SHAPE[name].reference([places], attrs, (), (result,))[0]
     return [known[int(i)] for i in moved.reshape(-1)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aotc.diagnostics import CompileError, Finding, InternalError
-from aotc.guard import internal_error
+from aotc.diagnostics import CompileError, Finding
+from aotc.guard import guard
 from aotc.ir.dims import static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
@@ -54,7 +55,14 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     CompileError
         If ``target`` has no lowering for some ops; all of them are named.
     """
-    module = free_loop_names(module)
+    with guard("while lowering", options, module):
+        return _lower(free_loop_names(module), target, options)
+
+
+def _lower(module: Module, target: Target, options: Options) -> Variant:
+    def during(what: str) -> AbstractContextManager[None]:
+        return guard(f"while {what}", options, module)
+
     kernels: dict[str, Kernel] = {}
     locs: dict[str, str] = {}
     custom: dict[str, CustomCall] = {}
@@ -79,21 +87,25 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     public = {n: f for n, f in module.functions.items() if f.public}
     buffered: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
-    for name, function in public.items():
-        buffered[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
-        every |= buffered[name].kernels  # the loops of the next function that become kernels need other names
+    with during("assigning storage"):
+        for name, function in public.items():
+            buffered[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
+            every |= buffered[name].kernels  # the loops of the next function that become kernels need other names
     names, unique = _deduplicate(every)
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom)
     numbers = {k.name: n for n, k in enumerate(unique)}
     for name, b in buffered.items():
         function = public[name]
         slots = Slots(len(function.body.params), len(function.body.results))
-        stages = _stages(b, variant, slots, lambda k: numbers[names[k]])
+        with during(f"planning memory and schedule of @{name}"):
+            stages = _stages(b, variant, slots, lambda k: numbers[names[k]])
         checks = [s for s in b.steps if isinstance(s, Check)]
-        variant.programs[name] = emit_program(function, slots, stages, checks)
+        with during(f"emitting the program of @{name}"):
+            variant.programs[name] = emit_program(function, slots, stages, checks)
         known = variant.arena is not None and isinstance(stages[-1].arena, int)
         variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
-    _join_specialized(variant, public)
+    with during("joining the programs of specialized functions"):
+        _join_specialized(variant, public)
     return variant
 
 
@@ -114,13 +126,8 @@ def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable
 
 
 def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
-    try:
-        with room_for(FRAMES_OF_A_REGION):
-            return lower_region(function, target)
-    except (CompileError, InternalError):
-        raise
-    except Exception as error:
-        raise internal_error(error, f"while lowering region {function.name}", module, options) from error
+    with guard(f"while lowering region {function.name}", options, module), room_for(FRAMES_OF_A_REGION):
+        return lower_region(function, target)
 
 
 def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:

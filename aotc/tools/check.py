@@ -23,6 +23,8 @@ from aotc.assemble import assemble
 from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import Raw
+from aotc.frontend.xla import run_xla
+from aotc.guard import THEIRS, guard
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
@@ -92,23 +94,35 @@ class Checker:
     def __init__(self, raw: Raw, options: Options, function: str = "", tolerance: Tolerance | None = None) -> None:
         self.raw, self.tolerance = raw, tolerance
         self.options = replace(options, target=resolve(options.target)[0].name, specialize={})
-        self.module = import_raw(raw)
+        self.module = import_raw(raw, options=self.options)
         public = [name for name, f in self.module.functions.items() if f.public]
         self.name = function or (public[0] if len(public) == 1 else "main")
         if self.name not in public:
             hint = f"--function with one of {', '.join(public)}"
             raise CompileError.at(UNKNOWN, f"the model has no public function {self.name!r}", hint=hint)
-        self.function = inline(self.module, self.options).functions[self.name]
+        with guard("while inlining", self.options, self.module, raw.path):
+            self.function = inline(self.module, self.options).functions[self.name]
 
     def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> Report:
-        """Compare everything for one call with ``arrays``; ``oracle`` is ``reference`` or ``jax``."""
+        """Compare everything for one call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
+
+        Raises
+        ------
+        ArgumentError
+            If ``arrays`` do not fit the function.
+        AssertionFailed
+            If an assertion of the model fails on them.
+        """
+        passing = (*THEIRS, ArgumentError, AssertionFailed)
+        with guard("while comparing with the reference", self.options, self.module, self.raw.path, passing):
+            return self._report(arrays, oracle, bisect)
+
+    def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> Report:
         ours = self.run(self.module, self.name, arrays)
         reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
         want = reference
         of_reference: tuple[Mismatch | None, ...] = ()
         if oracle == "jax":
-            from aotc.frontend.xla import run_xla
-
             want = run_xla(self.raw, arrays, self.name)
             of_reference = self._compare(reference, want, arrays)
         results = self._compare(ours, want, arrays)

@@ -16,14 +16,15 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Entry, Journal
 from aotc.frontend.mlir import fetch
 from aotc.frontend.session import PLACEHOLDER
+from aotc.guard import guard
 from aotc.ir.loop_ir import imports
 from aotc.ir.tensor_ir import Function, Module
 from aotc.kernels.cpu.build import check_native
 from aotc.lowering.lower import lower
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import custom_call_of
-from aotc.options import Options
-from aotc.pipeline import run_passes
+from aotc.options import Options, check_options
+from aotc.pipeline import PASSES, run_passes
 from aotc.targets import Target, resolve
 from aotc.vmfb.custom_calls import registered
 
@@ -67,9 +68,11 @@ def lint(model: Any, *example_args: Any, options: Options | None = None, **flags
         If the model cannot be read at all.
     """
     chosen = replace(options or Options(), **flags)
+    check_options(chosen, [step.name for step in PASSES])
     journal = Journal()
-    module = import_raw(fetch(model, *example_args), journal)
-    return tuple(_report(module, journal.entries, target, chosen) for target in resolve(chosen.target))
+    module = import_raw(fetch(model, *example_args), journal, chosen)
+    with guard("while reporting what becomes of the ops", chosen, module):
+        return tuple(_report(module, journal.entries, target, chosen) for target in resolve(chosen.target))
 
 
 def _report(module: Module, entries: Sequence[Entry], target: Target, options: Options) -> Report:

@@ -19,7 +19,7 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
     Raises
     ------
     CompileError
-        If there is none.
+        If there is none, or it raises.
     """
     name, config = op.attrs["target"], op.attrs["config"]
     known = registered(name)
@@ -32,7 +32,11 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
     attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
     arrays = [np.ascontiguousarray(a) for a in (*operands, *results)]
     seen = [_as_bits(a, t.dtype) if known.native else a for a, t in zip(arrays, _types(op, types), strict=True)]
-    known.function(*seen, **attributes)
+    try:
+        known.function(*seen, **attributes)
+    except Exception as error:
+        message = f"custom call @{name}: its function raises {type(error).__name__}: {error}"
+        raise CompileError.at(op.loc, message) from error
     return arrays[len(operands) :]
 
 

@@ -76,7 +76,7 @@ class Argument:
                 return np.asarray(value)
             if hasattr(value, "__dlpack__"):
                 return np.from_dlpack(value)
-        except (TypeError, RuntimeError, BufferError, ValueError) as error:
+        except Exception as error:  # it runs code of the value's own class
             raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
         raise self._wrong(where, "a value that is no array", type(value).__name__, hint)

@@ -237,7 +237,11 @@ def open_bundle(source: Any) -> Bundle:
         If it is not a bundle, is truncated, damaged, or of a newer version.
     """
     if not isinstance(source, (str, os.PathLike)):
-        return Bundle("<bytes>", None, memoryview(source).cast("B").toreadonly())
+        try:
+            data = memoryview(source).cast("B").toreadonly()
+        except TypeError as error:
+            raise BundleError("", f"no bundle: {error}", type(source).__name__, "a path, bytes or a buffer") from None
+        return Bundle("<bytes>", None, data)
     path = os.fspath(source)
     import mmap
 
@@ -249,6 +253,8 @@ def open_bundle(source: Any) -> Bundle:
             return Bundle(path, path, memoryview(mmap.mmap(f.fileno(), size, access=mmap.ACCESS_READ)))
     except OSError as error:
         raise BundleError(path, f"cannot open the bundle: {error.strerror}") from error
+    except ValueError as error:  # a path that no file can have
+        raise BundleError(repr(path), f"cannot open the bundle: {error}") from error
 
 
 def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:

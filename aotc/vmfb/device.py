@@ -13,7 +13,7 @@ from several threads at the same time; a session belongs to one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -123,9 +123,11 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
     BundleError
         If no variant can run; lists each variant with the reason.
     """
-    wanted = [devices] if isinstance(devices, str) else list(devices or ())
+    wanted = [devices] if isinstance(devices, str) or not isinstance(devices, Iterable) else list(devices)
     ordinals: dict[str, int] = {}
-    for name in wanted:
+    for name in wanted if devices is not None else ():
+        if not isinstance(name, str):
+            raise BundleError(bundle.where, "devices are named", repr(name), ", ".join(DEVICES))
         kind, colon, number = name.partition(":")
         if kind not in DEVICES:
             raise BundleError(bundle.where, f"unknown device {kind!r}", expected=", ".join(DEVICES))

@@ -54,8 +54,29 @@ def load(
     BundleError
         If it is no bundle, is damaged, or this machine cannot run it, or what it calls is missing.
     VmError
-        If ``threads`` is not a positive integer.
+        If ``threads`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
+    calls = custom_calls or {}
+    if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
+        raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
+    try:
+        return _load(source, devices, threads, verify, calls)
+    except (BundleError, VmError, MemoryError):
+        raise
+    except Exception as error:  # what the checks let through that they should not
+        where = os.fspath(source) if isinstance(source, str | os.PathLike) else "<bytes>"
+        what = f"the bundle cannot be loaded: {type(error).__name__}: {error}"
+        hint = "compile the model again; if that does not help, this is a bug in aotc"
+        raise BundleError(str(where), what, hint=hint) from error
+
+
+def _load(
+    source: Any,
+    devices: str | Sequence[str] | None,
+    threads: int | None,
+    verify: bool,
+    custom_calls: Mapping[str, Callable[..., Any]],
+) -> Module:
     bundle = open_bundle(source)
     if verify:
         bundle.verify_all()
@@ -63,7 +84,7 @@ def load(
     variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
-    return Module(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls or {}))
+    return Module(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
 
 
 class Module:
@@ -124,12 +145,14 @@ class Module:
             If there is no such function, an argument does not fit, or an
             assertion of the program fails.
         """
-        function = self._functions.get(name)
+        function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
+            if not isinstance(trace, str | os.PathLike):
+                raise VmError(self.name, "trace is no folder", repr(trace), "a path")
             return function.trace(arrays, os.fspath(trace))
         if out is None and not donate:
             return function.call(arrays)

@@ -103,7 +103,10 @@ class Tracer:
     def __init__(self, executable: Any, slots: Any, scratch: Any, folder: str | Path, where: str) -> None:
         self.executable, self.slots, self.scratch = executable, slots, scratch
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise VmError(where, f"cannot write the trace: {error.strerror}", folder, "a folder") from error
         self.kernels = executable.kernel_texts()
         if self.kernels is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")

@@ -80,7 +80,7 @@ def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int)
     if kind is Text:
         return "" if isinstance(value, str) else "the message is not text"
     if kind is Dt:
-        return "" if value in _SCALARS else f"{value!r} is not an integer dtype"
+        return "" if isinstance(value, str) and value in _SCALARS else f"{value!r} is not an integer dtype"
     if kind is Ins:
         if not isinstance(value, list):
             return "the registers are not a list"

@@ -177,6 +177,8 @@ class Function:
     ) -> Sequence[np.ndarray | None]:
         if out is None:
             return [None] * len(self.result_dtypes)
+        if not isinstance(out, Sequence):
+            raise VmError(self.where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
         if len(out) != len(self.result_dtypes):
             raise VmError(self.where, "wrong number of out buffers", len(out), len(self.result_dtypes))
         given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]

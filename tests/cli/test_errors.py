@@ -126,7 +126,73 @@ def test_assertion_of_the_program(tiny_module):
         tiny_module.invoke("grow", np.ones(3, "f4"))
 
 
+class Opaque:
+    """Says that it is an array, and is none."""
+
+    def __array__(self, *args, **kwargs):
+        raise KeyError("mine")
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda m, x: m(x, Opaque()), "cannot be read as an array"),
+        (lambda m, x: m.invoke([], x, x), "no function"),
+        (lambda m, x: m.invoke("main", x, x, out=3), "out is no sequence"),
+        (lambda m, x: m.invoke("main", x, x, trace=3), "trace is no folder"),
+        (lambda m, x: m.invoke("main", x, x, trace="/proc/nowhere/x"), "cannot write the trace"),
+    ],
+)
+def test_calls_of_other_types(tiny_module, call, part):
+    with pytest.raises(VmError, match=part):
+        call(tiny_module, np.ones(4, "f4"))
+
+
 # ---------------------------------------------------------------- bundles and machines
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("source", [42, None, object(), [], "a\0b", np.ones((4, 4))[:, ::2]])
+def test_sources_that_cannot_be_bundles(source):
+    with pytest.raises(BundleError):
+        aotc.load(source)
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("devices", [42, ["cpu", 3], object(), [None]])
+def test_devices_that_are_no_names(devices):
+    with pytest.raises(BundleError, match="devices are named"):
+        aotc.load(tiny.bundle(), devices=devices)
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("calls", [3, [len], {"f": 3}])
+def test_custom_calls_that_are_no_functions(calls):
+    with pytest.raises(VmError, match="custom_calls are no functions"):
+        aotc.load(tiny.bundle(), custom_calls=calls)
+
+
+@pytest.mark.ir
+def test_a_dtype_that_is_no_text():
+    manifest, segments = tiny.parts()
+    manifest["variants"][0]["functions"]["upto"]["code"][1][4] = []
+    with pytest.raises(BundleError, match="not an integer dtype"):
+        aotc.load(write_bundle(None, manifest, segments))
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("place", ["check_program", "choose", "Module", "open_bundle"])
+def test_a_loader_that_breaks_says_which_bundle(place, monkeypatch, tmp_path):
+    def broken(*args):
+        raise KeyError("planted")
+
+    monkeypatch.setattr(f"aotc.vmfb.module.{place}", broken)
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(tiny.bundle())
+    with pytest.raises(BundleError, match=r"m\.vmfb: error: the bundle cannot be loaded: KeyError") as caught:
+        aotc.load(path)
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.ir

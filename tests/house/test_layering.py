@@ -21,7 +21,7 @@ CONTRACTS = ("aotc.vmfb.abi", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "ao
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
     "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
-    "aotc.frontend": ("numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", *COMMON, *CONTRACTS),
+    "aotc.frontend": ("numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", *COMMON, *CONTRACTS),
     "aotc.lowering": (),
     "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),
     "aotc.lowering.passes": ("numpy", "ml_dtypes", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
@@ -34,10 +34,10 @@ MAY_IMPORT = {
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
-    "aotc.options": (),
+    "aotc.options": ("aotc.diagnostics",),
     "aotc.recursion_limit": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
-    "aotc.guard": ("aotc.diagnostics", "aotc.options", "aotc.ir"),
+    "aotc.guard": ("aotc.diagnostics", "aotc.options", "aotc.ir", "aotc.vmfb.errors"),
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),
     "aotc.bundle_cache": ("aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.vmfb.custom_calls", *COMMON),
@@ -131,6 +131,36 @@ def test_no_circle_of_imports():
     for name in graph:
         visit(name, [])
     assert not circles
+
+
+SLOW_TO_IMPORT = ("jax", "jaxlib", "numba", "llvmlite", "cuda", "scipy", "ml_dtypes")
+QUICK_TO_START = ("aotc.vmfb", "aotc.__init__", "cli")
+
+
+def test_an_import_inside_a_function_defers_something_slow():
+    """Something that the module itself does not import. Where the start of a process counts, any may be deferred."""
+    trees = dict(modules())
+
+    def slow(name, seen):
+        """Which slow packages are imported with ``name``?"""
+        package = name.partition(".")[0]
+        if package in SLOW_TO_IMPORT:
+            return {package}
+        tree = trees.get(name) or trees.get(f"{name}.__init__")
+        if tree is None or name in seen:
+            return set()
+        seen.add(name)
+        top = ast.Module([n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)], [])
+        return set().union(*(slow(i, seen) for i in imports(top)))
+
+    wrong = []
+    for name, tree in trees.items():
+        if not any(inside(name, room) for room in QUICK_TO_START):
+            loaded = slow(name, set())
+            functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            deferred = {imported for f in functions for imported in imports(f)}
+            wrong += [f"{name} imports {i} inside a function" for i in sorted(deferred) if not slow(i, set()) - loaded]
+    assert not wrong
 
 
 def test_folders_are_small():

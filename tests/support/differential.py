@@ -1,4 +1,4 @@
-"""Compile a JAX function with aotc, run it, and compare with ``jax.jit`` on the CPU."""
+"""Compile a JAX function with aotc, run it, and compare with ``jax.jit`` on the CPU; or a random program's results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aotc
+from support.programs import EPS, Program
 
 LEVELS = [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 
@@ -63,3 +64,16 @@ def check(function: Callable[..., Any], args: Sequence[Any], level: int, factor:
     close(got[1], want, factor)
     for a, b in zip(got[0], got[1], strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def compare(program: Program, what: str, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
+    """Exact results are equal in every bit but the sign of zero; others within the rounding of their bounds."""
+    for value, a, b in zip(program.results, got, want, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), what
+        if value.exact or value.dtype not in EPS:
+            wide = a.dtype if a.dtype.kind in "biu" and a.dtype.isbuiltin else "float64"
+            np.testing.assert_array_equal(a.astype(wide), b.astype(wide), err_msg=f"{what}, {value.name}\n{program}")
+        else:
+            allowed = 64 * EPS[value.dtype] * max(value.bound, 1.0)
+            a64, b64 = a.astype("float64"), b.astype("float64")
+            np.testing.assert_allclose(a64, b64, rtol=0, atol=allowed, err_msg=f"{what}, {value.name}\n{program}")

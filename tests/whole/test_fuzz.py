@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from jax import export, lax
-from support.programs import EPS, Program, array, programs
+from support.differential import compare
+from support.programs import Program, array, programs
 
 import aotc
 from aotc.frontend.importer import import_model
@@ -27,19 +28,6 @@ EXAMPLES = int(os.environ.get("AOTC_FUZZ_EXAMPLES", "150"))
 SIZES = ({"a": 1, "b": 1}, {"a": 4, "b": 3}, {"a": 7, "b": 5})
 COMMON = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 QUICK = settings(COMMON, derandomize=True, database=None)
-
-
-def compare(program: Program, what, got, want):
-    """Exact results are equal in every bit but the sign of zero; others within the rounding of their bounds."""
-    for value, a, b in zip(program.results, got, want, strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype), what
-        if value.exact or value.dtype not in EPS:
-            wide = a.dtype if a.dtype.kind in "biu" and a.dtype.isbuiltin else "float64"
-            np.testing.assert_array_equal(a.astype(wide), b.astype(wide), err_msg=f"{what}, {value.name}\n{program}")
-        else:
-            allowed = 64 * EPS[value.dtype] * max(value.bound, 1.0)
-            a64, b64 = a.astype("float64"), b.astype("float64")
-            np.testing.assert_allclose(a64, b64, rtol=0, atol=allowed, err_msg=f"{what}, {value.name}\n{program}")
 
 
 def check(program: Program, levels):

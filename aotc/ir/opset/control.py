@@ -110,3 +110,6 @@ CONTROL = table(
     OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
     OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
 )
+
+HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant", "reshape"})
+"""What a function is made of once its ops are in regions: the order of kernels, and the buffers and views they read."""

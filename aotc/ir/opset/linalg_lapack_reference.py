@@ -12,7 +12,8 @@ from aotc.ir.dims import static
 from aotc.ir.opset.linalg_lapack import NOT_FINITE, ROUTINES, Copied, Letter, Number, Problem, Read, Result, Update
 from aotc.ir.opset.linalg_lapack import symbol as symbol_of
 from aotc.ir.opset.spec import Arrays, Attrs, Types, sizes
-from aotc.vmfb.dtypes import to_numpy
+from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import from_numpy, to_numpy
 
 
 @cache
@@ -54,9 +55,6 @@ def reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
 
 def _call_one(attrs: Attrs, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
     """Make the call for one matrix; ``results`` are views."""
-    from aotc.ir.tensor_ir import TensorType
-    from aotc.vmfb.dtypes import from_numpy
-
     row = ROUTINES[attrs["routine"]]
     types = tuple(TensorType(from_numpy(a.dtype), a.shape) for a in operands)
     problem = Problem(types, attrs["options"])

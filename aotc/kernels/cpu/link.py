@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -101,8 +102,6 @@ def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()
 
 def undefined_symbols(library: bytes) -> set[str]:
     """Return the names that a 64-bit little-endian ELF library leaves undefined."""
-    import struct
-
     sections_at, = struct.unpack_from("<Q", library, 0x28)
     size, count = struct.unpack_from("<HH", library, 0x3A)
     sections = [struct.unpack_from("<IIQQQQIIQQ", library, sections_at + n * size) for n in range(count)]

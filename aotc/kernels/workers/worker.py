@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import msgpack
 
+from aotc.ir.loop_parser import parse_kernel
 from aotc.targets import Target
 
 
@@ -48,7 +49,6 @@ def target_from(fields: list[Any]) -> Target:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    from aotc.ir.loop_parser import parse_kernel
     from aotc.kernels.cpu.compile import compile_kernel
     from aotc.kernels.cpu.executor import compile_executor
 

@@ -1,0 +1,78 @@
+"""What passes establish: facts about a module that hold after a pass and after every later one.
+
+A predicate takes a module and returns what breaks it, in one finding an op; ``--verify-each`` asks those of all passes
+that have run. :data:`aotc.pipeline.PASSES` says which pass establishes what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+
+from aotc.diagnostics import Finding
+from aotc.ir.opset.collective import COLLECTIVES
+from aotc.ir.opset.control import HOST
+from aotc.ir.tensor_ir import Function, Module, Op, walk
+
+Predicate = Callable[[Module], list[Finding]]
+
+
+def no_calls(module: Module) -> list[Finding]:
+    """Every ``call`` has become the body of what it calls."""
+    return _ops(module, lambda op: op.name == "call", "is still there")
+
+
+def copies_are_complete(module: Module) -> list[Finding]:
+    """A function with copies for given sizes has one for each combination of the sizes that its copies have."""
+    copies: dict[str, list[Function]] = {}
+    for f in module.functions.values():
+        if "specializes" in f.attrs:
+            copies.setdefault(f.attrs["specializes"], []).append(f)
+    return [finding for name, own in copies.items() for finding in _incomplete(module, name, own)]
+
+
+def no_collectives(module: Module) -> list[Finding]:
+    """Exchanges between processes have become what they are in a single one."""
+    return _ops(module, lambda op: op.name in COLLECTIVES, "exchanges between processes")
+
+
+def products_are_matmul(module: Module) -> list[Finding]:
+    """Every product has the one form that lowering knows."""
+    return _ops(module, lambda op: op.name == "dot_general", "is no matmul yet")
+
+
+def convolutions_are_conv(module: Module) -> list[Finding]:
+    """Every convolution has the one form that lowering knows, or is a product."""
+    return _ops(module, lambda op: op.name == "convolution", "is no conv yet")
+
+
+def transforms_are_dft(module: Module) -> list[Finding]:
+    """Every Fourier transform is of one axis and of a length that factors well."""
+    return _ops(module, lambda op: op.name == "fft", "is no dft yet")
+
+
+def ops_are_in_regions(module: Module) -> list[Finding]:
+    """A public function only dispatches regions, which exist, and decides which; each region says what kind it is."""
+    public = {name: f for name, f in module.functions.items() if f.public}
+    loose = _ops(Module(public), lambda op: op.name not in HOST, "is in no region")
+    regions = {op.attrs["callee"] for f in public.values() for op in walk(f.body) if op.name == "dispatch"}
+    loose += [Finding(f"region @{name} does not exist") for name in sorted(regions - set(module.functions))]
+    private = (f for f in module.functions.values() if not f.public)
+    return loose + [Finding(f"@{f.name} is no region: it has no kind", f.loc) for f in private if "kind" not in f.attrs]
+
+
+def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Finding]:
+    ops = ((f.name, op) for f in module.functions.values() for op in walk(f.body) if breaks(op))
+    return [Finding(f"{op.name} in @{name} {what}", op.loc) for name, op in ops]
+
+
+def _incomplete(module: Module, name: str, copies: list[Function]) -> Iterator[Finding]:
+    if name not in module.functions:
+        yield Finding(f"@{copies[0].name} is a copy of @{name}, which does not exist", copies[0].loc)
+    dims: list[Mapping[str, int]] = [f.attrs["dims"] for f in copies]
+    sizes = {key: sorted({d[key] for d in dims if key in d}) for one in dims for key in one}
+    wanted = [dict(zip(sizes, combination)) for combination in product(*sizes.values())]
+    for one in wanted:
+        if dims.count(one) != 1:
+            shown = ", ".join(f"{key}={size}" for key, size in one.items())
+            yield Finding(f"@{name} has {dims.count(one)} copies for {shown}, expected 1", copies[0].loc)

@@ -1,0 +1,47 @@
+"""A pass is one file, one function, one row of the table and one folder of golden cases, all of one name."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from aotc.pipeline import PASSES
+
+pytestmark = pytest.mark.ir
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "aotc" / "lowering" / "passes"
+GOLDEN = ROOT / "tests" / "golden" / "passes"
+NAMES = sorted({step.run.__name__ for step in PASSES})
+
+
+def passes_in(path):
+    """Names of the public functions of a file that take a module and options and return a module."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            types = [ast.unparse(a.annotation) for a in node.args.args if a.annotation]
+            if types == ["Module", "Options"] and ast.unparse(node.returns or ast.Constant(None)) == "Module":
+                yield node.name
+
+
+def test_a_row_is_the_function_that_its_file_is_called_after():
+    assert {step.run.__module__ for step in PASSES} == {f"aotc.lowering.passes.{name}" for name in NAMES}
+    for step in PASSES:
+        assert step.run.__module__.rpartition(".")[2] == step.run.__name__
+
+
+def test_every_file_of_a_pass_is_a_row():
+    files = {path.stem: list(passes_in(path)) for path in FOLDER.glob("*.py")}
+    assert {name: functions for name, functions in files.items() if functions} == {name: [name] for name in NAMES}
+
+
+def test_every_row_has_golden_cases():
+    assert sorted(path.name for path in GOLDEN.iterdir()) == NAMES
+    for name in NAMES:
+        assert len(list((GOLDEN / name).glob("*.txt"))) >= 3, f"write a case: {GOLDEN / name}/SHOWS_WHAT.txt"
+
+
+def test_the_file_says_what_the_pass_does():
+    for name in NAMES:
+        text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
+        assert text, name

@@ -1,0 +1,256 @@
+"""The order of the passes: each pair that must be in it, with a model that shows why, and what passes establish."""
+
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+
+from aotc import pipeline
+from aotc.diagnostics import CompileError, InternalError
+from aotc.frontend.importer import import_model
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.ir.tensor_verify import verify
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import MUST_PRECEDE, PASSES, run_passes
+from aotc.targets import resolve
+
+pytestmark = pytest.mark.ir
+
+TARGET = "cpu:x86-64-v3"
+
+
+def f32(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def symbolic(text):
+    return jax.ShapeDtypeStruct(export.symbolic_shape(text), "float32")
+
+
+W = f32(64, 64)
+LONG = f32(1 << 17)
+
+ALL_REDUCE = """func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = "stablehlo.all_reduce"(%x) ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<0> : tensor<1x1xi64>} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}"""
+
+
+def convolution(x):
+    return lax.conv_general_dilated(x, f32(3, 3, 16, 32), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def invariant_call(x):
+    return lax.fori_loop(0, 5, lambda i, c: c + jax.jit(jnp.sin)(x), x)
+
+
+def computed_weights(x):
+    return x @ jax.jit(jnp.exp)(W)
+
+
+def twice(x):
+    return jnp.sin(x).sum(), jnp.sort(x) + jnp.sin(x), jnp.sort(x)
+
+
+def dead_carry(x, y):
+    def step(state):
+        return state[0] + 1, jnp.cumsum(state[1]) + jnp.sin(state[0])
+
+    return lax.while_loop(lambda s: s[0].sum() < 9, step, (x, y))[0]
+
+
+def lowers(module, count):
+    return True
+
+
+def kernels(number):
+    return lambda module, count: sum(not f.public for f in module.functions.values()) == number
+
+
+def has(name, number=1):
+    return lambda module, count: count[name] == number
+
+
+def outside_of_loops(name):
+    """Is the only op of this name in a kernel that no loop dispatches?"""
+
+    def holds(module, count):
+        inner = (o for op in walk(module.functions["main"].body) for r in op.regions for o in walk(r))
+        looped = {o.attrs["callee"] for o in inner if o.name == "dispatch"}
+        return not any(o.name == name for f in looped for o in walk(module.functions[f].body))
+
+    return holds
+
+
+# For each pair: a model, what is true of it after the passes in the table's order and not with the pair reversed.
+REASONS = {
+    ("inline", "licm"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
+    ("inline", "fuse"): (lambda x: jax.jit(jnp.sin)(x), (f32(4),), {}, lowers),
+    ("specialize", "split_reductions"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4096,)}, kernels(3)),
+    ("specialize", "fuse"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4,)}, lowers),
+    ("lower_collectives", "fuse"): (ALL_REDUCE, (), {}, lowers),
+    ("licm", "fuse"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
+    ("canonicalize_dot", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, has("packed_matmul")),
+    ("canonicalize_dot", "fuse"): (lambda x: x @ W, (f32(64, 64),), {}, lowers),
+    ("decompose_convolution", "pack_contractions"): (convolution, (f32(2, 16, 16, 16),), {}, has("packed_conv")),
+    ("decompose_convolution", "fuse"): (convolution, (f32(2, 16, 16, 16),), {}, lowers),
+    ("decompose_fft", "fuse"): (jnp.fft.rfft, (f32(4, 16),), {}, lowers),
+    ("fold_constants", "pack_contractions"): (computed_weights, (f32(4, 64),), {}, has("packed_matmul")),
+    ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
+    ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
+    ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
+    ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),
+    ("cse", "fuse"): (twice, (f32(64),), {}, kernels(2)),
+    ("dce", "fuse"): (dead_carry, (f32(64), f32(64)), {}, kernels(2)),
+}
+
+
+def broken_pairs(names):
+    """Return the pairs that an order of passes breaks: the last run of the second counts."""
+    last = {name: n for n, name in enumerate(names)}
+    pairs = [(a.__name__, b.__name__) for a, b, _ in MUST_PRECEDE]
+    return [(a, b) for a, b in pairs if a not in names or b not in last or names.index(a) > last[b]]
+
+
+def reversed_order(first, second):
+    """Return the passes with ``first`` moved behind the last run of ``second``."""
+    rest = [step for step in PASSES if step.run.__name__ != first]
+    end = max(n for n, step in enumerate(rest) if step.run.__name__ == second) + 1
+    return (*rest[:end], next(step for step in PASSES if step.run.__name__ == first), *rest[end:])
+
+
+def names_of(passes):
+    return [step.run.__name__ for step in passes]
+
+
+def test_the_table_is_in_order():
+    assert broken_pairs(names_of(PASSES)) == []
+    assert all(reason for *_, reason in MUST_PRECEDE)
+    assert len({(a, b) for a, b, _ in MUST_PRECEDE}) == len(MUST_PRECEDE)
+
+
+def test_every_pair_has_a_model_that_shows_its_reason():
+    assert {(a.__name__, b.__name__) for a, b, _ in MUST_PRECEDE} == set(REASONS)
+
+
+def test_every_required_pass_establishes_something():
+    assert all(step.required == (step.establishes is not None) for step in PASSES)
+
+
+@pytest.mark.parametrize("pair", REASONS, ids=lambda pair: "-".join(pair))
+def test_a_broken_order_does_harm(pair, monkeypatch):
+    model, arguments, sizes, good = REASONS[pair]
+    module = import_model(model, *arguments)
+    assert _holds(module, sizes, good)
+    order = reversed_order(*pair)
+    assert pair in broken_pairs(names_of(order))
+    monkeypatch.setattr(pipeline, "PASSES", order)
+    assert not _holds(module, sizes, good)
+
+
+def _holds(module, sizes, good):
+    """Does ``module`` pass all passes and lowering, and is ``good`` true of what the passes make?"""
+    options = Options(target=TARGET, specialize=sizes)
+    try:
+        fused = run_passes(module, options)
+        lower(fused, resolve(TARGET)[0], options)
+    except (CompileError, InternalError):
+        return False
+    return good(fused, Counter(op.name for f in fused.functions.values() for op in walk(f.body)))
+
+
+# ---------------------------------------------------------------- what passes establish
+
+
+def outlined(module):
+    """Make a call of the first public function's body: valid IR, and no module without calls."""
+    f = next(f for f in module.functions.values() if f.public)
+    inner = replace(f, name="inner", public=False, attrs={})
+    results = tuple(Value(f"r{n}", v.type) for n, v in enumerate(f.body.results))
+    params = tuple(Value(f"p{n}", v.type) for n, v in enumerate(f.body.params))
+    body = Region(params, (Op("call", params, results, {"callee": "inner"}),), results)
+    return Module({**module.functions, f.name: replace(f, body=body), "inner": inner})
+
+
+def one_op(name, attrs):
+    """Return a function that puts one op on the first argument into the module."""
+
+    def change(module):
+        f = module.functions["main"]
+        x = f.body.params[0]
+        op = Op(name, (x, x) if name == "dot_general" else (x,), (Value("planted", _type(name, x)),), attrs)
+        return module.with_functions({"main": replace(f, body=replace(f.body, ops=(op, *f.body.ops)))})
+
+    return change
+
+
+def _type(name, x):
+    return TensorType("c64", (4, 3)) if name == "fft" else x.type
+
+
+def without(choose):
+    """Return a function that drops the first function that ``choose`` takes."""
+
+    def change(module):
+        name = next(f.name for f in module.functions.values() if choose(f))
+        return replace(module, functions={n: f for n, f in module.functions.items() if n != name})
+
+    return change
+
+
+def kindless(module):
+    region = next(f for f in module.functions.values() if not f.public)
+    return module.with_functions({region.name: replace(region, attrs={})})
+
+
+DOT = {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch": ()}
+GATHER = {"dim": 0, "groups": ((0,),), "channel": 1, "global_ids": True}
+PLANTED = {
+    "a call": ("cse", outlined, "call in @main is still there (as inline establishes)"),
+    "a product": ("dce", one_op("dot_general", DOT), "dot_general in @main is no matmul yet (as canonicalize-dot"),
+    "a collective": ("licm", one_op("all_gather", GATHER), "all_gather in @main exchanges between processes"),
+    "a transform": ("cse", one_op("fft", {"kind": "RFFT", "length": (4,)}), "fft in @main is no dft yet"),
+    "no copy": ("dce", without(lambda f: f.name == "main_a1_b2"), "@main has 0 copies for a=1, b=2"),
+    "no original": ("dce", without(lambda f: f.name == "main"), "is a copy of @main, which does not exist"),
+    "no region": ("fuse", without(lambda f: not f.public), "region @k0"),
+    "no kind": ("fuse", kindless, "is no region: it has no kind (as fuse establishes)"),
+    "a loose op": ("fuse", one_op("neg", {}), "neg in @main is in no region"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_wrong_pass_is_named(name, monkeypatch):
+    where, change, message = PLANTED[name]
+    number = max(n for n, step in enumerate(PASSES) if step.run.__name__ == where)
+    step = PASSES[number]
+
+    def run(module, options):
+        return change(step.run(module, options))
+
+    run.__name__ = where
+    monkeypatch.setattr(pipeline, "PASSES", (*PASSES[:number], replace(step, run=run), *PASSES[number + 1 :]))
+    sizes = {"a": (1, 4), "b": (2, 3)} if name in ("no copy", "no original") else {}
+    module = import_model(lambda x: jnp.sin(x).sum(), symbolic("a, b") if sizes else f32(4, 4))
+    with pytest.raises(InternalError) as caught:
+        run_passes(module, Options(verify_each=True, specialize=sizes))
+    assert f"in pass {number + 1} {step.name}: the IR after it is wrong: " in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_the_verifier_alone_does_not_see_a_call():
+    module = import_model(lambda x: jnp.sin(x), f32(4))
+    assert verify(outlined(module)) == []
+
+
+def test_a_function_without_copies_is_complete():
+    establishes = next(step.establishes for step in PASSES if step.name == "specialize")
+    assert establishes(Module({"main": Function("main", Region((), (), ()), True)})) == []
