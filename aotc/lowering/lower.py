@@ -10,8 +10,11 @@ from aotc.diagnostics import CompileError, Finding, InternalError
 from aotc.guard import internal_error
 from aotc.ir.dims import static, symbols
 from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_printer import print_kernel
 from aotc.ir.program_ir import Bind, Buffered, Check, Constants
+from aotc.ir.program_text import print_program
 from aotc.ir.tensor_ir import Function, Module
+from aotc.lowering import verify
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.passes.substitute_dims import free_loop_names
 from aotc.lowering.program.bufferize import bufferize
@@ -41,7 +44,14 @@ class Variant:
     arena: int | None
     locs: dict[str, str]
     custom: dict[str, CustomCall]
+    steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Return the kernels, and each function's steps over the planned arena."""
+        programs = [print_program(steps, name) for name, steps in self.steps.items()]
+        return "\n".join([*map(print_kernel, self.kernels), *programs])
 
 
 def lower(module: Module, target: Target, options: Options) -> Variant:
@@ -64,6 +74,8 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
                 key = structure(function)
                 if key not in lowered:
                     lowered[key] = _lower_region(function, target, module, options)
+                    if options.verify_each:
+                        verify.after_region(lowered[key])
                 kernels[function.name] = replace(lowered[key], name=function.name)
                 call = custom_call_of(function)
                 if call is not None:
@@ -77,17 +89,25 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
     public = {n: f for n, f in module.functions.items() if f.public}
     buffered = {n: bufferize(f, module, kernels, constants, target.loop_flops) for n, f in public.items()}
     names, unique = _deduplicate({k: v for b in buffered.values() for k, v in b.kernels.items()})
-    variant = Variant(target, unique, [], {}, constants, 0, locs, custom)
+    variant = Variant(target, unique, [], {}, constants, 0, locs, custom, buffered)
     numbers = {k.name: n for n, k in enumerate(unique)}
     for name, b in buffered.items():
         function = public[name]
-        slots = len(function.body.params), len(function.body.results)
-        stages = _stages(b, variant, _slot_of(*slots), lambda k: numbers[names[k]])
+        slot_of = _slot_of(len(function.body.params), len(function.body.results))
+        if options.verify_each:
+            verify.after_bufferize(b, function, module.functions)
+        stages = _stages(b, variant, slot_of, lambda k: numbers[names[k]])
+        if options.verify_each:
+            places = {kernel: numbers[first] for kernel, first in names.items()}
+            verify.after_schedule(b, function, module.functions, stages, slot_of, places)
         checks = [s for s in b.steps if isinstance(s, Check)]
         variant.programs[name] = emit_program(function, stages, checks)
         known = variant.arena is not None and isinstance(stages[-1].arena, int)
         variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
     _join_specialized(variant, public)
+    if options.verify_each:
+        for name, program in variant.programs.items():
+            verify.after_emit(program, public[name], variant.command_buffers)
     return variant
 
 

@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "aotc.lowering.passes": ("numpy", "ml_dtypes", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
     "aotc.lowering.regions": ("numpy", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
     "aotc.lowering.program": ("numpy", "aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS),
+    "aotc.lowering.verify": ("aotc.ir", "aotc.lowering", "aotc.vmfb.verify", *COMMON),
     "aotc.lowering.lower": ("aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.custom_calls", *COMMON),
     "aotc.kernels": (
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", *COMMON, *CONTRACTS,
