@@ -20,7 +20,7 @@ from aotc.vmfb.abi import CASE, COMMAND_HEADER, COPY, GRAPH, GRAPH_HEADER, WHILE
 from aotc.vmfb.dtypes import size_of
 
 LIMIT = 20
-WINDOW = 4096  # places: conflicts further apart are not looked for, so that long graphs take linear time
+WINDOW = 2048  # places: conflicts further apart are not looked for, so that long graphs take linear time
 
 
 class Command(NamedTuple):
@@ -130,13 +130,13 @@ class _Check:
         """Find commands that touch a common byte and are not ordered."""
         before = _ancestors(graph)
         rows = [row for n, pair in enumerate(zip(graph, steps, strict=True)) for row in self._bytes(n, *pair)]
-        command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T
+        command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
         for n, (here, place, first, last, written) in enumerate(rows):
             past = slice(max(0, n - WINDOW), n)
             meet = (slot[past] == place) & (begin[past] < last) & (end[past] > first)
             if not written:
                 meet &= writes[past] == 1
-            for other in np.unique(command[past][meet]).tolist():
+            for other in sorted({*command[past][meet].tolist()}):
                 if other != here and not before[here] >> other & 1:
                     yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
 
