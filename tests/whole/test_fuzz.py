@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from jax import export, lax
-from support.programs import EPS, Program, array, programs
+from support.programs import programs
+from support.programs.values import EPS, Program, array
 
 import aotc
 from aotc.frontend.importer import import_model
