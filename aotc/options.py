@@ -33,9 +33,10 @@ class Options:
     jobs : int
         Compiler processes; 0 means one per core.
     verify_each : bool
-        Verify the IR after every pass, and what the passes so far establish.
+        Verify the IR after every pass, what the passes so far establish, each kernel, and each stage from there to the
+        host program.
     dump_ir : str
-        Folder for the IR after every pass, or empty.
+        Folder for the IR after every pass, and for kernels and steps, or empty.
     print_after : str
         Name of the pass after which to print the IR, or empty.
     stop_after : str

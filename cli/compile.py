@@ -52,7 +52,7 @@ def command(
     dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
     print_after: str = typer.Option("", help="Print the IR after this pass."),
     stop_after: str = typer.Option("", help="Stop after this pass; its IR goes to --output (- prints it)."),
-    verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass."),
+    verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),

@@ -23,6 +23,7 @@ from aotc.ir.loop_ir import (
     Tile,
     Var,
     While,
+    walk,
 )
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import loop_symbol, natural_dtype
@@ -39,7 +40,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     Checked: buffers and symbols are defined before use; an index has one entry
     per dim and is not provably out of bounds; operands of a scalar op and the
     value of a store have the right dtype; private and shared memory has a static size;
-    ``parallel`` is the outermost loop and runs over the grid; aliases exist.
+    ``parallel`` is the outermost loop and runs over the grid; aliases exist; something writes each output.
     """
     check = _Check(kernel.name)
     for name in kernel.dims:
@@ -52,6 +53,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
         check.dim(dim, "the header")
     check.block(kernel.body)
     _check_grid(kernel, check)
+    _check_outputs(kernel, check)
     for output, source in kernel.aliases:
         if not (0 <= output < len(kernel.outputs) and 0 <= source < len(kernel.inputs)):
             check.say(f"alias ({output}, {source}) names no output or input")
@@ -73,6 +75,19 @@ def _check_grid(kernel: Kernel, check: _Check) -> None:
         check.say(f"the grid is {kernel.grid} and there is no parallel loop")
 
 
+def _check_outputs(kernel: Kernel, check: _Check) -> None:
+    written: set[str] = set()
+    for stmt in walk(kernel.body):
+        match stmt:
+            case Store(buffer=out) | Tile(out=out):
+                written.add(out.name)
+            case Call(args=args):
+                written.update(buffer.name for buffer, _ in args)
+    for out in kernel.outputs:
+        if out.name not in written and product(out.shape) != 0:
+            check.say(f"output {out.name} is never written")
+
+
 @dataclass(slots=True)
 class _Check:
     name: str
@@ -82,6 +97,8 @@ class _Check:
     """Name to an expression with the widest true range; None: any symbol of that name is trusted."""
     scalars: dict[str, Var] = field(default_factory=dict)
     depth: int = 0
+    never: bool = False
+    """Are we in a loop without iterations? Then there may be no element to name."""
 
     def say(self, message: str) -> None:
         self.found.append(f"kernel {self.name}: {message}")
@@ -114,6 +131,8 @@ class _Check:
             return
         for position, (i, extent) in enumerate(zip(index, buffer.shape)):
             self.dim(i, where)
+            if self.never:
+                continue
             low, high = bounds(i)
             room = bounds(extent)[1]
             if (high is not None and high < 0) or (low is not None and room is not None and low >= room):
@@ -212,8 +231,10 @@ class _Check:
         exact = is_static((stmt.begin, stmt.end)) and stmt.step == 1 and bounds(stmt.end - stmt.begin)[0] != 0
         saved = dict(self.symbols)
         self.symbols[stmt.var] = sym(symbol.name, symbol.lo, symbol.extent) if exact else None
+        never, most = self.never, bounds(stmt.end - stmt.begin)[1]
+        self.never = never or (most is not None and most <= 0)
         self.block(stmt.body)
-        self.symbols = saved
+        self.symbols, self.never = saved, never
 
     def tile(self, t: Tile) -> None:
         for buffer in (t.out, t.a, t.b):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -92,6 +93,32 @@ class Bind:
 
 
 Step: TypeAlias = Launch | Copy | Loop | Branch | Check | Bind
+
+
+def walk(steps: Sequence[Step]) -> Iterator[Step]:
+    """Yield every step, outer before inner, in the order of the program."""
+    stack = list(reversed(steps))
+    while stack:
+        step = stack.pop()
+        yield step
+        match step:
+            case Loop(cond=cond, body=body):
+                stack += reversed((*cond, *body))
+            case Branch(branches=branches):
+                stack += reversed([inner for branch in branches for inner in branch])
+
+
+def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+    """Return what a step itself reads and what it writes; the steps inside a loop or branch are not looked at."""
+    match step:
+        case Launch(reads=reads, writes=writes):
+            return reads, writes
+        case Copy(source, target):
+            return (source,), (target,)
+        case Loop(predicate=place) | Branch(index=place) | Bind(value=place):
+            return (place,), ()
+        case Check(predicate=predicate, values=values):
+            return (predicate, *(s for s, _ in values)), ()
 
 
 @dataclass

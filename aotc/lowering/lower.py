@@ -12,8 +12,11 @@ from aotc.guard import guard
 from aotc.ir.dims import static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_printer import print_kernel
 from aotc.ir.program_ir import Bind, Buffered, Check, Constants
+from aotc.ir.program_text import print_program
 from aotc.ir.tensor_ir import Function, Module
+from aotc.lowering import verify
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.passes.substitute_dims import free_loop_names
 from aotc.lowering.program.bufferize import bufferize
@@ -44,7 +47,14 @@ class Variant:
     arena: int | None
     locs: dict[str, str]
     custom: dict[str, CustomCall]
+    steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Return the kernels, and each function's steps over the planned arena."""
+        programs = [print_program(steps, name) for name, steps in self.steps.items()]
+        return "\n".join([*map(print_kernel, self.kernels), *programs])
 
 
 def lower(module: Module, target: Target, options: Options) -> Variant:
@@ -63,50 +73,67 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     def during(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
-    kernels: dict[str, Kernel] = {}
-    locs: dict[str, str] = {}
-    custom: dict[str, CustomCall] = {}
-    refused: list[Finding] = []
-    lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
-    for function in module.functions.values():
-        if not function.public:
-            try:
-                key = structure(function)
-                if key not in lowered:
-                    lowered[key] = _lower_region(function, target, module, options)
-                kernels[function.name] = replace(lowered[key], name=function.name)
-                call = custom_call_of(function)
-                if call is not None:
-                    custom[_known(call).symbol] = call
-            except CompileError as error:
-                refused += error.findings
-            locs[function.name] = function.loc.traced_by or str(function.loc)
-    if refused:
-        raise CompileError(refused)
-    constants = Constants()
+    kernels, custom = _lower_regions(module, target, options)
     public = {n: f for n, f in module.functions.items() if f.public}
-    buffered: dict[str, Buffered] = {}
+    constants = Constants()
+    steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
-    with during("assigning storage"):
-        for name, function in public.items():
-            buffered[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
-            every |= buffered[name].kernels  # the loops of the next function that become kernels need other names
+    for name, function in public.items():
+        with during(f"assigning storage of @{name}"):
+            steps[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
+            every |= steps[name].kernels  # the loops of the next function that become kernels need other names
+            if options.verify_each:
+                verify.after_bufferize(steps[name], function, module.functions)
     names, unique = _deduplicate(every)
-    variant = Variant(target, unique, [], {}, constants, 0, locs, custom)
+    locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
+    variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
     numbers = {k.name: n for n, k in enumerate(unique)}
-    for name, b in buffered.items():
-        function = public[name]
+    places = {kernel: numbers[first] for kernel, first in names.items()}
+    for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(b, variant, slots, lambda k: numbers[names[k]])
-        checks = [s for s in b.steps if isinstance(s, Check)]
+            stages = _stages(steps[name], variant, slots, places.__getitem__)
+            if options.verify_each:
+                verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
+        checks = [s for s in steps[name].steps if isinstance(s, Check)]
         with during(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, checks)
         known = variant.arena is not None and isinstance(stages[-1].arena, int)
         variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
     with during("joining the programs of specialized functions"):
         _join_specialized(variant, public)
+        if options.verify_each:
+            for name, program in variant.programs.items():
+                verify.after_emit(program, public[name], variant.command_buffers)
     return variant
+
+
+def _lower_regions(
+    module: Module, target: Target, options: Options
+) -> tuple[dict[str, Kernel], dict[str, CustomCall]]:
+    """Return the kernel of each region by name, and the custom calls by symbol; refuse all that cannot be lowered."""
+    kernels: dict[str, Kernel] = {}
+    custom: dict[str, CustomCall] = {}
+    refused: list[Finding] = []
+    lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
+    for function in module.functions.values():
+        if function.public:
+            continue
+        try:
+            key = structure(function)
+            if key not in lowered:
+                lowered[key] = _lower_region(function, target, module, options)
+                if options.verify_each:
+                    verify.after_region(lowered[key])
+            kernels[function.name] = replace(lowered[key], name=function.name)
+            call = custom_call_of(function)
+            if call is not None:
+                custom[_known(call).symbol] = call
+        except CompileError as error:
+            refused += error.findings
+    if refused:
+        raise CompileError(refused)
+    return kernels, custom
 
 
 def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int]) -> list[Stage]:

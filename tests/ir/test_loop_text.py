@@ -215,6 +215,18 @@ def test_bad_kernels_are_found(old, new, message):
     assert re.search(message, "\n".join(verify_kernel(parse_kernel(TANH_SUM.replace(old, new)))))
 
 
+def test_a_loop_that_never_runs_names_no_element():
+    text = '''\
+def k(out: "f32[0, 2]", *, grid: "0"):
+    for i in parallel(0, 0):
+        for j in range(0, 2):
+            out[0, j] = f32(1.0)
+'''
+    assert verify_kernel(parse_kernel(text)) == []
+    found = verify_kernel(parse_kernel(text.replace("parallel(0, 0)", "parallel(0, 1)").replace('"0"', '"1"')))
+    assert found == ["kernel k: store to out: index 0 of dim 0 is never below 0"]
+
+
 def test_undefined_names_are_found():
     x, out = ir.Buffer("x", "f32", (8,)), ir.Buffer("out", "f32", ())
     load = ir.Apply("add", (ir.Load(x, (sym("q"),)), ir.Var("v", "f32")), "f32")

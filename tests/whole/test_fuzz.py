@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jax import export, lax
 from support.differential import compare
-from support.programs import Program, array, programs
+from support.programs import programs
+from support.programs.values import Program, array
 
 import aotc
 from aotc.frontend.importer import import_model

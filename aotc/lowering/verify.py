@@ -1,0 +1,86 @@
+"""What ``--verify-each`` checks between the stages from a region to a host program.
+
+Each function stands for one stage, takes what the stage has made, and raises an InternalError that names the stage and
+the function or kernel if a check of the IRs' verifiers finds something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from aotc.diagnostics import InternalError
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.program_ir import Bind, Buffered, Check
+from aotc.ir.program_verify import verify_plan, verify_steps
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.program.emit_program import Program, Stage
+from aotc.lowering.program.schedule import CommandBuffer
+from aotc.lowering.program.verify_schedule import verify_schedule
+from aotc.vmfb.abi import Slots
+from aotc.vmfb.commands import Invalid, read_commands
+from aotc.vmfb.verify import check_commands, check_program
+
+
+def after_region(kernel: Kernel) -> None:
+    """Check the kernel of one region."""
+    _report("lower_region", kernel.name, verify_kernel(kernel))
+
+
+def after_bufferize(program: Buffered, function: Function, functions: Mapping[str, Function]) -> None:
+    """Check the steps of one function, and the kernels that it has besides those of regions."""
+    for name, kernel in program.kernels.items():
+        if name not in functions:
+            _report("bufferize", name, verify_kernel(kernel))
+    _report("bufferize", function.name, verify_steps(program, function, updates(functions)))
+
+
+def after_schedule(
+    program: Buffered,
+    function: Function,
+    functions: Mapping[str, Function],
+    stages: Sequence[Stage],
+    slots: Slots,
+    numbers: Mapping[str, int],
+) -> None:
+    """Check the arena's plan and the command buffers of one function; ``numbers`` has each kernel's place."""
+    totals: list[Dim] = [stage.arena for stage in stages]
+    _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
+    rest = [s for s in program.steps if not isinstance(s, Check)]
+    for stage in stages:
+        end = next((n for n, s in enumerate(rest) if isinstance(s, Bind)), len(rest))
+        steps, rest = rest[:end], rest[end + 1 :]
+        _report("schedule", function.name, _commands(stage.buffer, len(set(numbers.values())), slots.count))
+        _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__))
+
+
+def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer]) -> None:
+    """Check the host program of one function as the loader does."""
+    values = {"arguments": function.body.params, "results": function.body.results}
+    signature = {side: [{"dims": list(map(str, v.type.shape))} for v in vs] for side, vs in values.items()}
+    rows = [{"parameters": len(b.parameters)} for b in buffers]
+    try:
+        check_program(program.code, program.registers, signature, rows)
+    except Invalid as error:
+        _report("emit_program", function.name, [str(error)])
+
+
+def updates(functions: Mapping[str, Function]) -> Callable[[str], int]:
+    """Return how many outputs of a kernel hold old values that it reads, by the name of its region."""
+    return lambda name: overwritten(functions[name]) if name in functions else 0
+
+
+def _commands(buffer: CommandBuffer, kernels: int, slots: int) -> list[str]:
+    try:
+        check_commands(read_commands(buffer.code), kernels, slots, buffer.states, len(buffer.parameters))
+    except Invalid as error:
+        return [str(error)]
+    return []
+
+
+def _report(stage: str, name: str, findings: Sequence[str]) -> None:
+    if findings:
+        more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
+        raise InternalError(f"after {stage} of {name}: {'; '.join(findings[:3])}{more}")

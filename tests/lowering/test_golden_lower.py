@@ -1,0 +1,105 @@
+"""Golden cases of the lowering of regions: tensor IR in, the kernel's text out, and the same values from both.
+
+A case is ``tests/golden/lower/<kind>/<case>.txt``: a line that says what it shows, a module with the region ``@k``,
+``====``, its kernel. The kernel runs on NumPy, as the loop IR means it. ``--update`` rewrites the second part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.golden import FOLDER, arguments, close, sections, sizes_of
+
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.tensor_ir import Function
+from aotc.ir.tensor_run import interpret
+from aotc.ir.tensor_text import parse_module
+from aotc.ir.tensor_verify import verify
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.passes.fourier import twiddles
+from aotc.lowering.regions.lower_region import KINDS, SINGLES, lower_region
+from aotc.targets import resolve
+from aotc.vmfb.dtypes import to_numpy
+
+pytestmark = pytest.mark.ir
+
+CASES = sorted((FOLDER / "lower").glob("*/*.txt"))
+ELSEWHERE = {"custom_call"}  # its function is the user's: tests/vmfb/test_custom_calls.py
+CPU, CUDA = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
+
+
+def positive_definite(op, arrays):
+    x = arrays[0]
+    return [x @ x.swapaxes(-1, -2) + 4 * np.eye(x.shape[-1], dtype=x.dtype)]
+
+
+def well_conditioned(op, arrays):
+    return [a + 4 * np.eye(a.shape[-1], dtype=a.dtype) if a.shape[-1] == a.shape[-2] else a for a in arrays]
+
+
+def sparse_rows(op, arrays):
+    data, columns, starts, dense = arrays
+    ends = np.linspace(0, len(data), len(starts)).astype(starts.dtype)
+    return [data, columns % len(dense), ends, dense]
+
+
+def table_of_roots(op, arrays):
+    table = twiddles(op.attrs["radices"], op.attrs["inverse"])
+    return [arrays[0], np.asarray(table).astype(arrays[1].dtype)]
+
+
+def neutral_start(op, arrays):
+    """The order of a scan says nothing of how often its first value counts."""
+    start = {"add": 0, "mul": 1, "max": -1e30, "min": 1e30}[op.regions[0].ops[0].name]
+    return [arrays[0], np.full_like(arrays[1], start)]
+
+
+PREPARE = {
+    "cholesky": positive_definite,
+    "csr_dot": sparse_rows,
+    "dft": table_of_roots,
+    "reduce_window": neutral_start,
+    "triangular_solve": well_conditioned,
+}
+
+
+def run(function: Function, kernel, arrays):
+    """Return the results of a region from its kernel; what it updates in place holds the operands."""
+    dims = sizes_of([p.type for p in function.body.params])
+    shared = overwritten(function)
+    outputs = []
+    for n, v in enumerate(function.body.results):
+        shape = tuple(d if isinstance(d, int) else dims[str(d)] for d in v.type.shape)
+        outputs.append(arrays[n].copy() if n < shared else np.full(shape, 77, to_numpy(v.type.dtype)))
+    run_kernel(kernel, [*arrays[shared:], *outputs], dims)
+    return outputs
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.parent.name}/{c.stem}")
+def test_golden(case, update):
+    head, before, after = sections(case)
+    module = parse_module(before)
+    assert verify(module) == []
+    function = module.functions["k"]
+    kernel = lower_region(function, CUDA if case.parent.name.endswith("_cuda") else CPU)
+    assert verify_kernel(kernel) == []
+    op, arrays = function.body.ops[-1], arguments([p.type for p in function.body.params])
+    if function.attrs["kind"] == "single" and op.name in PREPARE:
+        arrays = PREPARE[op.name](op, arrays)
+    close(run(function, kernel, arrays), interpret(module, *arrays, function="k"))
+    text = print_kernel(kernel)
+    if update:
+        case.write_text(f"{head}{before}====\n{text}")
+    else:
+        assert text == after
+
+
+def test_every_kind_has_cases():
+    """Three for each kind of region, and one for each op with a lowering of its own."""
+    folders = [c.parent.name for c in CASES]
+    assert all(folders.count(name) >= 3 for name in (*KINDS, *folders))
+    functions = [parse_module(sections(c)[1]).functions["k"] for c in CASES]
+    ops = {f.body.ops[-1].name for f in functions if f.attrs["kind"] == "single"}
+    assert ops == SINGLES.keys() - ELSEWHERE
