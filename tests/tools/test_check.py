@@ -13,6 +13,7 @@ import aotc
 from aotc import pipeline
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor_ir import Region
+from aotc.lowering import lower
 from aotc.options import Options
 from aotc.pipeline import PASSES, Pass
 from aotc.tools.agreement import compare_op, compare_results
@@ -37,12 +38,12 @@ def wrong_kernels(monkeypatch):
     """Make the lowering take one op for another."""
 
     def install(old, new):
-        right = pipeline.lower_region
+        right = lower.lower_region
 
         def lower_region(function, target):
             return right(replace(function, body=renamed(function.body, old, new)), target)
 
-        monkeypatch.setattr(pipeline, "lower_region", lower_region)
+        monkeypatch.setattr(lower, "lower_region", lower_region)
 
     return install
 
