@@ -1,4 +1,4 @@
-"""The executor as a native object: what :mod:`aotc.kernels.cpu.executor` exports, and the machine's atomic operations."""
+"""The executor as a native object: what :mod:`aotc.kernels.cpu.executor` exports, and the machine's atomics."""
 
 from __future__ import annotations
 
