@@ -1,4 +1,4 @@
-"""The pages on adding an op are walked: their blocks are applied to a copy of the tree, where both ops then run."""
+"""Pages on adding something are walked: their blocks are applied to a copy of the tree, which then has it."""
 
 import os
 import re
@@ -12,14 +12,16 @@ import pytest
 pytestmark = pytest.mark.cpu
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/add_an_op.md", "docs/add_a_template.md")
+PAGES = ("docs/add_an_op.md", "docs/add_a_template.md", "docs/add_a_pass.md", "docs/add_a_device.md")
 BLOCK = re.compile(
     r"^(?:Write `(?P<new>[\w./]+)`|In `(?P<file>[\w./]+)`, (?P<how>before|after|instead of) `(?P<line>[^\n]+)`):\n\n"
     r"```\w+\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
-PROGRAM = """
+COPY = re.compile(r"^Copy `([\w./]+)` to `([\w./]+)`", re.MULTILINE)
+
+OPS = """
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,27 @@ np.testing.assert_array_equal(counts, 2 * np.bincount(n[(n >= 0) & (n < 5)], min
 np.testing.assert_array_equal(high, jax.jit(jax.lax.mulhi)(x, y) + 1)
 """
 
+DEVICE = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import aotc
+
+
+def model(x, w, n):
+    y = jax.lax.while_loop(lambda c: c.sum() < 100, lambda c: c * 2, jax.nn.softmax(x @ w))
+    z = jax.lax.cond(n > 0, lambda v: jnp.sort(v), lambda v: v.cumsum(0), y)
+    return z, jnp.sum(y > 1), jax.lax.dynamic_update_slice(x, y, (0, 0)), w + np.arange(42, dtype="f4").reshape(7, 6)
+
+
+x, w = (np.random.default_rng(0).normal(size=s).astype("f4") for s in ((5, 7), (7, 6)))
+module = aotc.load(aotc.compile(model, x, w, np.int32(0), target="numpy:any", verify_each=True))
+for n in (np.int32(0), np.int32(1)):
+    for a, b in zip(module(x, w, n), jax.jit(model)(x, w, n), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+"""
+
 
 def apply(page, root):
     """Write every block of a page to its place under ``root``; each must have exactly one."""
@@ -54,6 +77,7 @@ def apply(page, root):
         if block["new"]:
             path = root / block["new"]
             assert not path.exists(), f"{path} is there already"
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
             continue
         path = root / block["file"]
@@ -64,6 +88,8 @@ def apply(page, root):
         begin, end = {"before": (at, at), "after": (at + 1, at + 1), "instead of": (at, at + 1)}[block["how"]]
         lines[begin:end] = [text]
         path.write_text("".join(lines))
+    for source, target in COPY.findall(page):
+        shutil.copy(root / source, root / target)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +111,7 @@ def run(root, *command):
 
 
 def test_both_ops_compile_and_run(walked):
-    run(walked, "-c", PROGRAM.format(root=str(walked)))
+    run(walked, "-c", OPS.format(root=str(walked)))
 
 
 def test_both_ops_are_complete(walked):
@@ -93,3 +119,14 @@ def test_both_ops_are_complete(walked):
     run(walked, "-m", "pytest", "tests/lowering/test_golden_lower.py", "-k", "bincount or every_kind", "--update")
     assert "def k(" in case.read_text()
     run(walked, "-m", "pytest", "tests/house/test_op_facts.py", "-k", "mulhi or bincount or families")
+
+
+def test_the_pass_is_complete(walked):
+    cases = list((walked / "tests/golden/passes/negate_equality").glob("*.txt"))
+    run(walked, "-m", "pytest", "tests/lowering/test_passes.py", "-k", "negate_equality or has_cases", "--update")
+    assert all(case.read_text().count("module @m") == 2 for case in cases)
+    run(walked, "-m", "pytest", "tests/house/test_pass_files.py")
+
+
+def test_the_device_runs_programs(walked):
+    run(walked, "-c", DEVICE)
