@@ -51,7 +51,7 @@ FIRST_CALL = (
 )
 LATER_CALLS = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "Function._static_call", "dtype, shape, alignment; results are allocated (symbolic: _dynamic_call)"),
+    ("aotc/vmfb/vm.py", "Function._static_call", "dtypes and shapes; results are allocated (symbolic: _dynamic_call)"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
     ("aotc/kernels/cpu/executor.py", "run", "one native call without the GIL: graphs, loops, branches"),
     ("aotc/kernels/cpu/executor.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
