@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,7 +39,9 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
-from aotc.vmfb.trace import Tracer
+
+if TYPE_CHECKING:
+    from aotc.vmfb.trace import Tracer
 
 ARENAS = ArenaPool()
 
@@ -172,7 +174,7 @@ class CpuExecutable:
     ) -> Callable[[], None]:
         """Return the call that runs one command of a command buffer, whatever it comes after."""
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
-        alone = command._replace(kernel=kernel, predecessors=0, successors=())
+        alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode([Graph([alone], state=0, serial=True)]), np.int64)
         run = self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch)
 
@@ -341,6 +343,8 @@ class CpuSession:
 
     def tracer(self, folder: str, where: str) -> Tracer:
         """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
+        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
+
         return Tracer(self._executable, self._slots, self._scratch, folder, where)
 
     def submit(self, number: int, parameters: list[int]) -> None:

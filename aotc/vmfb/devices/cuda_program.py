@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, While, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.errors import VmError
 
@@ -117,7 +117,7 @@ class Program:
             match node:
                 case Graph():
                     steps.append(self._graph(node))
-                case While():
+                case WhileNode():
                     steps.append(self._while(node))
                 case Case():
                     steps.append(self._case(node))
@@ -171,7 +171,7 @@ class Program:
 
         return read
 
-    def _while(self, node: While) -> Step:
+    def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
         read = self._read(node.place, 1)
 
