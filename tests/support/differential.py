@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aotc
-from support.programs import EPS, Program
+from support.programs.values import EPS, Program
 
 LEVELS = [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 

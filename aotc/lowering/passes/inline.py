@@ -71,7 +71,7 @@ class _Inliner:
     """Copies one public function; its own values keep their names, those of callees get fresh ones."""
 
     def __init__(self, module: Module, region: Region) -> None:
-        self.module, self.root, self.names = module, region, Names.of(region)
+        self.module, self.root, self.names = module, region, Names(region)
 
     def run(self) -> Region:
         """Return the region without calls."""

@@ -22,31 +22,36 @@ RECENT = 16
 NO_WIDTHS: Mapping[int, int] = {}
 
 
-@dataclass(slots=True)
 class Names:
-    """Readable names that no two values of a function share."""
+    """Readable names that no two values of a function share.
 
-    used: set[str] = field(default_factory=set)
-    counts: dict[str, int] = field(default_factory=dict)
+    Most passes find nothing to do in most functions: the names of ``region`` are only looked up for the first new one.
+    """
 
-    @classmethod
-    def of(cls, region: Region) -> Names:
-        """Return the names taken in ``region``."""
-        used = {p.name for p in region.params}
-        for op in walk(region):
-            used.update(v.name for v in op.results)
-            used.update(p.name for r in op.regions for p in r.params)
-        return cls(used)
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._used: set[str] | None = None
+        self._counts: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
         """Return ``hint``, or ``hint_2``, ``hint_3``... if it is taken."""
-        name, count = hint, self.counts.get(hint, 1)
-        while name in self.used:
+        if self._used is None:
+            self._used = _names_in(self._region)
+        name, count = hint, self._counts.get(hint, 1)
+        while name in self._used:
             count += 1
             name = f"{hint}_{count}"
-        self.counts[hint] = count
-        self.used.add(name)
+        self._counts[hint] = count
+        self._used.add(name)
         return name
+
+
+def _names_in(region: Region) -> set[str]:
+    names = {p.name for p in region.params}
+    for op in walk(region):
+        names.update(v.name for v in op.results)
+        names.update(p.name for r in op.regions for p in r.params)
+    return names
 
 
 @dataclass(slots=True)
@@ -93,7 +98,9 @@ class Builder:
     def constant(self, value: np.ndarray | float, type_: TensorType, hint: str = "") -> Value:
         """Append a constant; a scalar ``value`` fills ``type_``."""
         array = np.asarray(value).astype(to_numpy(type_.dtype), copy=False)
-        return self.make("constant", (), {"value": array}, type_, hint)
+        result = Value(self.names.fresh(hint or "constant"), type_)
+        self.append(Op("constant", (), (result,), {"value": array}, loc=self.loc))
+        return result
 
     def convert(self, x: Value, dtype: str) -> Value:
         """Return ``x`` as ``dtype``; nothing is appended if it is that already."""
@@ -160,7 +167,7 @@ def rewrite_module(module: Module, rule: Rule) -> Module:
 
 def rewrite_function(function: Function, rule: Rule) -> Function:
     """Return ``function`` with ``rule`` applied once to every op."""
-    body = _rewrite_region(function.body, rule, {}, Builder(Names.of(function.body)))
+    body = _rewrite_region(function.body, rule, {}, Builder(Names(function.body)))
     return function if body is function.body else replace(function, body=body)
 
 
