@@ -12,7 +12,7 @@ from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
     from aotc.diagnostics import Finding, Loc
-    from aotc.tools.lint import Report, Row
+    from aotc.tools.lint import LintReport, Row
 
 SUMMARY = "Tell before compiling what becomes of each op."
 EXAMPLES = """
@@ -59,7 +59,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _facts(report: Report) -> dict[str, Any]:
+def _facts(report: LintReport) -> dict[str, Any]:
     return {
         "target": report.target,
         "compiles": report.compiles,
@@ -78,7 +78,7 @@ def _place(loc: Loc) -> dict[str, Any]:
     return {"path": loc.path, "line": loc.line, "column": loc.column, "jax": loc.name, "source": loc.source}
 
 
-def _show(report: Report) -> None:
+def _show(report: LintReport) -> None:
     from aotc_cli.tables import print_table
 
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -108,7 +108,7 @@ def _lines(rows: list[Row]) -> str:
     return f"{shown} and {len(places) - _LINES} more" if len(places) > _LINES else shown
 
 
-def _summary(report: Report) -> str:
+def _summary(report: LintReport) -> str:
     from collections import Counter
 
     count = Counter(r.status for r in report.rows)

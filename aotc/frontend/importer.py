@@ -19,7 +19,7 @@ from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
-from aotc.frontend.session import Clone, Poisoned, Session, State
+from aotc.frontend.session import Clone, ImportSession, Poisoned, State
 from aotc.guard import guard
 from aotc.ir.dims import Dim, is_static, product, static, sym
 from aotc.ir.dims_symbols import substitute, symbols
@@ -123,7 +123,9 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
     return replace(function, attrs=attrs | checks)
 
 
-def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
+def _named_dims(
+    unknown: list[Any], entries: list[Any], session: ImportSession, functions: Mapping[str, Any]
+) -> list[Any]:
     """Return the entries' dims with JAX's own names for their symbols.
 
     ``entries`` are the dims that the assertions forced upon the plain unknowns of ``unknown``.
@@ -152,7 +154,7 @@ def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functi
 def _import_public(
     functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any],
     journal: Journal | None,
-) -> Session:  # fmt: skip
+) -> ImportSession:  # fmt: skip
     session = _session(functions, path)
     if journal is not None:
         journal.entries.clear()  # an earlier import of the same model, with other dims
@@ -166,8 +168,8 @@ def _import_public(
     return session
 
 
-def _session(functions: Mapping[str, Any], path: str) -> Session:
-    return Session(functions, import_block, clone, path)
+def _session(functions: Mapping[str, Any], path: str) -> ImportSession:
+    return ImportSession(functions, import_block, clone, path)
 
 
 def _called_computations(module: ir.Module) -> set[str]:
@@ -186,7 +188,7 @@ def _is_private(function: Any) -> bool:
     return "sym_visibility" in attributes and attributes["sym_visibility"].value == "private"
 
 
-def _public_dims(session: Session, function: Any) -> list[tuple[Dim, ...]]:
+def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
     """Return the dims of each argument; every unknown size is a fresh symbol."""
     shapes = []
     for leaf in _argument_types(function):
@@ -200,7 +202,7 @@ def _argument_types(function: Any) -> list[ir.Type]:
     return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type)]
 
 
-def _import_entry(session: Session, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
+def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
     block = function.regions[0].blocks[0]
     state = State(session)
     params = []
@@ -224,7 +226,7 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     session.functions[name] = Function(name, body, True, attrs, to_loc(function.operation.location, session.path))
 
 
-def _name_values(session: Session, params: Sequence[Value]) -> None:
+def _name_values(session: ImportSession, params: Sequence[Value]) -> None:
     """Let symbols stand for the values of small integer arguments: a size may be one of them."""
     for n, p in enumerate(params):
         if kind_of(p.type.dtype) in "iu" and p.type.rank <= 1 and is_static(p.type.shape):

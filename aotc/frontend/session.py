@@ -33,7 +33,7 @@ class Clone:
 
 
 @dataclass(slots=True)
-class Session:
+class ImportSession:
     """What the clones of one module share.
 
     ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import
@@ -112,7 +112,7 @@ class Session:
 class State:
     """One function being cloned: its values, known shape values, and the open regions."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ImportSession) -> None:
         self.session = session
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known

@@ -198,7 +198,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExternalCall:
     """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``.
 
     Fortran's convention: every argument is the address of an element. A private u8
@@ -214,7 +214,7 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | Call
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | ExternalCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
 
 def imports(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the library functions that ``kernel`` calls, sorted."""
-    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, Call)}))
+    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}))
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

@@ -10,7 +10,7 @@ from aotc.ir.loop_ir import (
     Alloc,
     Apply,
     Buffer,
-    Call,
+    ExternalCall,
     For,
     If,
     Index,
@@ -42,7 +42,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     value of a store have the right dtype; private and shared memory has a static size;
     ``parallel`` is the outermost loop and runs over the grid; aliases exist; something writes each output.
     """
-    check = _Check(kernel.name)
+    check = _KernelCheck(kernel.name)
     for name in kernel.dims:
         check.symbols[name] = None
     for buffer in (*kernel.inputs, *kernel.outputs):
@@ -64,7 +64,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     return check.found[:LIMIT]
 
 
-def _check_grid(kernel: Kernel, check: _Check) -> None:
+def _check_grid(kernel: Kernel, check: _KernelCheck) -> None:
     parallel = [s for s in kernel.body if isinstance(s, For) and s.kind == "parallel"]
     if parallel and len(kernel.body) != 1:
         check.say("a parallel loop is not the only statement of the kernel")
@@ -75,13 +75,13 @@ def _check_grid(kernel: Kernel, check: _Check) -> None:
         check.say(f"the grid is {kernel.grid} and there is no parallel loop")
 
 
-def _check_outputs(kernel: Kernel, check: _Check) -> None:
+def _check_outputs(kernel: Kernel, check: _KernelCheck) -> None:
     written: set[str] = set()
     for stmt in walk(kernel.body):
         match stmt:
             case Store(buffer=out) | Tile(out=out):
                 written.add(out.name)
-            case Call(args=args):
+            case ExternalCall(args=args):
                 written.update(buffer.name for buffer, _ in args)
     for out in kernel.outputs:
         if out.name not in written and product(out.shape) != 0:
@@ -89,7 +89,7 @@ def _check_outputs(kernel: Kernel, check: _Check) -> None:
 
 
 @dataclass(slots=True)
-class _Check:
+class _KernelCheck:
     name: str
     found: list[str] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class _Check:
                 self.alloc(buffer)
             case Tile():
                 self.tile(stmt)
-            case Call(function, args):
+            case ExternalCall(function, args):
                 self.call(function, args)
 
     def alloc(self, buffer: Buffer) -> None:

@@ -65,7 +65,7 @@ class _Recorder:
 class _Live:
     """Passes what a program asks on to a device session, and allocates the results."""
 
-    def __init__(self, function: Function, out: Sequence[np.ndarray | None]) -> None:
+    def __init__(self, function: LoadedFunction, out: Sequence[np.ndarray | None]) -> None:
         self.function = function
         self.slots = Slots(len(function.arguments), len(function.result_dtypes))
         self.session = function.executable.session(self.slots)
@@ -88,7 +88,7 @@ def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], n
     return given
 
 
-class Function:
+class LoadedFunction:
     """A function of a loaded bundle.
 
     Attributes

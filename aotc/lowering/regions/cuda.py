@@ -22,7 +22,7 @@ from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Sto
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.nests import Axis, grid_loop, make_axes, place
+from aotc.lowering.regions.nests import NestAxis, grid_loop, make_axes, place
 from aotc.lowering.regions.reduction import Rows, operands_at
 from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
 from aotc.targets import Target
@@ -56,7 +56,7 @@ def _threads(work: Dim) -> int:
 class _ThreadRows(Rows):
     """Rows in the grid, one thread per row."""
 
-    def _split(self, axes: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+    def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
         return axes, []
 
 

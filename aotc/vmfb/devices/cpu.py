@@ -29,7 +29,7 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.arena import Arena, ArenaPool
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
-from aotc.vmfb.constants import Constants, load_constants
+from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
@@ -104,7 +104,7 @@ class CpuExecutable:
         executor = native.load_executor(bundle, variant.get("executor"))
         self._run = executor.aotc_run
         self._pool = native.worker_pool(executor, threads - 1)
-        self._constants: Constants = load_constants(bundle, variant.get("constants"))
+        self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
         self._lapack: Lapack | None = None

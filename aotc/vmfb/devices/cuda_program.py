@@ -43,7 +43,7 @@ class Loaded(Protocol):
     where: str
 
 
-class Memory:
+class CudaMemory:
     """The pointer table of a call: addresses on the GPU, and the graphs that were made for them."""
 
     def __init__(self, executable: Loaded, layout: Slots) -> None:
@@ -84,7 +84,7 @@ class Memory:
         self.ready = False
 
 
-class Program:
+class CudaProgram:
     """A command buffer with its parameters and addresses put in.
 
     Graphs are recorded once; ``record=False`` runs their commands directly, for a
@@ -92,7 +92,12 @@ class Program:
     """
 
     def __init__(
-        self, executable: Loaded, memory: Memory, nodes: Sequence[Node], parameters: Sequence[int], record: bool = True
+        self,
+        executable: Loaded,
+        memory: CudaMemory,
+        nodes: Sequence[Node],
+        parameters: Sequence[int],
+        record: bool = True,
     ) -> None:
         self._executable, self._memory, self._parameters, self._record = executable, memory, parameters, record
         self._keep: list[Any] = []
