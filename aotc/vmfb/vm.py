@@ -19,8 +19,8 @@ from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
+from aotc.vmfb.limits import PLANS
 
-PLANS = 64  # how many tuples of shapes a function remembers
 _LOAD_SCALAR = BY_NAME["load_scalar"].opcode
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]

@@ -16,11 +16,11 @@ from functools import partial
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
+from aotc.kernels.limits import UNROLL
 from aotc.kernels.llvm_types import F32, F64, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
-UNROLL = 4
 LINE = 64
 
 

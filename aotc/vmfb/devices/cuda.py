@@ -25,6 +25,7 @@ from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.devices.cuda_program import CudaMemory, CudaProgram
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.limits import MAX_THREADS
 from aotc.vmfb.pointers import address_of
 
 
@@ -73,7 +74,7 @@ def open_executable(
 def _check_kernels(bundle: Bundle, variant: dict[str, Any]) -> None:
     for kernel in variant["kernels"]:
         fits = len(kernel.get("image", ())) == 2 and "inputs" in kernel and "symbol" in kernel
-        if not fits or not 0 < kernel.get("threads", 0) <= 1024 or kernel.get("items", 0) < 1:
+        if not fits or not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
     if variant["kernels"] and "cubin" not in variant:
         raise BundleError(bundle.where, "the variant has kernels but no cubins")

@@ -11,8 +11,7 @@ import numpy as np
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.errors import VmError
-
-MAX_BLOCKS = (1 << 31) - 1
+from aotc.vmfb.limits import MAX_BLOCKS
 
 Step: TypeAlias = Callable[[], None]
 
