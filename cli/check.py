@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc.limits import MOST_TRIES
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ aotc check model.mlir --oracle=jax --dim=batch=8
 aotc check model.mlir --rtol=1e-3 --atol=1e-5
 """
 _SIZES = (3, 2, 4, 8, 1, 6, 16, 12, 5, 7, 32, 64)
-_TRIES = 20000
 
 
 def command(
@@ -99,7 +99,7 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
     sizes = parse_sizes(dims, rows)
     if len(given) == len(rows):
         return given
-    for tried in islice(_choices(checker, sizes), _TRIES):
+    for tried in islice(_choices(checker, sizes), MOST_TRIES):
         try:
             arrays = [*given, *make_values(rows[len(given) :], tried, True, seed)]
         except (VmError, ValueError):

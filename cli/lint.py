@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc.limits import SHOWN_LINES
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ aotc lint model.mlir --json | python -m json.tool
 
 aotc lint model.mlir --custom-calls=my_ops.py
 """
-_LINES = 3  # so many places are shown for each row of the table
 
 
 def command(
@@ -104,8 +104,8 @@ def _lines(rows: list[Row]) -> str:
     """Return where the ops stand: lines of the model, else of the user's source, without its folder."""
     found = (str(r.loc.line) if r.loc.line else Path(r.loc.source).name for r in rows)
     places = [p for p in dict.fromkeys(found) if p]
-    shown = ", ".join(places[:_LINES])
-    return f"{shown} and {len(places) - _LINES} more" if len(places) > _LINES else shown
+    shown = ", ".join(places[:SHOWN_LINES])
+    return f"{shown} and {len(places) - SHOWN_LINES} more" if len(places) > SHOWN_LINES else shown
 
 
 def _summary(report: LintReport) -> str:

@@ -42,13 +42,13 @@ class Room:
 # The way of ``module(x)`` at run time: file, function, what happens there. A test looks each of them up.
 FIRST_CALL = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "Function.run", "each argument is checked and made an array of the signature's dtype"),
+    ("aotc/vmfb/vm.py", "LoadedFunction.run", "each argument is checked and made an array of the signature's dtype"),
     ("aotc/vmfb/vm.py", "interpret", "the host program runs once for these shapes, with a recorder for a device"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "the plan becomes a function that is kept for these shapes"),
 )
 LATER_CALLS = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "Function._static_call", "dtype, shape and alignment by identity; results are allocated"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtype, shape and alignment by identity; results are allocated"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
     ("aotc/kernels/cpu/executor.py", "run", "one native call without the GIL: graphs, loops, branches"),
     ("aotc/kernels/cpu/executor.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
@@ -267,7 +267,7 @@ Every room may also ask {ground}.
 
 ![a call at run time](call.svg)
 
-A program that reads a size from its data has no plan: it is interpreted in every call (`Function._interpret` in
+A program that reads a size from its data has no plan: it is interpreted in every call (`LoadedFunction._interpret` in
 `aotc/vmfb/vm.py`), and submits one command buffer before the size is known and one after it.
 """
 

@@ -15,6 +15,7 @@ from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.elementwise import SIZES_DIFFER
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
+from aotc.frontend.limits import FRAMES_OF_A_CALL, SIZE_ELEMENTS
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
@@ -28,8 +29,6 @@ from aotc.options import Options
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
-MAX_SIZE_ELEMENTS = 8
-FRAMES_OF_A_CALL = 12
 _LABEL = "jax.global_constant"  # of an argument: the name of the dim that it is
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
@@ -231,7 +230,7 @@ def _name_values(session: ImportSession, params: Sequence[Value]) -> None:
     for n, p in enumerate(params):
         if kind_of(p.type.dtype) in "iu" and p.type.rank <= 1 and is_static(p.type.shape):
             count = static(product(p.type.shape))
-            if count <= MAX_SIZE_ELEMENTS:
+            if count <= SIZE_ELEMENTS:
                 names = [f"arg{n}" if p.type.rank == 0 else f"arg{n}_{k}" for k in range(count)]
                 session.sizes.update((name, (n, k)) for k, name in enumerate(names))
                 session.known[p] = tuple(sym(name) for name in names)

@@ -19,7 +19,6 @@ from aotc.ir.dims import Dim
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
 LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "thread"]
-PRIVATE_BYTES = 2048  # the largest buffer that lowering puts on a thread's stack; larger ones are scratch
 
 
 @dataclass(frozen=True, slots=True)

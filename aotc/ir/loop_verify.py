@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
 from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.limits import FINDINGS
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
@@ -30,8 +31,6 @@ from aotc.ir.loop_types import loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ELEMENTWISE, SCALARS
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
-
-LIMIT = 20
 
 
 def verify_kernel(kernel: Kernel) -> list[str]:
@@ -61,7 +60,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
         print_kernel(kernel)
     except ValueError as error:
         check.say(str(error))
-    return check.found[:LIMIT]
+    return check.found[:FINDINGS]
 
 
 def _check_grid(kernel: Kernel, check: _KernelCheck) -> None:
@@ -156,7 +155,7 @@ class _KernelCheck:
     def block(self, body: tuple[Stmt, ...]) -> None:
         saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
         for stmt in body:
-            if len(self.found) >= LIMIT:
+            if len(self.found) >= FINDINGS:
                 break
             self.statement(stmt)
         self.buffers, self.symbols, self.scalars = saved

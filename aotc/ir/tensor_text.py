@@ -32,10 +32,9 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims import Dim, Expr, floordiv, maximum, minimum, mod, sym
+from aotc.ir.limits import INLINE_ELEMENTS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import from_numpy, to_numpy
-
-INLINE_ELEMENTS = 16
 
 
 def print_module(

@@ -31,6 +31,7 @@ from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.ir.tensor_run import Activation, ArgumentError, Hooks, bind_arguments, interpret
 from aotc.ir.tensor_wide import wide_call, wide_results
+from aotc.limits import MOST_ITERATIONS
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.substitute_dims import with_dims
@@ -39,8 +40,6 @@ from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve
 from aotc.tools.agreement import Mismatch, Tolerance, compare_op, compare_results
 from aotc.tools.user_calls import call_user
-
-MOST_ITERATIONS = 256  # so many iterations of a loop that differs are looked into
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop_ir import (
-    PRIVATE_BYTES,
     Alloc,
     Apply,
     Barrier,

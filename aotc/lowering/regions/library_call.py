@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, maximum, product, static, sym
-from aotc.ir.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.region import RegionBuilder, nest
