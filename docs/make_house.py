@@ -15,8 +15,10 @@ from pathlib import Path
 from textwrap import wrap
 
 ROOT = Path(__file__).resolve().parents[1]
+Place = tuple[float, float, float, float]  # of a box: x, y, width, height
 DOCS = ROOT / "docs"
-WIDTH, MARGIN, GAP, LINE = 1240, 20, 60, 15
+WIDTH, MARGIN, GAP, LINE = 1240, 40, 60, 15
+LANE_BEND = 14  # radius of the corners of arrows in the margins
 LETTERS = 6.2  # pixels of a letter at the size of the files' names
 COLOURS = ("#f4f1ea", "#e8eef4", "#eaf4ec", "#f4eaf0", "#f0f0e4", "#e9e9f4", "#f6ede4", "#e6f2f2")
 
@@ -42,13 +44,14 @@ class Room:
 # The way of ``module(x)`` at run time: file, function, what happens there. A test looks each of them up.
 FIRST_CALL = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "LoadedFunction.run", "each argument is checked and made an array of the signature's dtype"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._first_call", "chooses the way: sizes are static, symbolic, or read from data"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._plan", "looks for the plan of these shapes; there is none yet"),
     ("aotc/vmfb/vm.py", "interpret", "the host program runs once for these shapes, with a recorder for a device"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "the plan becomes a function that is kept for these shapes"),
 )
 LATER_CALLS = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtype, shape and alignment by identity; results are allocated"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtypes, shapes; results are made (symbolic: _dynamic_call)"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
     ("aotc/kernels/cpu/executor.py", "run", "one native call without the GIL: graphs, loops, branches"),
     ("aotc/kernels/cpu/executor.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
@@ -153,10 +156,12 @@ def box(x: float, y: float, width: float, height: float, colour: str) -> str:
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     """Return an SVG curve with a head."""
     middle = (y1 + y2) / 2
-    return (
-        f'<path d="M {x1:.0f} {y1:.0f} C {x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}" fill="none" '
-        'stroke="#444" stroke-width="1.2" marker-end="url(#head)"/>'
-    )
+    return path(f"M {x1:.0f} {y1:.0f} C {x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}")
+
+
+def path(course: str) -> str:
+    """Return an SVG line with a head."""
+    return f'<path d="{course}" fill="none" stroke="#444" stroke-width="1.2" marker-end="url(#head)"/>'
 
 
 def sheet(height: float, parts: Iterable[str]) -> str:
@@ -173,7 +178,7 @@ def sheet(height: float, parts: Iterable[str]) -> str:
 def house_picture(house: Mapping[str, Room]) -> str:
     """Return the picture of the rooms, floor by floor, with the arrows between them."""
     parts: list[str] = []
-    where: dict[str, tuple[float, float, float, float]] = {}
+    where: dict[str, Place] = {}
     y: float = MARGIN
     for floor in floors(house):
         shares = [6 + len(" ".join(room.files)) ** 0.5 for room in floor]
@@ -195,20 +200,37 @@ def house_picture(house: Mapping[str, Room]) -> str:
     return sheet(y - GAP + MARGIN, [*_arrows(house, where), *parts])
 
 
-def _arrows(house: Mapping[str, Room], where: Mapping[str, tuple[float, float, float, float]]) -> list[str]:
-    """Return the arrows between boxes at these places; those over several floors pass behind the boxes between."""
+def _arrows(house: Mapping[str, Room], where: Mapping[str, Place]) -> list[str]:
+    """Return the arrows between boxes at these places; those over several floors run along the nearer side."""
     arrows = sorted(drawn_arrows(house), key=lambda pair: where[pair[1]][0] + where[pair[1]][2] / 2)
-    by_source = sorted(arrows, key=lambda pair: where[pair[0]][0])
-    parts = []
-    for above, below in arrows:
+    long = [pair for pair in arrows if where[pair[1]][1] - sum(where[pair[0]][1::2]) > GAP + 1]
+    short = [pair for pair in arrows if pair not in long]
+    by_source = sorted(short, key=lambda pair: where[pair[0]][0])
+    parts = [_lane(where[above], where[below]) for above, below in long]
+    for above, below in short:
         ax, ay, aw, ah = where[above]
         bx, by, bw, _ = where[below]
-        out = [pair for pair in arrows if pair[0] == above]
+        out = [pair for pair in short if pair[0] == above]
         into = [pair for pair in by_source if pair[1] == below]
         x1 = ax + aw * (out.index((above, below)) + 1) / (len(out) + 1)
         x2 = bx + bw * (into.index((above, below)) + 1) / (len(into) + 1)
         parts.append(arrow(x1, ay + ah, x2, by - 1))
     return parts
+
+
+def _lane(above: Place, below: Place) -> str:
+    """Return an arrow from the outer side of a box, down the margin, into the same side of a lower one."""
+    ax, ay, aw, ah = above
+    bx, by, bw, bh = below
+    left = ax + aw / 2 < WIDTH / 2
+    lane = MARGIN / 2 if left else WIDTH - MARGIN / 2
+    x1, x2 = (ax, bx - 1) if left else (ax + aw, bx + bw + 1)
+    y1, y2 = ay + ah / 2, by + bh / 2
+    bend = LANE_BEND if left else -LANE_BEND
+    return path(
+        f"M {x1:.0f} {y1:.0f} L {lane + bend:.0f} {y1:.0f} Q {lane:.0f} {y1:.0f} {lane:.0f} {y1 + LANE_BEND:.0f} "
+        f"L {lane:.0f} {y2 - LANE_BEND:.0f} Q {lane:.0f} {y2:.0f} {lane + bend:.0f} {y2:.0f} L {x2:.0f} {y2:.0f}"
+    )
 
 
 def _file_lines(files: Iterable[str], letters: int) -> list[str]:
@@ -243,6 +265,8 @@ def call_picture() -> str:
             if n:
                 parts.append(arrow(x + half / 2, y - 26, x + half / 2, y - 2))
             bottom = max(bottom, y + 58)
+    end = 44 + len(FIRST_CALL) * 84
+    parts.append(text(MARGIN + 12, end + 12, "then as on the right, with that function", 12))
     return sheet(bottom + MARGIN, parts)
 
 
@@ -267,8 +291,9 @@ Every room may also ask {ground}.
 
 ![a call at run time](call.svg)
 
-A program that reads a size from its data has no plan: it is interpreted in every call (`LoadedFunction._interpret` in
-`aotc/vmfb/vm.py`), and submits one command buffer before the size is known and one after it.
+Arguments that are not yet arrays of the signature's dtypes are converted first (`LoadedFunction.run`). A program that
+reads a size from its data has no plan: it is interpreted in every call (`LoadedFunction._interpret`), and submits one
+command buffer before the size is known and one after it.
 """
 
 FIND = (

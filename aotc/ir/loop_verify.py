@@ -11,6 +11,7 @@ from aotc.ir.loop_ir import (
     Alloc,
     Apply,
     Buffer,
+    Const,
     ExternalCall,
     For,
     If,
@@ -97,7 +98,7 @@ class _KernelCheck:
     scalars: dict[str, Var] = field(default_factory=dict)
     depth: int = 0
     never: bool = False
-    """Are we in a loop without iterations? Then there may be no element to name."""
+    """Are we in a loop without iterations, or behind a test that never holds? Then there may be no element to name."""
 
     def say(self, message: str) -> None:
         self.found.append(f"kernel {self.name}: {message}")
@@ -176,7 +177,9 @@ class _KernelCheck:
             case If(cond, then, otherwise):
                 self.predicate(cond)
                 self.depth += 1
+                saved_never, self.never = self.never, self.never or _is_false(cond)
                 self.block(then)
+                self.never = saved_never
                 self.block(otherwise)
                 self.depth -= 1
             case While(cond, pred, body):
@@ -294,3 +297,33 @@ class _KernelCheck:
             return
         if expected is not None and expected != s.dtype:
             self.say(f"{s.fn} of {', '.join(dtypes)} is {expected}, not {s.dtype}")
+
+
+def _is_false(test: Scalar) -> bool:
+    """Is a comparison of index expressions proven never to hold?"""
+    match test:
+        case Apply(fn, (a, b)) if fn in _NEVER:
+            sides = [_as_dim(a), _as_dim(b)]
+            if None in sides:
+                return False
+            low, high = bounds(sides[0] - sides[1])  # type: ignore[operator]
+            return _NEVER[fn](low, high)
+    return False
+
+
+_NEVER = {
+    "gt": lambda low, high: high is not None and high <= 0,
+    "ge": lambda low, high: high is not None and high < 0,
+    "lt": lambda low, high: low is not None and low >= 0,
+    "le": lambda low, high: low is not None and low > 0,
+}
+"""For each comparison whether bounds of the difference of its sides refute it."""
+
+
+def _as_dim(x: Scalar) -> Dim | None:
+    match x:
+        case Index(expr=expr):
+            return expr
+        case Const(value=int(value)):
+            return value
+    return None

@@ -142,8 +142,17 @@ class _Steps:
             self.findings.append(f"{where}: {', '.join(unknown)} has no value here")
 
     def same(self, size: Dim, expected: Dim, where: str) -> None:
-        if size != expected and any(number(size, v) != number(expected, v) for v in samples([size, expected])):
+        dims = [size, expected]
+        if size != expected and any(number(size, v) != number(expected, v) for v in samples(dims) if self.admits(v)):
             self.findings.append(f"{where} {size} bytes, expected {expected}")
+
+    def admits(self, values: Mapping[str, int]) -> bool:
+        """Do the function's requirements, which the host program checks, let these values of symbols pass?"""
+        for relation, left, right, *_ in self.function.attrs.get("requirements", ()):
+            sides = number(left, values), number(right, values)
+            if relation == "eq" and -1 not in sides and sides[0] != sides[1]:
+                return False
+        return True
 
     def launch(self, step: Launch) -> None:
         kernel, where = step.kernel, title(step)

@@ -200,7 +200,7 @@ def test_lint_and_check_break_alike(monkeypatch, tmp_path, capsys):
         with pytest.raises(SystemExit) as ended:
             main.main()
         assert ended.value.code == 2
-        assert "internal error: while assigning storage: KeyError" in capsys.readouterr().err
+        assert "internal error: while assigning storage of @main: KeyError" in capsys.readouterr().err
 
 
 def test_the_tools_report_their_own_faults(monkeypatch):

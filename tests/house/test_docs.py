@@ -45,7 +45,10 @@ def test_links_and_paths_exist(page):
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     paths = re.findall(r"`((?:aotc|cli|tests|docs|benchmarks|examples)/[\w./]+)`", text)
     missing = [link for link in links if not (page.parent / link).exists()]
-    missing += [path for path in paths if not (ROOT / path).exists()]
+    written = re.findall(r"^(?:Write|Copy `.+` to) `([\w./]+)`", text, re.MULTILINE)  # by who follows the page
+    missing += [path for path in paths if not (ROOT / path).exists() and path not in written]
+    short = re.findall(r"`((?:ir|opset|frontend|lowering|kernels|vmfb)/[\w./]+)`", text)  # tables leave out aotc
+    missing += [path for path in short if not any((ROOT / top / path).exists() for top in ("aotc", "aotc/ir"))]
     assert not missing
 
 

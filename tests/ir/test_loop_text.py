@@ -227,6 +227,17 @@ def k(out: "f32[0, 2]", *, grid: "0"):
     assert found == ["kernel k: store to out: index 0 of dim 0 is never below 0"]
 
 
+def test_a_test_that_never_holds_guards_its_elements():
+    text = """def k(a: "f32[1]", /, o: "f32[1]", *, grid: "1", flops: "1", bytes: "8"):
+    for i in range(0, 1):
+        o[0] = a[0]
+        if index(i) > i64(0):
+            o[0] = a[i + 1]
+"""
+    assert verify_kernel(parse_kernel(text)) == []
+    assert "is never below 1" in verify_kernel(parse_kernel(text.replace("> i64(0)", ">= i64(0)")))[0]
+
+
 def test_undefined_names_are_found():
     x, out = ir.Buffer("x", "f32", (8,)), ir.Buffer("out", "f32", ())
     load = ir.Apply("add", (ir.Load(x, (sym("q"),)), ir.Var("v", "f32")), "f32")

@@ -20,6 +20,7 @@ from aotc.lowering.passes.substitute_dims import free_loop_names
 from aotc.options import Options
 from aotc.targets import resolve
 from aotc.vmfb.assembly import disassemble
+from aotc.vmfb.commands import read_commands
 from aotc_cli.dump import node_lines
 
 pytestmark = pytest.mark.ir
@@ -37,7 +38,7 @@ def text_of(variant: Variant) -> str:
     names = [k.name for k in variant.kernels]
     for n, buffer in enumerate(variant.command_buffers):
         parameters = "".join(f", p{k} = {e}" for k, e in enumerate(buffer.parameters))
-        lines = node_lines(buffer.code, 0, len(buffer.code), names, 0)
+        lines = node_lines(read_commands(buffer.code), names)
         parts.append("\n".join([f"# command buffer {n}{parameters}", *lines, ""]))
     return "".join(parts)
 

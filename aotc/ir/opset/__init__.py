@@ -53,6 +53,7 @@ PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
 SOURCES = FREE - MOVES  # ops without operands, which make up their elements
 
+TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
 COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
 INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
@@ -62,5 +63,5 @@ PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and ro
 __all__ = [
     "ACCUMULATED", "CALLS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW", "EFFECTS",
     "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "PERMUTATIONS",
-    "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "OpSpec", "RuleError", "ScalarOp", "names",
+    "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "OpSpec", "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_printer import print_kernel
+from aotc.kernels.emit.scratch import scratch_bytes
 from aotc.kernels.workers import cache
 from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
@@ -72,7 +73,6 @@ def build_library(
         If a user's function cannot be compiled.
     """
     from aotc.kernels.cpu.link import function_table, link
-    from aotc.kernels.emit.scratch import scratch_bytes
 
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
     order = list(dict.fromkeys(texts))

@@ -23,16 +23,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from numba import njit
 from numba.core import types
 
-from aotc.diagnostics import InternalError
-from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.atomics import (
     FUTEX_WAIT_PRIVATE,
     FUTEX_WAKE_PRIVATE,
-    MACHINES,
     WORDS,
     acquire,
     address_of,
@@ -52,7 +48,6 @@ from aotc.kernels.cpu.atomics import (
     yield_processor,
 )
 from aotc.kernels.limits import ACTIVE_SPINS, SPINS, YIELD_AFTER
-from aotc.targets import Target
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
     CASE_BRANCHES,
@@ -384,22 +379,3 @@ EXPORTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
 }
 
 
-def compile_executor(target: Target) -> bytes:
-    """Return the object of the executor; it needs only the C library.
-
-    Raises
-    ------
-    InternalError
-        If the architecture of ``target`` is not in ``atomics.MACHINES``.
-    """
-    machine = MACHINES.get(target.triple.partition("-")[0])
-    if machine is None:
-        raise InternalError(f"no executor for {target.triple}")
-    whole = llvm.parse_assembly(machine)
-    aot.retarget(whole, target)
-    for name, row in EXPORTS.items():
-        whole.link_in(aot.front_end(name, aot.Export(*row), target))
-    aot.internalize(whole, EXPORTS)
-    whole.verify()
-    aot.optimize(whole, target)
-    return aot.emit_object(whole, target)

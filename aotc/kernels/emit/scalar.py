@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.ir.opset import COMPARISONS, SCALARS
+from aotc.ir.opset import COMPARISONS, SCALARS, TOTAL
 from aotc.kernels.emit import complex_number, functions, integer, real, small_float
 from aotc.kernels.emit.convert import convert, round_to
 from aotc.kernels.emit.memory import decode, encode
@@ -52,7 +52,7 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: list[str
     kind = DTYPES[dtypes[0]].kind
     if kind == "c":
         return complex_number.apply(builder, fn, args, dtypes[0])
-    if SCALARS[fn].total:
+    if fn in TOTAL:
         return _compare_total(builder, fn, args)
     if fn in COMPARISONS:
         return _compare(builder, fn, args, kind)
@@ -66,7 +66,7 @@ def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: l
     dtype = dtypes[0]
     if fn == "next_after":
         return small_float.next_after(builder, args[0], args[1], dtype)
-    if SCALARS[fn].total:
+    if fn in TOTAL:
         keys = [small_float.total_order_key(builder, x, dtype) for x in args]
         return builder.icmp_signed(SCALARS[fn].symbol, *keys)
     wide = [convert(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]

@@ -51,7 +51,7 @@ def target_from(fields: list[Any]) -> Target:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from aotc.kernels.cpu.compile import compile_kernel
-    from aotc.kernels.cpu.executor import compile_executor
+    from aotc.kernels.cpu.compile_executor import compile_executor
 
     try:
         target = target_from(request["target"])

@@ -196,12 +196,11 @@ class Anchors:
         return axes == sorted(axes)
 
     def _extend_reduce(self, op: Op, members: frozenset[Op] | set[Op]) -> dict[Value, Index]:
-        count = len(op.operands) // 2
-        indices = [self.resolve(v, members) for v in op.operands[:count]]
+        indices = [self.resolve(v, members) for v in op.inputs]
         known = [i for i in indices if i is not None]
         if not known or any(i != known[0] for i in known):
             return {}
-        if any(self.resolve(v, members) is not None for v in op.operands[count:]):
+        if any(self.resolve(v, members) is not None for v in op.inits):
             return {}
         at = known[0]
         axes = _axes_of([at[d] for d in op.attrs["dims"]])

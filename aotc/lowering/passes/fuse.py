@@ -246,9 +246,9 @@ class _Fuser:
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
         members = {*group.members, op}
-        count = len(op.operands) // 2 if op.name == "reduce" else len(op.operands)
+        inputs = op.inputs if op.name == "reduce" else op.operands
         for n, v in enumerate(op.operands):
-            mapped = n < count and trial.resolve(v, members) is not None
+            mapped = n < len(inputs) and trial.resolve(v, members) is not None
             if not mapped and group in self._groups_behind([v]):
                 return False
         return True

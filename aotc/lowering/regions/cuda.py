@@ -21,10 +21,9 @@ from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.nests import NestAxis, grid_loop, make_axes, place
-from aotc.lowering.regions.reduction import Rows, operands_at
-from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
+from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.region import RegionBuilder, combine
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -101,34 +100,26 @@ class _BlockRows(Rows):
         block += [Alloc(acc) for held in accs.values() for acc in held]
         return accs
 
-    def _stage_loop(
+    def _over_the_row(
         self,
         block: list[Stmt],
         at: Index,
         stage: list[Op],
         accs: dict[Op, list[Buffer]],
-        n: int,
-        roots: list[list[Value]],
-        stored: set[Value],
+        stores: list[tuple[Buffer, Value]],
+        keep: list[Value],
     ) -> None:
-        stores = [(out, v) for out, v in self.full if min(self._stage_of(v), len(self.stages)) == n]
-        cone = self._cone(roots[n])
-        keep = [v for v in self.scratch if v in cone and v not in stored]
-        if not stage and not stores:
-            return
         partial = {
             op: [Buffer(self.b.fresh("partial"), acc.dtype, (self.threads,), "shared") for acc in accs[op]]
             for op in stage
         }
-        block += [Alloc(p) for held in partial.values() for p in held]
+        block += [Alloc(p) for buffers in partial.values() for p in buffers]
         self._thread_part(block, at, stage, partial, stores, keep)
-        stored.update(keep)
         if stage:
             self._tree(block, stage, partial)
             for op in stage:
                 for acc, p in zip(accs[op], partial[op], strict=True):
                     block.append(Store(acc, (), Load(p, (0,))))
-        self.e.enter(block)
 
     def _thread_part(
         self,
@@ -148,21 +139,13 @@ class _BlockRows(Rows):
         own: dict[Op, list[Buffer]] = {}
         for op in stage:
             own[op] = [Buffer(b.fresh("own"), p.dtype, (), "private") for p in partial[op]]
-            for acc, init in zip(own[op], op.operands[len(op.operands) // 2 :], strict=True):
+            for acc, init in zip(own[op], op.inits, strict=True):
                 each += [Alloc(acc), Store(acc, (), self.e.at(init, ()))]
         flat = sym(b.fresh("f"), 0, size)
         inside: list[Stmt] = []
         self.e.enter(inside)
         here = place(at, b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
-        for v in keep:
-            held = self.e.bind(self.e.at(v, here))
-            inside.append(Store(self.scratch[v], (flat,), held))
-            self.e.anchored[v] = provide(held)
-        store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
-        for op in stage:
-            combine(b, self.e, op, own[op], operands_at(b, self.e, op, here), [])
-        for v in keep:
-            self.e.anchored[v] = self._from_scratch(v)
+        self._element(inside, here, flat, stage, own, stores, keep)
         each.append(For(_name(flat), t, size, tuple(inside), step=self.threads))
         each += [Store(p, (t,), Load(acc, ())) for op in stage for p, acc in zip(partial[op], own[op], strict=True)]
         block += [For(_name(t), 0, self.threads, tuple(each), "thread"), Barrier()]

@@ -21,7 +21,7 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, captured
 from aotc.lowering.analysis.index_maps import Index, backward
-from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 DEPTH_LIMIT = 12
 
@@ -36,6 +36,12 @@ def constant_scalar(value: np.generic | float, dtype: str) -> Const:
         case "c":
             return Const(complex(value), dtype)
     return Const(float(value), dtype)
+
+
+def real_and_imaginary(x: Scalar) -> tuple[Scalar, Scalar]:
+    """Return the parts of a complex scalar."""
+    dtype = real_of(x.dtype)
+    return Apply("real", (x,), dtype), Apply("imag", (x,), dtype)
 
 
 def integer(constant: Const) -> int:

@@ -157,10 +157,9 @@ def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:
 
 def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
     """Accumulate one window; elements in the padding are skipped by using the initial value."""
-    n = len(op.operands) // 2
     a = op.attrs
-    rank = op.result.type.rank if n == 1 else op.results[0].type.rank
-    inits = [e.at(v, ()) for v in op.operands[n:]]
+    rank = op.results[0].type.rank
+    inits = [e.at(v, ()) for v in op.inits]
     accs = [Buffer(b.fresh("acc"), v.type.dtype, (), "private") for v in op.results]
     for acc, init in zip(accs, inits, strict=True):
         e.block += [Alloc(acc), Store(acc, (), init)]
@@ -176,7 +175,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
             pos = at[d] * a["strides"][d] + w.get(d, 0) * a["window_dilations"][d] - a["padding"][d][0]
             extent = op.operands[0].type.shape[d]
             where.append(_window_axis(pos, a["base_dilations"][d], extent, tests))
-        values = [e.at(v, tuple(where)) for v in op.operands[:n]]
+        values = [e.at(v, tuple(where)) for v in op.inputs]
         combine(b, e, op, accs, values, tests)
 
     serial(axes, [], emit, outer, unroll=True)

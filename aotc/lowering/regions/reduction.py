@@ -43,7 +43,7 @@ def _stages(b: RegionBuilder) -> list[list[Op]]:
 def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scalar]:
     """Return the elements that a reduction combines when the anchor is at ``here``."""
     at = b.anchors.move(b.anchors.reads[op], here)
-    return [e.at(v, at) for v in op.operands[: len(op.operands) // 2]]
+    return [e.at(v, at) for v in op.inputs]
 
 
 class Rows:
@@ -89,7 +89,7 @@ class Rows:
                 acc = Buffer("acc", v.type.dtype, (), "private")
                 self.e.anchor(v, provide(Load(acc, ())))
         for op in (op for stage in self.stages for op in stage):
-            for v in op.operands[: len(op.operands) // 2]:
+            for v in op.inputs:
                 self.e.bind(self.e.at(v, b.anchors.reads[op]))
         for out, v in self.full:
             trial.append(Store(out, b.index[v], self.e.at(v, b.index[v])))
@@ -113,7 +113,7 @@ class Rows:
         return found
 
     def _stage_roots(self) -> list[list[Value]]:
-        roots = [[v for op in stage for v in op.operands[: len(op.operands) // 2]] for stage in self.stages]
+        roots = [[v for op in stage for v in op.inputs] for stage in self.stages]
         roots.append([])
         for _, v in self.full:
             roots[min(self._stage_of(v), len(self.stages))].append(v)
@@ -174,7 +174,7 @@ class Rows:
         accs: dict[Op, list[Buffer]] = {}
         for op in stage:
             accs[op] = []
-            for v, init in zip(op.results, op.operands[len(op.operands) // 2 :], strict=True):
+            for v, init in zip(op.results, op.inits, strict=True):
                 acc = Buffer(self.b.fresh("acc"), v.type.dtype, (), "private")
                 block += [Alloc(acc), Store(acc, (), self.e.at(init, ()))]
                 accs[op].append(acc)
@@ -195,25 +195,47 @@ class Rows:
         keep = [v for v in self.scratch if v in cone and v not in stored]
         if not stage and not stores:
             return
-        b = self.b
+        self._over_the_row(block, at, stage, accs, stores, keep)
+        stored.update(keep)
+        self.e.enter(block)
+
+    def _over_the_row(
+        self,
+        block: list[Stmt],
+        at: Index,
+        stage: list[Op],
+        accs: dict[Op, list[Buffer]],
+        stores: list[tuple[Buffer, Value]],
+        keep: list[Value],
+    ) -> None:
+        """Write the loop of one stage; a target may share its steps out."""
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
             self.e.enter(inner)
-            here = place(at, b.shape, self.inner, syms)
-            flat = self._flat(syms)
-            for v in keep:
-                held = self.e.bind(self.e.at(v, here))
-                inner.append(Store(self.scratch[v], (flat,), held))
-                self.e.anchored[v] = provide(held)
-            store_all(self.e, [(out, v, relocate(b, v, here)) for out, v in stores])
-            for op in stage:
-                combine(b, self.e, op, accs[op], operands_at(b, self.e, op, here), [])
-            for v in keep:
-                self.e.anchored[v] = self._from_scratch(v)
+            self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), stage, accs, stores, keep)
 
         serial(self.inner, [], emit, block)
-        stored.update(keep)
-        self.e.enter(block)
+
+    def _element(
+        self,
+        block: list[Stmt],
+        here: Index,
+        flat: Dim,
+        stage: list[Op],
+        accs: dict[Op, list[Buffer]],
+        stores: list[tuple[Buffer, Value]],
+        keep: list[Value],
+    ) -> None:
+        """Write what a stage does at one place of the row, the element ``flat`` of what is kept of it."""
+        for v in keep:
+            scalar = self.e.bind(self.e.at(v, here))
+            block.append(Store(self.scratch[v], (flat,), scalar))
+            self.e.anchored[v] = provide(scalar)
+        store_all(self.e, [(out, v, relocate(self.b, v, here)) for out, v in stores])
+        for op in stage:
+            combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [])
+        for v in keep:
+            self.e.anchored[v] = self._from_scratch(v)
 
     def _from_scratch(self, value: Value) -> Callable[[Index], Scalar]:
         return lambda index: Load(self.scratch[value], (self._flat_of(index),))
@@ -251,7 +273,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
         start: list[Stmt] = []
         e.enter(start)
         for op in stage:
-            for acc, init in zip(accs[op], op.operands[len(op.operands) // 2 :], strict=True):
+            for acc, init in zip(accs[op], op.inits, strict=True):
                 block.append(Alloc(acc))
                 start.append(Store(acc, (lane,), e.at(init, ())))
         block.append(For(last.name, begin, end, tuple(start)))

@@ -18,7 +18,7 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.elemental import Elements, constant_scalar
+from aotc.lowering.regions.elemental import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -143,7 +143,7 @@ def _square(x: Scalar) -> Scalar:
     """Return the square of the absolute value."""
     if kind_of(x.dtype) != "c":
         return _binary("mul", x, x)
-    parts = [Apply(part, (x,), real_of(x.dtype)) for part in ("real", "imag")]
+    parts = real_and_imaginary(x)
     return _binary("add", *(_binary("mul", p, p) for p in parts))
 
 

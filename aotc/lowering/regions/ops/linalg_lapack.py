@@ -20,10 +20,11 @@ from aotc.ir.opset.linalg_lapack import (
 )
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.elemental import real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall, over
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of, real_of
+from aotc.vmfb.dtypes import kind_of
 
 
 def lower_lapack(function: Function, target: Target) -> Kernel:
@@ -114,5 +115,4 @@ def _if_finite(b: RegionBuilder, op: Op, head: Index, body: list[Stmt]) -> list[
 def _is_finite(x: Scalar) -> Scalar:
     if kind_of(x.dtype) != "c":
         return Apply("is_finite", (x,), "i1")
-    parts = [Apply("is_finite", (Apply(part, (x,), real_of(x.dtype)),), "i1") for part in ("real", "imag")]
-    return Apply("and", tuple(parts), "i1")
+    return Apply("and", tuple(Apply("is_finite", (part,), "i1") for part in real_and_imaginary(x)), "i1")

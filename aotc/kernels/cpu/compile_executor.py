@@ -1,0 +1,32 @@
+"""The executor as a native object: what :mod:`aotc.kernels.cpu.executor` exports, and the machine's atomics."""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+
+from aotc.diagnostics import InternalError
+from aotc.kernels import numba_aot as aot
+from aotc.kernels.cpu.atomics import MACHINES
+from aotc.kernels.cpu.executor import EXPORTS
+from aotc.targets import Target
+
+
+def compile_executor(target: Target) -> bytes:
+    """Return the object of the executor; it needs only the C library.
+
+    Raises
+    ------
+    InternalError
+        If the architecture of ``target`` is not in ``atomics.MACHINES``.
+    """
+    machine = MACHINES.get(target.triple.partition("-")[0])
+    if machine is None:
+        raise InternalError(f"no executor for {target.triple}")
+    whole = llvm.parse_assembly(machine)
+    aot.retarget(whole, target)
+    for name, row in EXPORTS.items():
+        whole.link_in(aot.front_end(name, aot.Export(*row), target))
+    aot.internalize(whole, EXPORTS)
+    whole.verify()
+    aot.optimize(whole, target)
+    return aot.emit_object(whole, target)
