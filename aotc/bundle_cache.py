@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.kernels.workers.cache import PACKAGES, cache_directory, digest_of, put
+from aotc.limits import CHUNK_BYTES, LIMIT_MB
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered
@@ -25,9 +26,6 @@ from aotc.vmfb.custom_calls import any_registered
 if TYPE_CHECKING:
     from aotc.frontend.mlir import Raw
 
-WORTH_SECONDS = 0.5
-LIMIT_MB = 4096
-CHUNK = 1 << 20
 _PACKAGES = ("jaxlib", *PACKAGES["cuda"])
 _WATCHED = ("dump_ir", "print_after", "stop_after", "timings", "verify_each")
 _NOT_IN_KEY = frozenset({"progress", "jobs", "cache", *_WATCHED})  # a new option is part of the key
@@ -45,8 +43,8 @@ def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:
     facts = [chosen, [repr(t) for t in targets], raw.path, raw.metadata]
     digest = hashlib.sha256(_compiler_digest())
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    for at in range(0, len(raw.data), CHUNK):
-        part = raw.data[at : at + CHUNK]
+    for at in range(0, len(raw.data), CHUNK_BYTES):
+        part = raw.data[at : at + CHUNK_BYTES]
         digest.update(part.encode() if isinstance(part, str) else part)
     return digest.hexdigest()
 

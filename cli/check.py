@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc.limits import MOST_TRIES
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
     from aotc.tools.agreement import Mismatch
-    from aotc.tools.check import Checker, Difference, Report
+    from aotc.tools.check import Checker, CheckReport, Difference
 
 SUMMARY = "Compare compiled code with the reference, and find the op that differs."
 EXAMPLES = """
@@ -28,7 +29,6 @@ aotc check model.mlir --oracle=jax --dim=batch=8
 aotc check model.mlir --rtol=1e-3 --atol=1e-5
 """
 _SIZES = (3, 2, 4, 8, 1, 6, 16, 12, 5, 7, 32, 64)
-_TRIES = 20000
 
 
 def command(
@@ -78,7 +78,7 @@ def command(
         raise typer.Exit(3)
 
 
-def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> Report:
+def _checked(checker: Checker, arrays: list[Any], oracle: str, bisect: bool) -> CheckReport:
     from aotc.ir.opset.control import AssertionFailed
     from aotc.ir.tensor_run import ArgumentError
     from aotc.vmfb.errors import VmError
@@ -99,7 +99,7 @@ def _arguments(checker: Checker, inputs: list[str], dims: list[str], seed: int) 
     sizes = parse_sizes(dims, rows)
     if len(given) == len(rows):
         return given
-    for tried in islice(_choices(checker, sizes), _TRIES):
+    for tried in islice(_choices(checker, sizes), MOST_TRIES):
         try:
             arrays = [*given, *make_values(rows[len(given) :], tried, True, seed)]
         except (VmError, ValueError):
@@ -118,7 +118,7 @@ def _choices(checker: Checker, sizes: dict[str, int]) -> Any:
         yield {**sizes, **dict(zip(names, numbers))}
 
 
-def _show(report: Report, oracle: str, bisect: bool) -> None:
+def _show(report: CheckReport, oracle: str, bisect: bool) -> None:
     what = {"reference": "the reference", "jax": "XLA"}[oracle]
     for name, mismatch in zip(report.names, report.results):
         print(f"{name}: " + ("agrees with " + what if mismatch is None else f"differs from {what}: {_text(mismatch)}"))
@@ -155,7 +155,7 @@ def _text(m: Mismatch) -> str:
     return f"{m.count:,} of {m.size:,} elements, the worst {worst}"
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: CheckReport) -> str:
     if report.changed_by:
         return f"pass {report.changed_by} changes the result: the IR before it is right and the IR after it is not"
     return "no pass changes the result beyond rounding: the kernels made of the final IR, or their order, are at fault"

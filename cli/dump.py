@@ -100,7 +100,7 @@ def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
 
 def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Iterator[str]:
     """Yield the lines of nodes; ``names`` are those of the kernels."""
-    from aotc.vmfb.abi import Case, Graph, While
+    from aotc.vmfb.abi import Case, Graph, WhileNode
 
     inner = indent + "  "
     for node in nodes:
@@ -109,7 +109,7 @@ def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Ite
                 yield f"{indent}graph of {len(node.commands)}{', serial' if node.serial else ''}"
                 for number, command in enumerate(node.commands):
                     yield f"{inner}{number}: {_command_text(command, names)}"
-            case While():
+            case WhileNode():
                 yield f"{indent}while {_place_text(node.place)}: condition"
                 yield from node_lines(node.condition, names, inner)
                 yield f"{indent}do"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aotc.limits import SHOWN_LINES
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
     from aotc.diagnostics import Finding, Loc
-    from aotc.tools.lint import Report, Row
+    from aotc.tools.lint import LintReport, Row
 
 SUMMARY = "Tell before compiling what becomes of each op."
 EXAMPLES = """
@@ -24,7 +25,6 @@ aotc lint model.mlir --json | python -m json.tool
 
 aotc lint model.mlir --custom-calls=my_ops.py
 """
-_LINES = 3  # so many places are shown for each row of the table
 
 
 def command(
@@ -59,7 +59,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _facts(report: Report) -> dict[str, Any]:
+def _facts(report: LintReport) -> dict[str, Any]:
     return {
         "target": report.target,
         "compiles": report.compiles,
@@ -78,7 +78,7 @@ def _place(loc: Loc) -> dict[str, Any]:
     return {"path": loc.path, "line": loc.line, "column": loc.column, "jax": loc.name, "source": loc.source}
 
 
-def _show(report: Report) -> None:
+def _show(report: LintReport) -> None:
     from aotc_cli.tables import print_table
 
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -104,11 +104,11 @@ def _lines(rows: list[Row]) -> str:
     """Return where the ops stand: lines of the model, else of the user's source, without its folder."""
     found = (str(r.loc.line) if r.loc.line else Path(r.loc.source).name for r in rows)
     places = [p for p in dict.fromkeys(found) if p]
-    shown = ", ".join(places[:_LINES])
-    return f"{shown} and {len(places) - _LINES} more" if len(places) > _LINES else shown
+    shown = ", ".join(places[:SHOWN_LINES])
+    return f"{shown} and {len(places) - SHOWN_LINES} more" if len(places) > SHOWN_LINES else shown
 
 
-def _summary(report: Report) -> str:
+def _summary(report: LintReport) -> str:
     from collections import Counter
 
     count = Counter(r.status for r in report.rows)

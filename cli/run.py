@@ -12,7 +12,7 @@ import typer
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
-    from aotc.vmfb.module import Module
+    from aotc.vmfb.module import LoadedModule
 
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
@@ -89,11 +89,11 @@ def _kept(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[
     return [r for i, r in enumerate(results) if i >= len(wanted) or wanted[i] is not None]
 
 
-def _default_function(module: Module) -> str:
+def _default_function(module: LoadedModule) -> str:
     return next(iter(module.functions)) if len(module.functions) == 1 else "main"
 
 
-def _signature(module: Module, name: str) -> Any:
+def _signature(module: LoadedModule, name: str) -> Any:
     from aotc.vmfb.errors import VmError
 
     if name not in module.functions:
@@ -101,7 +101,7 @@ def _signature(module: Module, name: str) -> Any:
     return module.functions[name].signature
 
 
-def _call(module: Module, name: str, values: list[Any], repeat: int, trace: str) -> tuple[list[Any], list[float]]:
+def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace: str) -> tuple[list[Any], list[float]]:
     seconds = []
     results: list[Any] = []
     for _ in range(repeat):

@@ -44,14 +44,14 @@ class Room:
 # The way of ``module(x)`` at run time: file, function, what happens there. A test looks each of them up.
 FIRST_CALL = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "Function._first_call", "chooses the way: sizes are static, symbolic, or read from data"),
-    ("aotc/vmfb/vm.py", "Function._plan", "looks for the plan of these shapes; there is none yet"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._first_call", "chooses the way: sizes are static, symbolic, or read from data"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._plan", "looks for the plan of these shapes; there is none yet"),
     ("aotc/vmfb/vm.py", "interpret", "the host program runs once for these shapes, with a recorder for a device"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "the plan becomes a function that is kept for these shapes"),
 )
 LATER_CALLS = (
     ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
-    ("aotc/vmfb/vm.py", "Function._static_call", "dtypes and shapes; results are allocated (symbolic: _dynamic_call)"),
+    ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtypes, shapes; results are made (symbolic: _dynamic_call)"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
     ("aotc/kernels/cpu/executor.py", "run", "one native call without the GIL: graphs, loops, branches"),
     ("aotc/kernels/cpu/executor.py", "run_items", "a worker claims items of a kernel's grid and runs them"),
@@ -291,9 +291,9 @@ Every room may also ask {ground}.
 
 ![a call at run time](call.svg)
 
-Arguments that are not yet arrays of the signature's dtypes are converted first (`Function.run`). A program that reads a
-size from its data has no plan: it is interpreted in every call (`Function._interpret`), and submits one command buffer
-before the size is known and one after it.
+Arguments that are not yet arrays of the signature's dtypes are converted first (`LoadedFunction.run`). A program that
+reads a size from its data has no plan: it is interpreted in every call (`LoadedFunction._interpret`), and submits one
+command buffer before the size is known and one after it.
 """
 
 FIND = (

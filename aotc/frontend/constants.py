@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
+from aotc.frontend.limits import OWN_BYTES
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
-
-LARGE = 1 << 16
 
 
 def elements(op: Any, t: TensorType) -> np.ndarray:
@@ -47,7 +46,7 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
 
 def _own(view: np.ndarray, alignment: int = 1) -> np.ndarray:
     """Return a copy of a view of MLIR's memory, or a large view itself: it keeps the memory alive."""
-    return view if view.nbytes > LARGE and view.ctypes.data % alignment == 0 else view.copy()
+    return view if view.nbytes > OWN_BYTES and view.ctypes.data % alignment == 0 else view.copy()
 
 
 def _has_buffer(dtype: str) -> bool:

@@ -15,11 +15,12 @@ from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.elementwise import SIZES_DIFFER
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
+from aotc.frontend.limits import FRAMES_OF_A_CALL, SIZE_ELEMENTS
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
-from aotc.frontend.session import Clone, Poisoned, Session, State
+from aotc.frontend.session import Clone, ImportSession, Poisoned, State
 from aotc.guard import guard
 from aotc.ir.dims import Dim, is_static, product, static, sym
 from aotc.ir.dims_symbols import substitute, symbols
@@ -28,8 +29,6 @@ from aotc.options import Options
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
-MAX_SIZE_ELEMENTS = 8
-FRAMES_OF_A_CALL = 12
 _LABEL = "jax.global_constant"  # of an argument: the name of the dim that it is
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
@@ -123,7 +122,9 @@ def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: S
     return replace(function, attrs=attrs | checks)
 
 
-def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functions: Mapping[str, Any]) -> list[Any]:
+def _named_dims(
+    unknown: list[Any], entries: list[Any], session: ImportSession, functions: Mapping[str, Any]
+) -> list[Any]:
     """Return the entries' dims with JAX's own names for their symbols.
 
     ``entries`` are the dims that the assertions forced upon the plain unknowns of ``unknown``.
@@ -152,7 +153,7 @@ def _named_dims(unknown: list[Any], entries: list[Any], session: Session, functi
 def _import_public(
     functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any],
     journal: Journal | None,
-) -> Session:  # fmt: skip
+) -> ImportSession:  # fmt: skip
     session = _session(functions, path)
     if journal is not None:
         journal.entries.clear()  # an earlier import of the same model, with other dims
@@ -166,8 +167,8 @@ def _import_public(
     return session
 
 
-def _session(functions: Mapping[str, Any], path: str) -> Session:
-    return Session(functions, import_block, clone, path)
+def _session(functions: Mapping[str, Any], path: str) -> ImportSession:
+    return ImportSession(functions, import_block, clone, path)
 
 
 def _called_computations(module: ir.Module) -> set[str]:
@@ -186,7 +187,7 @@ def _is_private(function: Any) -> bool:
     return "sym_visibility" in attributes and attributes["sym_visibility"].value == "private"
 
 
-def _public_dims(session: Session, function: Any) -> list[tuple[Dim, ...]]:
+def _public_dims(session: ImportSession, function: Any) -> list[tuple[Dim, ...]]:
     """Return the dims of each argument; every unknown size is a fresh symbol."""
     shapes = []
     for leaf in _argument_types(function):
@@ -200,7 +201,7 @@ def _argument_types(function: Any) -> list[ir.Type]:
     return [leaf for a in function.regions[0].blocks[0].arguments for leaf in leaf_types(a.type)]
 
 
-def _import_entry(session: Session, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
+def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any, metadata: Mapping[str, Any]) -> None:
     block = function.regions[0].blocks[0]
     state = State(session)
     params = []
@@ -224,12 +225,12 @@ def _import_entry(session: Session, function: Any, name: str, shapes: Any, metad
     session.functions[name] = Function(name, body, True, attrs, to_loc(function.operation.location, session.path))
 
 
-def _name_values(session: Session, params: Sequence[Value]) -> None:
+def _name_values(session: ImportSession, params: Sequence[Value]) -> None:
     """Let symbols stand for the values of small integer arguments: a size may be one of them."""
     for n, p in enumerate(params):
         if kind_of(p.type.dtype) in "iu" and p.type.rank <= 1 and is_static(p.type.shape):
             count = static(product(p.type.shape))
-            if count <= MAX_SIZE_ELEMENTS:
+            if count <= SIZE_ELEMENTS:
                 names = [f"arg{n}" if p.type.rank == 0 else f"arg{n}_{k}" for k in range(count)]
                 session.sizes.update((name, (n, k)) for k, name in enumerate(names))
                 session.known[p] = tuple(sym(name) for name in names)

@@ -13,7 +13,7 @@ IMPORTED, REFUSED, WAITS = "imported", "refused", "waits"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class JournalEntry:
     """One op of a model as the importer met it.
 
     ``name`` says for custom calls and composites which; ``dtypes`` are those of its operands
@@ -33,11 +33,11 @@ class Entry:
 class Journal:
     """The entries of one import, in the order of the model."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[JournalEntry] = field(default_factory=list)
 
     def add(self, op: Any, loc: Loc, outcome: str, findings: tuple[Finding, ...] = ()) -> None:
         """Record ``op``."""
-        self.entries.append(Entry(_name(op), _dtypes(op), loc, outcome, findings))
+        self.entries.append(JournalEntry(_name(op), _dtypes(op), loc, outcome, findings))
 
     def add_inner(self, op: Any, locate: Any) -> None:
         """Record the ops in the regions of ``op``, which nobody looked at because ``op`` failed."""

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import shape_values
 from aotc.frontend.journal import Journal
+from aotc.frontend.limits import SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
@@ -33,7 +34,7 @@ class Clone:
 
 
 @dataclass(slots=True)
-class Session:
+class ImportSession:
     """What the clones of one module share.
 
     ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import
@@ -112,7 +113,7 @@ class Session:
 class State:
     """One function being cloned: its values, known shape values, and the open regions."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ImportSession) -> None:
         self.session = session
         self.values: dict[Any, Leaves | None] = {}
         self.known = session.known
@@ -246,7 +247,7 @@ class State:
                 hint="compute the size in the entry function, outside of loops, and hand it on",
             )
         if not shape_values.trackable(v.type):
-            self.fail(f"{what} is {v.type}", hint=f"at most {shape_values.LIMIT} sizes can be read")
+            self.fail(f"{what} is {v.type}", hint=f"at most {SHAPE_ELEMENTS} sizes can be read")
         names = []
         for n in range(shape_values.count(v.type)):
             scalar = v

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.frontend.limits import SHAPE_ELEMENTS
 from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
 from aotc.ir.dims_symbols import substitute
 from aotc.ir.opset import COMPARISONS
@@ -22,14 +23,13 @@ from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 Known = tuple[Dim, ...]
-LIMIT = 64
 
 
 def trackable(t: TensorType) -> bool:
     """Is ``t`` an integer or boolean tensor of known, small size?"""
     if kind_of(t.dtype) not in "iub" or not all(isinstance(d, int) for d in t.shape):
         return False
-    return math.prod(sizes(t)) <= LIMIT
+    return math.prod(sizes(t)) <= SHAPE_ELEMENTS
 
 
 def count(t: TensorType) -> int:

@@ -19,7 +19,6 @@ from aotc.ir.dims import Dim
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
 LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "thread"]
-PRIVATE_BYTES = 2048  # the largest buffer that lowering puts on a thread's stack; larger ones are scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExternalCall:
     """Call a function of a library that the bundle names and the loader finds, e.g. ``dgetrf``.
 
     Fortran's convention: every argument is the address of an element. A private u8
@@ -214,7 +213,7 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | Call
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | ExternalCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +264,7 @@ def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
 
 def imports(kernel: Kernel) -> tuple[str, ...]:
     """Return the names of the library functions that ``kernel`` calls, sorted."""
-    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, Call)}))
+    return tuple(sorted({s.function for s in walk(kernel.body) if isinstance(s, ExternalCall)}))
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

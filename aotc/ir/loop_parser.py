@@ -15,8 +15,8 @@ from aotc.ir.loop_ir import (
     Apply,
     Barrier,
     Buffer,
-    Call,
     Const,
+    ExternalCall,
     For,
     If,
     Index,
@@ -166,7 +166,7 @@ class _Parser:
             case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
                 return self.tile(call)
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
-                return Call(name, tuple(self.address(p) for p in places))
+                return ExternalCall(name, tuple(self.address(p) for p in places))
         _fail(node, "not a statement of the loop IR")
 
     def definition(self, name: str, value: ast.expr) -> Stmt:

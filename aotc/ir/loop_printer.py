@@ -25,8 +25,8 @@ from aotc.ir.loop_ir import (
     Apply,
     Barrier,
     Buffer,
-    Call,
     Const,
+    ExternalCall,
     For,
     If,
     Index,
@@ -57,11 +57,11 @@ def print_kernel(kernel: Kernel) -> str:
         If one symbol name is used with two different ranges in one scope, or a
         scalar refers to what has no text (an allocated ``global`` buffer).
     """
-    return _Printer().kernel(kernel)
+    return _KernelPrinter().kernel(kernel)
 
 
 @dataclass(slots=True)
-class _Scope:
+class _NameScope:
     """A name in scope: the symbol that its definition implies, and the one that was used."""
 
     implied: Sym
@@ -86,13 +86,13 @@ class _Test:
     pred: Scalar
 
 
-class _Printer:
+class _KernelPrinter:
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.scopes: dict[str, _Scope] = {}
+        self.scopes: dict[str, _NameScope] = {}
 
     def kernel(self, kernel: Kernel) -> str:
-        self.scopes = {name: _Scope(Sym(name)) for name in kernel.dims}
+        self.scopes = {name: _NameScope(Sym(name)) for name in kernel.dims}
         dims = list(self.scopes.values())
         arguments = [self.parameter(b) for b in kernel.inputs]
         arguments += ["/"] if kernel.inputs else []
@@ -117,7 +117,7 @@ class _Printer:
 
     def dim(self, e: Dim) -> str:
         for symbol in symbols(e):
-            scope = self.scopes.setdefault(symbol.name, _Scope(symbol))
+            scope = self.scopes.setdefault(symbol.name, _NameScope(symbol))
             if scope.used is None:
                 scope.used = symbol
             elif scope.used != symbol:
@@ -132,10 +132,10 @@ class _Printer:
     def block(self, body: tuple[Stmt | _Test, ...], indent: str) -> None:
         outer = dict(self.scopes)
         begin = len(self.lines)
-        lets: list[tuple[int, Let, str, _Scope]] = []
+        lets: list[tuple[int, Let, str, _NameScope]] = []
         for stmt in body:
             if isinstance(stmt, Let):
-                scope = _Scope(Sym(stmt.var.name))
+                scope = _NameScope(Sym(stmt.var.name))
                 lets.append((len(self.lines), stmt, self.scalar(stmt.value), scope))
                 self.lines.append("")
                 self.scopes[stmt.var.name] = scope
@@ -177,7 +177,7 @@ class _Printer:
                 self.lines.append(f"{indent}barrier()")
             case Tile():
                 self.lines.append(indent + self.tile(stmt))
-            case Call(function, args):
+            case ExternalCall(function, args):
                 places = [f"{buffer.name}[{self.dims(index)}]" for buffer, index in args]
                 self.lines.append(f'{indent}call({", ".join([repr(function), *places])})')
 
@@ -186,7 +186,7 @@ class _Printer:
         arguments += [str(stmt.step)] if stmt.step != 1 else []
         line, hidden = len(self.lines), self.scopes.get(stmt.var)
         self.lines.append("")
-        scope = self.scopes[stmt.var] = _Scope(loop_symbol(stmt.var, stmt.begin, stmt.end))
+        scope = self.scopes[stmt.var] = _NameScope(loop_symbol(stmt.var, stmt.begin, stmt.end))
         self.block(stmt.body, indent + "    ")
         if hidden is None:
             del self.scopes[stmt.var]
@@ -236,7 +236,7 @@ class _Printer:
         return f"{name}({', '.join(arguments)})"
 
 
-def _let(stmt: Let, value: str, scope: _Scope) -> str:
+def _let(stmt: Let, value: str, scope: _NameScope) -> str:
     extra = [] if stmt.var.dtype == stmt.value.dtype else [f'dtype="{stmt.var.dtype}"']
     extra += filter(None, [scope.range_text()])
     return f"{stmt.var.name} = " + (f"let({', '.join([value, *extra])})" if extra else value)

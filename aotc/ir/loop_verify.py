@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
 from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.limits import FINDINGS
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
     Buffer,
-    Call,
     Const,
+    ExternalCall,
     For,
     If,
     Index,
@@ -32,8 +33,6 @@ from aotc.ir.opset import ACCUMULATED, ELEMENTWISE, SCALARS
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
-LIMIT = 20
-
 
 def verify_kernel(kernel: Kernel) -> list[str]:
     """Return what is wrong with ``kernel``, one sentence each (at most 20), or an empty list.
@@ -43,7 +42,7 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     value of a store have the right dtype; private and shared memory has a static size;
     ``parallel`` is the outermost loop and runs over the grid; aliases exist; something writes each output.
     """
-    check = _Check(kernel.name)
+    check = _KernelCheck(kernel.name)
     for name in kernel.dims:
         check.symbols[name] = None
     for buffer in (*kernel.inputs, *kernel.outputs):
@@ -62,10 +61,10 @@ def verify_kernel(kernel: Kernel) -> list[str]:
         print_kernel(kernel)
     except ValueError as error:
         check.say(str(error))
-    return check.found[:LIMIT]
+    return check.found[:FINDINGS]
 
 
-def _check_grid(kernel: Kernel, check: _Check) -> None:
+def _check_grid(kernel: Kernel, check: _KernelCheck) -> None:
     parallel = [s for s in kernel.body if isinstance(s, For) and s.kind == "parallel"]
     if parallel and len(kernel.body) != 1:
         check.say("a parallel loop is not the only statement of the kernel")
@@ -76,13 +75,13 @@ def _check_grid(kernel: Kernel, check: _Check) -> None:
         check.say(f"the grid is {kernel.grid} and there is no parallel loop")
 
 
-def _check_outputs(kernel: Kernel, check: _Check) -> None:
+def _check_outputs(kernel: Kernel, check: _KernelCheck) -> None:
     written: set[str] = set()
     for stmt in walk(kernel.body):
         match stmt:
             case Store(buffer=out) | Tile(out=out):
                 written.add(out.name)
-            case Call(args=args):
+            case ExternalCall(args=args):
                 written.update(buffer.name for buffer, _ in args)
     for out in kernel.outputs:
         if out.name not in written and product(out.shape) != 0:
@@ -90,7 +89,7 @@ def _check_outputs(kernel: Kernel, check: _Check) -> None:
 
 
 @dataclass(slots=True)
-class _Check:
+class _KernelCheck:
     name: str
     found: list[str] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -157,7 +156,7 @@ class _Check:
     def block(self, body: tuple[Stmt, ...]) -> None:
         saved = dict(self.buffers), dict(self.symbols), dict(self.scalars)
         for stmt in body:
-            if len(self.found) >= LIMIT:
+            if len(self.found) >= FINDINGS:
                 break
             self.statement(stmt)
         self.buffers, self.symbols, self.scalars = saved
@@ -196,7 +195,7 @@ class _Check:
                 self.alloc(buffer)
             case Tile():
                 self.tile(stmt)
-            case Call(function, args):
+            case ExternalCall(function, args):
                 self.call(function, args)
 
     def alloc(self, buffer: Buffer) -> None:

@@ -94,7 +94,7 @@ def parse_program(text: str, kernels: Mapping[str, Kernel]) -> Buffered:
     ValueError
         Names the line and what is wrong with it.
     """
-    reader = _Reader(kernels)
+    reader = _ProgramReader(kernels)
     head, *lines = [line.strip() for line in text.strip().splitlines()]
     if not re.fullmatch(r"program @.+ \{", head):
         raise ValueError(f"line 1: expected program @name {{, found {head}")
@@ -106,7 +106,7 @@ def parse_program(text: str, kernels: Mapping[str, Kernel]) -> Buffered:
     return Buffered(steps, arena, used)
 
 
-class _Reader:
+class _ProgramReader:
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
         self.kernels = kernels
         self.storages: dict[str, Storage] = {}

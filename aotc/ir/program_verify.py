@@ -14,14 +14,13 @@ import numpy as np
 
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.limits import FINDINGS, SAMPLES
 from aotc.ir.loop_ir import Buffer
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage, touched, walk
 from aotc.ir.tensor_ir import Function
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
-LIMIT = 20
-SAMPLES = 3
 _STRIDES = (2, 3, 5, 7, 11, 13)
 _NOBODY = -1
 
@@ -77,7 +76,7 @@ def verify_steps(program: Buffered, function: Function, updates: Updates) -> lis
     cells = {s: slice(n, n + 1) for n, s in enumerate(storages(program))}
     flow = _Flow(cells, len(cells), updates)
     flow.program(program, function)
-    return [*check.findings, *flow.findings][:LIMIT]
+    return [*check.findings, *flow.findings][:FINDINGS]
 
 
 def storages(program: Buffered) -> list[Storage]:
@@ -206,7 +205,7 @@ def verify_plan(program: Buffered, function: Function, totals: Sequence[Dim], up
         flow = _Flow(cells, count, updates)
         flow.program(program, function)
         findings.update(dict.fromkeys(flow.findings))
-    return list(findings)[:LIMIT]
+    return list(findings)[:FINDINGS]
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ class Hooks:
     """
 
     custom_call: Callable[[Op, Sequence[np.ndarray], Sequence[TensorType]], list[np.ndarray]] | None = None
-    after: Callable[[Frame, Op, Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None
+    after: Callable[[Activation, Op, Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None
 
 
 def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks | None = None) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ def interpret(module: Module, *arrays: Any, function: str = "main", hooks: Hooks
     called = module.functions[function]
     values = [np.asarray(a) for a in arrays]
     dims, waiting = bind_arguments(called, values)
-    return Frame(module, dims, waiting, hooks or Hooks()).run(called.body, values)
+    return Activation(module, dims, waiting, hooks or Hooks()).run(called.body, values)
 
 
 def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict[str, int], list[Requirement]]:
@@ -149,7 +149,7 @@ def _bind(
     return dims, _check_requirements(requirements, dims)
 
 
-class Frame:
+class Activation:
     """One activation of a function: its dims, what is still required of them, and the values of its regions."""
 
     def __init__(
@@ -173,7 +173,7 @@ class Frame:
         operands = [self.environment[v] for v in op.operands]
         if op.name in CALLS:
             body = self.module.functions[op.attrs["callee"]].body
-            return Frame(self.module, *_bind(body, operands, self.dims), self.hooks).run(body, operands)
+            return Activation(self.module, *_bind(body, operands, self.dims), self.hooks).run(body, operands)
         if op.name not in OPS:
             raise InternalError(f"the reference has no op {op.name}")
         attrs = self._concrete(op.attrs) if self.dims and op.name != "bind_dim" else op.attrs

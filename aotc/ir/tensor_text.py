@@ -32,10 +32,9 @@ import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims import Dim, Expr, floordiv, maximum, minimum, mod, sym
+from aotc.ir.limits import INLINE_ELEMENTS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import from_numpy, to_numpy
-
-INLINE_ELEMENTS = 16
 
 
 def print_module(
@@ -53,14 +52,14 @@ def print_module(
     locs : bool
         Print where each op comes from.
     """
-    printer = _Printer(constants if constants is not None else {}, full, locs)
+    printer = _ModulePrinter(constants if constants is not None else {}, full, locs)
     lines = [f"module @{module.name} {{"]
     for function in module.functions.values():
         lines += printer.function(function)
     return "\n".join([*lines, "}", ""])
 
 
-class _Printer:
+class _ModulePrinter:
     def __init__(self, constants: dict[str, np.ndarray], full: bool, locs: bool) -> None:
         self.constants, self.full, self.locs = constants, full, locs
         self.names: dict[Value, str] = {}
@@ -164,7 +163,7 @@ def parse_module(text: str, constants: Mapping[str, np.ndarray] | None = None, p
     CompileError
         With the line that could not be read.
     """
-    reader = _Reader(constants or {}, path)
+    reader = _ModuleReader(constants or {}, path)
     functions: dict[str, Function] = {}
     name = "main"
     for number, line in enumerate(text.splitlines(), 1):
@@ -195,7 +194,7 @@ def parse_dim(text: str) -> Dim:
     ValueError
         If ``text`` is no dim expression.
     """
-    value = _Reader({}, "")._python(text)
+    value = _ModuleReader({}, "")._python(text)
     if not isinstance(value, (int, Expr)):
         raise ValueError(f"{text!r} is no dim")
     return value
@@ -211,7 +210,7 @@ class _Open:
         self.pending: list[Any] = []
 
 
-class _Reader:
+class _ModuleReader:
     def __init__(self, constants: Mapping[str, np.ndarray], path: str) -> None:
         self.constants, self.path, self.line = constants, path, 0
         self.stack: list[_Open] = []

@@ -10,18 +10,18 @@ import numpy as np
 
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, walk
-from aotc.ir.tensor_run import Frame, Hooks, interpret
+from aotc.ir.tensor_run import Activation, Hooks, interpret
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 
-def wide_results(frame: Frame, op: Op) -> list[np.ndarray] | None:
+def wide_results(frame: Activation, op: Op) -> list[np.ndarray] | None:
     """Return the results of ``op`` on the values of ``frame``, computed in 64 bits; None where that has no meaning."""
     inner = [op, *(o for r in op.regions for o in walk(r))]
     if any(OPS[o.name].of_format for o in inner):
         return None
     read = {*op.operands, *(v for r in op.regions for v in captured(r))}
     mapped = {v: Value(v.name, _wide_type(v.type)) for v in read}
-    outer = Frame(frame.module, frame.dims)
+    outer = Activation(frame.module, frame.dims)
     outer.environment = {mapped[v]: _wide(frame.environment[v]) for v in read}
     return list(outer.apply(_copied(op, mapped)))
 

@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 
 from aotc.ir.opset import OPS
+from aotc.limits import AMPLIFIED
 
 LOOSE = {4: 5e-1, 6: 2.5e-1, 8: 1e-1, 16: 2e-2, 32: 1e-4, 64: 1e-9}
 """Of the largest element, for results of many ops: by the bits of the type."""
-AMPLIFIED = 4.0  # so many times the reference's own error is as good as the reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
-from aotc.ir.tensor_run import ArgumentError, Frame, Hooks, bind_arguments, interpret
+from aotc.ir.tensor_run import Activation, ArgumentError, Hooks, bind_arguments, interpret
 from aotc.ir.tensor_wide import wide_call, wide_results
+from aotc.limits import MOST_ITERATIONS
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.substitute_dims import with_dims
@@ -39,8 +40,6 @@ from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve
 from aotc.tools.agreement import Mismatch, Tolerance, compare_op, compare_results
 from aotc.tools.user_calls import call_user
-
-MOST_ITERATIONS = 256  # so many iterations of a loop that differs are looked into
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """What a check found: a mismatch or None for each result, the first op that differs, the pass that changes it."""
 
     results: tuple[Mismatch | None, ...]
@@ -103,7 +102,7 @@ class Checker:
         with guard("while inlining", self.options, self.module, raw.path):
             self.function = inline(self.module, self.options).functions[self.name]
 
-    def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> Report:
+    def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> CheckReport:
         """Compare everything for one call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
 
         Raises
@@ -117,7 +116,7 @@ class Checker:
         with guard("while comparing with the reference", self.options, self.module, self.raw.path, passing):
             return self._report(arrays, oracle, bisect)
 
-    def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> Report:
+    def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> CheckReport:
         ours = self.run(self.module, self.name, arrays)
         reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
         want = reference
@@ -131,7 +130,7 @@ class Checker:
             difference = self._shortest(arrays)
         changed = self.changed_by(arrays) if bisect and (difference or any(results)) else ""
         names = tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(len(ours))])
-        return Report(results, names, difference, changed, of_reference)
+        return CheckReport(results, names, difference, changed, of_reference)
 
     def symbols(self) -> list[str]:
         """Return the names of the symbolic dims of the arguments."""
@@ -177,7 +176,7 @@ class Checker:
             return inner
         return self._difference(watch.op, watch.number, watch.mismatch)
 
-    def _enter(self, op: Op, frame: Frame) -> Difference | None:
+    def _enter(self, op: Op, frame: Activation) -> Difference | None:
         """Return the first op that differs inside of a loop or branch, on the values that the reference has there."""
         if op.name == "case":
             index = int(frame.environment[op.operands[0]])
@@ -186,7 +185,7 @@ class Checker:
         if op.name != "while":
             return None
         carried = [frame.environment[v] for v in op.operands]
-        fresh = Frame(frame.module, frame.dims, (), _HOOKS)
+        fresh = Activation(frame.module, frame.dims, (), _HOOKS)
         fresh.environment = dict(frame.environment)
         condition, body = op.regions
         for iteration in range(MOST_ITERATIONS):
@@ -200,7 +199,7 @@ class Checker:
         return None
 
     def _region(
-        self, region: Region, arrays: Sequence[np.ndarray], frame: Frame, what: str, loc: Loc
+        self, region: Region, arrays: Sequence[np.ndarray], frame: Activation, what: str, loc: Loc
     ) -> Difference | None:
         outer = captured(region)
         body = Region((*region.params, *outer), region.ops, region.results)
@@ -220,7 +219,7 @@ class Checker:
         ops = _seen(self.function.body)
         recorded: dict[Value, np.ndarray] = {}
 
-        def record(frame: Frame, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        def record(frame: Activation, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
             recorded.update(zip(op.results, results))
             return results
 
@@ -285,11 +284,11 @@ class _Watch:
     def __init__(self, ours: Mapping[Value, np.ndarray], tolerance: Tolerance | None) -> None:
         self.ours, self.tolerance = ours, tolerance
         self.op: Op | None = None
-        self.frame: Frame | None = None
+        self.frame: Activation | None = None
         self.mismatch: Mismatch | None = None
         self.number = 0
 
-    def after(self, frame: Frame, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def after(self, frame: Activation, op: Op, results: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Compare the results of ``op`` and go on with ours."""
         if not op.results or op.results[0] not in self.ours:
             return results
@@ -298,7 +297,7 @@ class _Watch:
             self._compare(frame, op, mine, results)
         return mine
 
-    def _compare(self, frame: Frame, op: Op, mine: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    def _compare(self, frame: Activation, op: Op, mine: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
         exact = _Lazy(lambda: wide_results(frame, op))
         for n, (a, b) in enumerate(zip(mine, results, strict=True)):
             truth = partial(exact.get, n)
@@ -308,7 +307,7 @@ class _Watch:
                 found = compare_op(op.name, a, b, truth, self.tolerance)
             if found:
                 self.op, self.number, self.mismatch = op, n, found
-                self.frame = Frame(frame.module, frame.dims)
+                self.frame = Activation(frame.module, frame.dims)
                 self.frame.environment = dict(frame.environment)
                 return
 
@@ -347,4 +346,4 @@ def _with_results(function: Function, values: Sequence[Value]) -> Function:
 
 _HOOKS = Hooks(custom_call=call_user)
 
-__all__ = ["Checker", "Difference", "Report"]
+__all__ = ["CheckReport", "Checker", "Difference"]

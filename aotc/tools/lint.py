@@ -13,7 +13,7 @@ from typing import Any
 from aotc.assemble import native_calls
 from aotc.diagnostics import CompileError, Finding, InternalError, Loc
 from aotc.frontend.importer import import_raw
-from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Entry, Journal
+from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.mlir import fetch
 from aotc.frontend.session import PLACEHOLDER
 from aotc.guard import guard
@@ -46,7 +46,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LintReport:
     """What one target makes of a model: a row per op in the order of the model, and every refusal."""
 
     target: str
@@ -59,7 +59,7 @@ class Report:
         return not self.refusals
 
 
-def lint(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> tuple[Report, ...]:
+def lint(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> tuple[LintReport, ...]:
     """Tell for each target what becomes of the ops of ``model``; the arguments are those of ``aotc.compile``.
 
     Raises
@@ -75,7 +75,7 @@ def lint(model: Any, *example_args: Any, options: Options | None = None, **flags
         return tuple(_report(module, journal.entries, target, chosen) for target in resolve(chosen.target))
 
 
-def _report(module: Module, entries: Sequence[Entry], target: Target, options: Options) -> Report:
+def _report(module: Module, entries: Sequence[JournalEntry], target: Target, options: Options) -> LintReport:
     places = {id(e.loc): e for e in entries}
     early = [(e, f) for e in entries for f in e.findings]
     late, libraries = _lowered(module, target, options, bool(early))
@@ -85,10 +85,10 @@ def _report(module: Module, entries: Sequence[Entry], target: Target, options: O
     refused = known | {e for e, _ in new if e is not None}
     through = {e: text for loc, text in libraries if (e := _entry_of(loc, places, entries)) is not None}
     rows = tuple(_row(e, refused, through) for e in entries)
-    return Report(target.name, rows, tuple(_distinct([(e.name if e else "", f) for e, f in (*early, *new)])))
+    return LintReport(target.name, rows, tuple(_distinct([(e.name if e else "", f) for e, f in (*early, *new)])))
 
 
-def _entry_of(loc: Loc, places: Mapping[int, Entry], entries: Sequence[Entry]) -> Entry | None:
+def _entry_of(loc: Loc, places: Mapping[int, JournalEntry], entries: Sequence[JournalEntry]) -> JournalEntry | None:
     """Return the op that a tensor op of place ``loc`` was made of: by identity, else the only one there."""
     if id(loc) in places:
         return places[id(loc)]
@@ -96,7 +96,7 @@ def _entry_of(loc: Loc, places: Mapping[int, Entry], entries: Sequence[Entry]) -
     return same[0] if len(same) == 1 else None
 
 
-def _row(e: Entry, refused: set[Entry], through: Mapping[Entry, str]) -> Row:
+def _row(e: JournalEntry, refused: set[JournalEntry], through: Mapping[JournalEntry, str]) -> Row:
     if e in refused:
         return Row(e.name, e.dtypes, e.loc, REFUSED)
     if e.outcome != IMPORTED:
@@ -150,4 +150,4 @@ def _library(function: Function, target: Target) -> list[tuple[Loc, str]]:
     return [(call.loc, f"your function, {where}")]
 
 
-__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "Report", "Row", "lint"]
+__all__ = ["LIBRARY", "NATIVE", "REFUSED", "WAITS", "LintReport", "Row", "lint"]

@@ -46,7 +46,7 @@ Command buffer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 EXECUTOR_VERSION = 1
 TABLE_SYMBOL = "aotc_kernels"
@@ -104,7 +104,27 @@ Place: TypeAlias = tuple[int, int]
 """Where some memory begins: a slot, and an operand for the bytes from there."""
 
 
-class Command(NamedTuple):
+class Record:
+    """A part of a command buffer; equal to another that says the same, wherever they stand (``at``).
+
+    Plain classes, for the sake of a process that loads a bundle: to create a ``NamedTuple`` or a dataclass takes a
+    tenth of a millisecond and more, to create a class with slots a fraction of that.
+    """
+
+    __slots__ = ("at",)
+
+    at: int
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(getattr(self, f) == getattr(other, f) for f in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in self.__slots__)})"
+
+
+class Command(Record):
     """A dispatch or a copy; its fields have the order of the words.
 
     Attributes
@@ -126,44 +146,67 @@ class Command(NamedTuple):
         Where it begins in the words that it was read from.
     """
 
-    kind: int
-    kernel: int
-    items: int
-    grain: int
-    predecessors: int
-    successors: Sequence[int]
-    places: Sequence[Place]
-    dims: Sequence[int]
-    at: int = 0
+    __slots__ = ("dims", "grain", "items", "kernel", "kind", "places", "predecessors", "successors")
+
+    def __init__(
+        self,
+        kind: int,
+        kernel: int,
+        items: int,
+        grain: int,
+        predecessors: int,
+        successors: Sequence[int],
+        places: Sequence[Place],
+        dims: Sequence[int],
+        at: int = 0,
+    ) -> None:
+        self.kind = kind
+        self.kernel = kernel
+        self.items = items
+        self.grain = grain
+        self.predecessors = predecessors
+        self.successors = successors
+        self.places = places
+        self.dims = dims
+        self.at = at
 
 
-class Graph(NamedTuple):
+class Graph(Record):
     """Commands, each after its predecessors; ``state`` is the number of the first one's cell."""
 
-    commands: Sequence[Command]
-    state: int
-    serial: bool
-    at: int = 0
+    __slots__ = ("commands", "serial", "state")
+
+    def __init__(self, commands: Sequence[Command], state: int, serial: bool, at: int = 0) -> None:
+        self.commands = commands
+        self.state = state
+        self.serial = serial
+        self.at = at
 
 
-class While(NamedTuple):
+class WhileNode(Record):
     """Runs ``condition``, and while the byte at ``place`` is not 0 ``body`` and ``condition`` again."""
 
-    condition: Sequence[Node]
-    body: Sequence[Node]
-    place: Place
-    at: int = 0
+    __slots__ = ("body", "condition", "place")
+
+    def __init__(self, condition: Sequence[Node], body: Sequence[Node], place: Place, at: int = 0) -> None:
+        self.condition = condition
+        self.body = body
+        self.place = place
+        self.at = at
 
 
-class Case(NamedTuple):
+class Case(Record):
     """Runs the branch whose number is the i32 at ``place``; the last one if it is out of range."""
 
-    branches: Sequence[Sequence[Node]]
-    place: Place
-    at: int = 0
+    __slots__ = ("branches", "place")
+
+    def __init__(self, branches: Sequence[Sequence[Node]], place: Place, at: int = 0) -> None:
+        self.branches = branches
+        self.place = place
+        self.at = at
 
 
-Node: TypeAlias = "Graph | While | Case"
+Node: TypeAlias = "Graph | WhileNode | Case"
 
 
 def constant(value: int) -> int:
@@ -195,7 +238,7 @@ def _encode_node(node: Node) -> list[int]:
     if isinstance(node, Graph):
         return _encode_graph(node)
     slot, offset = node.place
-    if isinstance(node, While):
+    if isinstance(node, WhileNode):
         bodies, lengths, size = [encode(node.condition), encode(node.body)], [], WHILE_HEADER
         header = {NODE_KIND: WHILE, WHILE_SLOT: slot, WHILE_OFFSET: offset}
         header |= {WHILE_CONDITION: len(bodies[0]), WHILE_BODY: len(bodies[1])}

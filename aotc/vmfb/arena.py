@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 
 
-class Arena(NamedTuple):
+class Arena:
     """Borrowed memory.
 
     ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower.
     """
 
-    address: int
-    size: int
-    memory: np.ndarray
+    __slots__ = ("address", "memory", "size")
+
+    def __init__(self, address: int, size: int, memory: np.ndarray) -> None:
+        self.address = address
+        self.size = size
+        self.memory = memory
 
 
 class ArenaPool:

@@ -23,12 +23,12 @@ import msgpack
 
 from aotc.vmfb import manifest as schema
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.limits import EAGER_BYTES
 
 MAGIC = b"AOTCVMFB"
 VERSION = 1
 FORMAT = 1
 ALIGNMENT = 64
-EAGER_BYTES = 4 << 20
 
 _HEADER = struct.Struct("<8sIIQ32sQ")
 

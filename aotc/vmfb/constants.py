@@ -7,7 +7,7 @@ used where they are mapped. Otherwise they are copied once, when the bundle load
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +26,19 @@ _SAFETENSORS = {
 }
 
 
-class Constants(NamedTuple):
+class ConstantMemory:
     """The constants of a variant; ``owner`` keeps ``size`` bytes at ``address`` alive."""
 
-    address: int
-    size: int
-    copied: bool
-    owner: Any
+    __slots__ = ("address", "copied", "owner", "size")
+
+    def __init__(self, address: int, size: int, copied: bool, owner: Any) -> None:
+        self.address = address
+        self.size = size
+        self.copied = copied
+        self.owner = owner
 
 
-def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> Constants:
+def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> ConstantMemory:
     """Return the constants that a variant's manifest entry describes.
 
     Raises
@@ -46,20 +49,20 @@ def load_constants(bundle: Bundle, entry: dict[str, Any] | None) -> Constants:
     if entry and entry.get("external"):
         return _load_external(bundle, entry["external"])
     if not entry or entry.get("segment") is None:
-        return Constants(0, 0, False, None)
+        return ConstantMemory(0, 0, False, None)
     view = bundle.segment(entry["segment"])
     if not view.nbytes:
-        return Constants(0, 0, False, None)
+        return ConstantMemory(0, 0, False, None)
     array = np.frombuffer(view, np.uint8)
     if array.ctypes.data % ALIGNMENT == 0:
-        return Constants(array.ctypes.data, array.nbytes, False, array)
+        return ConstantMemory(array.ctypes.data, array.nbytes, False, array)
     memory, address = aligned_bytes(array.nbytes, ALIGNMENT)
     start = address - memory.ctypes.data
     memory[start : start + array.nbytes] = array
-    return Constants(address, array.nbytes, True, memory)
+    return ConstantMemory(address, array.nbytes, True, memory)
 
 
-def _load_external(bundle: Bundle, entry: dict[str, Any]) -> Constants:
+def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
     path = _find_file(bundle, entry["file"])
     data, header, start = _open_safetensors(bundle, path)
     places = [_find_tensor(bundle, path, header, tensor) for tensor in entry["tensors"]]
@@ -71,13 +74,13 @@ def _load_external(bundle: Bundle, entry: dict[str, Any]) -> Constants:
     shifts = {start + place - tensor["offset"] for tensor, place in zip(entry["tensors"], places)}
     base = np.frombuffer(data, np.uint8)
     if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
-        return Constants(base.ctypes.data + min(shifts), entry["size"], False, base)
+        return ConstantMemory(base.ctypes.data + min(shifts), entry["size"], False, base)
     memory, address = aligned_bytes(entry["size"], ALIGNMENT)
     origin = address - memory.ctypes.data
     for tensor, place in zip(entry["tensors"], places):
         to, source = origin + tensor["offset"], start + place
         memory[to : to + tensor["size"]] = base[source : source + tensor["size"]]
-    return Constants(address, entry["size"], True, memory)
+    return ConstantMemory(address, entry["size"], True, memory)
 
 
 def _find_file(bundle: Bundle, name: str) -> str:

@@ -16,7 +16,7 @@ from aotc.vmfb.device import Executable, choose
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.verify import Invalid, check_program
-from aotc.vmfb.vm import Function, Signature
+from aotc.vmfb.vm import LoadedFunction, Signature
 
 
 def load(
@@ -26,7 +26,7 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
-) -> Module:
+) -> LoadedModule:
     """Load a bundle.
 
     Parameters
@@ -47,7 +47,7 @@ def load(
 
     Returns
     -------
-    Module
+    LoadedModule
 
     Raises
     ------
@@ -76,7 +76,7 @@ def _load(
     threads: int | None,
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
-) -> Module:
+) -> LoadedModule:
     bundle = open_bundle(source)
     if verify:
         bundle.verify_all()
@@ -84,10 +84,10 @@ def _load(
     variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
-    return Module(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+    return LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
 
 
-class Module:
+class LoadedModule:
     """A loaded bundle; its functions are attributes.
 
     ``module(*args, **kwargs)`` runs the default function (``main``, or the only
@@ -106,7 +106,7 @@ class Module:
         self._bundle = bundle
         self._executable = executable
         self._functions = {
-            name: Function(name, entries[name], program, executable, self.name)
+            name: LoadedFunction(name, entries[name], program, executable, self.name)
             for name, program in variant["functions"].items()
         }
         self.functions = {name: Entry(function) for name, function in self._functions.items()}
@@ -186,7 +186,7 @@ class Module:
 class Entry:
     """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: LoadedFunction) -> None:
         self._function = function
         self.signature: Signature = function.signature
 

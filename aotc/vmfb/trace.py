@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, While, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 
@@ -123,7 +123,7 @@ class Tracer:
                 case Graph():
                     for command in node.commands:
                         self._command(command)
-                case While():
+                case WhileNode():
                     self._run(node.condition)
                     while self._bytes(node.place, 1)[0]:
                         self._run(node.body)

@@ -151,7 +151,7 @@ def _check_graph(graph: Graph, limits: _Limits) -> None:
 
 
 def _check_command(command: Command, kernels: int) -> None:
-    kind, kernel, _, grain, _, _, places, dims, _ = command
+    kind, kernel, places, dims = command.kind, command.kernel, command.places, command.dims
     if len(places) > abi.MAX_PLACES or len(dims) > abi.MAX_DIMS:
         raise Invalid(f"a command with {len(places)} places and {len(dims)} dims")
     if kind == abi.DISPATCH:
@@ -159,7 +159,7 @@ def _check_command(command: Command, kernels: int) -> None:
             raise Invalid(f"kernel {kernel} of {kernels}")
     elif kind != abi.COPY or (len(places), len(dims)) != (2, 1):
         raise Invalid(f"a command of kind {kind} with {len(places)} places and {len(dims)} dims")
-    if grain == 0:
+    if command.grain == 0:
         raise Invalid("a grain of 0")
 
 

@@ -19,8 +19,8 @@ from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
+from aotc.vmfb.limits import PLANS
 
-PLANS = 64  # how many tuples of shapes a function remembers
 _LOAD_SCALAR = BY_NAME["load_scalar"].opcode
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
@@ -65,7 +65,7 @@ class _Recorder:
 class _Live:
     """Passes what a program asks on to a device session, and allocates the results."""
 
-    def __init__(self, function: Function, out: Sequence[np.ndarray | None]) -> None:
+    def __init__(self, function: LoadedFunction, out: Sequence[np.ndarray | None]) -> None:
         self.function = function
         self.slots = Slots(len(function.arguments), len(function.result_dtypes))
         self.session = function.executable.session(self.slots)
@@ -88,7 +88,7 @@ def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], n
     return given
 
 
-class Function:
+class LoadedFunction:
     """A function of a loaded bundle.
 
     Attributes

@@ -171,9 +171,9 @@ def test_numba_of_the_user_works_before_and_after():
 def test_the_same_model_again_is_read_from_disk(own_cache, monkeypatch):
     """Only what took long is kept; options and the model's text are part of the key; the oldest go first."""
     import aotc
-    from aotc import bundle_cache
+    from aotc import bundle_cache, pipeline
 
-    monkeypatch.setattr(bundle_cache, "WORTH_SECONDS", 0)
+    monkeypatch.setattr(pipeline, "WORTH_SECONDS", 0)
     text = (
         "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{\n"
         "%y = stablehlo.{} %x : tensor<4xf32>\nreturn %y : tensor<4xf32>\n}}"
@@ -201,8 +201,8 @@ def test_the_same_model_again_is_read_from_disk(own_cache, monkeypatch):
 
 def test_what_takes_no_time_is_not_kept(own_cache, monkeypatch):
     import aotc
-    from aotc import bundle_cache
+    from aotc import pipeline
 
-    monkeypatch.setattr(bundle_cache, "WORTH_SECONDS", 60)
+    monkeypatch.setattr(pipeline, "WORTH_SECONDS", 60)
     aotc.compile("func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> { return %x : tensor<4xf32> }")
     assert not (own_cache / "bundles").exists()

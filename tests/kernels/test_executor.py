@@ -108,7 +108,7 @@ def graph(commands: list[Command], state: int = 0, serial: int = 0) -> list[Node
 
 
 def loop(condition: list[Node], body: list[Node], slot: int) -> list[Node]:
-    return [abi.While(condition, body, (slot, constant(0)))]
+    return [abi.WhileNode(condition, body, (slot, constant(0)))]
 
 
 def branch(branches: list[list[Node]], slot: int) -> list[Node]:

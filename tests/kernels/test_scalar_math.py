@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.math import FUNCTIONS, MAX_ULP, reduce_precision
 
 pytestmark = pytest.mark.ir
@@ -175,6 +176,35 @@ def test_accuracy(name, bits):
     # math.erf and math.erfc are themselves only good to an ulp of f64
     slack = 1 if name in ("erf", "erfc") and bits == 64 else 0
     assert error.max() <= MAX_ULP[name][bits == 64] + slack, [a[usual][worst] for a in args]
+
+
+# Of each function the arguments where its form changes.
+CUTS = {
+    "exp": (*limits.EXP_LOW, *limits.EXP_HIGH),
+    "expm1": (limits.EXPM1_SERIES, limits.EXPM1_LOW, limits.EXPM1_HIGH),
+    "log1p": (limits.LOG1P_SERIES,),
+    "tanh": (*limits.TANH_ONE, limits.TANH_CLAMP, limits.TANH_LINEAR),
+    "erf": (limits.ERF_CLAMP, limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE),
+    "erfc": (limits.ERF_NEAR, limits.ERF_MIDDLE, limits.ERF_FAR, limits.ERF_ONE, limits.ERFC_ZERO),
+    "sin": (limits.LARGE_ANGLE,),
+    "cos": (limits.LARGE_ANGLE,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("name", CUTS)
+def test_a_formula_is_exact_where_its_form_changes(name, bits):
+    kind = Algebra(bits).kind
+    at = np.array([sign * cut for cut in CUTS[name] for sign in (1, -1)], kind)
+    x = np.unique(np.concatenate([at, np.nextafter(at, kind(np.inf)), np.nextafter(at, kind(-np.inf))]))
+    got = evaluate(name, bits, x)
+    with np.errstate(all="ignore"):
+        want = REFERENCE[name](LONG(x))
+        rounded = want.astype(kind)
+        usual = np.isfinite(rounded) & (np.abs(want) > np.finfo(kind).tiny)
+        assert ulps(got, want)[usual].max(initial=0) <= MAX_ULP[name][bits == 64] + 1
+    assert (got[np.isposinf(rounded)] == np.inf).all()
+    assert (got[want == 0] == 0).all()
 
 
 @pytest.mark.parametrize("bits", [32, 64])

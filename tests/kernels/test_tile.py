@@ -17,6 +17,7 @@ from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tile import emit_tile
+from aotc.kernels.limits import PREFETCH_ROWS
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -210,6 +211,12 @@ def test_aarch64_compiles_without_x86(form: str) -> None:
     assert "x86" not in str(module).replace(target.triple, "")
     parsed = llvm.parse_assembly(str(module))
     assert len(machine(target).emit_object(parsed)) > 0
+
+
+@pytest.mark.parametrize("rows", [PREFETCH_ROWS, PREFETCH_ROWS + 1])
+def test_few_rows_prefetch(rows: int) -> None:
+    text = str(build([tile_of("f32", rows, 32, 16, 32)], TARGETS["cpu:x86-64-v4"]))
+    assert ("llvm.prefetch" in text) == (rows <= PREFETCH_ROWS)
 
 
 def test_no_spills_and_wide_vectors() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, While, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
@@ -107,7 +107,7 @@ class NumpySession:
                 case Graph(commands=commands):
                     for command in commands:
                         self._command(command, parameters)
-                case While(condition=condition, body=body, place=place):
+                case WhileNode(condition=condition, body=body, place=place):
                     self._run(condition, parameters)
                     while self._bytes(place, parameters)[0]:
                         self._run(body, parameters)

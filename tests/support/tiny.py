@@ -6,13 +6,14 @@ The runtime's tests use it so that they need no compiler of ours.
 import shutil
 import subprocess
 import tempfile
+from copy import copy as copy_record
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, While, constant, encode, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, WhileNode, constant, encode, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 
@@ -120,10 +121,9 @@ def copy(source, destination, size):
 def graph(*commands, state=0, serial=1):
     """A graph whose commands run one after the other."""
     last = len(commands) - 1
-    chain = [
-        command._replace(predecessors=int(n > 0), successors=[n + 1] if n < last else [])
-        for n, command in enumerate(commands)
-    ]
+    chain = [copy_record(command) for command in commands]
+    for n, command in enumerate(chain):
+        command.predecessors, command.successors = int(n > 0), [n + 1] if n < last else []
     return Graph(chain, state, bool(serial))
 
 
@@ -227,7 +227,7 @@ def command_buffers():
     buffers = [
         ([graph(add)], 1, 0),
         ([graph(double, scale, serial=0)], 2, 1),
-        ([graph(copy(place(3, 64), place(1), constant(8))), While([start], [step], place(2))], 1, 0),
+        ([graph(copy(place(3, 64), place(1), constant(8))), WhileNode([start], [step], place(2))], 1, 0),
         ([graph(dispatch(IOTA, n, [place(1)]))], 1, 1),
         ([graph(update, copy(place(0), place(2), constant(16)))], 2, 0),
         ([Case([[first], [second]], place(0))], 1, 0),

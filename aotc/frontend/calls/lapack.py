@@ -22,7 +22,7 @@ from aotc.ir.tensor_ir import TensorType, Value
 _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
 
 
-class Options(dict[str, Any]):
+class LapackOptions(dict[str, Any]):
     """Options by name; one that is missing is the model's fault."""
 
     def __missing__(self, name: str) -> Any:
@@ -30,10 +30,10 @@ class Options(dict[str, Any]):
         raise CompileError.at(Loc(), f"a linear algebra call lacks the option {name!r}; it has {names}")
 
 
-def options_of(op: Any) -> Options:
+def options_of(op: Any) -> LapackOptions:
     """Return the options of an FFI call by name; characters are stored as 8-bit unsigned numbers."""
     given = [op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes]
-    found = Options()
+    found = LapackOptions()
     for config in (c for c in given[:1] if isinstance(c, ir.DictAttr)):
         for a in (config[i] for i in range(len(config))):
             found[a.name] = chr(a.attr.value) if str(a.attr.type) == "ui8" else a.attr.value

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.limits import I32_TERMS
 from aotc.frontend.quantized.math import convert, quantize
 from aotc.frontend.quantized.types import Quantization, quantization_of
 from aotc.frontend.session import State
@@ -26,7 +27,6 @@ PRODUCTS = frozenset({
 })  # fmt: skip
 _FIT_I8 = ("i2", "i4", "i8", "u2", "u4")
 U8_SHIFT = 128
-TERMS = 1 << 16  # of (q - z) * p, at most 255 * 128 each: their sum fits i32
 
 
 def is_of_integers(op: Any) -> bool:
@@ -59,7 +59,7 @@ def bind_product(state: State, op: Any) -> bool:
     places = _places(plain)
     summed = [d for d in range(plain.operands[1].type.rank) if d not in places]
     terms = product(plain.operands[1].type.shape[d] for d in summed)
-    if not isinstance(terms, int) or terms > TERMS or (rhs.axis is not None and rhs.axis not in places):
+    if not isinstance(terms, int) or terms > I32_TERMS or (rhs.axis is not None and rhs.axis not in places):
         return False
     zero = lhs.zeros[0] - (U8_SHIFT if lhs.storage == "u8" else 0)
     total = _sums(state, plain, zero, places, summed)

@@ -47,6 +47,7 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
+from aotc.kernels.limits import ACTIVE_SPINS, SPINS, YIELD_AFTER
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
     CASE_BRANCHES,
@@ -91,9 +92,6 @@ POOL_WORDS = 96
 NEXT, FINISHED, PENDING, READY = range(4)
 STATE = abi.STATE_WORDS
 
-SPINS = 4000  # about 60 us before a worker sleeps
-YIELD_AFTER = 2000
-ACTIVE_SPINS = 20 * SPINS  # while a run is active: its next graph may be near, and waking costs 50 us
 ALL = 1 << 30
 CONDITION, BODY, BRANCH = range(3)  # where in a loop or a branch the nodes stand that are run
 

@@ -37,14 +37,10 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.cpu.tile_function import Shape, tile_function
+from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-# One row waits for memory alone. Prefetching b this far ahead took an Intel core from 20 to 29 GB/s and costs an AMD
-# one 3 to 10 %; with 2 or 4 rows it costs that one 9 to 24 %.
-STREAM_ROWS = 1
-STREAM_BYTES = 8192
 
 
 class TileContext(Protocol):
@@ -106,7 +102,7 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
         a_inner=known(stmt.a_inner, a),
         out_row=known(stmt.out_row, out),
         levels=tuple((known(n), known(x, a), known(y, b)) for n, x, y in stmt.levels),
-        prefetch=STREAM_BYTES if stmt.rows <= STREAM_ROWS else 0,
+        prefetch=PREFETCH_BYTES if stmt.rows <= PREFETCH_ROWS else 0,
         isa=_isa(target),
     ), arguments
 

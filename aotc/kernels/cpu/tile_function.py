@@ -16,11 +16,11 @@ from functools import partial
 from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
+from aotc.kernels.limits import UNROLL
 from aotc.kernels.llvm_types import F32, F64, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
-UNROLL = 4
 LINE = 64
 
 
@@ -59,14 +59,14 @@ def tile_function(module: ir.Module, shape: Shape, arguments: int) -> ir.Functio
     function.attributes.add("nounwind")
     for pointer in function.args[:3]:
         pointer.add_attribute("noalias")
-    _Writer(function, shape).write()
+    _TileWriter(function, shape).write()
     return function
 
 
 State = list[ir.Value]
 
 
-class _Writer:
+class _TileWriter:
     """Writes the body of one tile function."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
@@ -289,8 +289,8 @@ class _Writer:
 
 
 STEPS = {
-    "f32": _Writer.step_float,
-    "f64": _Writer.step_float,
-    "bf16": _Writer.step_bf16,
-    "i8": _Writer.step_i8,
+    "f32": _TileWriter.step_float,
+    "f64": _TileWriter.step_float,
+    "bf16": _TileWriter.step_bf16,
+    "i8": _TileWriter.step_i8,
 }

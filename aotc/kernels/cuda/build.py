@@ -11,7 +11,8 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.cpu.build import compile_texts, symbol_of
-from aotc.kernels.cuda.emit import FLAT_THREADS, block_threads
+from aotc.kernels.cuda.emit import block_threads
+from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target

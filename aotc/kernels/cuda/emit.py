@@ -21,7 +21,6 @@ from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 
-FLAT_THREADS = 128
 SHARED = 3
 BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
 

@@ -18,8 +18,8 @@ from aotc.ir.loop_ir import (
     Apply,
     Barrier,
     Buffer,
-    Call,
     Const,
+    ExternalCall,
     For,
     If,
     Index,
@@ -238,7 +238,7 @@ class BodyEmitter:
                 self._alloc(buffer)
             case Tile():
                 self._emit_tile(self, stmt)
-            case Call(function=function, args=args):
+            case ExternalCall(function=function, args=args):
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
             case Barrier():

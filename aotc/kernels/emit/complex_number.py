@@ -7,7 +7,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.formulas.complex import COMPLEX
 from aotc.kernels.formulas.large_angles import AngleAlgebra
-from aotc.kernels.formulas.llvm_algebra import Value
+from aotc.kernels.formulas.llvm_algebra import ScalarValue
 from aotc.kernels.llvm_types import F32, Register
 
 
@@ -24,6 +24,6 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[Register], dtype: str) -> R
         raise InternalError(f"kernels: no scalar op {fn} on {dtype}")
     first = args[0][0]  # type: ignore[index]
     algebra = AngleAlgebra(builder, 32 if first.type == F32 else 64)
-    pairs = [(Value(builder, a[0]), Value(builder, a[1])) for a in args]  # type: ignore[index]
+    pairs = [(ScalarValue(builder, a[0]), ScalarValue(builder, a[1])) for a in args]  # type: ignore[index]
     value = formula(algebra, *pairs)
     return tuple(v.raw for v in value) if isinstance(value, tuple) else value.raw  # type: ignore[return-value]

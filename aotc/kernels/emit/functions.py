@@ -13,7 +13,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.formulas import math as formulas
 from aotc.kernels.formulas.large_angles import AngleAlgebra
-from aotc.kernels.formulas.llvm_algebra import Value, suffix
+from aotc.kernels.formulas.llvm_algebra import ScalarValue, suffix
 from aotc.kernels.llvm_types import F32, Register
 
 _NARROW = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
@@ -48,7 +48,7 @@ def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
         function.attributes.add("alwaysinline")
         inner = ir.IRBuilder(function.append_basic_block("entry"))
         algebra = AngleAlgebra(inner, 32 if kind == F32 else 64)
-        inner.ret(formula(algebra, *[Value(inner, a) for a in function.args]).raw)
+        inner.ret(formula(algebra, *[ScalarValue(inner, a) for a in function.args]).raw)
     return builder.call(function, args)
 
 
@@ -65,6 +65,6 @@ def reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) ->
         raise InternalError("kernels: reduce_precision needs constant bits")
     algebra = AngleAlgebra(builder, 32 if value.type == F32 else 64)
     rounded_value = formulas.reduce_precision(
-        algebra, Value(builder, value), int(exponent.constant), int(mantissa.constant)
+        algebra, ScalarValue(builder, value), int(exponent.constant), int(mantissa.constant)
     )
     return rounded_value.raw

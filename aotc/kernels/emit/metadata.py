@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import Alloc, Buffer, Call, For, Kernel, Store, Tile, While, walk
+from aotc.ir.loop_ir import Alloc, Buffer, ExternalCall, For, Kernel, Store, Tile, While, walk
 from aotc.targets import Target
 
 _MARK = "aotc.distinct"
@@ -34,7 +34,8 @@ def invariant(load: ir.Instruction) -> ir.Value:
 def _independent(loop: For) -> bool:
     """Are the iterations independent, given that global memory is only touched where it is written?"""
     return all(
-        not isinstance(s, Tile | While | Alloc | Call) and not (isinstance(s, Store) and s.buffer.space != "global")
+        not isinstance(s, Tile | While | Alloc | ExternalCall)
+        and not (isinstance(s, Store) and s.buffer.space != "global")
         for s in walk(loop.body)
     )
 

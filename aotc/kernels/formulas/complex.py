@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas import math as real
+from aotc.kernels.formulas.limits import LOG1P_NEAR
 
 COMPLEX: dict[str, Callable[..., Any]] = {}
 Pair = tuple[Any, Any]
@@ -82,7 +83,7 @@ def logarithm_of_one_plus(m: Any, a: Pair) -> Pair:
     """``log |1 + z|`` from ``|1 + z|**2 - 1`` where z is small, else from the size."""
     x = a[0] + 1.0
     near = real.log1p(m, m.fma(a[0], a[0] + 2.0, a[1] * a[1])) * 0.5
-    small = (m.abs(a[0]) < 0.5) & (m.abs(a[1]) < 0.5)
+    small = (m.abs(a[0]) < LOG1P_NEAR) & (m.abs(a[1]) < LOG1P_NEAR)
     return m.select(small, near, real.log(m, absolute(m, (x, a[1])))), real.atan2(m, a[1], x)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas.forms import polynomial
+from aotc.kernels.formulas.limits import ERF_FAR, ERF_MIDDLE, ERF_NEAR, ERF_ONE, ERFC_ZERO
 
 _PP = (-2.37630166566501626084e-05, -5.77027029648944159157e-03, -2.84817495755985104766e-02,
        -3.25042107247001499370e-01, 1.28379167095512558561e-01)  # fmt: skip
@@ -38,19 +39,19 @@ def _ratio(m: Any, x: Any, p: tuple[float, ...], q: tuple[float, ...]) -> Any:
 
 def erf_tail(m: Any, a: Any, exp: Callable[..., Any]) -> Any:
     """Return ``erfc(a)`` for ``a >= 0.84375``."""
-    a = m.select(a > 28.0, m.const(28.0), a)
+    a = m.select(a > ERFC_ZERO, m.const(ERFC_ZERO), a)
     middle = (1.0 - _ERX) - _ratio(m, a - 1.0, _PA, _QA)
     s = m.const(1.0) / (a * a)
-    r = m.select(a < 1.0 / 0.35, _ratio(m, s, _RA, _SA), _ratio(m, s, _RB, _SB))
+    r = m.select(a < ERF_FAR, _ratio(m, s, _RA, _SA), _ratio(m, s, _RB, _SB))
     z = m.from_bits(m.to_bits(a) & _HIGH_WORD)
     far = exp(m, -(z * z) - 0.5625) * exp(m, (z - a) * (z + a) + r) / a
-    return m.select(a < 1.25, middle, far)
+    return m.select(a < ERF_MIDDLE, middle, far)
 
 
 def erf64(m: Any, x: Any, exp: Callable[..., Any]) -> Any:
     """Return ``erf(x)`` in 64 bits; ``exp`` is the exponential of the same algebra."""
     a = m.abs(x)
     near = x + x * _ratio(m, x * x, _PP, _QQ)
-    y = m.select(a < 0.84375, near, m.copysign(1.0 - erf_tail(m, a, exp), x))
-    y = m.select(a > 6.0, m.copysign(m.const(1.0), x), y)
+    y = m.select(a < ERF_NEAR, near, m.copysign(1.0 - erf_tail(m, a, exp), x))
+    y = m.select(a > ERF_ONE, m.copysign(m.const(1.0), x), y)
     return m.select(x != x, x, y)

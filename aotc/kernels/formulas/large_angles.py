@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.kernels.formulas.llvm_algebra import Algebra, Value
+from aotc.kernels.formulas.llvm_algebra import Algebra, ScalarValue
 from aotc.kernels.formulas.trig import sine_and_cosine
 from aotc.kernels.llvm_types import F64, I64
 
@@ -53,7 +53,7 @@ def sine_of_large(module: ir.Module) -> ir.Function:
 class AngleAlgebra(Algebra):
     """The algebra with the sine of an angle of any size: what the formulas of trigonometry are written over."""
 
-    def sine_of_large(self, condition: Value, x: Value, turns: int, usual: Value) -> Value:
+    def sine_of_large(self, condition: ScalarValue, x: ScalarValue, turns: int, usual: ScalarValue) -> ScalarValue:
         """Return ``usual``, but where the condition holds, which is rare, the sine of ``x + turns pi / 2``."""
         before = self.builder.block
         with self.builder.if_then(condition.raw, likely=False):
@@ -69,7 +69,7 @@ class _Body:
     def __init__(self, function: ir.Function) -> None:
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
         self.m = Algebra(self.builder, 64)
-        self.x, self.turns = (Value(self.builder, a) for a in function.args)
+        self.x, self.turns = (ScalarValue(self.builder, a) for a in function.args)
         digits = ir.ArrayType(I64, _WORDS)
         self.table = ir.GlobalVariable(function.module, digits, _TABLE)
         self.table.linkage, self.table.global_constant = "internal", True
@@ -85,7 +85,7 @@ class _Body:
         y = m.select((n & 1) != 0, cosine, sine)
         self.builder.ret(m.select((n & 2) != 0, -y, y).raw)
 
-    def _reduced(self) -> tuple[Value, Value]:
+    def _reduced(self) -> tuple[ScalarValue, ScalarValue]:
         """Return the nearest multiple of pi/2 to ``|x|``, modulo 4, and what is left in units of pi/2."""
         m = self.m
         bits = m.to_bits(self.x)
@@ -95,28 +95,30 @@ class _Body:
         low_low, low_high = self._product(mantissa, low)
         middle_low, middle_high = self._product(mantissa, middle)
         p1 = low_high + middle_low
-        carry = Value(self.builder, self.builder.zext(self.builder.icmp_unsigned("<", p1.raw, middle_low.raw), I64))
+        carried = self.builder.icmp_unsigned("<", p1.raw, middle_low.raw)
+        carry = ScalarValue(self.builder, self.builder.zext(carried, I64))
         p2 = middle_high + mantissa * high + carry
         first = (p2 << 2) | m.shift_right_logical(p1, 62)
         second = (p1 << 2) | m.shift_right_logical(low_low, 62)
         rounded_up = m.shift_right_logical(first, 63)
-        rest = Value(self.builder, self.builder.uitofp(second.raw, F64))
+        rest = ScalarValue(self.builder, self.builder.uitofp(second.raw, F64))
         fraction = m.fma(m.to_float(first), m.const(2.0**-64), rest * 2.0**-128)
         return m.shift_right_logical(p2, 62) + rounded_up, fraction
 
-    def _window(self, skipped: Value) -> list[Value]:
+    def _window(self, skipped: ScalarValue) -> list[ScalarValue]:
         """Return 192 bits of the table after the first ``skipped``, in three words."""
         first, shift = skipped >> 6, skipped & 63
         words = [self._word(first + n) for n in range(4)]
         fill = [self.m.shift_right_logical(self.m.shift_right_logical(w, 1), 63 - shift) for w in words[1:]]
         return [(w << shift) | f for w, f in zip(words, fill)]
 
-    def _word(self, n: Value) -> Value:
+    def _word(self, n: ScalarValue) -> ScalarValue:
         place = self.builder.gep(self.table, [ir.Constant(I64, 0), n.raw], inbounds=True)
-        return Value(self.builder, self.builder.load(place))
+        return ScalarValue(self.builder, self.builder.load(place))
 
-    def _product(self, a: Value, b: Value) -> tuple[Value, Value]:
+    def _product(self, a: ScalarValue, b: ScalarValue) -> tuple[ScalarValue, ScalarValue]:
         """Return the low and the high word of an unsigned product."""
         wide = self.builder.mul(*(self.builder.zext(v.raw, _I128) for v in (a, b)))
         high = self.builder.lshr(wide, ir.Constant(_I128, 64))
-        return tuple(Value(self.builder, self.builder.trunc(v, I64)) for v in (wide, high))  # type: ignore[return-value]
+        low, top = (ScalarValue(self.builder, self.builder.trunc(v, I64)) for v in (wide, high))
+        return low, top

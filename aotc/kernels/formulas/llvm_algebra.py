@@ -35,7 +35,7 @@ def intrinsic(name: str) -> Emit:
     return lambda b, *args: call_intrinsic(b, f"llvm.{name}.{suffix(args[0].type)}", args[0].type, list(args))
 
 
-class Value:
+class ScalarValue:
     """A register of type float, double, i1, i32 or i64, with operators.
 
     Integers are signed; ``>>`` is arithmetic. Python numbers become constants of
@@ -52,80 +52,80 @@ class Value:
         """Is the register a float (else an integer)?"""
         return self.raw.type in (F32, F64)
 
-    def _other(self, other: Value | Number) -> ir.Value:
-        return other.raw if isinstance(other, Value) else ir.Constant(self.raw.type, other)
+    def _other(self, other: ScalarValue | Number) -> ir.Value:
+        return other.raw if isinstance(other, ScalarValue) else ir.Constant(self.raw.type, other)
 
-    def _wrap(self, raw: ir.Value) -> Value:
-        return Value(self.builder, raw)
+    def _wrap(self, raw: ir.Value) -> ScalarValue:
+        return ScalarValue(self.builder, raw)
 
-    def _arithmetic(self, fn: str, a: ir.Value, b: ir.Value) -> Value:
+    def _arithmetic(self, fn: str, a: ir.Value, b: ir.Value) -> ScalarValue:
         return self._wrap(getattr(self.builder, ("f" if self.is_float else "") + fn)(a, b))
 
-    def __add__(self, other: Value | Number) -> Value:
+    def __add__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._arithmetic("add", self.raw, self._other(other))
 
     __radd__ = __add__
 
-    def __sub__(self, other: Value | Number) -> Value:
+    def __sub__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._arithmetic("sub", self.raw, self._other(other))
 
-    def __rsub__(self, other: Number) -> Value:
+    def __rsub__(self, other: Number) -> ScalarValue:
         return self._arithmetic("sub", self._other(other), self.raw)
 
-    def __mul__(self, other: Value | Number) -> Value:
+    def __mul__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._arithmetic("mul", self.raw, self._other(other))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Value | Number) -> Value:
+    def __truediv__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._wrap(self.builder.fdiv(self.raw, self._other(other)))
 
-    def __rtruediv__(self, other: Number) -> Value:
+    def __rtruediv__(self, other: Number) -> ScalarValue:
         return self._wrap(self.builder.fdiv(self._other(other), self.raw))
 
-    def __neg__(self) -> Value:
+    def __neg__(self) -> ScalarValue:
         return self._wrap(self.builder.fneg(self.raw) if self.is_float else self.builder.neg(self.raw))
 
-    def __and__(self, other: Value | Number) -> Value:
+    def __and__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._wrap(self.builder.and_(self.raw, self._other(other)))
 
-    def __or__(self, other: Value | Number) -> Value:
+    def __or__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._wrap(self.builder.or_(self.raw, self._other(other)))
 
-    def __xor__(self, other: Value | Number) -> Value:
+    def __xor__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._wrap(self.builder.xor(self.raw, self._other(other)))
 
-    def __invert__(self) -> Value:
+    def __invert__(self) -> ScalarValue:
         return self._wrap(self.builder.not_(self.raw))
 
-    def __lshift__(self, other: Value | int) -> Value:
+    def __lshift__(self, other: ScalarValue | int) -> ScalarValue:
         return self._wrap(self.builder.shl(self.raw, self._other(other)))
 
-    def __rshift__(self, other: Value | int) -> Value:
+    def __rshift__(self, other: ScalarValue | int) -> ScalarValue:
         return self._wrap(self.builder.ashr(self.raw, self._other(other)))
 
-    def _compare(self, fn: str, other: Value | Number) -> Value:
+    def _compare(self, fn: str, other: ScalarValue | Number) -> ScalarValue:
         compare = self.builder.icmp_signed
         if self.is_float:
             compare = self.builder.fcmp_unordered if fn == "!=" else self.builder.fcmp_ordered
         return self._wrap(compare(fn, self.raw, self._other(other)))
 
-    def __lt__(self, other: Value | Number) -> Value:
+    def __lt__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._compare("<", other)
 
-    def __le__(self, other: Value | Number) -> Value:
+    def __le__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._compare("<=", other)
 
-    def __gt__(self, other: Value | Number) -> Value:
+    def __gt__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._compare(">", other)
 
-    def __ge__(self, other: Value | Number) -> Value:
+    def __ge__(self, other: ScalarValue | Number) -> ScalarValue:
         return self._compare(">=", other)
 
-    def __eq__(self, other: Value | Number) -> Value:  # type: ignore[override]
+    def __eq__(self, other: ScalarValue | Number) -> ScalarValue:  # type: ignore[override]
         return self._compare("==", other)
 
-    def __ne__(self, other: Value | Number) -> Value:  # type: ignore[override]
+    def __ne__(self, other: ScalarValue | Number) -> ScalarValue:  # type: ignore[override]
         return self._compare("!=", other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -147,76 +147,76 @@ class Algebra:
         self.float_type: ir.Type = F32 if bits == 32 else F64
         self.int_type: ir.Type = I32 if bits == 32 else I64
 
-    def _wrap(self, raw: ir.Value) -> Value:
-        return Value(self.builder, raw)
+    def _wrap(self, raw: ir.Value) -> ScalarValue:
+        return ScalarValue(self.builder, raw)
 
-    def _unary(self, name: str, x: Value) -> Value:
+    def _unary(self, name: str, x: ScalarValue) -> ScalarValue:
         full = f"llvm.{name}.f{self.bits}"
         return self._wrap(call_intrinsic(self.builder, full, self.float_type, [x.raw]))
 
-    def const(self, value: float) -> Value:
+    def const(self, value: float) -> ScalarValue:
         """Return a float constant, rounded to the type."""
         return self._wrap(ir.Constant(self.float_type, value))
 
-    def fma(self, a: Value, b: Value | float, c: Value | float) -> Value:
+    def fma(self, a: ScalarValue, b: ScalarValue | float, c: ScalarValue | float) -> ScalarValue:
         """Return ``a * b + c`` with one rounding."""
-        args = [x.raw if isinstance(x, Value) else ir.Constant(self.float_type, x) for x in (a, b, c)]
+        args = [x.raw if isinstance(x, ScalarValue) else ir.Constant(self.float_type, x) for x in (a, b, c)]
         return self._wrap(call_intrinsic(self.builder, f"llvm.fma.f{self.bits}", self.float_type, args))
 
-    def rint(self, x: Value) -> Value:
+    def rint(self, x: ScalarValue) -> ScalarValue:
         """Round to the nearest integer, ties to even."""
         return self._unary("rint", x)
 
-    def floor(self, x: Value) -> Value:
+    def floor(self, x: ScalarValue) -> ScalarValue:
         """Round down."""
         return self._unary("floor", x)
 
-    def trunc(self, x: Value) -> Value:
+    def trunc(self, x: ScalarValue) -> ScalarValue:
         """Round towards 0."""
         return self._unary("trunc", x)
 
-    def abs(self, x: Value) -> Value:
+    def abs(self, x: ScalarValue) -> ScalarValue:
         """Return the absolute value (also of -0.0 and NaN)."""
         return self._unary("fabs", x)
 
-    def sqrt(self, x: Value) -> Value:
+    def sqrt(self, x: ScalarValue) -> ScalarValue:
         """Return the correctly rounded square root."""
         return self._unary("sqrt", x)
 
-    def copysign(self, x: Value, sign: Value) -> Value:
+    def copysign(self, x: ScalarValue, sign: ScalarValue) -> ScalarValue:
         """Return ``|x|`` with the sign bit of ``sign``."""
         full = f"llvm.copysign.f{self.bits}"
         return self._wrap(call_intrinsic(self.builder, full, self.float_type, [x.raw, sign.raw]))
 
-    def select(self, condition: Value, yes: Value | float, no: Value | float) -> Value:
+    def select(self, condition: ScalarValue, yes: ScalarValue | float, no: ScalarValue | float) -> ScalarValue:
         """Return ``yes`` where the condition holds, else ``no``; both are computed."""
-        kind = next((v.raw.type for v in (yes, no) if isinstance(v, Value)), self.float_type)
-        a, b = (v.raw if isinstance(v, Value) else ir.Constant(kind, v) for v in (yes, no))
+        kind = next((v.raw.type for v in (yes, no) if isinstance(v, ScalarValue)), self.float_type)
+        a, b = (v.raw if isinstance(v, ScalarValue) else ir.Constant(kind, v) for v in (yes, no))
         return self._wrap(self.builder.select(condition.raw, a, b))
 
-    def to_bits(self, x: Value) -> Value:
+    def to_bits(self, x: ScalarValue) -> ScalarValue:
         """Return the bits as a signed integer."""
         return self._wrap(self.builder.bitcast(x.raw, self.int_type))
 
-    def from_bits(self, i: Value) -> Value:
+    def from_bits(self, i: ScalarValue) -> ScalarValue:
         """Return the float that has these bits."""
         return self._wrap(self.builder.bitcast(i.raw, self.float_type))
 
-    def to_int(self, x: Value) -> Value:
+    def to_int(self, x: ScalarValue) -> ScalarValue:
         """Convert to an integer of as many bits, clamped; NaN gives 0."""
         name = f"llvm.fptosi.sat.i{self.bits}.f{self.bits}"
         return self._wrap(call_intrinsic(self.builder, name, self.int_type, [x.raw]))
 
-    def to_float(self, i: Value) -> Value:
+    def to_float(self, i: ScalarValue) -> ScalarValue:
         """Convert a signed integer to a float."""
         return self._wrap(self.builder.sitofp(i.raw, self.float_type))
 
-    def shift_right_logical(self, i: Value, by: Value | int) -> Value:
+    def shift_right_logical(self, i: ScalarValue, by: ScalarValue | int) -> ScalarValue:
         """Shift zeros in from the left."""
-        amount = by.raw if isinstance(by, Value) else ir.Constant(i.raw.type, by)
+        amount = by.raw if isinstance(by, ScalarValue) else ir.Constant(i.raw.type, by)
         return self._wrap(self.builder.lshr(i.raw, amount))
 
-    def true(self) -> Value:
+    def true(self) -> ScalarValue:
         """Return the condition that always holds."""
         return self._wrap(ir.Constant(I1, 1))
 
@@ -225,10 +225,10 @@ class Algebra:
         """Return the algebra of f64."""
         return type(self)(self.builder, 64)
 
-    def widen(self, x: Value) -> Value:
+    def widen(self, x: ScalarValue) -> ScalarValue:
         """Convert f32 to f64."""
         return self._wrap(self.builder.fpext(x.raw, F64)) if self.bits == 32 else x
 
-    def narrow(self, x: Value) -> Value:
+    def narrow(self, x: ScalarValue) -> ScalarValue:
         """Round f64 to this float type."""
         return self._wrap(self.builder.fptrunc(x.raw, F32)) if self.bits == 32 else x

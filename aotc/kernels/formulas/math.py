@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.erf import erf64, erf_tail
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
@@ -47,7 +48,8 @@ def exp(m: Any, x: Any) -> Any:
     Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits,
     which saves the conversions. NaN passes through every step.
     """
-    low, high = (-104.0, 88.9) if m.bits == 32 else (-746.0, 709.9)
+    wide = int(m.bits == 64)
+    low, high = limits.EXP_LOW[wide], limits.EXP_HIGH[wide]
     magic, magic_bits = (12582912.0, 0x4B400000) if m.bits == 32 else (6755399441055744.0, 0x4338000000000000)
     c = m.select(x > high, m.const(high), x)
     c = m.select(c < low, m.const(low), c)
@@ -124,9 +126,9 @@ def expm1(m: Any, x: Any) -> Any:
     u = exp(m, x)
     less = u - 1.0
     y = less * x / log(m, u)
-    y = m.select(m.abs(x) < 1e-5, x + x * x * 0.5 + x * x * x * (1.0 / 6.0), y)
-    y = m.select(x < -40.0, m.const(-1.0), y)
-    y = m.select(x > 700.0, less, y)
+    y = m.select(m.abs(x) < limits.EXPM1_SERIES, x + x * x * 0.5 + x * x * x * (1.0 / 6.0), y)
+    y = m.select(x < limits.EXPM1_LOW, m.const(-1.0), y)
+    y = m.select(x > limits.EXPM1_HIGH, less, y)
     return m.select(x == 0.0, x, y)
 
 
@@ -136,7 +138,7 @@ def log1p(m: Any, x: Any) -> Any:
     """Kahan's form: the rounding of ``1 + x`` is divided out."""
     u = x + 1.0
     y = log(m, u) * (x / (u - 1.0))
-    y = m.select(m.abs(x) < 1e-5, x - x * x * 0.5 + x * x * x * (1.0 / 3.0), y)
+    y = m.select(m.abs(x) < limits.LOG1P_SERIES, x - x * x * 0.5 + x * x * x * (1.0 / 3.0), y)
     y = m.select(u == 0.0, m.const(-INF), y)
     return m.select(u == INF, x, y)
 
@@ -145,17 +147,17 @@ def log1p(m: Any, x: Any) -> Any:
 def tanh(m: Any, x: Any) -> Any:
     """An odd rational function (f32); ``expm1(2x) / (expm1(2x) + 2)`` (f64)."""
     if m.bits == 64:
-        t = expm1(m, m.select(m.abs(x) > 22.0, m.const(44.0), m.abs(x) * 2.0))
+        t = expm1(m, m.select(m.abs(x) > limits.TANH_ONE[1], m.const(2.0 * limits.TANH_ONE[1]), m.abs(x) * 2.0))
         return m.select(x != x, x, m.copysign(t / (t + 2.0), x))
-    limit = 7.90531110763549805
+    limit = limits.TANH_CLAMP
     y = m.select(x > limit, m.const(limit), x)
     y = m.select(y < -limit, m.const(-limit), y)
     s = y * y
     p = polynomial(m, s, (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
                           1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03))  # fmt: skip
     q = polynomial(m, s, (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03))
-    r = m.select(m.abs(x) > 9.0, m.copysign(m.const(1.0), x), y * p / q)
-    r = m.select(m.abs(x) < 0.0004, x, r)
+    r = m.select(m.abs(x) > limits.TANH_ONE[0], m.copysign(m.const(1.0), x), y * p / q)
+    r = m.select(m.abs(x) < limits.TANH_LINEAR, x, r)
     return m.select(x != x, x, r)
 
 
@@ -170,8 +172,8 @@ def erf(m: Any, x: Any) -> Any:
     """An odd rational function (f32); fdlibm's pieces (f64)."""
     if m.bits == 64:
         return erf64(m, x, exp)
-    y = m.select(x > 4.0, m.const(4.0), x)
-    y = m.select(y < -4.0, m.const(-4.0), y)
+    y = m.select(x > limits.ERF_CLAMP, m.const(limits.ERF_CLAMP), x)
+    y = m.select(y < -limits.ERF_CLAMP, m.const(-limits.ERF_CLAMP), y)
     s = y * y
     p = polynomial(m, s, (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
                           -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02))  # fmt: skip
@@ -187,9 +189,9 @@ def erfc(m: Any, x: Any) -> Any:
     a = m.abs(x)
     tail = erf_tail(m, a, exp)
     y = m.select(x < 0.0, 2.0 - tail, tail)
-    y = m.select(a < 0.84375, 1.0 - erf64(m, x, exp), y)
-    y = m.select(x > 28.0, m.const(0.0), y)
-    y = m.select(x < -6.0, m.const(2.0), y)
+    y = m.select(a < limits.ERF_NEAR, 1.0 - erf64(m, x, exp), y)
+    y = m.select(x > limits.ERFC_ZERO, m.const(0.0), y)
+    y = m.select(x < -limits.ERF_ONE, m.const(2.0), y)
     return m.select(x != x, x, y)
 
 
@@ -207,12 +209,13 @@ def erf_inv(m: Any, x: Any) -> Any:
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     small = polynomial(m, w - 2.5, _GILES_SMALL)
-    large = polynomial(m, m.sqrt(m.select(w < 5.0, m.const(5.0), w)) - 3.0, _GILES_LARGE)
-    y = m.select(w < 5.0, small, large) * a
+    tail = limits.ERF_INV_TAIL
+    large = polynomial(m, m.sqrt(m.select(w < tail, m.const(tail), w)) - 3.0, _GILES_LARGE)
+    y = m.select(w < tail, small, large) * a
     for _ in range(2):
-        error = m.select(a < 0.5, erf64(m, y, exp) - a, (1.0 - a) - erfc(m, y))
+        error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, exp) - a, (1.0 - a) - erfc(m, y))
         y = y - error / (exp(m, -(y * y)) * 1.1283791670955126)
-    y = m.select(a < 1e-9, a * 0.8862269254527580, y)
+    y = m.select(a < limits.ERF_INV_LINEAR, a * 0.8862269254527580, y)
     y = m.select(a == 1.0, m.const(INF), y)
     return m.select(a <= 1.0, y, m.const(NAN))
 
@@ -250,12 +253,12 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     p = y * total
     rest = m.fma(y, total, -p) + y * low
     plain = exp(m, y * _log_special(m, a, total))
-    usual = (m.abs(p) < 745.0) & (a > 0.0) & (a < INF)
+    usual = (m.abs(p) < limits.POW_USUAL) & (a > 0.0) & (a < INF)
     rough = exp(m, m.select(usual, p, m.const(0.0)))
     r = m.select(usual & (rough < INF), m.fma(rough, rest, rough), plain)
     whole = m.trunc(y) == y
     half = m.trunc(y * 0.5) * 2.0 != y
-    odd = whole & half & (m.abs(y) < 9007199254740992.0)
+    odd = whole & half & (m.abs(y) < limits.POW_ODD)
     negative = m.copysign(m.const(1.0), x) < 0.0
     r = m.select(negative & odd, -r, r)
     r = m.select((x < 0.0) & (a < INF) & ~whole, m.const(NAN), r)
@@ -270,11 +273,11 @@ def pow(m: Any, x: Any, y: Any) -> Any:
 def rem(m: Any, x: Any, y: Any) -> Any:
     """The remainder of truncated division: every step takes off 52 bits of the quotient, exactly.
 
-    Six steps are enough for any two f32; in f64 quotients may have 300 bits.
+    The steps are enough for any two f32; in f64 quotients may have 300 bits.
     """
     b = m.abs(y)
     r = m.abs(x)
-    for _ in range(6):
+    for _ in range(limits.REM_STEPS):
         r = m.fma(-m.trunc(r / b), b, r)
     r = m.select(r < 0.0, r + b, r)
     r = m.select(r >= b, r - b, r)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aotc.kernels.formulas.forms import INF, NAN, function, in_wide, polynomial, with_sign_of_first
+from aotc.kernels.formulas.limits import ATAN_UPPER, LARGE_ANGLE
 
 _SIN = (1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06,
         -1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01)  # fmt: skip
@@ -17,9 +18,6 @@ def sine_and_cosine(m: Any, r: Any) -> tuple[Any, Any]:
     z = r * r
     sine = m.fma(r * z, polynomial(m, z, _SIN), r)
     return sine, m.fma(z * z, polynomial(m, z, _COS), m.fma(z, m.const(-0.5), m.const(1.0)))
-
-
-LARGE_ANGLE = 2.0**44  # beyond, the rounding of x * 2/pi may miss the nearest quadrant
 
 
 def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
@@ -84,7 +82,7 @@ def atan2(m: Any, y: Any, x: Any) -> Any:
     small, large = m.select(swap, a, b), m.select(swap, b, a)
     t = m.select(large == 0.0, m.const(0.0), small / large)
     t = m.select((small == INF), m.const(1.0), t)
-    upper = t > 0.66
+    upper = t > ATAN_UPPER
     u = m.select(upper, (t - 1.0) / (t + 1.0), t)
     z = u * u
     angle = m.fma(u * z, polynomial(m, z, _ATAN_P) / polynomial(m, z, _ATAN_Q), u)

@@ -13,15 +13,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from aotc.diagnostics import InternalError
+from aotc.kernels.limits import LONGEST_TEXT, MOST_JOBS
 from aotc.kernels.workers.worker import read_frame, write_frame
 
 
 def default_jobs() -> int:
     """Return how many compiler processes to run: one for each core that this process may use."""
-    return max(1, min(8, len(os.sched_getaffinity(0))))
-
-
-LONGEST = 1 << 20
+    return max(1, min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
 class Refusal(Exception):
@@ -59,7 +57,7 @@ class CompilerPool:
         results: list[bytes | None] = [None] * len(requests)
         errors: list[str | Refusal] = []
         queue: SimpleQueue[int] = SimpleQueue()
-        sizes = [len(r["text"]) if "text" in r else LONGEST for r in requests]
+        sizes = [len(r["text"]) if "text" in r else LONGEST_TEXT for r in requests]
         for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
             queue.put(n)
         finished = [0]

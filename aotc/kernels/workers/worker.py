@@ -19,6 +19,7 @@ from typing import IO, Any
 import msgpack
 
 from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels.limits import WORKER_FRAMES
 from aotc.targets import Target
 
 
@@ -81,7 +82,7 @@ def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
 
 def main() -> None:
     """Answer requests until the other side closes the pipe."""
-    sys.setrecursionlimit(20_000)
+    sys.setrecursionlimit(WORKER_FRAMES)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     from aotc.kernels.cpu import compile  # noqa: F401  (start-up overlaps the reading of the model)

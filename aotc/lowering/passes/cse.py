@@ -16,13 +16,13 @@ from aotc.options import Options
 
 def cse(module: Module, options: Options) -> Module:
     """Return ``module`` without repeated ops; an op of an outer region counts inside nested ones."""
-    changed = {n: replace(f, body=_Scope().region(f.body, {})) for n, f in module.functions.items()}
+    changed = {n: replace(f, body=_ValueNumbering().region(f.body, {})) for n, f in module.functions.items()}
     return module.with_functions(changed)
 
 
 def structure(function: Function) -> tuple:
     """Return a key that functions share which do the same, whatever they and their values are called."""
-    body, scope = function.body, _Scope()
+    body, scope = function.body, _ValueNumbering()
     values = (*body.params, *(v for op in body.ops for v in op.results))
     place = next((n for n, v in enumerate(values) if v.name == function.attrs.get("root")), None)
     return scope.region_key(body, {}), scope.frozen({**function.attrs, "root": place})
@@ -53,7 +53,7 @@ class _Bytes:
         return a is b or (a.dtype == b.dtype and a.shape == b.shape and np.array_equal(self.bytes, other.bytes))
 
 
-class _Scope:
+class _ValueNumbering:
     def __init__(self) -> None:
         self.mapped: dict[Value, Value] = {}
 

@@ -14,7 +14,7 @@ import numpy as np
 from aotc.ir.dims import is_static
 from aotc.ir.opset import FOLDED, MOVES, PRODUCTS, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
-from aotc.ir.tensor_run import Frame
+from aotc.ir.tensor_run import Activation
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.options import Options
@@ -95,7 +95,7 @@ def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:
-    frame = Frame(Module({}), {})
+    frame = Activation(Module({}), {})
     frame.environment.update(zip(op.operands, arrays))
     return _as_constants(original, frame.apply(op), b)
 

@@ -11,7 +11,7 @@ from aotc.ir.loop_ir import (
     Apply,
     Barrier,
     Buffer,
-    Call,
+    ExternalCall,
     For,
     If,
     Index,
@@ -113,8 +113,8 @@ class _Renamer:
                 return s
             case Tile():
                 return self._tile(s)
-            case Call(function, args):
-                return Call(function, tuple(self.element(*a) for a in args))
+            case ExternalCall(function, args):
+                return ExternalCall(function, tuple(self.element(*a) for a in args))
 
     def _tile(self, t: Tile) -> Tile:
         i = self.index

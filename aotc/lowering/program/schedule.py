@@ -15,7 +15,20 @@ from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.opset import CONTRACT
 from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
 from aotc.lowering.program.dependences import Memory
-from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, Node, Place, Slots, While, constant, encode, parameter
+from aotc.vmfb.abi import (
+    COPY,
+    DISPATCH,
+    Case,
+    Command,
+    Graph,
+    Node,
+    Place,
+    Slots,
+    WhileNode,
+    constant,
+    encode,
+    parameter,
+)
 
 CLAIM_NS = 5_000
 SERIAL_NS = 6_000
@@ -91,7 +104,7 @@ class Scheduler:
                 run = []
             if isinstance(step, Loop):
                 condition, body = self._nodes(step.cond), self._nodes(step.body)
-                nodes.append(While(condition, body, self.place(step.predicate)))
+                nodes.append(WhileNode(condition, body, self.place(step.predicate)))
             elif isinstance(step, Branch):
                 branches = [self._nodes(branch) for branch in step.branches]
                 nodes.append(Case(branches, self.place(step.index)))

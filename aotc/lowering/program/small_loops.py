@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop_ir import (
-    PRIVATE_BYTES,
     Alloc,
     Apply,
     Barrier,
@@ -75,7 +75,7 @@ def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
 
 
 @dataclass
-class _Writer:
+class _LoopWriter:
     """Writes regions as statements; ``memory`` says where each value lives."""
 
     functions: Mapping[str, Function]
@@ -216,7 +216,7 @@ def loop_kernel(
     reads = [*outer, *made_inside]
     inputs = tuple(Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads))
     outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results))
-    writer = _Writer(functions, kernels, dict(zip(reads, inputs, strict=True)))
+    writer = _LoopWriter(functions, kernels, dict(zip(reads, inputs, strict=True)))
     block: list[Stmt] = []
     carries = []
     for out, v in zip(outputs, op.results, strict=True):

@@ -48,7 +48,7 @@ def verify_schedule(
     sizes = [d for s in places for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
     for values in samples(list(dict.fromkeys([*sizes, *buffer.parameters]))):
-        check = _Check(values, [number(e, values) for e in buffer.parameters], slots, kernel_number)
+        check = _ScheduleCheck(values, [number(e, values) for e in buffer.parameters], slots, kernel_number)
         rest = iter(leaves)
         for graph in commands:
             some = [next(rest) for _ in graph]
@@ -58,7 +58,7 @@ def verify_schedule(
 
 
 @dataclass(frozen=True, slots=True)
-class _Check:
+class _ScheduleCheck:
     values: Mapping[str, int]
     parameters: Sequence[int]
     slots: Slots

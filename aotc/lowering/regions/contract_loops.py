@@ -8,7 +8,7 @@ from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
-from aotc.lowering.regions.nests import Axis, addresses, make_axes, mergeable, serial
+from aotc.lowering.regions.nests import NestAxis, addresses, make_axes, mergeable, serial
 from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
@@ -36,7 +36,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
     return b.kernel(grid, body, product(b.shape) * 2 * k)
 
 
-def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[Axis], term: object) -> Scalar:
+def _sum(b: RegionBuilder, e: Elements, op: Op, axes: list[NestAxis], term: object) -> Scalar:
     """Return the sum over ``axes`` of ``term(symbols)``, rounded once to the result's dtype."""
     total = _wide_sum(b, e, axes, term, sum_dtype(op))
     dtype = op.result.type.dtype
@@ -49,7 +49,7 @@ def sum_dtype(op: Op) -> str:
     return "f32" if kind_of(dtype) == "f" and DTYPES[dtype].bits < 32 else dtype
 
 
-def _wide_sum(b: RegionBuilder, e: Elements, axes: list[Axis], term: object, dtype: str) -> Scalar:
+def _wide_sum(b: RegionBuilder, e: Elements, axes: list[NestAxis], term: object, dtype: str) -> Scalar:
     extent = product(a.extent for a in axes)
     if isinstance(extent, int) and extent <= UNROLLED_TERMS:
         total: Scalar | None = None
@@ -92,7 +92,7 @@ def _matmul_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
         y = e.at(rhs, (*batch, n, s[0]) if op.attrs["rhs_transposed"] else (*batch, s[0], n))
         return _times(e, op, x, y)
 
-    return _sum(b, e, op, [Axis((0,), k, b.fresh("k"))], term)
+    return _sum(b, e, op, [NestAxis((0,), k, b.fresh("k"))], term)
 
 
 def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
@@ -103,7 +103,7 @@ def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
     image, *pixel, channel = at
     first = (channel // (n // groups)) * per_group if groups > 1 else 0
     extents = [*kernel, per_group]
-    axes = [Axis((d,), x, b.fresh("k")) for d, x in enumerate(extents)]
+    axes = [NestAxis((d,), x, b.fresh("k")) for d, x in enumerate(extents)]
 
     def term(s: list[Dim]) -> Scalar:
         *tap, c = s

@@ -21,7 +21,7 @@ from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.regions.nests import Axis, grid_loop, make_axes, place
+from aotc.lowering.regions.nests import NestAxis, grid_loop, make_axes, place
 from aotc.lowering.regions.reduction import Rows
 from aotc.lowering.regions.region import RegionBuilder, combine
 from aotc.targets import Target
@@ -55,7 +55,7 @@ def _threads(work: Dim) -> int:
 class _ThreadRows(Rows):
     """Rows in the grid, one thread per row."""
 
-    def _split(self, axes: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+    def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
         return axes, []
 
 

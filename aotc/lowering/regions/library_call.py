@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, maximum, product, static, sym
-from aotc.ir.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, Call, Const, For, Load, Stmt, Store
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, ExternalCall, For, Load, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.region import RegionBuilder, nest
@@ -82,7 +83,7 @@ class LibraryCall:
 
     def statements(self, function: str) -> list[Stmt]:
         """Return everything in order."""
-        return [*self.before, Call(function, tuple(self.args)), *self.after]
+        return [*self.before, ExternalCall(function, tuple(self.args)), *self.after]
 
 
 def over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:

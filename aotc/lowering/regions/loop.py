@@ -13,8 +13,8 @@ from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.nests import (
-    Axis,
     Emit,
+    NestAxis,
     addresses,
     coefficient,
     grid_loop,
@@ -51,7 +51,7 @@ def lower_loop(function: Function, target: Target) -> Kernel:
 
 
 def loops_over(
-    b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]
+    b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and the loops over the axes ``merged``, as :data:`_GRIDS` has them for the target.
 
@@ -65,7 +65,7 @@ def loops_over(
 
 
 def _threads(
-    b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]
+    b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
     """One thread per element."""
     return grid_loop(
@@ -73,7 +73,7 @@ def _threads(
     )
 
 
-def _items(b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]) -> tuple[Dim, tuple[Stmt, ...]]:
+def _items(b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]) -> tuple[Dim, tuple[Stmt, ...]]:
     """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
     outer, inner = split_grid(merged, ITEM_WORK)
     last = inner[-1]
@@ -109,7 +109,7 @@ def _items(b: RegionBuilder, merged: list[Axis], emit: Emit, trial: list[Stmt]) 
 _GRIDS = {"cpu": _items, "cuda": _threads}
 
 
-def _rows_of_items(b: RegionBuilder, outer: list[Axis], inner: list[Axis]) -> tuple[Axis, int] | None:
+def _rows_of_items(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis]) -> tuple[NestAxis, int] | None:
     """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
     work = product(a.extent for a in inner) * _work_of_element(b)
     if not outer or outer[-1].extent == 1 or not isinstance(work, int) or not 0 < work <= ITEM_WORK // 2:
@@ -126,7 +126,7 @@ def _work_of_element(b: RegionBuilder) -> Dim:
     return work
 
 
-def _cuts(space: Index, axis: Axis, trial: list[Stmt]) -> list[int]:
+def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
     """Return where tests on the innermost loop change their answer, ends included (empty: nowhere)."""
     innermost = axis_of(space[axis.members[0]])
     if len(axis.members) != 1 or not isinstance(axis.extent, int) or innermost is None:
@@ -164,7 +164,7 @@ def _window(b: RegionBuilder, e: Elements, op: Op, at: Index) -> list[Scalar]:
     for acc, init in zip(accs, inits, strict=True):
         e.block += [Alloc(acc), Store(acc, (), init)]
     outer = e.block
-    axes = [Axis((d,), a["window"][d], b.fresh("w")) for d in range(rank) if a["window"][d] != 1]
+    axes = [NestAxis((d,), a["window"][d], b.fresh("w")) for d in range(rank) if a["window"][d] != 1]
 
     def emit(block: list[Stmt], syms: list[Dim]) -> None:
         e.enter(block)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
-from aotc.ir.loop_ir import Alloc, Apply, Call, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
+from aotc.ir.loop_ir import Alloc, Apply, ExternalCall, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.anchors import axis_of, loop_name
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -17,7 +17,7 @@ UNROLL_LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class NestAxis:
     """A loop axis: consecutive axes of the space, run as one loop of ``extent``."""
 
     members: tuple[int, ...]
@@ -44,7 +44,7 @@ def addresses(body: Iterable[Stmt]) -> list[Dim]:
                 found += [begin, end]
             case Alloc(buffer=buffer):
                 found += buffer.shape
-            case Call(args=places):
+            case ExternalCall(args=places):
                 found += [linearize(index, buffer.shape) for buffer, index in places]
     while stack:
         match stack.pop():
@@ -105,13 +105,13 @@ def mergeable(
     return groups
 
 
-def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[Axis]:
+def make_axes(shape: Sequence[Dim], groups: Sequence[tuple[int, ...]], prefix: str = "j") -> list[NestAxis]:
     """Return the loop axes for groups of axes of ``shape``."""
     names = [loop_name(g[0]) if len(g) == 1 else f"{prefix}{g[0]}" for g in groups]
-    return [Axis(g, product(shape[k] for k in g), name) for g, name in zip(groups, names, strict=True)]
+    return [NestAxis(g, product(shape[k] for k in g), name) for g, name in zip(groups, names, strict=True)]
 
 
-def place(space: Index, shape: Sequence[Dim], axes: Sequence[Axis], symbols: Sequence[Dim]) -> Index:
+def place(space: Index, shape: Sequence[Dim], axes: Sequence[NestAxis], symbols: Sequence[Dim]) -> Index:
     """Return ``space`` with the loop symbols of ``axes`` put in for its own."""
     at = list(space)
     for axis, s in zip(axes, symbols, strict=True):
@@ -121,7 +121,7 @@ def place(space: Index, shape: Sequence[Dim], axes: Sequence[Axis], symbols: Seq
 
 
 def serial(
-    axes: Sequence[Axis],
+    axes: Sequence[NestAxis],
     symbols: list[Dim],
     emit: Callable[[list[Stmt], list[Dim]], None],
     block: list[Stmt],
@@ -138,13 +138,13 @@ def serial(
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 
 
-def split_grid(axes: Sequence[Axis], work: int) -> tuple[list[Axis], list[Axis]]:
+def split_grid(axes: Sequence[NestAxis], work: int) -> tuple[list[NestAxis], list[NestAxis]]:
     """Split ``axes`` into the grid and the loops of one grid item.
 
     The trailing axes go into the item until it has ``work`` elements; a symbolic
     extent ends an item once it is in.
     """
-    inner: list[Axis] = []
+    inner: list[NestAxis] = []
     outer = list(axes)
     size = 1
     while outer:
@@ -161,7 +161,9 @@ def split_grid(axes: Sequence[Axis], work: int) -> tuple[list[Axis], list[Axis]]
 
 
 def grid_loop(
-    outer: Sequence[Axis], chunk: tuple[Axis, int] | None, emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None]
+    outer: Sequence[NestAxis],
+    chunk: tuple[NestAxis, int] | None,
+    emit: Callable[[list[Stmt], list[Dim], Dim, Dim], None],
 ) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid size and the parallel loop.
 

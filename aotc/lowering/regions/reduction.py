@@ -11,7 +11,7 @@ from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, provide
 from aotc.lowering.regions.loop import ITEM_WORK
-from aotc.lowering.regions.nests import Axis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
+from aotc.lowering.regions.nests import NestAxis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
 from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -72,14 +72,14 @@ class Rows:
         grid, body = grid_loop(outer, None, item)
         return b.kernel(grid, body, b.cost())
 
-    def _split(self, axes: list[Axis]) -> tuple[list[Axis], list[Axis]]:
+    def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
         """Return the axes of the grid, and those of the rows of one item: several if a row is short."""
         work = product(a.extent for a in self.inner)
         if axes and isinstance(work, int) and work < SHORT_ROW:
             return split_grid(axes, max(ITEM_WORK // max(work, 1), 1))
         return axes, []
 
-    def _inner_axes(self) -> list[Axis]:
+    def _inner_axes(self) -> list[NestAxis]:
         """Merge the reduced axes as far as all addresses of the body allow."""
         b = self.b
         trial: list[Stmt] = []

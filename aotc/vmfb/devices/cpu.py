@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.arena import Arena, ArenaPool
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
-from aotc.vmfb.constants import Constants, load_constants
+from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
@@ -39,7 +39,9 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
-from aotc.vmfb.trace import Tracer
+
+if TYPE_CHECKING:
+    from aotc.vmfb.trace import Tracer
 
 ARENAS = ArenaPool()
 
@@ -102,7 +104,7 @@ class CpuExecutable:
         executor = native.load_executor(bundle, variant.get("executor"))
         self._run = executor.aotc_run
         self._pool = native.worker_pool(executor, threads - 1)
-        self._constants: Constants = load_constants(bundle, variant.get("constants"))
+        self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
         self._lapack: Lapack | None = None
@@ -172,7 +174,7 @@ class CpuExecutable:
     ) -> Callable[[], None]:
         """Return the call that runs one command of a command buffer, whatever it comes after."""
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
-        alone = command._replace(kernel=kernel, predecessors=0, successors=())
+        alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode([Graph([alone], state=0, serial=True)]), np.int64)
         run = self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch)
 
@@ -341,6 +343,8 @@ class CpuSession:
 
     def tracer(self, folder: str, where: str) -> Tracer:
         """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
+        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
+
         return Tracer(self._executable, self._slots, self._scratch, folder, where)
 
     def submit(self, number: int, parameters: list[int]) -> None:

@@ -22,9 +22,10 @@ from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import load_buffers
-from aotc.vmfb.devices.cuda_program import Memory, Program
+from aotc.vmfb.devices.cuda_program import CudaMemory, CudaProgram
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.limits import MAX_THREADS
 from aotc.vmfb.pointers import address_of
 
 
@@ -73,7 +74,7 @@ def open_executable(
 def _check_kernels(bundle: Bundle, variant: dict[str, Any]) -> None:
     for kernel in variant["kernels"]:
         fits = len(kernel.get("image", ())) == 2 and "inputs" in kernel and "symbol" in kernel
-        if not fits or not 0 < kernel.get("threads", 0) <= 1024 or kernel.get("items", 0) < 1:
+        if not fits or not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
     if variant["kernels"] and "cubin" not in variant:
         raise BundleError(bundle.where, "the variant has kernels but no cubins")
@@ -118,7 +119,7 @@ class CudaExecutable:
         self.functions = self._load_functions(bundle)
         self.constants, self._constant_bytes = self._upload_constants(bundle)
         self.bytes = self._constant_bytes
-        self._memories: list[Memory] = []
+        self._memories: list[CudaMemory] = []
 
     def _load_functions(self, bundle: Bundle) -> list[Any]:
         if not self.kernels:
@@ -147,9 +148,9 @@ class CudaExecutable:
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs ``plan`` on argument and result arrays."""
-        memory = Memory(self, Slots(plan.arguments, len(plan.results)))
+        memory = CudaMemory(self, Slots(plan.arguments, len(plan.results)))
         self._memories.append(memory)
-        programs: list[Program] = []
+        programs: list[CudaProgram] = []
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             with self.lock:
@@ -157,7 +158,7 @@ class CudaExecutable:
                 if not memory.ready:
                     sizes = [x.nbytes for x in (*arrays, *results)]
                     memory.reserve([*sizes, plan.arena])
-                    programs[:] = [Program(self, memory, self.buffers[n], values) for n, values in plan.submissions]
+                    programs[:] = [CudaProgram(self, memory, self.buffers[n], values) for n, values in plan.submissions]
                 for slot, x in enumerate(arrays):
                     self.gpu.upload(memory.slots[slot], address_of(x), x.nbytes)
                 for program in programs:
@@ -201,7 +202,7 @@ class CudaSession:
         self._executable = executable
         executable.lock.acquire()
         executable.gpu.enter()
-        self._memory = Memory(executable, layout)
+        self._memory = CudaMemory(executable, layout)
         self._arena_slot = layout.arena
         self._arrays: dict[int, np.ndarray] = {}
 
@@ -226,7 +227,7 @@ class CudaSession:
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
         nodes = self._executable.buffers[number]
-        Program(self._executable, self._memory, nodes, parameters, record=False).run()
+        CudaProgram(self._executable, self._memory, nodes, parameters, record=False).run()
         for slot in self._executable.writes[number] & self._arrays.keys():
             array = self._arrays[slot]
             self._executable.gpu.download(address_of(array), self._memory.slots[slot], array.nbytes)

@@ -8,11 +8,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, While, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.errors import VmError
-
-MAX_BLOCKS = (1 << 31) - 1
+from aotc.vmfb.limits import MAX_BLOCKS
 
 Step: TypeAlias = Callable[[], None]
 
@@ -43,7 +42,7 @@ class Loaded(Protocol):
     where: str
 
 
-class Memory:
+class CudaMemory:
     """The pointer table of a call: addresses on the GPU, and the graphs that were made for them."""
 
     def __init__(self, executable: Loaded, layout: Slots) -> None:
@@ -84,7 +83,7 @@ class Memory:
         self.ready = False
 
 
-class Program:
+class CudaProgram:
     """A command buffer with its parameters and addresses put in.
 
     Graphs are recorded once; ``record=False`` runs their commands directly, for a
@@ -92,7 +91,12 @@ class Program:
     """
 
     def __init__(
-        self, executable: Loaded, memory: Memory, nodes: Sequence[Node], parameters: Sequence[int], record: bool = True
+        self,
+        executable: Loaded,
+        memory: CudaMemory,
+        nodes: Sequence[Node],
+        parameters: Sequence[int],
+        record: bool = True,
     ) -> None:
         self._executable, self._memory, self._parameters, self._record = executable, memory, parameters, record
         self._keep: list[Any] = []
@@ -117,7 +121,7 @@ class Program:
             match node:
                 case Graph():
                     steps.append(self._graph(node))
-                case While():
+                case WhileNode():
                     steps.append(self._while(node))
                 case Case():
                     steps.append(self._case(node))
@@ -171,7 +175,7 @@ class Program:
 
         return read
 
-    def _while(self, node: While) -> Step:
+    def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
         read = self._read(node.place, 1)
 

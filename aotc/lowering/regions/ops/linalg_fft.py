@@ -24,7 +24,7 @@ SIDE_BY_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class FftStage:
     """One pass: ``radix`` inputs ``m`` apart, ``s`` results of earlier stages side by side, first twiddle."""
 
     radix: int
@@ -33,7 +33,7 @@ class Stage:
     table: int
 
 
-def stages(radices: tuple[int, ...]) -> list[Stage]:
+def stages(radices: tuple[int, ...]) -> list[FftStage]:
     """Return the passes for ``radices``."""
     n, s, table = 1, 1, 0
     for radix in radices:
@@ -41,7 +41,7 @@ def stages(radices: tuple[int, ...]) -> list[Stage]:
     passes = []
     for radix in radices:
         n //= radix
-        passes.append(Stage(radix, n, s, table))
+        passes.append(FftStage(radix, n, s, table))
         table += (radix - 1) * n if n > 1 else 0
         s *= radix
     return passes
@@ -89,7 +89,7 @@ class _Dft:
             body += self._stage(stage, number, number == len(steps) - 1)
         return self.b.grid(self.rows.items, body, product(self.x.shape) * 5 * max(self.n.bit_length() - 1, 1))
 
-    def _stage(self, stage: Stage, number: int, last: bool) -> list[Stmt]:
+    def _stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
         """Loop over ``t``, ``q`` and the block; the longest of them that lies side by side is innermost."""
         loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
         if self.rows.block == 1 and stage.s < SIDE_BY_SIDE:
@@ -106,7 +106,7 @@ class _Dft:
             inner.append(For(name, begin, end, tuple(block)))
         return nest(loops, inner)
 
-    def _butterfly(self, e: Elements, stage: Stage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
+    def _butterfly(self, e: Elements, stage: FftStage, number: int, last: bool, at: tuple[Dim, Dim, Dim]) -> None:
         t, q, v = at
         make = Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
         inputs = [self._read(e, number, q + stage.s * (t + stage.m * j), v) for j in range(stage.radix)]
@@ -116,7 +116,7 @@ class _Dft:
                 value = make.times(value, self._twiddle(e, stage, k, t))
             self._write(e, number, last, q + stage.s * (stage.radix * t + k), v, value)
 
-    def _twiddle(self, e: Elements, stage: Stage, k: int, t: Dim) -> Pair:
+    def _twiddle(self, e: Elements, stage: FftStage, k: int, t: Dim) -> Pair:
         place = stage.table + (k - 1) * stage.m + t
         return e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))
 

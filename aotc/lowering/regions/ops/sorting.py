@@ -6,7 +6,8 @@ Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
-from aotc.ir.loop_ir import PRIVATE_BYTES, Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt, Store, While
+from aotc.ir.limits import PRIVATE_BYTES
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.sort_keys import sort_keys

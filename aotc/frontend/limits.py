@@ -1,0 +1,33 @@
+"""Thresholds of the frontend. Each has its unit, why it is there, and where its value is from."""
+
+from __future__ import annotations
+
+SIZE_ELEMENTS = 8
+"""unit: elements of an integer argument
+why: so short a one may hold sizes of shapes: its elements get symbols
+from: chosen, not measured
+"""
+
+SHAPE_ELEMENTS = 64
+"""unit: elements of an integer tensor
+why: so small a one may be a shape, or what one is computed from: its elements are followed as dims
+from: chosen, not measured; shapes have a few dims
+"""
+
+FRAMES_OF_A_CALL = 12
+"""unit: frames of Python's stack per function of the model
+why: a callee is imported when a call needs it, by recursion
+from: chosen, not measured
+"""
+
+OWN_BYTES = 1 << 16
+"""unit: bytes of a constant
+why: a larger one stays in MLIR's memory and keeps that alive, a smaller one is copied out of it
+from: chosen, not measured
+"""
+
+I32_TERMS = 1 << 16
+"""unit: terms of a sum of products of 8-bit integers, less their zero points
+why: so many, at most 255 * 128 each, fit into i32; longer sums are computed in floating point
+from: reasoning: 2**16 * 255 * 128 is less than 2**31
+"""

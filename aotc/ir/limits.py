@@ -1,0 +1,27 @@
+"""Thresholds of the IRs: of their texts and of what checks them. Each has its unit, why, and where it is from."""
+
+from __future__ import annotations
+
+PRIVATE_BYTES = 2048
+"""unit: bytes of a private buffer
+why: the largest that lowering puts on a thread's stack; larger ones are scratch
+from: chosen, not measured
+"""
+
+INLINE_ELEMENTS = 16
+"""unit: elements of a constant
+why: so many are written out in the text, more stand beside it under a digest
+from: chosen, not measured
+"""
+
+FINDINGS = 20
+"""unit: findings of one check
+why: more are left out: the first ones explain the rest
+from: chosen, not measured
+"""
+
+SAMPLES = 3
+"""unit: assignments of sizes to symbols
+why: a program with symbols is checked under so many; overlaps that hold for one only show in another
+from: chosen, not measured
+"""

@@ -1,0 +1,151 @@
+"""Where a formula switches from one form to another. Each has its unit, why, and where its value is from.
+
+A pair is (in 32 bits, in 64 bits). On both sides of every point the error is that of ``MAX_ULP``, which tests check on
+the whole range. ``x`` is the function's argument.
+"""
+
+from __future__ import annotations
+
+LARGE_ANGLE = 2.0**44
+"""unit: x of sin, cos, tan
+why: beyond, the rounding of x * 2/pi may miss the nearest quadrant, and a function of many words is called
+from: chosen, not measured; the bits that a double has left for the fraction of a turn are then few
+"""
+
+ATAN_UPPER = 0.66
+"""unit: quotient of the sides in atan2
+why: above, the angle is measured from pi/4, where the polynomial converges
+from: Cephes, atan.c
+"""
+
+EXP_LOW = (-104.0, -746.0)
+"""unit: x of exp
+why: below, the result is 0, and the scale 2**n would leave its range
+from: the logarithm of the least subnormal, rounded down
+"""
+
+EXP_HIGH = (88.9, 709.9)
+"""unit: x of exp
+why: above, the result is infinite, and the scale 2**n would leave its range
+from: the logarithm of the largest number, rounded up
+"""
+
+EXPM1_SERIES = 1e-5
+"""unit: |x| of expm1
+why: below, three terms of the series are exact, where Kahan's form may divide 0 by 0
+from: reasoning: the fourth term is less than 2**-53 of the first
+"""
+
+EXPM1_LOW = -40.0
+"""unit: x of expm1
+why: below, the result rounds to -1, while exp(x) - 1 leaves nothing to divide out
+from: reasoning: exp(-40) is less than 2**-57
+"""
+
+EXPM1_HIGH = 700.0
+"""unit: x of expm1
+why: above, exp(x) - 1 is exp(x), and Kahan's product would overflow
+from: reasoning: x * exp(x) overflows from 704 on
+"""
+
+LOG1P_SERIES = 1e-5
+"""unit: |x| of log1p
+why: below, three terms of the series are exact, where Kahan's form may divide 0 by 0
+from: reasoning: the fourth term is less than 2**-50 of the first
+"""
+
+TANH_ONE = (9.0, 22.0)
+"""unit: |x| of tanh
+why: above, the result rounds to 1
+from: reasoning: 1 - tanh(x) is 2 exp(-2x), about half a step below 1 (32 bits), far less (64 bits)
+"""
+
+TANH_CLAMP = 7.90531110763549805
+"""unit: |x| of tanh in 32 bits
+why: above, the rational function would leave 1
+from: Eigen, generic_fast_tanh_float
+"""
+
+TANH_LINEAR = 0.0004
+"""unit: |x| of tanh in 32 bits
+why: below, tanh(x) rounds to x, and the products of the rational function to 0
+from: Eigen, generic_fast_tanh_float
+"""
+
+ERF_CLAMP = 4.0
+"""unit: |x| of erf in 32 bits
+why: above, the result rounds to 1 and the rational function would leave it
+from: Eigen, generic_fast_erf_float
+"""
+
+ERF_NEAR = 0.84375
+"""unit: |x| of erf and erfc in 64 bits
+why: below, erf is computed, above erfc: either loses digits on the other side
+from: fdlibm, s_erf.c
+"""
+
+ERF_MIDDLE = 1.25
+"""unit: |x| of erfc in 64 bits
+why: below, a rational function about 1, above an exponential times one of 1 / x**2
+from: fdlibm, s_erf.c
+"""
+
+ERF_FAR = 1.0 / 0.35
+"""unit: |x| of erfc in 64 bits
+why: another rational function of 1 / x**2 on either side
+from: fdlibm, s_erf.c
+"""
+
+ERF_ONE = 6.0
+"""unit: |x| of erf, -x of erfc in 64 bits
+why: above, 1 - erf(x) is less than half a step below 1 (of 2, for erfc)
+from: fdlibm, s_erf.c
+"""
+
+ERFC_ZERO = 28.0
+"""unit: x of erfc in 64 bits
+why: above, the result is 0: less than half of the least subnormal
+from: fdlibm, s_erf.c
+"""
+
+ERF_INV_TAIL = 5.0
+"""unit: w = -log(1 - x**2) of erf_inv
+why: another polynomial on either side
+from: Giles, "Approximating the erfinv function"
+"""
+
+ERF_INV_NEWTON = 0.5
+"""unit: |x| of erf_inv
+why: below, the Newton steps measure erf, above erfc: either loses digits on the other side
+from: reasoning
+"""
+
+ERF_INV_LINEAR = 1e-9
+"""unit: |x| of erf_inv
+why: below, the result is x * sqrt(pi) / 2, and the polynomial's own error would show
+from: reasoning: the cubic term is less than 2**-53 of the first
+"""
+
+POW_USUAL = 745.0
+"""unit: |y log x| of pow
+why: above, the result is 0 or infinite, and the correction of its last digits would be NaN
+from: the logarithm of the least subnormal
+"""
+
+POW_ODD = 2.0**53
+"""unit: |y| of pow
+why: from here on all numbers are even
+from: the 53 bits of a double's significand
+"""
+
+REM_STEPS = 6
+"""unit: steps of rem, of 52 bits of the quotient each
+why: enough for any two numbers of 32 bits
+from: reasoning: a quotient of two f32 has at most 277 bits
+"""
+
+LOG1P_NEAR = 0.5
+"""unit: |re z| and |im z| of the complex log1p
+why: below, |1 + z|**2 - 1 is computed without cancellation, above |1 + z|
+from: chosen, not measured
+"""

@@ -1,0 +1,27 @@
+"""Thresholds of the runtime. Each has its unit, why it is there, and where its value is from."""
+
+from __future__ import annotations
+
+EAGER_BYTES = 4 << 20
+"""unit: bytes of a segment
+why: up to so many are compared with their sha256 at load, larger ones when asked, so that weights stay unread
+from: chosen, not measured
+"""
+
+PLANS = 64
+"""unit: tuples of argument shapes
+why: so many plans does a function remember; the oldest goes first
+from: chosen, not measured
+"""
+
+MAX_BLOCKS = (1 << 31) - 1
+"""unit: blocks of a grid in x
+why: a launch of more fails in the driver; ours says which kernel it was
+from: CUDA C++ Programming Guide, technical specifications per compute capability
+"""
+
+MAX_THREADS = 1024
+"""unit: threads of a block
+why: as MAX_BLOCKS; a bundle that names more is refused at load
+from: CUDA C++ Programming Guide, technical specifications per compute capability
+"""

@@ -1,0 +1,112 @@
+"""A threshold has a unit, says why it is there and where its value is from: it stands in a table of thresholds."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ir
+
+ROOT = Path(__file__).parents[2]
+TABLES = sorted((ROOT / "aotc").rglob("limits.py"))
+ROW = re.compile(r"unit: \S.*\nwhy: \S.*\nfrom: \S.*\n")
+
+# Files whose numbers are no thresholds: the contracts of a format, and facts of ops.
+FORMATS = ("aotc/vmfb/abi.py", "aotc/vmfb/isa.py", "aotc/ir/opset")
+
+# Lowering's thresholds: to be emptied when its table has all of them.
+NOT_YET = ("aotc/lowering",)
+
+# Constants that decide nothing by size: (file, name), and what they are.
+OTHER = {
+    ("aotc/frontend/importers/random.py", "GOLDEN"): "a number of the algorithm",
+    ("aotc/frontend/quantized/products.py", "U8_SHIFT"): "the distance of u8 from i8",
+    ("aotc/ir/program_verify.py", "_STRIDES"): "primes that tell symbols apart",
+    ("aotc/ir/program_verify.py", "_NOBODY"): "a mark",
+    ("aotc/kernels/cpu/atomics.py", "FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE"): "Linux",
+    ("aotc/kernels/cpu/executor.py", "POOL_WORDS"): "the layout of the pool's memory",
+    ("aotc/kernels/cpu/executor.py", "ALL"): "a mark: wake everybody",
+    ("aotc/kernels/cpu/tile_function.py", "LINE"): "bytes of a cache line",
+    ("aotc/kernels/cuda/emit.py", "SHARED"): "LLVM's number of an address space",
+    ("aotc/kernels/emit/small_float.py", "_MANTISSA, _BIAS"): "the format of f32",
+    ("aotc/kernels/emit/small_float.py", "_MAGNITUDE, _INFINITY, _NAN"): "the format of f32",
+    ("aotc/kernels/formulas/erf.py", "_HIGH_WORD"): "a mask",
+    ("aotc/kernels/formulas/large_angles.py", "_AHEAD"): "the layout of the table of digits",
+    ("aotc/kernels/formulas/large_angles.py", "_WORDS"): "the layout of the table of digits",
+    ("aotc/kernels/formulas/math.py", "LN2_HIGH, LN2_LOW"): "log 2 in two words",
+    ("aotc/vmfb/arguments.py", "GOOD_FLAGS"): "NumPy's flags",
+    ("aotc/vmfb/bundle.py", "VERSION"): "the format of a bundle",
+    ("aotc/vmfb/bundle.py", "FORMAT"): "the format of a bundle",
+    ("aotc/vmfb/bundle.py", "ALIGNMENT"): "the format of a bundle",
+    ("aotc/vmfb/devices/driver.py", "_MAJOR, _MINOR"): "CUDA's numbers",
+    ("aotc/vmfb/devices/driver.py", "_NON_BLOCKING, _THREAD_LOCAL"): "CUDA's numbers",
+    ("aotc/vmfb/devices/driver.py", "_OUT_OF_MEMORY"): "CUDA's numbers",
+    ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
+    ("cli/native_code.py", "_PROGBITS, _RELA, _DYNSYM"): "the format of ELF",
+    ("cli/native_code.py", "_EXECUTABLE"): "the format of ELF",
+    ("cli/native_code.py", "_RELATIVE"): "the format of ELF",
+    ("cli/native_code.py", "_ABSOLUTE"): "the format of ELF",
+    ("cli/tables.py", "_GAP"): "what rich draws",
+}
+COEFFICIENTS = "aotc/kernels/formulas/"  # tuples of them, and erf's constant term, are no thresholds
+
+
+def is_number(node):
+    """Is an expression a number, or arithmetic on numbers and constants, or a tuple of such?"""
+    match node:
+        case ast.Constant(value=value):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case ast.UnaryOp(operand=operand):
+            return is_number(operand)
+        case ast.BinOp(left=left, right=right):
+            return all(is_number(x) or (isinstance(x, ast.Name) and x.id.isupper()) for x in (left, right))
+        case ast.Tuple(elts=[*elements]):
+            return bool(elements) and all(map(is_number, elements))
+        case ast.Call(func=ast.Name(id="int" | "float" | "min" | "max"), args=[*arguments]):
+            return all(map(is_number, arguments))
+    return False
+
+
+def constants(path):
+    """The names of a file's constants that are numbers, with what stands after each."""
+    body = ast.parse(path.read_text()).body
+    for statement, after in zip(body, [*body[1:], None]):
+        match statement:
+            case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=value):
+                name = ast.unparse(target).strip("()")
+                if name.replace(", ", "").isupper() and is_number(value):
+                    yield name, value, after
+
+
+def comment(after):
+    """The text of a statement that is a text."""
+    match after:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return text
+    return ""
+
+
+def test_a_threshold_stands_in_a_table():
+    wrong = []
+    for path in sorted(p for folder in ("aotc", "cli") for p in (ROOT / folder).rglob("*.py") if p not in TABLES):
+        file = str(path.relative_to(ROOT))
+        if not file.startswith((*FORMATS, *NOT_YET)):
+            for name, value, _ in constants(path):
+                coefficients = file.startswith(COEFFICIENTS) and (isinstance(value, ast.Tuple) or name == "_ERX")
+                if (file, name) not in OTHER and not coefficients:
+                    wrong.append(f"{file}: {name}")
+    assert not wrong, "put it into the nearest limits.py, or say in OTHER what it is"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_row_has_a_unit_a_reason_and_a_source(path):
+    tree = ast.parse(path.read_text())
+    rows = list(constants(path))
+    assert [name for name, _, after in rows if not ROW.fullmatch(comment(after))] == []
+    assert len(tree.body) == 2 + 2 * len(rows), "a table has a docstring, the import of annotations, and rows"
+
+
+def test_the_list_of_others_is_not_longer_than_needed():
+    for file, name in OTHER:
+        assert name in [n for n, _, _ in constants(ROOT / file)], f"{file} has no {name}"
