@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aotc
+from aotc.vmfb.module import LoadedModule
 from support.programs.values import EPS, Program
 
 LEVELS = [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
@@ -50,7 +51,7 @@ def close(got: Any, want: Any, factor: float = 1.0) -> None:
         np.testing.assert_allclose(a.astype(wide), b.astype(wide), rtol=tolerance, atol=tolerance * scale)
 
 
-def load(function: Callable[..., Any], args: Sequence[Any], level: int, threads: int = 2) -> aotc.Module:
+def load(function: Callable[..., Any], args: Sequence[Any], level: int, threads: int = 2) -> LoadedModule:
     """Compile ``function`` for ``args`` at an optimization level and load it."""
     return aotc.load(aotc.compile(jax.jit(function), *args, opt_level=level, verify_each=True), threads=threads)
 
