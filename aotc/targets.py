@@ -36,8 +36,6 @@ class Target:
         Data cache bytes of one core.
     shared_memory : int
         Bytes of shared memory that a CUDA block may have.
-    loop_flops : int
-        A loop of at most so many operations an iteration runs inside one kernel.
     """
 
     name: str
@@ -51,7 +49,6 @@ class Target:
     l1: int = 32 << 10
     l2: int = 1 << 20
     shared_memory: int = 0
-    loop_flops: int = 1 << 15
 
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
@@ -80,8 +77,8 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        Target("cuda:sm_80", "cuda", "sm_80", shared_memory=163 << 10, loop_flops=1 << 11),
-        Target("cuda:sm_90", "cuda", "sm_90", shared_memory=227 << 10, loop_flops=1 << 11),
+        Target("cuda:sm_80", "cuda", "sm_80", shared_memory=163 << 10),
+        Target("cuda:sm_90", "cuda", "sm_90", shared_memory=227 << 10),
     )
 }
 

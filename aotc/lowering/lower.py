@@ -80,7 +80,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     every: dict[str, Kernel] = {}
     for name, function in public.items():
         with during(f"assigning storage of @{name}"):
-            steps[name] = bufferize(function, module, {**kernels, **every}, constants, target.loop_flops)
+            steps[name] = bufferize(function, module, {**kernels, **every}, constants, target.kind)
             every |= steps[name].kernels  # the loops of the next function that become kernels need other names
             if options.verify_each:
                 verify.after_bufferize(steps[name], function, module.functions)

@@ -4,7 +4,14 @@ import pytest
 
 from aotc.ir.dims import sym
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.cost import STREAM_ROWS, TINY_FLOPS, conv_strategy, is_tiny, matmul_strategy, streams
+from aotc.lowering.analysis.cost_products import (
+    STREAM_ROWS,
+    TINY_FLOPS,
+    conv_strategy,
+    is_tiny,
+    matmul_strategy,
+    streams,
+)
 from aotc.lowering.analysis.tiling import BLOCKS, SKINNY, best_block, in_place_cols
 from aotc.lowering.passes.pack_contractions import form_of
 from aotc.targets import resolve
@@ -18,9 +25,9 @@ STRATEGIES = {
     "unaligned-columns": ((128, 64, 70), "f32", False, False, "packed"),
     "large-right-operand": ((128, 512, 768), "f32", False, False, "packed"),
     "small-right-operand": ((128, 64, 96), "f32", False, False, "in_place"),
-    "few-rows": ((STREAM_ROWS, 512, 768), "f32", False, False, "in_place"),
-    "few-rows-by-columns": ((STREAM_ROWS, 512, 768), "f32", True, True, "dots"),
-    "rows-by-columns": ((STREAM_ROWS + 1, 512, 768), "f32", True, True, "packed"),
+    "few-rows": ((STREAM_ROWS.value, 512, 768), "f32", False, False, "in_place"),
+    "few-rows-by-columns": ((STREAM_ROWS.value, 512, 768), "f32", True, True, "dots"),
+    "rows-by-columns": ((STREAM_ROWS.value + 1, 512, 768), "f32", True, True, "packed"),
     "any-rows": ((B, 64, 96), "f32", False, False, "in_place"),
     "any-columns": ((128, 64, B), "f32", False, False, "loops"),
     "any-terms": ((128, B, 96), "f32", False, False, "in_place"),
@@ -61,11 +68,11 @@ def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
 
 
 def test_an_unknown_size_is_large():
-    assert streams(STREAM_ROWS)
-    assert not streams(STREAM_ROWS + 1)
+    assert streams(STREAM_ROWS.value)
+    assert not streams(STREAM_ROWS.value + 1)
     assert not streams(B)
-    assert is_tiny((1, 1), TINY_FLOPS // 2)
-    assert not is_tiny((1, 1), TINY_FLOPS // 2 + 1)
+    assert is_tiny((1, 1), TINY_FLOPS.value // 2)
+    assert not is_tiny((1, 1), TINY_FLOPS.value // 2 + 1)
     assert not is_tiny((1, B), 1)
     assert is_tiny((0, B), 1)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
 
 
 def constant_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
@@ -26,7 +27,7 @@ def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
     value = op.attrs["value"]
     if value.ndim == 0:
         return value
-    if 0 < value.size <= 64:
+    if value.size and SPLAT_ELEMENTS.holds(value.size):
         raw = np.ascontiguousarray(value).reshape(value.size, 1).view(np.uint8)
         if (raw == raw[0]).all():
             return value.reshape(-1)[0].reshape(())

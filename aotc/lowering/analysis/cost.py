@@ -1,86 +1,293 @@
-"""Lowering's decisions by size: each is made by one function, which passes and regions ask.
+"""Lowering's decisions by size, its sizes of blocks and its estimates of work: one row each.
 
-A threshold has a unit, and says why it is there.
+A :class:`Limit` decides and is asked by :meth:`Limit.holds` only, so that a test can see both of its answers. A
+:class:`BlockSize` says how much is done at a time, an :class:`Estimate` what a unit of work counts for. What is chosen
+is handed on in attributes of ops and in kernels; nobody decides the same thing a second time.
+
+Bounds of the compiler's own time (sweeps, look-back, recursion) are no decisions about the program and stand where
+they are spent; so do a byte's 256 values and the like, which no measurement could change. The runtime and the formulas
+of kernels have tables of their own. ``measured`` says where a value comes from; most were chosen by reasoning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from aotc.lowering.analysis import cost_products, cost_work
+from aotc.lowering.analysis.cost_row import BlockSize, Limit, rows_in
 
-from aotc.ir.dims import Dim, product
-from aotc.ir.tensor_ir import Op
-from aotc.targets import Target
-from aotc.vmfb.dtypes import size_of
+# fmt: off
+# --- fusion --------------------------------------------------------------------
 
-STREAM_ROWS = 4
-"""Rows of a product. Up to so many, all sums of a wide tile fit into registers, so that the right operand passes by
-once; its memory bandwidth, not arithmetic, then bounds the product."""
+REGION_OPS = Limit(
+    "region_ops", 96, "ops of a region",
+    "chosen, not measured: lowering recurses over a region's ops (decision 28), and LLVM's time grows with its size",
+)
+REGION_BUFFERS = Limit(
+    "region_buffers", 40, "buffers that a region reads",
+    "chosen, not measured: a kernel keeps the addresses of all its buffers in registers or spills them",
+)
+REPEATED_MOVES = Limit(
+    "repeated_moves", 16, "movements in a row",
+    "chosen, not measured: all are composed again into the index of every reader, by recursion (decision 28)",
+)
+STRIDED_BYTES = Limit(
+    "strided_bytes", (1 << 14) - 1, "bytes of a transpose that moves the last dim",
+    "chosen, not measured: half of a first-level cache of 32 KiB; what is larger is read with a miss per element",
+)
+REPEATED_WORK = Limit(
+    "repeated_work", 4, "scalar operations per element that a reader repeats, below -O3",
+    "chosen, not measured: about what storing and loading the element would cost",
+)
+REPEATED_WORK_O3 = Limit(
+    "repeated_work_o3", 16, "scalar operations per element that a reader repeats, at -O3",
+    "chosen, not measured: one dear operation (work 16 in the op table) may be repeated once",
+)
+STAGE_WORK = Limit(
+    "stage_work", 4, "scalar operations per element that each stage of a row repeats",
+    "chosen, not measured: dearer values are kept in a row of scratch memory (kept_work) and computed once",
+)
 
-TINY_FLOPS = 1 << 13
-"""Floating-point operations of a whole product. Up to so many, plain loops are done before packing, a tile and its
-epilogue's buffer would pay off."""
+# --- passes --------------------------------------------------------------------
 
-IN_PLACE_ELEMENTS = 1 << 16
-"""Elements of a right operand that is no constant. Up to so many it stays in a core's second-level cache, where rows
-are as good to read as panels, and packing it in every call would cost more than it saves."""
+HOISTED_BYTES = Limit(
+    "hoisted_bytes", 1 << 20, "bytes of a result moved out of a loop",
+    "chosen, not measured: a larger one would lie in memory during the whole loop instead of in a cache when needed",
+)
+LONG_SCAN = Limit(
+    "long_scan", (1 << 15) - 1, "elements of a scan done on one core",
+    "chosen, not measured: some ten microseconds of serial work, several claims of the scheduler",
+)
+FEW_SCANS = Limit(
+    "few_scans", 7, "blocks of scans beside each other that leave cores idle",
+    "chosen, not measured: 8 cores are common",
+)
+FEWEST_SCAN_PARTS = BlockSize(
+    "fewest_scan_parts", 16, "parts of a long scan, at least",
+    "chosen, not measured: two for each of 8 cores",
+)
+SCAN_PARTS = BlockSize(
+    "scan_parts", 64, "parts of a long scan, at most",
+    "chosen, not measured: the scan of the parts' ends is serial",
+)
+SCAN_LANES = BlockSize(
+    "scan_lanes", 256, "neighbouring scans of a grid item",
+    "chosen, not measured: their sums stay in the first-level cache and fill vectors",
+)
+SCAN_CHUNK = BlockSize(
+    "scan_chunk", 256, "elements of a chunk of a scan of unknown length",
+    "chosen, not measured: the square root of 65536; a known length takes its own root",
+)
+SHORT_SCAN = Limit(
+    "short_scan", 16, "elements of a scan done as windows",
+    "chosen, not measured: windows are independent and unrolled; the steps of a scan depend on each other",
+)
+WINDOW_TERMS = Limit(
+    "window_terms", 31, "elements of a window over several dims, done in one step",
+    "chosen, not measured: each step more goes through memory once more",
+)
+WINDOW_LENGTH = Limit(
+    "window_length", 63, "elements of a window over one dim, summed one by one",
+    "chosen, not measured: two scans and what joins them take several passes over memory",
+)
+WINDOW_OVERLAP = Limit(
+    "window_overlap", 15, "windows that an element lies in, each summing it again",
+    "chosen, not measured: two scans and what joins them take several passes over memory",
+)
+REDUCED_ELEMENTS = Limit(
+    "reduced_elements", (1 << 16) - 1, "elements of a reduction done in one step",
+    "chosen, not measured: some ten microseconds of work, as much as waking other cores costs",
+)
+ENOUGH_RESULTS = Limit(
+    "enough_results", (1 << 12) - 1, "results of a reduction that leave cores idle",
+    "chosen, not measured: 4096 columns are 32 grid items (reduced_columns)",
+)
+REDUCED_TERMS = Limit(
+    "reduced_terms", 255, "elements per result of a reduction done in one step",
+    "chosen, not measured: with fewer the partial results are a large part of the work",
+)
+REDUCTION_PARTS = BlockSize(
+    "reduction_parts", 64, "parts of a split reduction, at most",
+    "chosen, not measured: a few for each of 16 cores",
+)
+REDUCTION_EXTENT = Limit(
+    "reduction_extent", 4 * 64, "extent of a reduction's first dim that itself is the parts",
+    "chosen, not measured: four times reduction_parts; a longer one is cut into its divisors",
+)
+FEW_PARTS = Limit(
+    "few_parts", 3, "parts too few to split a reduction for",
+    "chosen, not measured: a second step costs a dispatch",
+)
+FEW_ROWS = Limit(
+    "few_rows", 7, "results of a reduction over trailing dims that leave cores idle",
+    "chosen, not measured: 8 cores are common",
+)
+FOLDED_BYTES = Limit(
+    "folded_bytes", 64 * 1024, "bytes of a folded result of any growth",
+    "chosen, not measured: so much does not fatten a bundle",
+)
+FOLDED_GROWTH = Limit(
+    "folded_growth", 2, "times the bytes that a folded result has of what it is made of",
+    "chosen, not measured: weights that are converted to wider floats are still folded",
+)
+FOLDED_BROADCAST = Limit(
+    "folded_broadcast", 1 << 8, "bytes of a folded broadcast",
+    "chosen, not measured: a kernel reads the operand of a broadcast as well as its result",
+)
+FOLDED_FLOPS = Limit(
+    "folded_flops", 10**9, "floating-point operations of a folded product",
+    "chosen, not measured: compile time; NumPy takes well below a second",
+)
+SPLAT_ELEMENTS = Limit(
+    "splat_elements", 64, "elements of a constant that are compared to see if one number fills it",
+    "chosen, not measured: compile time; weights are not worth a look",
+)
+DFT_POINTS = Limit(
+    "dft_points", 1 << 13, "points of a transform done in one piece",
+    "chosen, not measured: two buffers of 8192 complex numbers of f64 are 256 KiB, which fit a second-level cache",
+)
 
-Strategy = Literal["loops", "dots", "in_place", "packed"]
+# --- loops and rows ------------------------------------------------------------
 
+SCALAR_DEPTH = Limit(
+    "scalar_depth", 12, "scalar operations nested in an expression",
+    "chosen, not measured: deeper ones get a name, for the text's sake and the recursion's",
+)
+ITEM_ELEMENTS = BlockSize(
+    "item_elements", 1024, "elements of a grid item of trailing axes",
+    "chosen, not measured: about a microsecond of a core",
+)
+SHORT_ITEM = Limit(
+    "short_item", 512, "scalar operations of one step of the grid, of which an item takes several",
+    "chosen, not measured: half of item_elements, so that at least two fit",
+)
+CHUNK = BlockSize(
+    "chunk", 4096, "elements of a chunk of one long axis",
+    "chosen, not measured: 16 KiB of f32, half of a first-level cache of 32 KiB",
+)
+WHOLE_AXIS = Limit(
+    "whole_axis", 2 * 4096 - 1, "elements of an axis that is not cut",
+    "chosen, not measured: less than two chunks",
+)
+SEGMENTS = Limit(
+    "segments", 9, "ends of the segments that the tests of a loop cut it into",
+    "chosen, not measured: the body is written once per segment",
+)
+UNROLLED_WINDOW = Limit(
+    "unrolled_window", 8, "extent of a window's dim that is unrolled",
+    "chosen, not measured: windows over two dims are unrolled to at most 64 terms",
+)
+UNROLLED_STEPS = Limit(
+    "unrolled_steps", 8, "steps of a loop that is unrolled inside the kernel of a whole while loop",
+    "chosen, not measured: values of up to 8 elements stay in registers",
+)
+ROW_SCRATCH = Limit(
+    "row_scratch", 1 << 18, "bytes of the values of a row that are kept for later stages",
+    "chosen, not measured: half of the target's second-level cache bounds it as well",
+)
+REPEATED_STAGE_WORK = Limit(
+    "repeated_stage_work", 7, "scalar operations of a value that each stage of a row computes again",
+    "chosen, not measured: a store and a load count about as much",
+)
+SHORT_ROW = Limit(
+    "short_row", 63, "elements of a reduced row of which a grid item takes several",
+    "chosen, not measured: a claim would cost more than a row",
+)
+REDUCED_COLUMNS = BlockSize(
+    "reduced_columns", 128, "columns that a grid item reduces side by side",
+    "chosen, not measured: 8 vectors of 16 f32, which stay in registers",
+)
+THREAD_ROW = Limit(
+    "thread_row", 95, "elements of a row that one GPU thread reduces",
+    "chosen, not measured: many of a block's 128 threads would have none",
+)
+THREAD_ROW_OF_MANY = Limit(
+    "thread_row_of_many", 4 * 96 - 1, "elements of a row that one GPU thread reduces if there are many rows",
+    "chosen, not measured: four times thread_row",
+)
+GPU_FEW_ROWS = Limit(
+    "gpu_few_rows", (1 << 16) - 1, "rows too few to occupy a GPU with one thread each",
+    "chosen, not measured: 512 threads for each of 128 multiprocessors", unknown=True,
+)
+GPU_ROW_SHORT = Limit(
+    "gpu_row_short", 511, "elements of a row reduced by the smallest block of threads",
+    "chosen, not measured: less than four elements per thread", unknown=True,
+)
+GPU_ROW_MEDIUM = Limit(
+    "gpu_row_medium", 8191, "elements of a row reduced by twice the smallest block; longer ones by four times",
+    "chosen, not measured: less than 32 elements per thread",
+)
+GPU_ROW_THREADS = BlockSize(
+    "gpu_row_threads", 128, "threads of the smallest block for a row",
+    "chosen, not measured: one warp for each of a multiprocessor's four schedulers",
+)
+SHARED_ROW = Limit(
+    "shared_row", 32 << 10, "bytes of the values of a row that a GPU's block keeps in shared memory",
+    "chosen, not measured: within the 48 KiB of every GPU, beside the partial results",
+)
 
-def streams(m: Dim) -> bool:
-    """Does a product of ``m`` rows read its right operand only once, all rows in one tile? (Unknown counts as many.)"""
-    return isinstance(m, int) and m <= STREAM_ROWS
+# --- ops of their own ----------------------------------------------------------
 
+UPDATE_WINDOW = BlockSize(
+    "update_window", 64, "elements of the last dim of a scatter's window that a grid item of a CPU writes",
+    "chosen, not measured: four cache lines of f32",
+)
+DFT_ELEMENTS = BlockSize(
+    "dft_elements", 1 << 13, "points of the neighbouring transforms of a grid item",
+    "chosen, not measured: as dft_points",
+)
+DFT_LANES = BlockSize(
+    "dft_lanes", 16, "neighbouring transforms of a grid item at least, and steps of its vectors",
+    "a vector of 512 bits of f32",
+)
+DFT_SIDE_BY_SIDE = Limit(
+    "dft_side_by_side", 7, "results of earlier stages too few for the innermost loop",
+    "chosen, not measured: 8 f32 are a vector of 256 bits",
+)
+FACTOR_ROWS = Limit(
+    "factor_rows", 255, "rows of a matrix that loops factor",
+    "LAPACK's Cholesky was faster from 256 on; the machine was not written down",
+)
+SOLVE_ROWS = Limit(
+    "solve_rows", 191, "unknowns or right-hand sides, the fewer, of a triangular solve done in loops",
+    "BLAS was faster from 192 on; the machine was not written down",
+)
+SOLVE_COLUMNS = BlockSize(
+    "solve_columns", 64, "right-hand sides of a grid item of a triangular solve",
+    "chosen, not measured: four cache lines of f32",
+)
+MERGED_ROW = Limit(
+    "merged_row", 9, "twice the bits of a row's length less the bytes of its keys, where merging wins",
+    "chosen, not measured: a merge takes a pass per bit; a million f32 took 300 ms merged, 20 by digits (decision 29)",
+)
+STRIDED_DIGITS = Limit(
+    "strided_digits", 2, "passes of a radix sort over a row that is not contiguous",
+    "chosen, not measured: of more, all but the last go between two contiguous buffers",
+)
+INSERTED = Limit(
+    "inserted", 64, "largest elements of a row that are found by insertion",
+    "chosen, not measured: the list stays in the first-level cache, and most elements cost one comparison",
+)
 
-def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
-    """Is a product of ``shape`` that sums ``k`` terms per element too small for tiles?"""
-    flops = product((*shape, k)) * 2
-    return isinstance(flops, int) and flops <= TINY_FLOPS
+# --- programs ------------------------------------------------------------------
 
+LOOP_VALUE = Limit(
+    "loop_value", 4096, "elements of a value made in a while loop that becomes one kernel",
+    "chosen, not measured: more is worth several cores",
+)
+LOOP_ELEMENTS = Limit(
+    "loop_elements", 1 << 15, "elements of all values made in a while loop that becomes one kernel",
+    "chosen, not measured: 128 KiB of f32 stay in a second-level cache",
+)
+LOOP_BUFFERS = Limit(
+    "loop_buffers", 60, "values that a while loop that becomes one kernel reads and returns",
+    "chosen, not measured: they are the kernel's parameters",
+)
+LOOP_FLOPS = Limit(
+    "loop_flops", 1 << 15, "operations per iteration of a while loop that becomes one kernel on a CPU",
+    "chosen, not measured: 4 microseconds at 8 operations per nanosecond",
+)
+LOOP_FLOPS_CUDA = Limit(
+    "loop_flops_cuda", 1 << 11, "operations per iteration of a while loop that becomes one kernel on a GPU",
+    "chosen, not measured: one thread runs it, many times slower than a core",
+)
 
-def matmul_strategy(op: Op, form: str, constant: bool, target: Target) -> Strategy:
-    """Return how a CPU computes a ``matmul``.
-
-    Parameters
-    ----------
-    op : Op
-        The product.
-    form : str
-        The form of tile that fits its dtypes, or the empty string.
-    constant : bool
-        Is the right operand a constant, which is packed once and for all?
-    target : Target
-        The CPU.
-
-    Returns
-    -------
-    str
-        ``packed``: tiles over panels of the right operand; ``in_place``: tiles over the right operand as it lies;
-        ``dots``: one dot product per element of the result; ``loops``: no tiles.
-    """
-    lhs, rhs = (v.type for v in op.operands)
-    result = op.result.type
-    m, n = result.shape[-2:]
-    k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    if not form or k == 0 or (form == "i8" and result.dtype != "i32"):
-        return "loops"
-    if op.attrs["rhs_transposed"] and form != "i8" and streams(m):
-        return "dots"
-    if is_tiny(result.shape, k):
-        return "loops"
-    lanes = target.vector_bytes // size_of(form)
-    by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
-    small = isinstance(k, int) and isinstance(n, int) and k * n <= IN_PLACE_ELEMENTS
-    if by_rows and not constant and (streams(m) or small):
-        return "in_place"
-    if isinstance(n, int) and isinstance(k, int):
-        return "packed"
-    return "in_place" if by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} else "loops"
-
-
-def conv_strategy(op: Op, form: str) -> Strategy:
-    """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
-    size = product(op.operands[1].type.shape)
-    plain = form in ("f32", "f64") and op.attrs["feature_groups"] == 1
-    return "packed" if plain and isinstance(size, int) and size else "loops"
+ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)

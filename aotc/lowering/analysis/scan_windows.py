@@ -10,9 +10,8 @@ import numpy as np
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.cost import SHORT_SCAN
 from aotc.vmfb.dtypes import kind_of, limits, to_numpy
-
-SHORT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ def scan_of(op: Op) -> Scan | None:
         return None
     (dim,) = moved
     n = shape[dim]
-    if a["window"][dim] != n or (isinstance(n, int) and n <= SHORT):
+    if a["window"][dim] != n or SHORT_SCAN.holds(n):
         return None
     match tuple(a["padding"][dim]):
         case (low, 0) if low == n - 1:

@@ -7,15 +7,22 @@ from typing import NamedTuple
 
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tile_forms import FORMS
-from aotc.lowering.analysis.cost import streams
+from aotc.lowering.analysis.cost_products import (
+    COLUMN_TILE_ROWS,
+    GPU_EXTENT,
+    GPU_IDLE_BLOCKS,
+    GPU_TERMS,
+    GROUPED_TILE_ROWS,
+    GROUPED_TILE_ROWS_16,
+    NARROW_STREAM_VECTORS,
+    SMALL_ROWS,
+    STREAM_VECTORS,
+    TILE_ROWS,
+    WIDE_STREAM_ROWS,
+    streams,
+)
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-STREAM_VECTORS = {1: 8, 2: 8, 3: 4, 4: 4}
-"""Vectors in a row of the tile of a product that streams, for each number of rows, where there are 32 registers."""
-
-SMALL_ROWS = 8
-"""Rows of a product. Up to so many, one tile of three vectors a row has them all."""
 
 
 def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, int]:
@@ -29,16 +36,18 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     room = target.registers - 1
     needed = -(-n // lanes) if not isinstance(n, Expr) else room
     if not isinstance(m, Expr) and streams(m):
-        wide = STREAM_VECTORS[max(m, 1)] * min(target.registers, 32) // 32
+        across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
+        wide = across.value * min(target.registers, 32) // 32
         return max(m, 1), lanes * max(min(wide, needed), 1)
     vectors = min(2, needed)
     if target.registers >= 32 and not isinstance(n, Expr) and -n % (3 * lanes) < -n % (2 * lanes):
         vectors = 3
-    if target.registers >= 32 and needed >= 3 and not isinstance(m, Expr) and m <= SMALL_ROWS:
+    if target.registers >= 32 and needed >= 3 and SMALL_ROWS.holds(m):
         vectors = 3
-    rows = min((room - vectors) // vectors, 14 if vectors > 1 else 24)
+    most = TILE_ROWS if vectors > 1 else COLUMN_TILE_ROWS
+    rows = min((room - vectors) // vectors, most.value)
     if form in ("bf16", "i8"):
-        rows = min(rows, 12 if target.registers >= 32 else 4)
+        rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
 
 
@@ -83,23 +92,17 @@ class Block(NamedTuple):
 BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
 SKINNY = Block(8, 32, 1, 1, 128)
 
-BLOCK_EXTENT = 24
-"""Rows, columns or terms. With fewer, most of a block's threads would have nothing to do."""
-
-ENOUGH_BLOCKS = 128
-"""Blocks. So many occupy all multiprocessors of a GPU (an H200 has 132)."""
-
 
 def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
     """Return the largest block of which there are enough to occupy the GPU, or None: one thread per element."""
-    few_rows, few_columns, few_terms = (isinstance(d, int) and d < BLOCK_EXTENT for d in (m, n, k))
+    few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
     if few_columns or few_terms:
         return None
     if few_rows:
-        return None if isinstance(k, int) and k < SKINNY.depth else SKINNY
+        return None if GPU_TERMS.holds(k) else SKINNY
     if not isinstance(m, int) or not isinstance(n, int):
         return BLOCKS[1]
     products = product(batch)
     count = products if isinstance(products, int) else 1
-    enough = (b for b in BLOCKS if count * -(-m // b.rows) * -(-n // b.cols) >= ENOUGH_BLOCKS)
+    enough = (b for b in BLOCKS if not GPU_IDLE_BLOCKS.holds(count * -(-m // b.rows) * -(-n // b.cols)))
     return next(enough, BLOCKS[-1])

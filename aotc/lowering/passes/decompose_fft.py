@@ -3,7 +3,7 @@
 Before: ``%1 = fft %x {kind = "RFFT", length = (8, 100)}`` on ``f32[8, 100]``. After: the even and odd samples as one
 complex signal of 50, its ``dft``, the spectrum of the real signal from it, and a ``dft`` along the other axis.
 
-Lengths with a prime factor above 13 become convolutions with a chirp (Bluestein); lengths above ``SPLIT_ABOVE`` two
+Lengths with a prime factor above 13 become convolutions with a chirp (Bluestein); lengths above ``DFT_POINTS`` two
 shorter transforms with a multiplication between them (Bailey's four steps).
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.cost import DFT_POINTS
 from aotc.lowering.passes.fourier import (
-    SPLIT_ABOVE,
     chirp,
     chirp_spectrum,
     radices,
@@ -59,7 +59,7 @@ def _transform(x: Value, axis: int, n: int, inverse: bool, scale: float, b: Buil
     factors = radices(n)
     if not factors:
         return _by_chirp(x, axis, n, inverse, scale, b)
-    if n > SPLIT_ABOVE:
+    if not DFT_POINTS.holds(n):
         return _in_two_steps(x, axis, n, inverse, scale, b)
     part = real_of(x.type.dtype)
     table = b.constant(twiddles(factors, inverse), TensorType(part, twiddles(factors, inverse).shape))

@@ -16,14 +16,10 @@ from aotc.ir.opset import FOLDED, MOVES, PRODUCTS, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, TensorType, Value, captured, uses
 from aotc.ir.tensor_run import Activation
 from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.analysis.cost import FOLDED_BROADCAST, FOLDED_BYTES, FOLDED_FLOPS, FOLDED_GROWTH
 from aotc.lowering.passes.rewrite import Builder, rewrite_function
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
-
-SMALL = 64 * 1024
-TINY = 1 << 8
-GROWTH = 2
-WORK = 10**9
 
 
 def fold_constants(module: Module, options: Options) -> Module:
@@ -85,13 +81,14 @@ def _worth(op: Op, arrays: Sequence[np.ndarray]) -> bool:
     elements = [int(np.prod(_static(v), dtype=np.int64)) for v in op.results]
     result = sum(n * size_of(v.type.dtype) for n, v in zip(elements, op.results))
     if op.name == "broadcast":
-        return result <= max(TINY, arrays[0].nbytes)
-    if result > max(SMALL, GROWTH * sum(a.nbytes for a in arrays)):
+        return FOLDED_BROADCAST.holds(result) or result <= arrays[0].nbytes
+    growth = -(-result // max(sum(a.nbytes for a in arrays), 1))
+    if not FOLDED_BYTES.holds(result) and not FOLDED_GROWTH.holds(growth):
         return False
     if op.name not in PRODUCTS:
         return True
     kernel = arrays[1].size if "conv" in op.name else arrays[0].size
-    return 2 * elements[0] * max(kernel, 1) <= WORK
+    return FOLDED_FLOPS.holds(2 * elements[0] * max(kernel, 1))
 
 
 def _fold(op: Op, arrays: Sequence[np.ndarray], original: Op, b: Builder) -> Sequence[Value]:

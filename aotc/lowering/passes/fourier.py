@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-SPLIT_ABOVE = 1 << 13  # a transform that no longer fits the second-level cache is done as two of its square root
-
 
 def radices(n: int) -> tuple[int, ...]:
     """Return radices whose product is ``n``, the largest first; the empty tuple if a prime factor is above 13.

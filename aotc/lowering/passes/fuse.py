@@ -21,18 +21,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from aotc.ir.dims import Dim, is_static, product, static
+from aotc.ir.dims import is_static, product, static
 from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, OPS, PERMUTATIONS, SCALARS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
+from aotc.lowering.analysis.cost import (
+    REGION_BUFFERS,
+    REGION_OPS,
+    REPEATED_MOVES,
+    REPEATED_WORK,
+    REPEATED_WORK_O3,
+    STAGE_WORK,
+    STRIDED_BYTES,
+)
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.passes.outline import Group, Outliner, captures
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
-MAX_MEMBERS = 96
-MAX_BUFFERS = 40
-MAX_MOVES = 16
 UPDATE = "dynamic_update_slice"
 
 
@@ -95,7 +101,7 @@ class _Fuser:
         moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
-            if self._materialised(op) or (count > MAX_MOVES and op.name in FREE and op.name != "reshape"):
+            if self._materialised(op) or (not REPEATED_MOVES.holds(count) and op.name in FREE and op.name != "reshape"):
                 self._place(op)
             elif op.operands:
                 moves[op.result] = count
@@ -218,7 +224,7 @@ class _Fuser:
         return any(self._try(op, group, sources) for group in sources)
 
     def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
-        if group.anchors is None or len(group.members) >= MAX_MEMBERS:
+        if group.anchors is None or not REGION_OPS.holds(len(group.members) + 1):
             return False
         if self.level == 1 and group.kind != "loop":
             return False
@@ -226,7 +232,8 @@ class _Fuser:
             return False
         if _before(group, sources) >> group.number & 1:
             return False
-        if len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads) > MAX_BUFFERS:
+        new = sum(self._made_outside(v, group) for v in set(op.operands) - group.reads)
+        if not REGION_BUFFERS.holds(len(group.reads) + new):
             return False
         trial = group.anchors.copy()
         if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
@@ -261,7 +268,7 @@ class _Fuser:
             for v in self._reads(op):
                 readers.setdefault(v, []).append(op)
         for group in reversed(self.groups):
-            if group.kind == "loop" and len(group.members) + len(group.absorbed) < MAX_MEMBERS:
+            if group.kind == "loop" and REGION_OPS.holds(len(group.members) + len(group.absorbed) + 1):
                 reader = self._only_reader(group, readers)
                 if reader is not None and self._worth(group, reader):
                     reader.absorbed += group.members + group.absorbed
@@ -298,9 +305,10 @@ class _Fuser:
 
     def _worth(self, group: Group, reader: Group) -> bool:
         """Is computing the group again wherever it is read no more work than storing it?"""
-        if len(group.members) + len(reader.members) + len(reader.absorbed) > MAX_MEMBERS:
+        if not REGION_OPS.holds(len(group.members) + len(reader.members) + len(reader.absorbed)):
             return False
-        if self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed]) > MAX_BUFFERS:
+        both = [*group.members, *group.absorbed, *reader.members, *reader.absorbed]
+        if not REGION_BUFFERS.holds(self._buffers_of(both)):
             return False
         cost = sum(OPS[op.name].work for op in group.members + group.absorbed)
         made = _elements(group.members[-1].result.type)
@@ -318,8 +326,9 @@ class _Fuser:
             return False
         if reader.kind == "row":
             levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
-            repeats *= levels if cost <= 4 else 1
-        return repeats == 1 or cost * (repeats - 1) <= (4 if self.level < 3 else 16)
+            repeats *= levels if STAGE_WORK.holds(cost) else 1
+        limit = REPEATED_WORK if self.level < 3 else REPEATED_WORK_O3
+        return limit.holds(cost * (repeats - 1))
 
     def _buffers_of(self, ops: list[Op]) -> int:
         inside = set(ops)
@@ -354,7 +363,6 @@ def _elements(type_: TensorType) -> int | None:
 
 
 def _large(type_: TensorType) -> bool:
-    n: Dim = product(type_.shape)
-    return not isinstance(n, int) or n * size_of(type_.dtype) >= 1 << 14
+    return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))
 
 

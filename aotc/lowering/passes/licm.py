@@ -11,17 +11,16 @@ from dataclasses import replace
 from aotc.ir.dims import product
 from aotc.ir.opset import SOURCES
 from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.lowering.analysis.cost import HOISTED_BYTES
 from aotc.lowering.passes.dce import has_effect
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
-
-LARGEST = 1 << 20
 
 
 def licm(module: Module, options: Options) -> Module:
     """Return ``module`` with invariant carries captured and invariant ops hoisted.
 
-    Results above 1 MiB stay where they are computed; so do ops with an effect
+    Large results stay where they are computed; so do ops with an effect
     and those that cost nothing.
     """
     return module.with_functions({n: replace(f, body=_region(f.body, {})) for n, f in module.functions.items()})
@@ -87,5 +86,4 @@ def _hoist(op: Op, before: list[Op]) -> Op:
 
 
 def _is_large(op: Op) -> bool:
-    sizes = [product(v.type.shape) * size_of(v.type.dtype) for v in op.results]
-    return any(not isinstance(n, int) or n > LARGEST for n in sizes)
+    return any(not HOISTED_BYTES.holds(product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)

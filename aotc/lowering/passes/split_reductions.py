@@ -19,13 +19,18 @@ from dataclasses import replace
 
 from aotc.ir.dims import product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
+from aotc.lowering.analysis.cost import (
+    ENOUGH_RESULTS,
+    FEW_PARTS,
+    FEW_ROWS,
+    REDUCED_ELEMENTS,
+    REDUCED_TERMS,
+    REDUCTION_EXTENT,
+    REDUCTION_PARTS,
+)
 from aotc.lowering.analysis.scan_windows import neutral_value
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
 from aotc.options import Options
-
-MIN_ELEMENTS = 1 << 16
-ENOUGH_RESULTS = 1 << 12
-MOST_PARTS = 64
 
 
 def split_reductions(module: Module, options: Options) -> Module:
@@ -46,7 +51,8 @@ def _leaves_cores_idle(op: Op) -> bool:
     size, left = product(shape), product(op.result.type.shape)
     if not isinstance(size, int) or not isinstance(left, int):
         return False
-    return size >= MIN_ELEMENTS and left < ENOUGH_RESULTS and size // max(left, 1) >= 256
+    large = not REDUCED_ELEMENTS.holds(size) and ENOUGH_RESULTS.holds(left)
+    return large and not REDUCED_TERMS.holds(size // max(left, 1))
 
 
 def _split(op: Op, b: Builder) -> Sequence[Value] | None:
@@ -56,12 +62,12 @@ def _split(op: Op, b: Builder) -> Sequence[Value] | None:
     first = dims[0]
     extent = static(x.type.shape[first])
     trailing = first == 0 or len(dims) > 1 or dims[-1] != x.type.rank - 1
-    parts = max((p for p in range(1, MOST_PARTS + 1) if extent % p == 0), default=1)
-    if not trailing and static(product(op.result.type.shape)) >= 8:
+    parts = max((p for p in range(1, REDUCTION_PARTS.value + 1) if extent % p == 0), default=1)
+    if not trailing and not FEW_ROWS.holds(product(op.result.type.shape)):
         return None
-    if len(dims) > 1 and extent <= 4 * MOST_PARTS:
+    if len(dims) > 1 and REDUCTION_EXTENT.holds(extent):
         return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), b)
-    if parts < 4:
+    if FEW_PARTS.holds(parts):
         return None
     split = b.reshape(x, (*x.type.shape[:first], parts, extent // parts, *x.type.shape[first + 1 :]))
     return _two_steps(op, split, tuple(d if d < first else d + 1 for d in op.attrs["dims"]), b)

@@ -26,17 +26,19 @@ from math import prod
 from aotc.ir.dims import is_static, static
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Module, Op, Value
+from aotc.lowering.analysis.cost import (
+    FEW_SCANS,
+    FEWEST_SCAN_PARTS,
+    LONG_SCAN,
+    SCAN_LANES,
+    SCAN_PARTS,
+    WINDOW_LENGTH,
+    WINDOW_OVERLAP,
+    WINDOW_TERMS,
+)
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
 from aotc.options import Options
-
-LONG_SCAN = 1 << 15
-FEW_SCANS = 8
-PARTS = range(16, 65)
-MANY_IN_WINDOW = 32
-LARGE_WINDOW = 64
-OVERLAP = 16
-SCAN_BLOCK = 256
 
 
 def split_windows(module: Module, options: Options) -> Module:
@@ -97,7 +99,7 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder) -> Sequence[Value] | None:
     for d in order:
         left[d] = results[d]
         work += prod(left) * a["window"][d]
-    if many < MANY_IN_WINDOW or 2 * work > prod(results) * many:
+    if WINDOW_TERMS.holds(many) or 2 * work > prod(results) * many:
         return None
     x, init = op.operands
     for d in order:
@@ -117,7 +119,8 @@ def _large(op: Op, d: int) -> bool:
         return False
     windows = static(op.result.type.shape[d])
     covered = static(op.operands[0].type.shape[d]) + sum(a["padding"][d])
-    return a["window"][d] >= LARGE_WINDOW and windows * a["window"][d] >= OVERLAP * covered
+    length = a["window"][d]
+    return not WINDOW_LENGTH.holds(length) and not WINDOW_OVERLAP.holds(windows * length // covered)
 
 
 def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
@@ -143,15 +146,16 @@ def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
 
 def _long(op: Op, scan: Scan) -> bool:
     shape = [static(s) for s in op.operands[0].type.shape]
-    others = prod(shape[: scan.dim]) * -(-prod(shape[scan.dim + 1 :]) // SCAN_BLOCK)
-    return shape[scan.dim] >= LONG_SCAN and others < FEW_SCANS
+    others = prod(shape[: scan.dim]) * -(-prod(shape[scan.dim + 1 :]) // SCAN_LANES.value)
+    return not LONG_SCAN.holds(shape[scan.dim]) and FEW_SCANS.holds(others)
 
 
 def _in_parts(op: Op, scan: Scan, b: Builder) -> Sequence[Value]:
     """Scan parts on their own, then combine each with all the parts before it."""
     d = scan.dim
     n = static(op.operands[0].type.shape[d])
-    parts = max((p for p in PARTS if n % p == 0), default=PARTS[-1])
+    most = SCAN_PARTS.value
+    parts = max((p for p in range(FEWEST_SCAN_PARTS.value, most + 1) if n % p == 0), default=most)
     size = -(-n // parts)
     spare = {d: parts * size - n}
     lead, tail = op.operands[0].type.shape[:d], op.operands[0].type.shape[d + 1 :]

@@ -16,8 +16,9 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
+from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.program.small_loops import SMALL_FLOPS, is_small, loop_kernel
+from aotc.lowering.program.small_loops import is_small, loop_kernel
 from aotc.vmfb.abi import MAX_NESTING, MAX_PLACES
 from aotc.vmfb.dtypes import size_of, to_numpy
 
@@ -40,25 +41,22 @@ def bufferize(
     module: Module,
     kernels: Mapping[str, Kernel],
     constants: Constants,
-    loop_flops: int = SMALL_FLOPS,
+    kind: str,
 ) -> Buffered:
-    """Assign storage to every value of ``function`` and list its steps.
-
-    A loop of at most ``loop_flops`` operations an iteration becomes one kernel.
-    """
-    b = _Bufferizer(module.functions, kernels, constants)
-    b.loop_flops = loop_flops
-    return b.function(function)
+    """Assign storage to every value of ``function`` and list its steps, for a target of ``kind``."""
+    return _Bufferizer(module.functions, kernels, constants, kind).function(function)
 
 
 class _Bufferizer:
-    def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Constants) -> None:
+    def __init__(
+        self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Constants, kind: str
+    ) -> None:
         self.functions, self.kernels, self.constants = functions, kernels, constants
         self.where: dict[Value, Storage] = {}
         self.constant_ops: dict[Value, Op] = {}
         self.arena: list[Storage] = []
         self.used: dict[str, Kernel] = {}
-        self.loop_flops = SMALL_FLOPS
+        self.loop_flops = LOOP_FLOPS if kind == "cpu" else LOOP_FLOPS_CUDA
         self.time = 0
         self.depth = 0
         self.wanted: dict[Value, Storage] = {}

@@ -26,9 +26,8 @@ from aotc.ir.loop_ir import (
     While,
     walk,
 )
+from aotc.lowering.analysis.cost import UNROLLED_STEPS
 from aotc.lowering.analysis.index_maps import reshape_index
-
-UNROLL = 8
 
 
 def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) -> tuple[Stmt, ...]:
@@ -96,7 +95,7 @@ class _Renamer:
     def stmt(self, s: Stmt) -> Stmt:
         match s:
             case For(var, begin, end, body, kind, step):
-                short = begin == 0 and isinstance(end, int) and end <= UNROLL and step == 1
+                short = begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
                 kind = "unroll" if short else "serial" if kind == "parallel" else kind
                 return For(self.name(var), self.index(begin), self.index(end), self.block(body), kind, step)
             case Let(var, value):

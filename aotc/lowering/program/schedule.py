@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.dims_symbols import evaluate, symbols
-from aotc.ir.opset import CONTRACT
 from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
+from aotc.lowering.analysis.cost_work import SERIAL_NS, grain, nanoseconds
 from aotc.lowering.program.dependences import Memory
 from aotc.vmfb.abi import (
     COPY,
@@ -29,11 +28,6 @@ from aotc.vmfb.abi import (
     encode,
     parameter,
 )
-
-CLAIM_NS = 5_000
-SERIAL_NS = 6_000
-SYMBOL_GUESS = 16
-MAX_CLAIMS = 64
 
 
 @dataclass
@@ -118,7 +112,7 @@ class Scheduler:
                 successors[earlier].append(number)
         commands = [self._command(s, len(predecessors[n]), successors[n]) for n, s in enumerate(steps)]
         state, self.states = self.states, self.states + len(steps)
-        return Graph(commands, state, serial=sum(nanoseconds(s) for s in steps) < SERIAL_NS)
+        return Graph(commands, state, serial=SERIAL_NS.holds(int(sum(nanoseconds(s) for s in steps))))
 
     def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
@@ -128,7 +122,7 @@ class Scheduler:
         kernel = step.kernel
         places = [self.place(s) for s in (*step.reads, *step.writes)]
         dims = [self.operand(sym(name)) for name in kernel.dims]
-        number, items, claim = self.kernel_number(kernel.name), self.operand(kernel.grid), constant(grain(step))
+        number, items, claim = self.kernel_number(kernel.name), self.operand(kernel.grid), constant(grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
 
     def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
@@ -149,24 +143,3 @@ class Scheduler:
             before.append(bits)
             result.append(direct[::-1])
         return result
-
-
-def _guess(value: Dim) -> int:
-    return (
-        int(evaluate(value, {s.name: SYMBOL_GUESS for s in symbols(value)})) if isinstance(value, Expr) else int(value)
-    )
-
-
-def nanoseconds(step: Launch | Copy) -> float:
-    """Return a rough time of a command on one core: arithmetic against memory traffic."""
-    if isinstance(step, Copy):
-        return 50 + _guess(step.size) / 16
-    product_like = any(name in step.kernel.name for name in CONTRACT)
-    return 100 + max(_guess(step.kernel.flops) / (60 if product_like else 8), _guess(step.kernel.bytes) / 20)
-
-
-def grain(step: Launch) -> int:
-    """Return how many grid items to claim at once: each claim worth some microseconds."""
-    items = max(_guess(step.kernel.grid), 1)
-    claims = max(1, min(items, MAX_CLAIMS, int(nanoseconds(step) // CLAIM_NS)))
-    return -(-items // claims)

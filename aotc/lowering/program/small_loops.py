@@ -29,20 +29,16 @@ from aotc.ir.loop_ir import (
 from aotc.ir.loop_ir import walk as walk_stmts
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
+from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_VALUE, UNROLLED_STEPS
+from aotc.lowering.analysis.cost_row import Limit
+from aotc.lowering.analysis.cost_work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
-from aotc.lowering.program.inline_kernels import UNROLL, inline_kernel
+from aotc.lowering.program.inline_kernels import inline_kernel
 from aotc.vmfb.dtypes import size_of
 
-SMALL_VALUE = 4096
-SMALL_LOOP = 1 << 15
-SMALL_FLOPS = 1 << 15
-MAX_BUFFERS = 60
 
-
-def is_small(
-    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], flops: int = SMALL_FLOPS
-) -> bool:
+def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
     inner = [o for r in op.regions for o in walk(r)]
     if any(o.name in EFFECTS for o in inner):
@@ -57,13 +53,13 @@ def is_small(
         for v in o.results
         if not _updates(o, functions)
     ]
-    if any(n > SMALL_VALUE for n in made) or sum(made) > SMALL_LOOP:
+    if any(not LOOP_VALUE.holds(n) for n in made) or not LOOP_ELEMENTS.holds(sum(made)):
         return False
     work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    if len(outer) + len(op.results) > MAX_BUFFERS or any(k.dims or _has_barrier(k) for k in work):
+    if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or _has_barrier(k) for k in work):
         return False
-    return sum(static(k.flops) for k in work) <= flops
+    return limit.holds(sum(static(k.flops) for k in work))
 
 
 def _has_barrier(kernel: Kernel) -> bool:
@@ -203,7 +199,7 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
     load = Load(source, reshape_index(tuple(index), target.shape, source.shape))
     body: tuple[Stmt, ...] = (Store(target, tuple(index), load),)
     for name, extent in reversed(loops):
-        body = (For(name, 0, extent, body, "unroll" if isinstance(extent, int) and extent <= UNROLL else "serial"),)
+        body = (For(name, 0, extent, body, "unroll" if UNROLLED_STEPS.holds(extent) else "serial"),)
     block += body
 
 
@@ -227,5 +223,5 @@ def loop_kernel(
         if carry is not out:
             copy(block, carry, out, f"_out{n}")
     inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
-    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * 16
+    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * LOOP_TRIPS.value
     return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)

@@ -16,6 +16,18 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, L
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS
+from aotc.lowering.analysis.cost_products import (
+    CACHE_LINE,
+    ITEM_FLOPS,
+    LARGE_ITEMS,
+    MANY_ITEMS,
+    MIN_ITEMS,
+    SET_BYTES,
+    SPREAD_HEIGHT,
+    SPREAD_PANELS,
+    WHOLE_FLOPS,
+)
+from aotc.lowering.analysis.cost_work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.lowering.regions.contract_loops import lower_contract_loops
@@ -24,11 +36,6 @@ from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
-ITEM_FLOPS = 3 << 20
-MIN_ITEMS, MANY_ITEMS = 8, 48
-SMALL_FLOPS = 1 << 19
-SPREAD_ROWS, SPREAD_PANELS = 6, 2
-SET_BYTES, LINE = 1024, 64
 Levels = tuple[tuple[Dim, Dim, Dim], ...]
 
 
@@ -129,15 +136,15 @@ class _Tiles:
     def _blocks(self) -> tuple[int, int]:
         """Return (row tiles, panels) of one item: enough work to be worth a claim, little enough to share out."""
         p = self.p
-        k = p.k if isinstance(p.k, int) else 512
+        k = p.k if isinstance(p.k, int) else UNKNOWN_TERMS.value
         tile_flops = 2 * k * (self.rows.height + 1) * p.cols
-        tiles = self.rows.tiles if isinstance(self.rows.tiles, int) else 8
-        panels = self.panels if isinstance(self.panels, int) else 8
-        outer = product(p.outer)
-        outer = outer if isinstance(outer, int) else 8
+        extents = (self.rows.tiles, self.panels, product(p.outer))
+        tiles, panels, outer = (n if isinstance(n, int) else UNKNOWN_TILES.value for n in extents)
         total = tile_flops * tiles * panels * outer
-        want = min(max(total // MANY_ITEMS, ITEM_FLOPS), 8 * ITEM_FLOPS, max(total // MIN_ITEMS, 1))
-        if total <= SMALL_FLOPS:
+        least = ITEM_FLOPS.value
+        want = max(total // MANY_ITEMS.value, least)
+        want = min(want, LARGE_ITEMS.value * least, max(total // MIN_ITEMS.value, 1))
+        if WHOLE_FLOPS.holds(total):
             want = total + 1
         fits = max(self.target.l2 // 2 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
         row_block = max(min(tiles, fits, want // max(tile_flops, 1)), 1)
@@ -152,16 +159,17 @@ class _Tiles:
         """
         p, rows = self.p, self.rows
         self.a, self.a_row, self.first = p.a, p.a_row, None
-        if len(p.levels) != 1 or rows.ragged is not None or p.levels[0][1] != 1 or rows.height < SPREAD_ROWS:
+        if len(p.levels) != 1 or rows.ragged is not None or p.levels[0][1] != 1 or SPREAD_HEIGHT.holds(rows.height):
             return
         stride, length = p.a_row, p.levels[0][0]
         if not isinstance(stride, int) or not isinstance(length, int) or not 0 < length <= stride:
             return
         size = size_of(p.a.dtype)
-        if stride * size % SET_BYTES or self.panel_block < SPREAD_PANELS:
+        if stride * size % SET_BYTES.value or SPREAD_PANELS.holds(self.panel_block):
             return
         count = min(row_block * (rows.height + 1), static(p.m))
-        pitch = (-(-length * size // SET_BYTES) * SET_BYTES + LINE) // size
+        sets = -(-length * size // SET_BYTES.value)
+        pitch = (sets * SET_BYTES.value + CACHE_LINE.value) // size
         self.a = Buffer(self.b.fresh("rows"), p.a.dtype, (count, pitch), "scratch")
         self.a_row, self.first = pitch, rows.start(first)
         last = rows.start(minimum(first + row_block, rows.tiles))

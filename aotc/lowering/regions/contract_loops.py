@@ -5,14 +5,13 @@ from __future__ import annotations
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.cost_products import UNROLLED_TERMS
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
 from aotc.lowering.regions.nests import NestAxis, addresses, make_axes, mergeable, serial
 from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
-
-UNROLLED_TERMS = 49
 
 
 def lower_contract_loops(b: RegionBuilder) -> Kernel:
@@ -51,7 +50,7 @@ def sum_dtype(op: Op) -> str:
 
 def _wide_sum(b: RegionBuilder, e: Elements, axes: list[NestAxis], term: object, dtype: str) -> Scalar:
     extent = product(a.extent for a in axes)
-    if isinstance(extent, int) and extent <= UNROLLED_TERMS:
+    if isinstance(extent, int) and UNROLLED_TERMS.holds(extent):
         total: Scalar | None = None
         for flat in range(extent):
             at: list[Dim] = []

@@ -20,16 +20,21 @@ from dataclasses import replace
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.cost import (
+    GPU_FEW_ROWS,
+    GPU_ROW_MEDIUM,
+    GPU_ROW_SHORT,
+    GPU_ROW_THREADS,
+    SHARED_ROW,
+    THREAD_ROW,
+    THREAD_ROW_OF_MANY,
+)
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.nests import NestAxis, grid_loop, make_axes, place
 from aotc.lowering.regions.reduction import Rows
 from aotc.lowering.regions.region import RegionBuilder, combine
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-ROW_BYTES = 32 << 10
-SHORT_ROW = 96
-MANY_ROWS = 1 << 16
 
 
 def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
@@ -40,16 +45,17 @@ def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
     work = product(b.shape[k] for k in reduced)
     rows = product(b.shape[k] for k in kept)
     contiguous = max(reduced, default=0) > max(kept, default=-1)
-    plenty = isinstance(rows, int) and rows >= MANY_ROWS and isinstance(work, int) and work < 4 * SHORT_ROW
-    if contiguous and not plenty and not (isinstance(work, int) and work < SHORT_ROW):
+    plenty = not GPU_FEW_ROWS.holds(rows) and THREAD_ROW_OF_MANY.holds(work)
+    if contiguous and not plenty and not THREAD_ROW.holds(work):
         return _BlockRows(b, kept, reduced, _threads(work)).lower()
     return _ThreadRows(b, kept, reduced).lower()
 
 
 def _threads(work: Dim) -> int:
-    if not isinstance(work, int) or work < 512:
-        return 128
-    return 256 if work < 8192 else 512
+    least = GPU_ROW_THREADS.value
+    if GPU_ROW_SHORT.holds(work):
+        return least
+    return 2 * least if GPU_ROW_MEDIUM.holds(work) else 4 * least
 
 
 class _ThreadRows(Rows):
@@ -86,12 +92,12 @@ class _BlockRows(Rows):
 
     def _keep_in_shared(self) -> None:
         """Keep in shared memory what fits of the values that a later stage needs again."""
-        room = ROW_BYTES
+        used = 0
         for v, buffer in list(self.scratch.items()):
             bytes_ = int(product(buffer.shape)) * size_of(buffer.dtype)  # type: ignore[arg-type]
             del self.scratch[v]
-            if bytes_ <= room:
-                room -= bytes_
+            if SHARED_ROW.holds(used + bytes_):
+                used += bytes_
                 self.scratch[v] = replace(buffer, space="shared")
 
     def _accumulators(self, stage: list[Op], block: list[Stmt]) -> dict[Op, list[Buffer]]:

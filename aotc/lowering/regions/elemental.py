@@ -20,10 +20,9 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, captured
+from aotc.lowering.analysis.cost import SCALAR_DEPTH
 from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
-
-DEPTH_LIMIT = 12
 
 
 def constant_scalar(value: np.generic | float, dtype: str) -> Const:
@@ -103,7 +102,7 @@ class Elements:
         found = self._cache.get(key)
         if found is None:
             scalar, depth = self._make(value, index)
-            shared = self._uses.get(value, 0) > 1 or depth > DEPTH_LIMIT
+            shared = self._uses.get(value, 0) > 1 or not SCALAR_DEPTH.holds(depth)
             if isinstance(scalar, Apply | Load) and shared and value not in self.anchored:
                 scalar, depth = self.bind(scalar), 0
             found = self._cache[key] = (scalar, depth)

@@ -7,9 +7,11 @@ from itertools import pairwise
 from aotc.ir.dims import Dim, Expr, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset import EXPENSIVE, FREE
+from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
+from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, WHOLE_AXIS
+from aotc.lowering.analysis.cost_work import work_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.nests import (
@@ -26,10 +28,6 @@ from aotc.lowering.regions.nests import (
 )
 from aotc.lowering.regions.region import RegionBuilder, combine, store_results
 from aotc.targets import Target
-
-ITEM_WORK = 1024
-CHUNK = 4096
-SEGMENT_LIMIT = 9
 
 
 def lower_loop(function: Function, target: Target) -> Kernel:
@@ -75,11 +73,11 @@ def _threads(
 
 def _items(b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]) -> tuple[Dim, tuple[Stmt, ...]]:
     """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
-    outer, inner = split_grid(merged, ITEM_WORK)
+    outer, inner = split_grid(merged, ITEM_ELEMENTS.value)
     last = inner[-1]
     chunk = None
-    if len(inner) == 1 and (not isinstance(last.extent, int) or last.extent >= 2 * CHUNK):
-        chunk = (last, CHUNK)
+    if len(inner) == 1 and not WHOLE_AXIS.holds(last.extent):
+        chunk = (last, CHUNK.value)
     rows = None if chunk else _rows_of_items(b, outer, inner)
     cuts = _cuts(b.anchors.space, last, trial) if chunk is None else []
     tail = inner[:-1]
@@ -112,14 +110,14 @@ _GRIDS = {"cpu": _items, "cuda": _threads}
 def _rows_of_items(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis]) -> tuple[NestAxis, int] | None:
     """Return the last axis of the grid and how many of its steps an item takes, where one would be little work."""
     work = product(a.extent for a in inner) * _work_of_element(b)
-    if not outer or outer[-1].extent == 1 or not isinstance(work, int) or not 0 < work <= ITEM_WORK // 2:
+    if not outer or outer[-1].extent == 1 or not isinstance(work, int) or work == 0:
         return None
-    return outer[-1], ITEM_WORK // work
+    return (outer[-1], ITEM_ELEMENTS.value // work) if SHORT_ITEM.holds(work) else None
 
 
 def _work_of_element(b: RegionBuilder) -> Dim:
     """Return a rough count of scalar operations of one element."""
-    work: Dim = max(sum(1 + 11 * (op.name in EXPENSIVE) for op in b.function.body.ops if op.name not in FREE), 1)
+    work: Dim = max(sum(work_of(op) for op in b.function.body.ops if op.name not in FREE), 1)
     for op in b.function.body.ops:
         if op.name == "reduce_window":
             work = work * product(op.attrs["window"])
@@ -145,7 +143,7 @@ def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
                 if isinstance(e, Expr) and one and 0 < -e.const < axis.extent:
                     found.add(-e.const)
     cuts = sorted(found)
-    return cuts if 2 < len(cuts) <= SEGMENT_LIMIT else []
+    return cuts if len(cuts) > 2 and SEGMENTS.holds(len(cuts)) else []
 
 
 def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:

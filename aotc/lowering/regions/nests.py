@@ -9,11 +9,10 @@ from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, ExternalCall, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.anchors import axis_of, loop_name
+from aotc.lowering.analysis.cost import UNROLLED_WINDOW
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 
 Emit = Callable[[list[Stmt], Index], None]
-
-UNROLL_LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def serial(
     axis = axes[0]
     inner: list[Stmt] = []
     serial(axes[1:], [*symbols, axis.symbol()], emit, inner, unroll)
-    kind: LoopKind = "unroll" if unroll and isinstance(axis.extent, int) and axis.extent <= UNROLL_LIMIT else "serial"
+    kind: LoopKind = "unroll" if unroll and UNROLLED_WINDOW.holds(axis.extent) else "serial"
     block.append(For(axis.name, 0, axis.extent, tuple(inner), kind))
 
 

@@ -8,17 +8,14 @@ from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.cost import ITEM_ELEMENTS, REDUCED_COLUMNS, REPEATED_STAGE_WORK, ROW_SCRATCH, SHORT_ROW
+from aotc.lowering.analysis.cost_work import LOAD_WORK
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, provide
-from aotc.lowering.regions.loop import ITEM_WORK
 from aotc.lowering.regions.nests import NestAxis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
 from aotc.lowering.regions.region import RegionBuilder, combine, relocate, store_all
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-SCRATCH_LIMIT = 1 << 18
-COLUMN_BLOCK = 128
-SHORT_ROW = 64  # elements
 
 
 def lower_reduction(function: Function, target: Target) -> Kernel:
@@ -75,8 +72,8 @@ class Rows:
     def _split(self, axes: list[NestAxis]) -> tuple[list[NestAxis], list[NestAxis]]:
         """Return the axes of the grid, and those of the rows of one item: several if a row is short."""
         work = product(a.extent for a in self.inner)
-        if axes and isinstance(work, int) and work < SHORT_ROW:
-            return split_grid(axes, max(ITEM_WORK // max(work, 1), 1))
+        if axes and isinstance(work, int) and SHORT_ROW.holds(work):
+            return split_grid(axes, max(ITEM_ELEMENTS.value // max(work, 1), 1))
         return axes, []
 
     def _inner_axes(self) -> list[NestAxis]:
@@ -126,7 +123,7 @@ class Rows:
         if not isinstance(size, int):
             return
         cones = [self._cone(r) for r in self._stage_roots()]
-        room = min(SCRATCH_LIMIT, b.target.l2 // 2)
+        used = 0
         for n, later in enumerate(cones):
             for v in later:
                 first = next(k for k, cone in enumerate(cones) if v in cone)
@@ -136,8 +133,8 @@ class Rows:
                 if b.index[v] != b.anchors.space or not self._frontier(v, later, cones[first]):
                     continue
                 bytes_ = size * size_of(v.type.dtype)
-                if self._dear(v) and bytes_ <= room:
-                    room -= bytes_
+                if self._dear(v) and ROW_SCRATCH.holds(used + bytes_) and used + bytes_ <= b.target.l2 // 2:
+                    used += bytes_
                     self.scratch[v] = Buffer(b.fresh("row"), v.type.dtype, (size,), "scratch")
 
     def _frontier(self, value: Value, later: dict[Value, None], first: dict[Value, None]) -> bool:
@@ -149,7 +146,8 @@ class Rows:
         cone = self._cone([value])
         ops = [self.b.ops[v] for v in cone]
         loads = len({u for op in ops for u in op.operands if u not in self.b.ops})
-        return sum(max(OPS[op.name].work, 1) for op in ops) + 2 * loads >= 8
+        work = sum(max(OPS[op.name].work, 1) for op in ops) + LOAD_WORK.value * loads
+        return not REPEATED_STAGE_WORK.holds(work)
 
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""
@@ -258,7 +256,7 @@ def _lower_columns(b: RegionBuilder, kept: list[int], reduced: list[int]) -> Ker
     e = b.elements()
     column = kept[-1]
     extent = b.shape[column]
-    width = extent if isinstance(extent, int) and extent <= COLUMN_BLOCK else COLUMN_BLOCK
+    width = min(extent, REDUCED_COLUMNS.value) if isinstance(extent, int) else REDUCED_COLUMNS.value
     (last,) = make_axes(b.shape, [(column,)])
     outer = make_axes(b.shape, [(k,) for k in kept[:-1]])
     middle = make_axes(b.shape, [(k,) for k in reduced])

@@ -9,9 +9,10 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
-from aotc.ir.opset import ACCUMULATED, EXPENSIVE, SOURCES
+from aotc.ir.opset import ACCUMULATED, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import settle
+from aotc.lowering.analysis.cost_work import work_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.scan_windows import combiner
@@ -106,7 +107,7 @@ class RegionBuilder:
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
         ops = [op for op in self.function.body.ops if op.name not in SOURCES or op.name == "dim"]
-        each = sum(1 + 11 * (op.name in EXPENSIVE) for op in ops)
+        each = sum(work_of(op) for op in ops)
         return product(self.shape) * max(each, 1)
 
 

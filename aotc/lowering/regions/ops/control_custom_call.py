@@ -13,6 +13,7 @@ from aotc.ir.dims import product
 from aotc.ir.loop_ir import Buffer, Kernel, Load, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.cost_work import CALL_WORK
 from aotc.lowering.regions.library_call import LibraryCall, over
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.targets import Target
@@ -86,7 +87,7 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
     call.before += [Store(sizes, (n,), IndexScalar(d)) for n, d in enumerate(dims)]
     call.args.append((sizes, (0,)))
     work = sum((product(buffer.shape) for buffer in buffers), 0)
-    return b.grid(1, call.statements(described.symbol), work * 16)
+    return b.grid(1, call.statements(described.symbol), work * CALL_WORK.value)
 
 
 def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:

@@ -7,13 +7,13 @@ from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.cost import UPDATE_WINDOW
+from aotc.lowering.analysis.cost_work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
 from aotc.lowering.regions.region import RegionBuilder, combine, grid_item, nest
 from aotc.targets import Target
-
-WINDOW_BLOCK = 64
 
 
 def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
@@ -52,7 +52,7 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     loops = [d for d in range(len(shape)) if d not in window]
     last = window[-1] if window else None
     width = shape[last] if last is not None else 1
-    each = WINDOW_BLOCK if target.kind == "cpu" else 1
+    each = UPDATE_WINDOW.value if target.kind == "cpu" else 1
     blocked = last is not None and isinstance(width, int) and width > each
     blocks = -(-width // each) if blocked else 1
     at: list[Dim] = [sym(f"u{d}", 0, s) if s != 1 else 0 for d, s in enumerate(shape)]
@@ -66,7 +66,8 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
         end = minimum(begin + each, width) if blocked and d == last else shape[d]
         inner = [For(f"u{d}", begin, end, tuple(inner))]
     body += [If(all_of(tests), tuple(inner))] if tests else inner
-    return b.grid(blocks, nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body), product(shape) * 4)
+    serial = nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
+    return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)
 
 
 def _place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:

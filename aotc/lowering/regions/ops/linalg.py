@@ -17,18 +17,14 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, 
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.cost import FACTOR_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
+from aotc.lowering.analysis.cost_row import Limit
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
-
-COLUMN_BLOCK = 64
-LARGE_FACTOR = 256
-"""From this size on LAPACK's Cholesky is faster than the loops."""
-LARGE_SOLVE = 192
-"""The same for BLAS's triangular solve, if there are as many right-hand sides."""
 
 _TRANSPOSES = {"NO_TRANSPOSE": "N", "TRANSPOSE": "T", "ADJOINT": "C"}
 
@@ -60,7 +56,7 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
     body += _by_size(
         target,
         n,
-        LARGE_FACTOR,
+        FACTOR_ROWS,
         lambda: _factor(b, out, head, failed, lower),
         lambda: _potrf(b, out, head, failed, lower),
     )
@@ -74,14 +70,14 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
 
 
 def _by_size(
-    target: Target, size: Dim, large: int, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
+    target: Target, size: Dim, small: Limit, loops: Callable[[], list[Stmt]], library: Callable[[], list[Stmt]]
 ) -> list[Stmt]:
     """Return the loops, the library call, or a test of ``size`` between both."""
-    if target.kind != "cpu" or (isinstance(size, int) and size < large):
+    if target.kind != "cpu" or small.holds(size):
         return loops()
     if isinstance(size, int):
         return library()
-    test = Apply("lt", (IndexScalar(size), Const(large, "i64")), "i1")
+    test = Apply("lt", (IndexScalar(size), Const(small.value + 1, "i64")), "i1")
     return [If(test, tuple(loops()), tuple(library()))]
 
 
@@ -178,7 +174,7 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     left = op.attrs["left_side"]
     others, n = (columns, rows) if left else (rows, columns)
     work = product(batch) * others * n * n
-    pieces: Dim = -(-others // COLUMN_BLOCK) if left else others
+    pieces: Dim = -(-others // SOLVE_COLUMNS.value) if left else others
     if target.kind != "cpu" or _is_small(n, others):
         shape = (*batch, pieces)
         items = product(shape)
@@ -193,12 +189,12 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
         body = _solve_piece(b, op, out, at, piece)
         return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
 
-    body = _by_size(target, small, LARGE_SOLVE, loops, lambda: _trsm(b, op, out, at))
+    body = _by_size(target, small, SOLVE_ROWS, loops, lambda: _trsm(b, op, out, at))
     return b.grid(items, body, work)
 
 
 def _is_small(n: Dim, others: Dim) -> bool:
-    return any(isinstance(d, int) and d < LARGE_SOLVE for d in (n, others))
+    return any(SOLVE_ROWS.holds(d) for d in (n, others))
 
 
 def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim) -> list[Stmt]:
@@ -210,8 +206,8 @@ def _solve_piece(b: RegionBuilder, op: Op, out: Buffer, head: Index, piece: Dim)
         return _solve_vector(e, op, matrix, out, lambda k: (*head, piece, k), columns)
     if columns == 1:
         return _solve_vector(e, op, matrix, out, lambda k: (*head, k, 0), rows)
-    begin = piece * COLUMN_BLOCK
-    return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + COLUMN_BLOCK, columns))
+    begin = piece * SOLVE_COLUMNS.value
+    return _solve_rows(e, op, matrix, out, head, rows, begin, minimum(begin + SOLVE_COLUMNS.value, columns))
 
 
 def _trsm(b: RegionBuilder, op: Op, out: Buffer, head: Index) -> list[Stmt]:

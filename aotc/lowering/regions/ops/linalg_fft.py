@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.cost import DFT_ELEMENTS, DFT_LANES, DFT_SIDE_BY_SIDE
+from aotc.lowering.analysis.cost_work import DFT_WORK
 from aotc.lowering.regions.butterflies import Butterfly, Pair
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.region import RegionBuilder, nest
 from aotc.lowering.regions.rows import RowBlocks
 from aotc.targets import Target
-
-BLOCK_ELEMENTS = 1 << 13
-LANES = 16
-SIDE_BY_SIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
         return [(0, extent)]
     cuts: list[tuple[int, Dim]] = []
     begin = 0
-    for lanes in (LANES, LANES // 2, LANES // 4, 1):
+    for lanes in (DFT_LANES.value, DFT_LANES.value // 2, DFT_LANES.value // 4, 1):
         end = begin + (extent - begin) // lanes * lanes
         if end > begin:
             cuts.append((begin, end))
@@ -73,7 +71,8 @@ class _Dft:
         self.b, self.attrs = b, b.the_op("dft").attrs
         (self.x, self.table), (self.out,) = b.inputs, b.outputs
         self.n = static(self.x.shape[self.attrs["axis"]])
-        self.rows = RowBlocks(self.x.shape, self.attrs["axis"], max(LANES, BLOCK_ELEMENTS // self.n))
+        most = max(DFT_LANES.value, DFT_ELEMENTS.value // self.n)
+        self.rows = RowBlocks(self.x.shape, self.attrs["axis"], most)
         part = self.table.dtype
         self.scratch = [
             tuple(Buffer(f"{name}_{half}", part, (self.n * self.rows.block,), "scratch") for half in ("re", "im"))
@@ -87,12 +86,13 @@ class _Dft:
             body += [Alloc(buffer) for buffer in pair]
         for number, stage in enumerate(steps):
             body += self._stage(stage, number, number == len(steps) - 1)
-        return self.b.grid(self.rows.items, body, product(self.x.shape) * 5 * max(self.n.bit_length() - 1, 1))
+        work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
+        return self.b.grid(self.rows.items, body, work)
 
     def _stage(self, stage: FftStage, number: int, last: bool) -> list[Stmt]:
         """Loop over ``t``, ``q`` and the block; the longest of them that lies side by side is innermost."""
         loops: list[tuple[str, Dim]] = [("t", stage.m), ("q", stage.s), ("v", self.rows.width)]
-        if self.rows.block == 1 and stage.s < SIDE_BY_SIDE:
+        if self.rows.block == 1 and DFT_SIDE_BY_SIDE.holds(stage.s):
             loops = [("q", stage.s), ("t", stage.m), ("v", self.rows.width)]
         if self.rows.block == 1:
             loops = [loops[2], *loops[:2]]

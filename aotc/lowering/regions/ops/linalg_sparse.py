@@ -6,6 +6,7 @@ from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.cost_work import SPARSE_WORK
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -33,7 +34,7 @@ def lower_csr_dot(function: Function, target: Target) -> Kernel:
     begin, end = (_clamped(e, Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
     body.append(For("p", begin, end, tuple(_add_row(e, data, columns, dense, out, at))))
     work = data.shape[0] * (1 if width is None else width)
-    return b.grid(rows, body, work * 4, "r")
+    return b.grid(rows, body, work * SPARSE_WORK.value, "r")
 
 
 def _clamped(e: Elements, value: Scalar, last: Dim) -> Dim:

@@ -17,6 +17,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.cost_work import TRIDIAGONAL_WORK
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -118,7 +119,7 @@ def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Ker
         return b.kernel(1, (), 0)
     matrices = product(batch)
     head = [*map(str, delinearize(grid_item(matrices), batch))]
-    header = print_kernel(b.kernel(matrices, (), matrices * n * m * 20)).replace("    pass\n", "")
+    header = print_kernel(b.kernel(matrices, (), matrices * n * m * TRIDIAGONAL_WORK.value)).replace("    pass\n", "")
     loop = f"    for p in parallel(0, {matrices}):\n" if matrices != 1 else ""
     body = indent(_written(out.dtype, n, m, head), "        " if loop else "    ")
     return parse_kernel(header + loop + body)

@@ -10,6 +10,7 @@ from aotc.ir.loop_ir import Apply, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.random import PARITY, ROTATIONS
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.cost_work import RANDOM_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, test_index
 from aotc.lowering.regions.region import RegionBuilder, grid_item
@@ -94,7 +95,7 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
             store = If(t, (store,))
         body.append(store)
     body += _new_state(b, count, p)
-    return b.grid(grid, body, count * 150)
+    return b.grid(grid, body, count * RANDOM_WORK.value)
 
 
 def _tests(a: Dim, limit: Dim) -> list[Scalar]:

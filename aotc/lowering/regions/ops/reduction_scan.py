@@ -12,15 +12,14 @@ from math import isqrt
 from aotc.ir.dims import Dim, minimum, sym
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.cost import SCAN_CHUNK, SCAN_LANES
+from aotc.lowering.analysis.cost_work import SCAN_WORK
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import RowBlocks
 from aotc.targets import Target
-
-BLOCK = 256
-UNKNOWN_CHUNK = 256
 
 
 def lower_scan(function: Function, target: Target) -> Kernel:
@@ -37,9 +36,9 @@ class _Scan:
         scan = scan_of(self.op)
         assert scan is not None
         self.reverse = scan.reverse
-        self.rows = RowBlocks(self.op.results[0].type.shape, scan.dim, 1 if target.kind == "cuda" else BLOCK)
+        self.rows = RowBlocks(self.op.results[0].type.shape, scan.dim, 1 if target.kind == "cuda" else SCAN_LANES.value)
         self.n = self.rows.n
-        self.chunk = isqrt(self.n) + 1 if isinstance(self.n, int) else UNKNOWN_CHUNK
+        self.chunk = isqrt(self.n) + 1 if isinstance(self.n, int) else SCAN_CHUNK.value
         self.own = self._buffers("own")
         self.before = self._buffers("before")
 
@@ -64,7 +63,7 @@ class _Scan:
             self._carry(e, begin + length - 1),
         )
         body.append(For("c", 0, chunks, steps))
-        return self.b.grid(self.rows.items, body, self.b.cost() * 2)
+        return self.b.grid(self.rows.items, body, self.b.cost() * SCAN_WORK.value)
 
     def _lane(self) -> Dim:
         return 0 if self.rows.block == 1 else sym("v", 0, self.rows.width)

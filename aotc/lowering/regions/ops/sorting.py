@@ -10,6 +10,8 @@ from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.cost import MERGED_ROW, STRIDED_DIGITS
+from aotc.lowering.analysis.cost_work import DIGIT_WORK, MERGE_WORK, SORT_WORK
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, digits_of, integer
@@ -17,8 +19,6 @@ from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
-
-SHORT_BITS = 5
 
 
 def lower_sort(function: Function, target: Target) -> Kernel:
@@ -30,7 +30,7 @@ def lower_sort(function: Function, target: Target) -> Kernel:
         e = b.elements()
         digits = digits_of(e, op, keys)
         n = op.results[0].type.shape[op.attrs["dim"]]
-        if not isinstance(n, int) or len(digits) <= 2 * (n.bit_length() - SHORT_BITS):
+        if not isinstance(n, int) or not MERGED_ROW.holds(2 * n.bit_length() - len(digits)):
             return _by_digits(b, e, op, digits)
     return _by_merging(b, op)
 
@@ -41,7 +41,7 @@ def _by_digits(b: RegionBuilder, e: Elements, op: Op, digits: list[Digit]) -> Ke
     n = shape[dim]
     rows, place = rows_of(shape, dim)
     own: Run = [(out, place) for out in b.outputs]
-    apart = product(shape[dim + 1 :]) != 1 and len(digits) > 2
+    apart = product(shape[dim + 1 :]) != 1 and not STRIDED_DIGITS.holds(len(digits))
 
     def spare() -> Run:
         buffers = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch") for v in op.results]
@@ -54,7 +54,7 @@ def _by_digits(b: RegionBuilder, e: Elements, op: Op, digits: list[Digit]) -> Ke
     body: list[Stmt] = [Alloc(buffer) for run in (other, between) if run is not own for buffer, _ in run]
     body += sort.allocate()
     body += sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], [*targets, own], n, n)
-    return b.grid(rows, body, product(shape) * len(digits) * 4)
+    return b.grid(rows, body, product(shape) * len(digits) * DIGIT_WORK.value)
 
 
 def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
@@ -90,11 +90,11 @@ def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
     body.append(For(k, 0, n, tuple(copied)))
     if not isinstance(n, int):
         _merge_until_sorted(b, e, op, (own, other), n, body)
-        return b.grid(rows, body, product(shape) * 128)
+        return b.grid(rows, body, product(shape) * SORT_WORK.value)
     for step in range(passes):
         _merge_pass(b, e, op, (source, target_run), n, 1 << step, body)
         source, target_run = target_run, source
-    return b.grid(rows, body, product(shape) * max(passes, 1) * 8)
+    return b.grid(rows, body, product(shape) * max(passes, 1) * MERGE_WORK.value)
 
 
 def _merge_until_sorted(

@@ -12,13 +12,13 @@ from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
+from aotc.lowering.analysis.cost import INSERTED
+from aotc.lowering.analysis.cost_work import TOP_K_WORK
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, integer, key_bytes, reader, unsigned_key
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
-
-FEW = 64
 
 
 def lower_top_k(function: Function, target: Target) -> Kernel:
@@ -26,7 +26,7 @@ def lower_top_k(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     op = b.the_op("top_k")
     top = op.attrs["k"]
-    few = (isinstance(top, int) and top <= FEW) or target.kind == "cuda"
+    few = INSERTED.holds(top) or target.kind == "cuda"
     return _by_insertion(b, op) if few else _by_selection(b, op)
 
 
@@ -69,7 +69,7 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     k = sym("k", 0, top)
     pairs = zip(b.outputs, own, strict=True)
     body.append(For("k", 0, top, tuple(Store(out, place(k), Load(buffer, (k,))) for out, buffer in pairs)))
-    return b.grid(rows, body, product(x.type.shape) * 4)
+    return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 
 def _unless_none(top: Dim, loop: Stmt) -> Stmt:
@@ -125,7 +125,7 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     insert = Store(values, at, own), Store(numbers, at, IndexScalar(i, "i32"))
     each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), insert))
     body: list[Stmt] = [Alloc(hole), For("i", 0, n if top != 0 else 0, tuple(each))]
-    return b.grid(rows, body, product(x.type.shape) * 4)
+    return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 
 def _hole(e: Elements, hole: Buffer, top: Dim) -> tuple[Var, Dim]:

@@ -1,0 +1,99 @@
+"""What commands cost, and how much of a grid to claim at once."""
+
+from __future__ import annotations
+
+from aotc.ir.dims import Dim, Expr
+from aotc.ir.dims_symbols import evaluate, symbols
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.opset import CONTRACT, EXPENSIVE
+from aotc.ir.program_ir import Copy, Launch
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
+
+# fmt: off
+SERIAL_NS = Limit(
+    "serial_ns", 5_999, "nanoseconds of a graph that one thread runs",
+    "chosen, not measured: waking other threads takes about as long",
+)
+CLAIM_NS = BlockSize(
+    "claim_ns", 5_000, "nanoseconds of the grid items claimed at once",
+    "chosen, not measured: a claim costs 0.01 to 0.03 microseconds (decision 13), far below a hundredth",
+)
+MAX_CLAIMS = BlockSize(
+    "max_claims", 64, "claims that a grid is cut into, at most",
+    "chosen, not measured: some for each of 16 cores",
+)
+UNKNOWN_SIZE = Estimate(
+    "unknown_size", 16, "the value of a dim that only a call knows, in prices of commands",
+    "chosen, not measured: between a batch of one and large ones",
+)
+UNKNOWN_TERMS = Estimate(
+    "unknown_terms", 512, "terms of a product that only a call knows",
+    "chosen, not measured: of the order of a model's hidden sizes",
+)
+UNKNOWN_TILES = Estimate(
+    "unknown_tiles", 8, "tiles of rows, panels or products that only a call knows",
+    "chosen, not measured: of the order of a batch of 100 rows",
+)
+LAUNCH_NS = Estimate("launch_ns", 100, "nanoseconds of a kernel that does nothing", "chosen, not measured")
+COPY_NS = Estimate("copy_ns", 50, "nanoseconds of a copy of nothing", "chosen, not measured")
+COPIED_BYTES = Estimate("copied_bytes", 16, "bytes that a copy moves in a nanosecond", "chosen, not measured")
+MOVED_BYTES = Estimate("moved_bytes", 20, "bytes that a kernel touches in a nanosecond", "chosen, not measured")
+LOOP_RATE = Estimate("loop_rate", 8, "scalar operations of a loop in a nanosecond", "chosen, not measured")
+PRODUCT_RATE = Estimate(
+    "product_rate", 60, "floating-point operations of a product in a nanosecond",
+    "chosen, not measured: half of the 115 GFLOP/s that one core of a Zen 4 reaches (decision 14)",
+)
+DEAR_WORK = Estimate(
+    "dear_work", 12, "scalar operations that a dear one, e.g. a division, counts for in a loop", "chosen, not measured"
+)
+LOAD_WORK = Estimate("load_work", 2, "what a load counts for in repeated_stage_work", "chosen, not measured")
+LOOP_TRIPS = Estimate("loop_trips", 16, "iterations of a loop that is one kernel", "chosen, not measured")
+SCAN_WORK = Estimate("scan_work", 2, "times that a scan combines an element", "two by construction: see reduction_scan")
+SCATTER_WORK = Estimate("scatter_work", 4, "scalar operations per element of an update", "chosen, not measured")
+TOP_K_WORK = Estimate("top_k_work", 4, "scalar operations per element of a row", "chosen, not measured")
+DIGIT_WORK = Estimate("digit_work", 4, "scalar operations per element and byte of a radix sort", "chosen, not measured")
+MERGE_WORK = Estimate("merge_work", 8, "scalar operations per element and pass of a merge", "chosen, not measured")
+SORT_WORK = Estimate(
+    "sort_work", 128, "scalar operations per element of a merge of unknown length", "16 passes: rows of 65536"
+)
+DFT_WORK = Estimate("dft_work", 5, "operations per point and bit of its length", "the count of a radix-2 transform")
+RANDOM_WORK = Estimate("random_work", 150, "integer operations per random word", "chosen, not measured")
+TRIDIAGONAL_WORK = Estimate("tridiagonal_work", 20, "operations per row and right-hand side", "chosen, not measured")
+SPARSE_WORK = Estimate("sparse_work", 4, "scalar operations per element of a sparse product", "chosen, not measured")
+CALL_WORK = Estimate("call_work", 16, "operations per element of a custom call's arrays", "chosen, not measured")
+# fmt: on
+
+ROWS = rows_in(globals())
+
+
+def work_of(op: Op) -> int:
+    """Return the scalar operations that one element of ``op`` counts for."""
+    return DEAR_WORK.value if op.name in EXPENSIVE else 1
+
+
+def _guess(value: Dim) -> int:
+    if not isinstance(value, Expr):
+        return int(value)
+    return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
+
+
+def nanoseconds(step: Launch | Copy) -> float:
+    """Return a rough time of a command on one core."""
+    if isinstance(step, Copy):
+        return COPY_NS.value + _guess(step.size) / COPIED_BYTES.value
+    return _kernel_nanoseconds(step.kernel)
+
+
+def _kernel_nanoseconds(kernel: Kernel) -> float:
+    """Arithmetic against memory traffic."""
+    product_like = any(name in kernel.name for name in CONTRACT)
+    rate = (PRODUCT_RATE if product_like else LOOP_RATE).value
+    return LAUNCH_NS.value + max(_guess(kernel.flops) / rate, _guess(kernel.bytes) / MOVED_BYTES.value)
+
+
+def grain(kernel: Kernel) -> int:
+    """Return how many grid items to claim at once: each claim worth some microseconds."""
+    items = max(_guess(kernel.grid), 1)
+    claims = max(1, min(items, MAX_CLAIMS.value, int(_kernel_nanoseconds(kernel) // CLAIM_NS.value)))
+    return -(-items // claims)
