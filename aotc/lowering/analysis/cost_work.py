@@ -6,7 +6,6 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset import CONTRACT, EXPENSIVE
-from aotc.ir.program_ir import Copy, Launch
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
 
@@ -41,7 +40,7 @@ COPIED_BYTES = Estimate("copied_bytes", 16, "bytes that a copy moves in a nanose
 MOVED_BYTES = Estimate("moved_bytes", 20, "bytes that a kernel touches in a nanosecond", "chosen, not measured")
 LOOP_RATE = Estimate("loop_rate", 8, "scalar operations of a loop in a nanosecond", "chosen, not measured")
 PRODUCT_RATE = Estimate(
-    "product_rate", 60, "floating-point operations of a product in a nanosecond",
+    "product_rate", 60, "floating-point operations of tiles in a nanosecond",
     "chosen, not measured: half of the 115 GFLOP/s that one core of a Zen 4 reaches (decision 14)",
 )
 DEAR_WORK = Estimate(
@@ -78,22 +77,20 @@ def _guess(value: Dim) -> int:
     return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
 
 
-def nanoseconds(step: Launch | Copy) -> float:
-    """Return a rough time of a command on one core."""
-    if isinstance(step, Copy):
-        return COPY_NS.value + _guess(step.size) / COPIED_BYTES.value
-    return _kernel_nanoseconds(step.kernel)
+def copy_nanoseconds(size: Dim) -> float:
+    """Return a rough time of a copy of ``size`` bytes on one core."""
+    return COPY_NS.value + _guess(size) / COPIED_BYTES.value
 
 
-def _kernel_nanoseconds(kernel: Kernel) -> float:
-    """Arithmetic against memory traffic."""
-    product_like = any(name in kernel.name for name in CONTRACT)
-    rate = (PRODUCT_RATE if product_like else LOOP_RATE).value
+def nanoseconds(kernel: Kernel) -> float:
+    """Return a rough time of a kernel on one core: arithmetic, by tiles or in loops, against memory traffic."""
+    tiles = any(name in kernel.name for name in CONTRACT)
+    rate = (PRODUCT_RATE if tiles else LOOP_RATE).value
     return LAUNCH_NS.value + max(_guess(kernel.flops) / rate, _guess(kernel.bytes) / MOVED_BYTES.value)
 
 
 def grain(kernel: Kernel) -> int:
     """Return how many grid items to claim at once: each claim worth some microseconds."""
     items = max(_guess(kernel.grid), 1)
-    claims = max(1, min(items, MAX_CLAIMS.value, int(_kernel_nanoseconds(kernel) // CLAIM_NS.value)))
+    claims = max(1, min(items, MAX_CLAIMS.value, int(nanoseconds(kernel) // CLAIM_NS.value)))
     return -(-items // claims)

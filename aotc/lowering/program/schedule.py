@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
-from aotc.lowering.analysis.cost_work import SERIAL_NS, grain, nanoseconds
+from aotc.lowering.analysis.cost_work import SERIAL_NS, copy_nanoseconds, grain, nanoseconds
 from aotc.lowering.program.dependences import Memory
 from aotc.vmfb.abi import (
     COPY,
@@ -112,7 +112,7 @@ class Scheduler:
                 successors[earlier].append(number)
         commands = [self._command(s, len(predecessors[n]), successors[n]) for n, s in enumerate(steps)]
         state, self.states = self.states, self.states + len(steps)
-        return Graph(commands, state, serial=SERIAL_NS.holds(int(sum(nanoseconds(s) for s in steps))))
+        return Graph(commands, state, serial=SERIAL_NS.holds(int(sum(map(_nanoseconds, steps)))))
 
     def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
@@ -143,3 +143,7 @@ class Scheduler:
             before.append(bits)
             result.append(direct[::-1])
         return result
+
+
+def _nanoseconds(step: Launch | Copy) -> float:
+    return copy_nanoseconds(step.size) if isinstance(step, Copy) else nanoseconds(step.kernel)

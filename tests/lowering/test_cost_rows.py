@@ -1,0 +1,130 @@
+"""Every row of the cost table decides something: a case on either side, compared with XLA."""
+
+import jax
+import numpy as np
+import pytest
+from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, V4
+from support.differential import close
+
+import aotc
+from aotc.frontend.importer import import_model
+from aotc.ir.dims import sym
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.lowering.analysis import cost, cost_products, cost_work
+from aotc.lowering.analysis.cost_row import BlockSize, Limit
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import resolve
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """The answers of all decisions, by row."""
+    seen = {}
+    holds = Limit.holds
+
+    def record(self, size):
+        answer = holds(self, size)
+        seen.setdefault(self.name, set()).add(answer)
+        return answer
+
+    monkeypatch.setattr(Limit, "holds", record)
+    return seen
+
+
+def lowered(case):
+    """The kernels of a case, verified."""
+    (target,) = resolve(case.target)
+    options = Options(target=case.target, opt_level=case.level, verify_each=True)
+    variant = lower(run_passes(import_model(case.exported()), options), target, options)
+    for kernel in variant.kernels:
+        verify_kernel(kernel)
+    return variant
+
+
+def run(case):
+    """Compare with XLA on this machine, whatever CPU it has."""
+    arguments = case.arguments()
+    target = "cpu" if case.target == V4 else case.target
+    data = aotc.compile(case.exported(), opt_level=case.level, target=target)
+    got = aotc.load(data, threads=2).invoke("main", *[np.asarray(a) for a in jax.tree.leaves(arguments)])
+    close(got, jax.jit(case.function)(*arguments), factor=40)
+
+
+def test_each_row_has_a_unit_and_says_where_it_was_measured():
+    for module in (cost, cost_products, cost_work):
+        for name, row in vars(module).items():
+            if isinstance(row, Limit | BlockSize | cost_work.Estimate):
+                assert row.name == name.lower()
+                assert row.unit
+                assert row.measured
+                assert row in cost.ROWS
+    assert len({row.name for row in cost.ROWS}) == len(cost.ROWS)
+
+
+def test_each_decision_has_cases():
+    rows = {row.name for row in cost.ROWS if isinstance(row, Limit)}
+    missing = sorted(rows - set(LIMITS))
+    assert not missing, f"add cases to LIMITS in tests/support/cost_cases.py: {missing}"
+    assert set(LIMITS) <= rows
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_decision_falls_on_either_side(answers, name):
+    for case, answer in zip(LIMITS[name], (True, False), strict=True):
+        answers.clear()
+        lowered(case)
+        assert answer in answers.get(name, ()), f"{name} was never {answer}, only {answers.get(name)}"
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", [n for n, cases in LIMITS.items() if cases[0].target != GPU])
+def test_both_sides_compute_what_xla_does(name, side):
+    run(LIMITS[name][side])
+
+
+def test_each_block_has_cases():
+    rows = {row.name for row in cost.ROWS if isinstance(row, BlockSize)}
+    missing = sorted(rows - set(BLOCKS))
+    assert not missing, f"add cases to BLOCKS in tests/support/cost_cases.py: {missing}"
+    assert set(BLOCKS) <= rows
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_any_size_fits_a_block(name):
+    """Below it, at it, and no multiple of it."""
+    for case in BLOCKS[name]:
+        lowered(case) if case.target == GPU else run(case)
+
+
+def test_prices():
+    """Arithmetic against memory traffic; what is not known counts as 16."""
+    assert cost_work.copy_nanoseconds(1600) == 150
+    assert cost_work.nanoseconds(kernel(flops=800)) == 200
+    assert cost_work.nanoseconds(kernel(bytes=2000)) == 200
+    assert cost_work.nanoseconds(kernel(flops=sym("n") * 50)) == 200
+
+
+def kernel(name="k", **work):
+    return Kernel(name, (), (), (), 1, (), **work)
+
+
+def prices(case):
+    return [(print_kernel(k), cost_work.nanoseconds(k), cost_work.grain(k)) for k in lowered(case).kernels]
+
+
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_an_estimate_counts(name):
+    (row,) = (row for row in cost.ROWS if row.name == name)
+    before = prices(ESTIMATES[name])
+    value = row.value
+    try:
+        object.__setattr__(row, "value", 4 * value)
+        assert prices(ESTIMATES[name]) != before
+    finally:
+        object.__setattr__(row, "value", value)

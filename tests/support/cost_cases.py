@@ -1,0 +1,272 @@
+"""For each row of the cost table, small programs with which its decision falls on either side.
+
+A case is a function, the shapes of its arguments (f32 unless it says otherwise) and what differs from the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+lax = jax.lax
+GPU = "cuda:sm_90"
+V3, V4 = "cpu:x86-64-v3", "cpu:x86-64-v4"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program: what it computes, of what."""
+
+    function: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str = "float32"
+    level: int = 2
+    target: str = V4
+    spec: str = "..."  # of the first argument: which of its sizes only a call knows
+
+    def exported(self) -> jax.export.Exported:
+        """Return the program as JAX exports it."""
+        types = [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
+        specs = [self.spec, *["..."] * (len(types) - 1)]
+        types = [jax.export.symbolic_args_specs((t,), (s,))[0] for t, s in zip(types, specs, strict=True)]
+        return jax.export.export(jax.jit(self.function), platforms=["cpu"])(*types)
+
+    def arguments(self) -> list[np.ndarray]:
+        """Return random arguments."""
+        rng = np.random.default_rng(0)
+        small = np.dtype(self.dtype).kind in "iu"
+        make = (lambda s: rng.integers(0, 5, s)) if small else rng.standard_normal
+        return [np.asarray(make(shape)).astype(self.dtype) for shape in self.shapes]
+
+
+def case(function: Callable[..., Any], *shapes: tuple[int, ...], **more: Any) -> Case:
+    """Return a case."""
+    return Case(function, shapes, **more)
+
+
+def pair(function: Callable[..., Any], below: Any, above: Any, **more: Any) -> tuple[Case, Case]:
+    """Return cases of one function for two lists of shapes; a tuple of ints is the one shape."""
+    lists = [[s] if isinstance(s, tuple) else s for s in (below, above)]
+    return case(function, *lists[0], **more), case(function, *lists[1], **more)
+
+
+def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
+    """Return a constant that is no one number."""
+    return (np.arange(np.prod(shape)) % 17 + 1).reshape(shape).astype(dtype)
+
+
+def repeated(step: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Return ``step`` applied ``count`` times."""
+    return lambda x: reduce(lambda y, n: step(y), range(count), x)
+
+
+def window(size: Any, stride: int = 1, how: Any = lax.add, start: float = 0.0) -> Callable[[Any], Any]:
+    """Return a reduction of windows."""
+
+    def apply(x: Any) -> Any:
+        sizes = size if isinstance(size, tuple) else (size,)
+        return lax.reduce_window(x, start, how, sizes, (stride,) * len(sizes), "VALID")
+
+    return apply
+
+
+def loop(step: Callable[..., Any], trips: int = 3) -> Callable[..., Any]:
+    """Return a while loop."""
+    return lambda *state: lax.fori_loop(0, trips, lambda _, s: step(*s), state)
+
+
+def hoisted(x: Any, y: Any) -> Any:
+    return lax.fori_loop(0, 3, lambda _, s: s + jnp.sin(y)[: s.shape[0]], x)
+
+
+def solve(a: Any, b: Any) -> Any:
+    lower = jnp.eye(a.shape[0]) * 9 + jnp.tril(a) / a.shape[0]
+    return lax.linalg.triangular_solve(lower, b, left_side=True, lower=True)
+
+
+def cholesky(x: Any) -> Any:
+    return jnp.linalg.cholesky(x @ x.T / x.shape[0] + 4 * jnp.eye(x.shape[0]))
+
+
+def integer_product(x: Any, y: Any) -> Any:
+    return jnp.matmul(x, y, preferred_element_type=jnp.int32)
+
+
+SUM = lambda x: x.sum()
+COLUMNS = lambda x: x.sum(0)
+LAST = lambda x: x.sum(-1)
+PRODUCT = jnp.matmul
+SOFTMAX = jax.nn.softmax
+SORT = lambda x: jnp.sort(x, 0)
+CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
+TWICE = lambda x: x * 2
+PLUS = lambda x, y: x + y
+
+
+def folded(constant: Callable[[], Any]) -> Callable[[Any], Any]:
+    return lambda x: x + constant().sum()
+
+
+PASSES = {
+    "region_ops": (case(repeated(jnp.sin, 3), (8,)), case(repeated(jnp.sin, 100), (8,))),
+    "region_buffers": pair(lambda *xs: sum(xs), [(8,)] * 2, [(8,)] * 45),
+    "repeated_moves": (case(lambda x: x.T * 2, (4, 5)), case(repeated(lambda x: jnp.flip(x[:-1], 0).T, 20), (30, 31))),
+    "strided_bytes": pair(lambda x: x.T + 1, (8, 8), (80, 80)),
+    "repeated_work": (
+        case(lambda x, y: jnp.broadcast_to(x + 1, y.shape) * y, (64,), (2, 64)),
+        case(lambda x, y: jnp.broadcast_to(jnp.sin(x), y.shape) * y, (64,), (8, 64)),
+    ),
+    "repeated_work_o3": pair(
+        lambda x, y: jnp.broadcast_to(jnp.sin(x), y.shape) * y, [(64,), (2, 64)], [(64,), (8, 64)], level=3
+    ),
+    "stage_work": (
+        case(lambda b, x: SOFTMAX(x + (b + 1)), (16,), (4, 16)),
+        case(lambda b, x: SOFTMAX(x + jnp.sin(b)), (16,), (4, 16)),
+    ),
+    "hoisted_bytes": pair(hoisted, [(4,), (4,)], [(4,), (1 << 19,)]),
+    "long_scan": pair(CUMSUM, (100,), (40_000,)),
+    "few_scans": pair(CUMSUM, (2, 40_000), (9, 40_000)),
+    "short_scan": pair(CUMSUM, (8,), (40,)),
+    "window_terms": (
+        case(window((3, 3), how=lax.max, start=-jnp.inf), (9, 9)),
+        case(window((6, 6), how=lax.max, start=-jnp.inf), (9, 9)),
+    ),
+    "window_length": (case(window(16), (400,)), case(window(80), (400,))),
+    "window_overlap": (case(window(80, 40), (4000,)), case(window(80), (4000,))),
+    "reduced_elements": pair(SUM, (1000,), (70_000,)),
+    "enough_results": pair(COLUMNS, (8192, 16), (17, 4096)),
+    "reduced_terms": pair(COLUMNS, (70, 1024), (8192, 16)),
+    "reduction_extent": pair(SUM, (64, 2048), (300, 300)),
+    "few_parts": pair(SUM, (65_537,), (70_000,)),
+    "few_rows": pair(LAST, (4, 70_000), (8, 70_000)),
+    "folded_bytes": (
+        case(folded(lambda: jnp.sin(numbers(9))), (4,)), case(folded(lambda: jnp.sin(numbers(30_000))), (4,)),
+    ),
+    "folded_growth": (
+        case(folded(lambda: jnp.sin(numbers(30_000))), (4,)),
+        case(folded(lambda: lax.convert_element_type(numbers(30_000, dtype="int8"), jnp.float32)), (4,)),
+    ),
+    "folded_broadcast": (
+        case(lambda x: x + jnp.broadcast_to(numbers(4), (2, 4)), (2, 4)),
+        case(lambda x: x + jnp.broadcast_to(numbers(64), (9, 64)), (9, 64)),
+    ),
+    "folded_flops": (
+        case(folded(lambda: jnp.matmul(numbers(8, 8), numbers(8, 8))), (4,)),
+        case(folded(lambda: jnp.matmul(numbers(180, 180), numbers(180, 180))), (4,)),
+    ),
+    "splat_elements": (case(lambda x: x * numbers(4), (4,)), case(lambda x: x * numbers(100), (100,))),
+    "dft_points": pair(lambda x: jnp.fft.fft(x).real, (64,), (1 << 14,)),
+}  # fmt: skip
+
+PRODUCTS = {
+    "stream_rows": pair(PRODUCT, [(4, 64), (64, 96)], [(8, 64), (64, 96)]),
+    "wide_stream_rows": pair(PRODUCT, [(2, 64), (64, 96)], [(4, 64), (64, 96)]),
+    "tiny_flops": pair(PRODUCT, [(5, 8), (8, 16)], [(16, 64), (64, 96)]),
+    "in_place_elements": pair(PRODUCT, [(8, 64), (64, 96)], [(8, 512), (512, 144)]),
+    "small_rows": pair(PRODUCT, [(8, 64), (64, 64)], [(16, 64), (64, 64)]),
+    "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
+    "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
+    "spread_panels": pair(PRODUCT, [(8, 256), (256, 16)], [(8, 256), (256, 96)]),
+    "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
+    "gpu_extent": pair(PRODUCT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
+    "gpu_terms": pair(PRODUCT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
+    "gpu_idle_blocks": pair(PRODUCT, [(64, 64), (64, 64)], [(4096, 64), (64, 4096)], target=GPU),
+}
+
+LOOPS = {
+    "scalar_depth": (case(repeated(lambda x: x * 0.5 + 1, 2), (8,)), case(repeated(lambda x: x * 0.5 + 1, 10), (8,))),
+    "short_item": pair(PLUS, [(64, 100), (100,)], [(64, 600), (600,)]),
+    "whole_axis": pair(TWICE, (1000,), (10_000,)),
+    "segments": (
+        case(lambda *xs: jnp.concatenate(xs) + 1, (3,), (4,)), case(lambda *xs: jnp.concatenate(xs) + 1, *[(3,)] * 12),
+    ),
+    "unrolled_window": (case(window(3), (40,)), case(window(20), (40,))),
+    "unrolled_steps": pair(loop(lambda x: (jnp.sin(x),)), (4,), (20,)),
+    "row_scratch": pair(SOFTMAX, (8, 100), (8, 70_000)),
+    "repeated_stage_work": (case(lambda x: (x + 1) - LAST(x + 1)[:, None], (4, 100)), case(SOFTMAX, (4, 100))),
+    "short_row": pair(LAST, (8, 16), (8, 128)),
+    "thread_row": pair(LAST, (8, 16), (8, 128), target=GPU),
+    "thread_row_of_many": pair(LAST, (70_000, 200), (70_000, 400), target=GPU),
+    "gpu_few_rows": pair(LAST, (8, 128), (70_000, 200), target=GPU),
+    "gpu_row_short": pair(LAST, (8, 128), (8, 1024), target=GPU),
+    "gpu_row_medium": pair(LAST, (8, 1024), (8, 10_000), target=GPU),
+    "shared_row": pair(SOFTMAX, (8, 1024), (8, 10_000), target=GPU),
+    "dft_side_by_side": pair(lambda x: jnp.fft.fft(x).real, (4, 8), (4, 64)),
+    "factor_rows": pair(cholesky, (8, 8), (256, 256)),
+    "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),
+    "merged_row": pair(jnp.sort, (16,), (1000,)),
+    "strided_digits": (case(SORT, (1000, 3), dtype="int16"), case(SORT, (1000, 3))),
+    "inserted": (case(lambda x: lax.top_k(x, 4), (1000,)), case(lambda x: lax.top_k(x, 100), (1000,))),
+    "loop_value": pair(loop(lambda x: (jnp.sin(x),)), (8,), (5000,)),
+    "loop_elements": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (8,), [(4096,)] * 10),
+    "loop_buffers": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (), [()] * 70),
+    "loop_flops": pair(loop(lambda x: (jnp.sin(x),)), (8,), (4096,)),
+    "loop_flops_cuda": pair(loop(lambda x: (jnp.sin(x),)), (8,), (1024,), target=GPU),
+    "serial_ns": pair(TWICE, (8,), (1 << 20,)),
+}  # fmt: skip
+
+LIMITS = {**PASSES, **PRODUCTS, **LOOPS}
+
+
+def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:
+    """Return cases of one function for several sizes."""
+    return [case(function, *shapes(n), **more) for n in ns]
+
+
+def right(k: int, m: int = 8, n: int = 96) -> list[tuple[int, int]]:
+    """Return the shapes of a product of ``k`` terms."""
+    return [(m, k), (k, n)]
+
+
+LARGE = sizes(PRODUCT, lambda m: right(256, m, 256), 8, 24, 401)
+
+# Below, at and above the size, where above is no multiple of it.
+BLOCKS = {
+    "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
+    "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
+    "scan_lanes": sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(40, n)], 200, 256, 300),
+    "scan_chunk": sizes(CUMSUM, lambda n: [(2, n)], 200, 256, 300, spec="_, n"),
+    "scan_parts": sizes(CUMSUM, lambda n: [(n,)], 33_000, 65_536, 65_537),
+    "fewest_scan_parts": sizes(CUMSUM, lambda n: [(n,)], 16 * 2053, 15 * 2203, 32_771),
+    "reduction_parts": sizes(SUM, lambda n: [(n,)], 70_000, 65_536, 65_537),
+    "stream_vectors": sizes(PRODUCT, lambda n: right(64, 2, n), 112, 128, 130),
+    "narrow_stream_vectors": sizes(PRODUCT, lambda n: right(64, 4, n), 48, 64, 70),
+    "tile_rows": sizes(PRODUCT, lambda m: right(64, m, 64), 10, 14, 15),
+    "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
+    "grouped_tile_rows": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8"),
+    "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
+    "item_flops": LARGE, "large_items": LARGE, "min_items": LARGE, "many_items": LARGE,
+    "set_bytes": sizes(PRODUCT, right, 200, 256, 300),
+    "cache_line": sizes(PRODUCT, right, 240, 256, 272),
+    "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
+    "gpu_row_threads": sizes(LAST, lambda n: [(8, n)], 100, 128, 130, target=GPU),
+    "update_window": sizes(lambda x, y: x.at[np.array([1, 1, 0])].add(y), lambda n: [(4, n), (3, n)], 50, 64, 70),
+    "dft_elements": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(64, n)], 100, 128, 130),
+    "dft_lanes": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(1024, n)], 10, 16, 17),
+    "solve_columns": sizes(solve, lambda n: [(8, 8), (8, n)], 50, 64, 70),
+    "claim_ns": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
+    "max_claims": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
+}  # fmt: skip
+
+# Programs whose kernels or prices change with an estimate.
+ESTIMATES = {
+    "unknown_size": case(TWICE, (8,), spec="n"),
+    "unknown_terms": case(lambda x: x.T @ x, (512, 768), spec="n, _"),
+    "unknown_tiles": case(PRODUCT, (8, 512), (512, 768), spec="n, _"),
+    "dear_work": case(jnp.sin, (8,)),
+    "load_work": case(lambda x, y: (x + y) - LAST(x + y)[:, None], (4, 100), (4, 100)),
+    "loop_trips": LOOPS["loop_value"][0],
+    "scan_work": case(CUMSUM, (40,)),
+    "scatter_work": BLOCKS["update_window"][0],
+    "top_k_work": LOOPS["inserted"][0],
+    "digit_work": case(SORT, (1000,)),
+    "merge_work": case(SORT, (16,)),
+    "dft_work": case(lambda x: jnp.fft.fft(x).real, (64,)),
+    "random_work": case(lambda x: lax.rng_bit_generator(x, (8,))[1], (4,), dtype="uint32"),
+}
