@@ -299,6 +299,10 @@ command buffer before the size is known and one after it.
 FIND = (
     ("a tensor pass", "`aotc/lowering/passes/`, a file per pass, named as its row in `aotc/pipeline.py`"),
     ("a fact about programs that several parts ask for", "`aotc/lowering/analysis/`"),
+    (
+        "a threshold, the size of a block, a price",
+        "a row of `aotc/lowering/analysis/cost*.py`; cases: `tests/support/cost_cases.py`",
+    ),
     ("a region's lowering to loops", "`aotc/lowering/regions/`; an op's own in `aotc/lowering/regions/ops/`"),
     ("memory, schedule, the host program", "`aotc/lowering/program/`"),
     ("what an op means, its type rule, its facts", "`aotc/ir/opset/<family>.py`"),
