@@ -254,6 +254,12 @@ BLOCKS = {
     "max_claims": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
 }  # fmt: skip
 
+CONVERT = case(lambda x: x.astype("int8"), (10**6,))
+CONV = case(
+    lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+    (1, 8, 8, 16), (3, 3, 16, 32),
+)  # fmt: skip
+
 # Programs whose kernels or prices change with an estimate.
 ESTIMATES = {
     "unknown_size": case(TWICE, (8,), spec="n"),

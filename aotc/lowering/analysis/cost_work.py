@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import evaluate, symbols
-from aotc.ir.loop_ir import Kernel
-from aotc.ir.opset import CONTRACT, EXPENSIVE
+from aotc.ir.loop_ir import Kernel, Tile, walk
+from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
 
@@ -84,7 +84,7 @@ def copy_nanoseconds(size: Dim) -> float:
 
 def nanoseconds(kernel: Kernel) -> float:
     """Return a rough time of a kernel on one core: arithmetic, by tiles or in loops, against memory traffic."""
-    tiles = any(name in kernel.name for name in CONTRACT)
+    tiles = any(isinstance(s, Tile) for s in walk(kernel.body))
     rate = (PRODUCT_RATE if tiles else LOOP_RATE).value
     return LAUNCH_NS.value + max(_guess(kernel.flops) / rate, _guess(kernel.bytes) / MOVED_BYTES.value)
 
