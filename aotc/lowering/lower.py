@@ -17,6 +17,7 @@ from aotc.ir.program_ir import Bind, Buffered, Check, Constants
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering import verify
+from aotc.lowering.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.passes.substitute_dims import free_loop_names
 from aotc.lowering.program.bufferize import bufferize
@@ -31,8 +32,6 @@ from aotc.recursion_limit import room_for
 from aotc.targets import Target
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered
-
-FRAMES_OF_A_REGION = 20_000  # fusion bounds how many ops depend on each other in one
 
 
 @dataclass
@@ -153,7 +152,7 @@ def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable
 
 
 def _lower_region(function: Function, target: Target, module: Module, options: Options) -> Kernel:
-    with guard(f"while lowering region {function.name}", options, module), room_for(FRAMES_OF_A_REGION):
+    with guard(f"while lowering region {function.name}", options, module), room_for(REGION_FRAMES):
         return lower_region(function, target)
 
 

@@ -11,12 +11,11 @@ from aotc.ir.dims import Expr
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.limits import SWEEPS
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
 from aotc.lowering.passes.simplify_algebra import simplify_algebra
 from aotc.lowering.passes.simplify_shape import simplify_shape
 from aotc.options import Options
-
-SWEEPS = 8
 
 
 def canonicalize(module: Module, options: Options) -> Module:

@@ -16,9 +16,9 @@ from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.limits import RECENT_OPS
 from aotc.vmfb.dtypes import to_numpy
 
-RECENT = 16
 NO_WIDTHS: Mapping[int, int] = {}
 
 
@@ -72,7 +72,7 @@ class Builder:
     def drop(self, value: Value) -> None:
         """Remove the op that was appended last but a few and makes ``value``, which nobody reads."""
         op = self.definitions[value]
-        for at in range(len(self.ops) - 1, max(len(self.ops) - RECENT, 0) - 1, -1):
+        for at in range(len(self.ops) - 1, max(len(self.ops) - RECENT_OPS, 0) - 1, -1):
             if self.ops[at] is op:
                 del self.ops[at], self.definitions[value]
                 return

@@ -12,11 +12,11 @@ import numpy as np
 from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.limits import EXACT_EXPONENT
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
-_LARGEST_EXPONENT = 14
 
 
 def simplify_algebra(op: Op, b: Builder) -> Value | None:
@@ -93,7 +93,7 @@ def _float_and_constant(op: Op, x: Value, c: float, b: Builder) -> Value | None:
             return x
         case "div" if x.type.dtype in _MANTISSA and math.isfinite(c) and c != 0:
             mantissa, exponent = math.frexp(c)
-            if abs(mantissa) == 0.5 and abs(exponent) <= _LARGEST_EXPONENT:
+            if abs(mantissa) == 0.5 and abs(exponent) <= EXACT_EXPONENT:
                 return b.make("mul", (x, b.constant(1 / c, x.type)))
     return None
 

@@ -15,10 +15,9 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering.analysis.fixed_dims import fixed_dims
+from aotc.lowering.limits import SPECIALIZATIONS
 from aotc.lowering.passes.substitute_dims import with_dims
 from aotc.options import Options
-
-MOST = 64
 
 
 def specialize(module: Module, options: Options) -> Module:
@@ -41,8 +40,8 @@ def specialize(module: Module, options: Options) -> Module:
         if any(not isinstance(n, int) or n < 0 for n in sizes):
             raise CompileError.at(entries[0].loc, f"specialize: {name} has sizes {sizes}, expected integers from 0 on")
     copies = {c.name: c for f in entries for c in _copies(f, sizes_of, set(module.functions))}
-    if len(copies) > MOST:
-        raise CompileError.at(entries[0].loc, f"specialize: {len(copies)} copies, at most {MOST} are allowed")
+    if len(copies) > SPECIALIZATIONS:
+        raise CompileError.at(entries[0].loc, f"specialize: {len(copies)} copies, the most is {SPECIALIZATIONS}")
     return module.with_functions(copies)
 
 

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotc.ir.dims import Dim, product, sym
+from aotc.ir.limits import FINDINGS
 from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched, walk
 from aotc.ir.program_verify import number, samples, title
+from aotc.lowering.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.vmfb.abi import COPY, Command, Graph, Slots, value_of
 from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.dtypes import size_of
-
-LIMIT = 20
-WINDOW = 2048  # places: conflicts further apart are not looked for, so that long graphs take linear time
 
 
 def verify_schedule(
@@ -54,7 +53,7 @@ def verify_schedule(
             some = [next(rest) for _ in graph]
             findings.update(dict.fromkeys(f for c, s in zip(graph, some) for f in check.differs(c, s)))
             findings.update(dict.fromkeys(check.races(graph, some)))
-    return list(findings)[:LIMIT]
+    return list(findings)[:FINDINGS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ class _ScheduleCheck:
         rows = [row for n, pair in enumerate(zip(graph, steps, strict=True)) for row in self._bytes(n, *pair)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
         for n, (here, place, first, last, written) in enumerate(rows):
-            past = slice(max(0, n - WINDOW), n)
+            past = slice(max(0, n - CONFLICT_WINDOW), n)
             meet = (slot[past] == place) & (begin[past] < last) & (end[past] > first)
             if not written:
                 meet &= writes[past] == 1

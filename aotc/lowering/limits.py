@@ -1,0 +1,39 @@
+"""Bounds of the compiler's own work while it lowers; decisions about the program are in ``analysis/cost.py``."""
+
+from __future__ import annotations
+
+REGION_FRAMES = 20_000
+"""unit: frames of Python's stack
+why: lowering recurses over the ops of a region, and fusion bounds how many of them depend on each other
+from: chosen, not measured
+"""
+
+SWEEPS = 8
+"""unit: sweeps of canonicalize over a program
+why: rewrites that make new ones possible; a program where nothing changes any more needs fewer
+from: chosen, not measured
+"""
+
+RECENT_OPS = 16
+"""unit: ops
+why: so many of the last ones are looked at for an equal one before a new one is made; cse finds the rest
+from: chosen, not measured
+"""
+
+EXACT_EXPONENT = 14
+"""unit: binary exponent of a divisor
+why: dividing by a power of two is multiplying by its inverse as long as that is a normal number, also in f16
+from: IEEE 754: the smallest normal f16 is 2^-14
+"""
+
+SPECIALIZATIONS = 64
+"""unit: copies of the functions of a module for given sizes
+why: each is compiled in full
+from: chosen, not measured
+"""
+
+CONFLICT_WINDOW = 2048
+"""unit: places of a command buffer
+why: the check of a schedule does not look for conflicts further apart, so that long graphs take linear time
+from: chosen, not measured
+"""
