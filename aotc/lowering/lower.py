@@ -17,7 +17,7 @@ from aotc.ir.program_ir import Bind, Buffered, Check, Constants
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering import verify
-from aotc.lowering.limits import REGION_FRAMES
+from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.passes.substitute_dims import free_loop_names
 from aotc.lowering.program.bufferize import bufferize

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ir
 ROOT = Path(__file__).parents[2]
 COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
 CONTRACTS = ("aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.isa")
-LOWERING = ("aotc.ir", "aotc.lowering.analysis", "aotc.lowering.limits", *COMMON, *CONTRACTS)
+LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 
 # For each room of the house: what it may import besides the standard library and itself. A name of a folder stands for
 # all in it. The longest name that fits a module is its room.
@@ -24,7 +24,6 @@ MAY_IMPORT = {
     "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
     "aotc.frontend": ("numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", *COMMON, *CONTRACTS),
     "aotc.lowering": (),
-    "aotc.lowering.limits": (),
     "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),
     "aotc.lowering.passes": ("numpy", "ml_dtypes", *LOWERING),
     "aotc.lowering.regions": ("numpy", *LOWERING),

@@ -36,7 +36,7 @@ def test_every_file_of_a_pass_is_a_row():
 
 
 def test_every_row_has_golden_cases():
-    assert sorted(path.name for path in GOLDEN.iterdir()) == NAMES
+    assert sorted(path.name for path in GOLDEN.iterdir() if any(path.iterdir())) == NAMES
     for name in NAMES:
         assert len(list((GOLDEN / name).glob("*.txt"))) >= 3, f"write a case: {GOLDEN / name}/SHOWS_WHAT.txt"
 

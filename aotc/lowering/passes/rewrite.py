@@ -16,7 +16,7 @@ from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
-from aotc.lowering.limits import RECENT_OPS
+from aotc.lowering.analysis.limits import RECENT_OPS
 from aotc.vmfb.dtypes import to_numpy
 
 NO_WIDTHS: Mapping[int, int] = {}

@@ -12,7 +12,7 @@ import numpy as np
 from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.limits import EXACT_EXPONENT
+from aotc.lowering.analysis.limits import EXACT_EXPONENT
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 

@@ -15,7 +15,7 @@ from aotc.ir.dims import Dim, product, sym
 from aotc.ir.limits import FINDINGS
 from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched, walk
 from aotc.ir.program_verify import number, samples, title
-from aotc.lowering.limits import CONFLICT_WINDOW
+from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.vmfb.abi import COPY, Command, Graph, Slots, value_of
 from aotc.vmfb.commands import all_nodes, read_commands
