@@ -22,10 +22,16 @@ pytestmark = pytest.mark.cpu
 
 for fill in (
     elements.elementwise,
+    elements.broadcasting,
+    elements.comparisons_and_conversions,
     elements.movement,
+    elements.indexing,
     reductions.windows,
+    reductions.normalization,
     reductions.contraction,
+    reductions.solvers,
     control.sizes,
+    control.sizes_of_dims,
     control.control,
     control.processes,
 ):

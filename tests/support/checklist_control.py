@@ -5,12 +5,13 @@ import numpy as np
 from support.checklist import CASES, GROUPS, RNG, F, I, N, P, add, region
 
 
+def shape(*n):
+    """Return the line that makes a constant of sizes."""
+    return f"%k = stablehlo.constant dense<{list(n)}> : tensor<{len(n)}xi64>\n"
+
+
 def sizes():
-    """Return the dynamic ops with sizes that are constants."""
-
-    def shape(*n):
-        return f"%k = stablehlo.constant dense<{list(n)}> : tensor<{len(n)}xi64>\n"
-
+    """Add the dynamic ops with sizes that are constants."""
     add(
         "stablehlo.dynamic_broadcast_in_dim",
         shape(3, 2, 4) + "%y = stablehlo.dynamic_broadcast_in_dim %a, %k, dims = [0, 2] : (@T0, tensor<3xi64>) -> @R0",
@@ -53,6 +54,9 @@ def sizes():
         (I[None], RNG.integers(-3, 3, (2, 4, 2)).astype("i4")),
         ["1x4x2xi32"],
     )
+
+
+def sizes_of_dims():
     add("stablehlo.get_dimension_size", "%y = stablehlo.get_dimension_size %a, dim = 1 : (@T0) -> @R0", (F,), ["i32"])
     add(
         "stablehlo.set_dimension_size",

@@ -5,17 +5,19 @@ import numpy as np
 from support.checklist import MLIR, B, C, F, I, N, P, S, add, less, region
 
 
-def elementwise():
-    def rows(dialect, names, values, types=None):
-        for name in names.split():
-            for v in values:
-                given = v if isinstance(v, tuple) else (v,)
-                operands = ", ".join(f"%{n}" for n, _ in zip("abc", given))
-                signature = ", ".join(f"@T{n}" for n in range(len(given)))
-                out = f"3x4x{types or MLIR[given[0].dtype.name]}"
-                line = f'%y = "{dialect}.{name}"({operands}) : ({signature}) -> @R0'
-                add(f"{dialect}.{name}", line, given, [out])
+def rows(dialect, names, values, types=None):
+    """Add each op of ``names`` on each of ``values``, operands of 3 x 4; results of ``types``, or like the first."""
+    for name in names.split():
+        for v in values:
+            given = v if isinstance(v, tuple) else (v,)
+            operands = ", ".join(f"%{n}" for n, _ in zip("abc", given))
+            signature = ", ".join(f"@T{n}" for n in range(len(given)))
+            out = f"3x4x{types or MLIR[given[0].dtype.name]}"
+            line = f'%y = "{dialect}.{name}"({operands}) : ({signature}) -> @R0'
+            add(f"{dialect}.{name}", line, given, [out])
 
+
+def elementwise():
     rows("stablehlo", "cosine exponential exponential_minus_one logistic sine tan tanh", [F, C])
     rows("stablehlo", "log log_plus_one rsqrt sqrt cbrt", [P])
     rows("stablehlo", "log rsqrt sqrt", [C])
@@ -46,6 +48,9 @@ def elementwise():
     rows("chlo", "zeta", [(P + 2, P)])
     rows("chlo", "polygamma", [(np.floor(P + 1.5).astype("f4"), P)])
     rows("chlo", "mulhi", [(I * 10**8, S * 10**7)])
+
+
+def broadcasting():
     for name in [
         "add",
         "atan2",
@@ -88,6 +93,9 @@ def elementwise():
         (F, P[1]),
         ["3x4xi1"],
     )
+
+
+def comparisons_and_conversions():
     for direction in ["EQ", "NE", "LT", "LE", "GT", "GE"]:
         for kind, value in [
             ("FLOAT", F),
@@ -162,6 +170,9 @@ def movement():
     add("stablehlo.reverse", "%y = stablehlo.reverse %a, dims = [1] : @T0", (F,), ["3x4xf32"])
     add("stablehlo.slice", "%y = stablehlo.slice %a [1:3, 0:4:3] : (@T0) -> @R0", (F,), ["2x2xf32"])
     add("stablehlo.transpose", "%y = stablehlo.transpose %a, dims = [1, 0] : (@T0) -> @R0", (F,), ["4x3xf32"])
+
+
+def indexing():
     add(
         "stablehlo.gather",
         '%y = "stablehlo.gather"(%a, %b) {dimension_numbers = #stablehlo.gather<offset_dims = [1], '

@@ -48,6 +48,9 @@ def windows():
         (F, P),
         ["3x4xf32"],
     )
+
+
+def normalization():
     norm = "{epsilon = 0.001 : f32, feature_index = 1 : i64}"
     row = P[0]
     add(
@@ -117,6 +120,9 @@ def contraction():
         (I[:, :, None].repeat(5, 2), RNG.integers(-3, 3, (4, 3, 2)).astype("i4")),
         ["2x4x4xi32"],
     )
+
+
+def solvers():
     add(
         "stablehlo.fft",
         "%y = stablehlo.fft %a, type = RFFT, length = [3, 4] : (@T0) -> @R0",
