@@ -13,6 +13,7 @@ import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from support import tiny
@@ -131,7 +132,7 @@ def on_terminal(folder, *words, script=MAIN, only_stderr=False, **more):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     command = [sys.executable, "-c", script, *words]
-    with open(folder / "stdout.txt", "w+") as file:
+    with TemporaryFile("w+") as file:
         out = file if only_stderr else slave
         process = subprocess.Popen(
             command, stdin=slave, stdout=out, stderr=slave, cwd=folder, env=environment(folder, **more)
