@@ -9,33 +9,14 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import _chlo_ops_gen, _stablehlo_ops_gen, stablehlo
-from support import checklist_control as control
-from support import checklist_elements as elements
-from support import checklist_reductions as reductions
-from support.checklist import CASES, F, module
+from support.checklist import F, module
+from support.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.mlir import make_context
 
 pytestmark = pytest.mark.cpu
-
-for fill in (
-    elements.elementwise,
-    elements.broadcasting,
-    elements.comparisons_and_conversions,
-    elements.movement,
-    elements.indexing,
-    reductions.windows,
-    reductions.normalization,
-    reductions.contraction,
-    reductions.solvers,
-    control.sizes,
-    control.sizes_of_dims,
-    control.control,
-    control.processes,
-):
-    fill()
 
 ELSEWHERE = {
     "stablehlo.send",

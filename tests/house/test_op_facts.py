@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 from llvmlite import ir
-from support import checklist_control as control
-from support import checklist_elements as elements
-from support import checklist_reductions as reductions
-from support.checklist import CASES, module
+from support.checklist import module
+from support.checklist_all import CASES
 
 from aotc.diagnostics import InternalError
 from aotc.frontend.importer import import_model
@@ -91,11 +89,6 @@ def said_in(*folders):
 @cache
 def imported_by_checklist():
     """Return the ops that the modules of ``tests/support/checklist*.py`` become, which run beside an oracle."""
-    if not CASES:
-        for fill in (elements.elementwise, elements.movement, reductions.windows, reductions.contraction):
-            fill()
-        for fill in (control.sizes, control.control, control.processes):
-            fill()
     models = [import_model(module(*case)) for cases in CASES.values() for case in cases]
     return {op.name for m in models for f in m.functions.values() for op in walk(f.body)}
 
