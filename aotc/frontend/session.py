@@ -15,7 +15,8 @@ from aotc.frontend.limits import SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
-from aotc.ir.dims import Dim, Expr, Sym, bounds, lone_atom, sym
+from aotc.ir.dims import Dim, Expr, Sym, lone_atom, sym
+from aotc.ir.dims_compare import decide
 from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
 from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 
@@ -263,10 +264,10 @@ class State:
 
     def require(self, relation: str, left: Dim, right: Dim, message: str) -> None:
         """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven."""
-        low, high = bounds(left - right)
-        if left == right or (relation == "le" and high is not None and high <= 0):
+        proven = decide(relation, left, right)
+        if proven:
             return
-        if (low is not None and low > 0) or (relation == "eq" and high is not None and high < 0):
+        if proven is False:
             self.fail(message.format(left, right))
         requirement = (relation, left, right, message, (left, right))
         if requirement not in self.session.requirements:

@@ -15,6 +15,7 @@ import numpy as np
 
 from aotc.frontend.limits import SHAPE_ELEMENTS
 from aotc.ir.dims import Dim, Expr, bounds, floordiv, maximum, minimum, mod, sym
+from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.opset.shape import SHAPE
@@ -71,9 +72,9 @@ def _sign(a: Dim) -> Dim:
 
 def _compare(name: str, a: Dim, b: Dim) -> Dim:
     """Return 1 where the comparison holds, else 0; an expression where that depends on the dims."""
-    decided = _decide(name, a, b)
+    decided = decide(name, a, b)
     if decided is not None:
-        return decided
+        return int(decided)
     match name:
         case "lt":
             return minimum(maximum(b - a, 0), 1)
@@ -83,23 +84,6 @@ def _compare(name: str, a: Dim, b: Dim) -> Dim:
             return 1 - _compare("lt" if name == "ge" else "gt", a, b)
     apart = minimum(maximum(a - b, b - a), 1)
     return apart if name == "ne" else 1 - apart
-
-
-def _decide(name: str, a: Dim, b: Dim) -> Dim | None:
-    low, high = bounds(a - b)
-    match name:
-        case "eq" | "ne":
-            if a == b:
-                return int(name == "eq")
-            apart = (low is not None and low > 0) or (high is not None and high < 0)
-            return int(name == "ne") if apart else None
-        case "lt" | "ge":
-            if high is not None and high < 0:
-                return int(name == "lt")
-            return int(name == "ge") if low is not None and low >= 0 else None
-    if low is not None and low > 0:
-        return int(name == "gt")
-    return int(name == "le") if high is not None and high <= 0 else None
 
 
 def _static(a: Dim, b: Dim, fn: Callable[[int, int], int]) -> Dim | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
+from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
 from aotc.ir.loop_ir import (
@@ -29,7 +30,7 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import loop_symbol, natural_dtype
-from aotc.ir.opset import ACCUMULATED, ELEMENTWISE, SCALARS
+from aotc.ir.opset import ACCUMULATED, COMPARISONS, ELEMENTWISE, SCALARS
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -302,22 +303,10 @@ class _KernelCheck:
 def _is_false(test: Scalar) -> bool:
     """Is a comparison of index expressions proven never to hold?"""
     match test:
-        case Apply(fn, (a, b)) if fn in _NEVER:
-            sides = [_as_dim(a), _as_dim(b)]
-            if None in sides:
-                return False
-            low, high = bounds(sides[0] - sides[1])  # type: ignore[operator]
-            return _NEVER[fn](low, high)
+        case Apply(fn, (left, right)) if fn in COMPARISONS:
+            a, b = _as_dim(left), _as_dim(right)
+            return a is not None and b is not None and decide(fn, a, b) is False
     return False
-
-
-_NEVER = {
-    "gt": lambda low, high: high is not None and high <= 0,
-    "ge": lambda low, high: high is not None and high < 0,
-    "lt": lambda low, high: low is not None and low >= 0,
-    "le": lambda low, high: low is not None and low > 0,
-}
-"""For each comparison whether bounds of the difference of its sides refute it."""
 
 
 def _as_dim(x: Scalar) -> Dim | None:

@@ -108,6 +108,19 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
                 stack += reversed([inner for branch in branches for inner in branch])
 
 
+def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], Bind | None]]:
+    """Cut ``steps`` at each :class:`Bind`: what the host submits at once, and the size that it reads after that."""
+    cut: list[tuple[list[Step], Bind | None]] = []
+    part: list[Step] = []
+    for step in steps:
+        if isinstance(step, Bind):
+            cut.append((part, step))
+            part = []
+        else:
+            part.append(step)
+    return [*cut, (part, None)]
+
+
 def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
     """Return what a step itself reads and what it writes; the steps inside a loop or branch are not looked at."""
     match step:

@@ -13,7 +13,7 @@ from aotc.ir.dims import static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.program_ir import Bind, Buffered, Check, Constants
+from aotc.ir.program_ir import Buffered, Check, Constants, stretches
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering import verify
@@ -137,17 +137,14 @@ def _lower_regions(
 
 def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int]) -> list[Stage]:
     """Plan memory and encode a command buffer for each stretch of steps between sizes that are read from memory."""
-    binds = [s for s in b.steps if isinstance(s, Bind)]
-    known = {str(bind.dim): n for n, bind in enumerate(binds, start=1)}
-    totals = plan_stages(b.arena, lambda e: max((known.get(s.name, 0) for s in symbols(e)), default=0), len(binds) + 1)
+    parts = stretches(b.steps)
+    known = {str(bind.dim): n for n, (_, bind) in enumerate(parts, start=1) if bind is not None}
+    totals = plan_stages(b.arena, lambda e: max((known.get(s.name, 0) for s in symbols(e)), default=0), len(parts))
     stages: list[Stage] = []
-    rest = list(b.steps)
-    for total, bind in zip(totals, [*binds, None], strict=True):
-        end = rest.index(bind) if bind is not None else len(rest)
-        buffer = Scheduler(slots, kernel_number).encode(rest[:end])
+    for total, (steps, bind) in zip(totals, parts, strict=True):
+        buffer = Scheduler(slots, kernel_number).encode(steps)
         stages.append(Stage(buffer, len(variant.command_buffers), total, bind))
         variant.command_buffers.append(buffer)
-        rest = rest[end + 1 :]
     return stages
 
 

@@ -12,7 +12,7 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_verify import verify_kernel
-from aotc.ir.program_ir import Bind, Buffered, Check
+from aotc.ir.program_ir import Buffered, stretches
 from aotc.ir.program_verify import verify_plan, verify_steps
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.in_place import overwritten
@@ -48,10 +48,7 @@ def after_schedule(
     """Check the arena's plan and the command buffers of one function; ``numbers`` has each kernel's place."""
     totals: list[Dim] = [stage.arena for stage in stages]
     _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
-    rest = [s for s in program.steps if not isinstance(s, Check)]
-    for stage in stages:
-        end = next((n for n, s in enumerate(rest) if isinstance(s, Bind)), len(rest))
-        steps, rest = rest[:end], rest[end + 1 :]
+    for stage, (steps, _) in zip(stages, stretches(program.steps), strict=True):
         _report("schedule", function.name, _commands(stage.buffer, len(set(numbers.values())), slots.count))
         _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__))
 

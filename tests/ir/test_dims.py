@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotc.ir.dims import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, sym
+from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import evaluate, substitute, symbols
 
 pytestmark = pytest.mark.ir
@@ -74,6 +77,26 @@ def test_bounds_hold(pair, values):
     number = meaning(values)
     assert low is None or low <= number
     assert high is None or number <= high
+
+
+RELATIONS = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, VALUES)
+def test_decided_comparisons_hold(left, right, values):
+    for relation, holds in RELATIONS.items():
+        decided = decide(relation, left[0], right[0])
+        assert decided in (None, holds(left[1](values), right[1](values)))
+
+
+def test_comparisons_that_bounds_decide():
+    i, n = sym("i", 0, 4), sym("n", 1)
+    assert [decide(relation, i, 4) for relation in RELATIONS] == [False, True, True, True, False, False]
+    assert [decide(relation, n, 1) for relation in RELATIONS] == [None, None, False, None, None, True]
+    assert [decide(relation, n, n) for relation in RELATIONS] == [True, False, False, True, False, True]
 
 
 @settings(max_examples=300, deadline=None)

@@ -9,7 +9,8 @@ from typing import cast as cast_type
 
 import numpy as np
 
-from aotc.ir.dims import Dim, Expr, bounds
+from aotc.ir.dims import Dim
+from aotc.ir.dims_compare import decide
 from aotc.ir.tensor_ir import Region, TensorType
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -125,10 +126,7 @@ def given_one(given: Types, name: str) -> TensorType:
 
 def may_equal(a: Dim, b: Dim) -> bool:
     """Could the two dims be the same number?"""
-    if not isinstance(a, Expr) and not isinstance(b, Expr):
-        return a == b
-    low, high = bounds(a - b)
-    return not ((low is not None and low > 0) or (high is not None and high < 0))
+    return decide("eq", a, b) is not False
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:

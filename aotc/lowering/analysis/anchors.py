@@ -115,7 +115,7 @@ class Anchors:
         self.reads: dict[Op, Index] = {}
         self.note(self.anchor, self.space, 0)
         if root.name == "reduce":
-            for v in root.operands[1 : len(root.operands) // 2]:
+            for v in root.inputs[1:]:
                 self.note(v, self.space, 0)
             self.extend(root, {root})
 

@@ -10,27 +10,36 @@ from aotc.ir.dims import Dim, Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """A decision by size.
+class CostRow:
+    """What every row says.
 
     Attributes
     ----------
     name : str
-        The row's name: that of the variable in lower case.
+        That of the variable, in lower case.
     value : int
-        The largest size for which it holds.
     unit : str
         Of what ``value`` is a number.
     measured : str
         Where and how it was measured, or why it was chosen.
-    unknown : bool
-        Does it hold for a size that only a call knows?
     """
 
     name: str
     value: int
     unit: str
     measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit(CostRow):
+    """A decision by size: ``value`` is the largest for which it holds.
+
+    Attributes
+    ----------
+    unknown : bool
+        Does it hold for a size that only a call knows?
+    """
+
     unknown: bool = False
 
     def holds(self, size: Dim) -> bool:
@@ -38,29 +47,18 @@ class Limit:
         return self.unknown if isinstance(size, Expr) else size <= self.value
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSize:
-    """How much is done at a time; attributes as of :class:`Limit`."""
+class BlockSize(CostRow):
+    """How much is done at a time."""
 
-    name: str
-    value: int
-    unit: str
-    measured: str
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What the cost model counts; attributes as of :class:`Limit`."""
+class Estimate(CostRow):
+    """What the cost model counts."""
 
-    name: str
-    value: int
-    unit: str
-    measured: str
+    __slots__ = ()
 
 
-Row = Limit | BlockSize | Estimate
-
-
-def rows_in(names: Mapping[str, Any]) -> tuple[Row, ...]:
+def rows_in(names: Mapping[str, Any]) -> tuple[CostRow, ...]:
     """Return the rows among the variables of a module."""
-    return tuple(row for row in names.values() if isinstance(row, Row))
+    return tuple(row for row in names.values() if isinstance(row, CostRow))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage
+from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage, touched
 from aotc.lowering.analysis.cost_work import SERIAL_NS, copy_nanoseconds, grain, nanoseconds
 from aotc.lowering.program.dependences import Memory
 from aotc.vmfb.abi import (
@@ -131,8 +131,7 @@ class Scheduler:
         before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
-            reads = step.reads if isinstance(step, Launch) else (step.source,)
-            writes = step.writes if isinstance(step, Launch) else (step.target,)
+            reads, writes = touched(step)
             found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
             direct = []

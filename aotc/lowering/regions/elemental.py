@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, bounds, maximum, minimum, sym
+from aotc.ir.dims import Dim, maximum, minimum, sym
+from aotc.ir.dims_compare import decide
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
@@ -278,18 +279,10 @@ def all_of(tests: Sequence[Scalar]) -> Scalar:
 
 def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
     """Return the test ``a fn b`` as zero or one scalars (none if proven true)."""
-    lo, hi = bounds(a - b)
-    below, above = hi is not None and hi < 0, lo is not None and lo > 0
-    match fn:
-        case "ge":
-            proven, refuted = lo is not None and lo >= 0, below
-        case "lt":
-            proven, refuted = below, lo is not None and lo >= 0
-        case _:
-            proven, refuted = lo == hi == 0, below or above
+    proven = decide(fn, a, b)
     if proven:
         return []
-    if refuted:
+    if proven is False:
         return [Const(False, "i1")]
     return [Apply(fn, (IndexScalar(a), IndexScalar(b)), "i1")]
 
