@@ -8,6 +8,7 @@ from aotc.ir.dims import Dim, Expr, bounds, is_static, product, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
+from aotc.ir.loop_access import may_overwrite
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
@@ -41,7 +42,8 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     Checked: buffers and symbols are defined before use; an index has one entry
     per dim and is not provably out of bounds; operands of a scalar op and the
     value of a store have the right dtype; private and shared memory has a static size;
-    ``parallel`` is the outermost loop and runs over the grid; aliases exist; something writes each output.
+    ``parallel`` is the outermost loop and runs over the grid; something writes each output, and one that may take an
+    input's memory overwrites nothing that is read later.
     """
     check = _KernelCheck(kernel.name)
     for name in kernel.dims:
@@ -58,6 +60,9 @@ def verify_kernel(kernel: Kernel) -> list[str]:
     for output, source in kernel.aliases:
         if not (0 <= output < len(kernel.outputs) and 0 <= source < len(kernel.inputs)):
             check.say(f"alias ({output}, {source}) names no output or input")
+        elif not may_overwrite(kernel.body, kernel.inputs[source], kernel.outputs[output]):
+            a, out = kernel.inputs[source].name, kernel.outputs[output].name
+            check.say(f"{out} may not take the memory of {a}, which is not only read where {out} is then written")
     try:
         print_kernel(kernel)
     except ValueError as error:

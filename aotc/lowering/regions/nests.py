@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, Sym, minimum, product, sym
-from aotc.ir.loop_ir import Alloc, Apply, ExternalCall, For, If, Let, Load, LoopKind, Scalar, Stmt, Store, While, walk
-from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_access import bounds_of, leaves, operands
+from aotc.ir.loop_ir import ExternalCall, For, Load, LoopKind, Scalar, Stmt, Store, walk
 from aotc.lowering.analysis.anchors import axis_of, loop_name
 from aotc.lowering.analysis.cost import UNROLLED_WINDOW
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
@@ -31,28 +31,17 @@ class NestAxis:
 def addresses(body: Iterable[Stmt]) -> list[Dim]:
     """Return every flat buffer offset and every index used as a value in ``body``."""
     found: list[Dim] = []
-    stack: list[Scalar] = []
+    scalars: list[Scalar] = []
     for stmt in walk(tuple(body)):
+        scalars += operands(stmt)
+        found += bounds_of(stmt)
         match stmt:
-            case Let(value=value) | If(cond=value) | While(pred=value):
-                stack.append(value)
-            case Store(buffer=buffer, index=index, value=value):
+            case Store(buffer=buffer, index=index):
                 found.append(linearize(index, buffer.shape))
-                stack.append(value)
-            case For(begin=begin, end=end):
-                found += [begin, end]
-            case Alloc(buffer=buffer):
-                found += buffer.shape
             case ExternalCall(args=places):
                 found += [linearize(index, buffer.shape) for buffer, index in places]
-    while stack:
-        match stack.pop():
-            case Load(buffer=buffer, index=index):
-                found.append(linearize(index, buffer.shape))
-            case IndexScalar(expr=expr):
-                found.append(expr)
-            case Apply(args=args):
-                stack += args
+    for leaf in leaves(scalars):
+        found.append(linearize(leaf.index, leaf.buffer.shape) if isinstance(leaf, Load) else leaf.expr)
     return found
 
 

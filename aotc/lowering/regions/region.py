@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from itertools import product as product_of
 
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_access import may_overwrite
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import ACCUMULATED, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value
@@ -88,21 +90,8 @@ class RegionBuilder:
         """An output may overwrite an input if the input is only read where the output is then written."""
         if self.function.attrs["kind"] not in ("loop", "contract"):
             return ()
-        reads = reads_of(body)
-        writes: dict[str, set[Index]] = {}
-        for stmt in walk(body):
-            if isinstance(stmt, Store):
-                writes.setdefault(stmt.buffer.name, set()).add(stmt.index)
-        aliases = []
-        for n, out in enumerate(self.outputs):
-            at = writes.get(out.name, set())
-            if len(at) != 1:
-                continue
-            for m, a in enumerate(self.inputs):
-                same = a.shape == out.shape and size_of(a.dtype) == size_of(out.dtype)
-                if same and reads.get(a.name) == at:
-                    aliases.append((n, m))
-        return tuple(aliases)
+        pairs = product_of(enumerate(self.outputs), enumerate(self.inputs))
+        return tuple((n, m) for (n, out), (m, a) in pairs if _same_size(a, out) and may_overwrite(body, a, out))
 
     def cost(self) -> Dim:
         """Return a rough count of scalar operations of the whole region."""
@@ -129,21 +118,8 @@ def _free_symbols(body: tuple[Stmt, ...]) -> set[str]:
     return {s.name for e in addresses(body) for s in symbols(e)} - bound
 
 
-def reads_of(body: tuple[Stmt, ...]) -> dict[str, set[Index]]:
-    """Return the indices at which each buffer is loaded."""
-    indices: dict[str, set[Index]] = {}
-    stack: list[Scalar] = []
-    for stmt in walk(body):
-        match stmt:
-            case Let(value=value) | Store(value=value) | If(cond=value):
-                stack.append(value)
-    while stack:
-        match stack.pop():
-            case Load(buffer=buffer, index=index):
-                indices.setdefault(buffer.name, set()).add(index)
-            case Apply(args=args):
-                stack += args
-    return indices
+def _same_size(a: Buffer, b: Buffer) -> bool:
+    return a.shape == b.shape and size_of(a.dtype) == size_of(b.dtype)
 
 
 # --- loop and window ---------------------------------------------------------
@@ -194,6 +170,3 @@ def combine(
     results = e.region(op.regions[0], tuple(bound))
     totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]
     block += [Store(acc, at, r) for acc, r in zip(accs, totals, strict=True)]
-
-
-# --- row and reduce ----------------------------------------------------------
