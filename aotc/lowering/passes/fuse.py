@@ -198,7 +198,12 @@ class _Fuser:
         return self._groups_behind([*op.operands, *captures(op)])
 
     def _groups_behind(self, stack: list[Value]) -> list[Group]:
-        found: dict[int, Group] = {}
+        groups = {self.group_of[self.makers[v]] for v in self._behind(stack)}
+        return sorted(groups, key=lambda group: group.number, reverse=True)
+
+    def _behind(self, stack: list[Value]) -> set[Value]:
+        """Return the values that groups make and ``stack`` reads, movement ops looked through."""
+        made: set[Value] = set()
         seen: set[Value] = set()
         while stack:
             v = stack.pop()
@@ -206,12 +211,11 @@ class _Fuser:
             if v in seen or maker is None or maker in self.outer:
                 continue
             seen.add(v)
-            group = self.group_of.get(maker)
-            if group is not None:
-                found[group.number] = group
+            if maker in self.group_of:
+                made.add(v)
             else:
                 stack += maker.operands
-        return [found[n] for n in sorted(found, reverse=True)]
+        return made
 
     # --- joining ---
 
@@ -265,7 +269,7 @@ class _Fuser:
     def _absorb(self) -> None:
         readers: dict[Value, list[Op]] = {}
         for op in self.group_of:
-            for v in self._reads(op):
+            for v in self._behind(list(op.operands)):
                 readers.setdefault(v, []).append(op)
         for group in reversed(self.groups):
             if group.kind == "loop" and REGION_OPS.holds(len(group.members) + len(group.absorbed) + 1):
@@ -285,23 +289,6 @@ class _Fuser:
             return None
         ((_, reader),) = pairs
         return reader if reader.kind in ("loop", "row", "reduce", "window", "contract", "update") else None
-
-    def _reads(self, op: Op) -> set[Value]:
-        """Return the group-made values that ``op`` reads through movement ops."""
-        found: set[Value] = set()
-        seen: set[Value] = set()
-        stack = list(op.operands)
-        while stack:
-            v = stack.pop()
-            maker = self.makers.get(v)
-            if v in seen or maker is None or maker in self.outer:
-                continue
-            seen.add(v)
-            if maker in self.group_of:
-                found.add(v)
-            else:
-                stack += maker.operands
-        return found
 
     def _worth(self, group: Group, reader: Group) -> bool:
         """Is computing the group again wherever it is read no more work than storing it?"""

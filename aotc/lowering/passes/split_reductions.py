@@ -28,7 +28,7 @@ from aotc.lowering.analysis.cost import (
     REDUCTION_EXTENT,
     REDUCTION_PARTS,
 )
-from aotc.lowering.analysis.scan_windows import neutral_value
+from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
 from aotc.options import Options
 
@@ -43,9 +43,8 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
 
 
 def _leaves_cores_idle(op: Op) -> bool:
-    if len(op.results) != 1 or len(op.regions[0].ops) != 1:
-        return False
-    if neutral_value(op.regions[0].ops[0].name, op.result.type.dtype) is None:
+    name = combiner(op)
+    if name is None or neutral_value(name, op.result.type.dtype) is None:
         return False
     shape = op.operands[0].type.shape
     size, left = product(shape), product(op.result.type.shape)
@@ -75,11 +74,11 @@ def _split(op: Op, b: Builder) -> Sequence[Value] | None:
 
 def _two_steps(op: Op, x: Value, dims: tuple[int, ...], b: Builder) -> Sequence[Value]:
     """Reduce ``x`` over ``dims`` from a value that changes nothing, then over the axis that is left."""
-    init, combiner = op.operands[1], op.regions[0]
-    neutral = neutral_value(combiner.ops[0].name, init.type.dtype)
+    init, region = op.operands[1], op.regions[0]
+    neutral = neutral_value(region.ops[0].name, init.type.dtype)
     assert neutral is not None
     start = b.constant(neutral, TensorType(init.type.dtype))
-    partial = b.reduce(x, start, dims, copy_region(combiner, b.names))
+    partial = b.reduce(x, start, dims, copy_region(region, b.names))
     return b.append(replace(op, operands=(partial, init), attrs={"dims": (_axis_left(x, dims, op),)}))
 
 

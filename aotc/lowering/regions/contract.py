@@ -32,7 +32,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.lowering.regions.contract_loops import lower_contract_loops
 from aotc.lowering.regions.elemental import provide
-from aotc.lowering.regions.region import RegionBuilder, store_results
+from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -122,16 +122,13 @@ class _Tiles:
         panel_blocks = (self.panels + (panel_block - 1)) // panel_block
         extents = (*p.outer, panel_blocks, row_blocks)
         grid = product(extents)
-        item = sym("p", 0, grid) if grid != 1 else 0
-        *outer, panel_at, row_at = delinearize(item, extents)
+        *outer, panel_at, row_at = delinearize(grid_item(grid), extents)
         block: list[Stmt] = []
         begin = panel_at * panel_block
         self._panels(
             block, tuple(outer), begin, minimum(begin + panel_block, self.panels), row_at * row_block, row_block
         )
-        body = tuple(block) if grid == 1 else (For("p", 0, grid, tuple(block), "parallel"),)
-        flops = product((*p.outer, p.m, p.n, p.k)) * 2
-        return self.b.kernel(grid, body, flops)
+        return self.b.grid(grid, block, product((*p.outer, p.m, p.n, p.k)) * 2)
 
     def _blocks(self) -> tuple[int, int]:
         """Return (row tiles, panels) of one item: enough work to be worth a claim, little enough to share out."""

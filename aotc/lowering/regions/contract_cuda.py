@@ -27,7 +27,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.tiling import Block, best_block
 from aotc.lowering.regions.contract_loops import lower_contract_loops, sum_dtype
 from aotc.lowering.regions.elemental import constant_scalar, provide
-from aotc.lowering.regions.region import RegionBuilder, store_results
+from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
@@ -115,7 +115,7 @@ class _Blocks:
         p, s = self.p, self.shape
         extents = (*p.batch, (p.m + (s.rows - 1)) // s.rows, (p.n + (s.cols - 1)) // s.cols)
         grid = product(extents)
-        *batch, row, column = delinearize(sym("p", 0, grid) if grid != 1 else 0, extents)
+        *batch, row, column = delinearize(grid_item(grid), extents)
         at, first, start = tuple(batch), row * s.rows, column * s.cols
         zero = constant_scalar(to_numpy(self.dtype).type(0), self.dtype)
         clear: tuple[Stmt, ...] = (Store(self.acc, self._part(), zero),)
@@ -126,8 +126,7 @@ class _Blocks:
         block.append(self._threads(self._unrolled(clear)))
         block += [For("q", 0, steps, slice_)] if steps != 1 else slice_
         block += [self._keep(), Barrier(), self._epilogue(at, first, start)]
-        body = tuple(block) if grid == 1 else (For("p", 0, grid, tuple(block), "parallel"),)
-        return self.b.kernel(grid, body, product((*p.batch, p.m, p.n, p.k)) * 2)
+        return self.b.grid(grid, block, product((*p.batch, p.m, p.n, p.k)) * 2)
 
     def _threads(self, body: tuple[Stmt, ...]) -> For:
         return For("t", 0, self.shape.threads, body, "thread")

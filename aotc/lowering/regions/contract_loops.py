@@ -9,7 +9,7 @@ from aotc.lowering.analysis.cost_products import UNROLLED_TERMS
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
-from aotc.lowering.regions.nests import NestAxis, addresses, make_axes, mergeable, serial
+from aotc.lowering.regions.nests import NestAxis, serial
 from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
@@ -26,11 +26,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
         e.anchor(op.result, lambda _: total)
         store_results(b, e, at)
 
-    trial: list[Stmt] = []
-    emit(trial, b.anchors.space)
-    axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
-    merged = make_axes(b.shape, mergeable(b.anchors.space, b.shape, axes, addresses(trial)))
-    grid, body = loops_over(b, merged, emit, trial)
+    grid, body = loops_over(b, emit)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)
 

@@ -44,12 +44,6 @@ def real_and_imaginary(x: Scalar) -> tuple[Scalar, Scalar]:
     return Apply("real", (x,), dtype), Apply("imag", (x,), dtype)
 
 
-def integer(constant: Const) -> int:
-    """Return the value of an integer literal."""
-    assert isinstance(constant.value, int)
-    return constant.value
-
-
 def provide(scalar: Scalar) -> Callable[[Index], Scalar]:
     """Return the function that gives ``scalar`` whatever the index, for :meth:`Elements.anchor`."""
     return lambda _: scalar
@@ -121,8 +115,8 @@ class Elements:
 
     def clamp(self, scalar: Scalar, last: Dim) -> Dim:
         """Return the integer scalar clamped to ``[0, last]`` as an index expression."""
-        if isinstance(scalar, Const) and isinstance(last, int):
-            return min(max(integer(scalar), 0), last)
+        if isinstance(scalar, Const) and isinstance(scalar.value, int) and isinstance(last, int):
+            return min(max(scalar.value, 0), last)
         if isinstance(scalar, IndexScalar):
             return minimum(maximum(scalar.expr, 0), last)
         if last == 0:

@@ -40,21 +40,19 @@ def lower_loop(function: Function, target: Target) -> Kernel:
         _anchor_windows(b, e, at)
         store_results(b, e, at)
 
+    grid, body = loops_over(b, emit)
+    return b.kernel(grid, body, b.cost())
+
+
+def loops_over(b: RegionBuilder, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+    """Return the grid and the loops over the space of the region, as :data:`_GRIDS` has them for the target.
+
+    ``emit(block, index)`` adds the statements of one element; a trial of it tells which axes run as one, and the cost.
+    """
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
     axes = [k for k, s in enumerate(b.anchors.space) if s != 0]
     merged = make_axes(b.shape, mergeable(b.anchors.space, b.shape, axes, addresses(trial)))
-    grid, body = loops_over(b, merged, emit, trial)
-    return b.kernel(grid, body, b.cost())
-
-
-def loops_over(
-    b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
-) -> tuple[Dim, tuple[Stmt, ...]]:
-    """Return the grid and the loops over the axes ``merged``, as :data:`_GRIDS` has them for the target.
-
-    ``emit(block, index)`` adds the statements of one element; ``trial`` are those of a trial, which tell the cost.
-    """
     if not merged:
         block: list[Stmt] = []
         emit(block, b.anchors.space)

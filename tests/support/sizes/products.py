@@ -57,8 +57,10 @@ def product(d: Draw) -> Program:
     dtype = d.one(*FLOATS, "int8")
     batch = (d.one(2, 3, 12),) if d.maybe(0.3) else ()
     m, k, n = (d.size(4096) for _ in range(3))
+    square = d.maybe(0.4)
     while 2 * m * k * n * int(np.prod(batch)) > MOST_FLOPS or max(m * k, k * n, m * n) > 4 * MOST_ELEMENTS:
         m, k, n = (d.size(max(side // 2, 1)) if d.maybe() else side for side in (m, k, n))
+        n = k if square else n
     left, right = d.maybe(0.3), d.maybe(0.3)
     a = d.values(*batch, *((k, m) if left else (m, k)), dtype=dtype)
     shared = batch if d.maybe() else ()
@@ -69,17 +71,18 @@ def product(d: Draw) -> Program:
         a, b = jnp.swapaxes(a, -1, -2) if left else a, jnp.swapaxes(b, -1, -2) if right else b
         return jnp.matmul(a, b, preferred_element_type="int32" if integer else None)
 
-    what, function, more = ("none", dot, []) if integer else epilogue(d, dot, n, dtype)
-    text = f"dot {dtype} a {a.shape}{'.T' * left} b {b.shape}{'.T' * right}, then {what}"
+    text = f"dot {dtype} a {a.shape}{'.T' * left} b {b.shape}{'.T' * right}"
     if not integer and k == n and d.maybe(0.7):
-        residual = function
+        once = dot
 
-        def function(*args: Any) -> Any:
-            rows = jnp.swapaxes(args[0], -1, -2) if left else args[0]
-            return dot(jnp.tanh(rows) + residual(*args).reshape(*rows.shape[:-1], -1), jnp.eye(k, dtype=dtype)) + rows
+        def dot(a: Any, b: Any) -> Any:
+            h = jnp.tanh(jnp.swapaxes(a, -1, -2) if left else a)
+            h = h + once(a, b)
+            return h + h @ (jnp.swapaxes(b, -1, -2) if right else b)
 
-        text += ", added to a, twice"
-    return Program(text, function, [a, b, *more], 0 if integer else 2 * k, (1,) if d.maybe() else ())
+        text = f"two residual blocks, {text}"
+    what, function, more = ("none", dot, []) if integer else epilogue(d, dot, n, dtype)
+    return Program(f"{text}, then {what}", function, [a, b, *more], 0 if integer else 2 * k, (1,) if d.maybe() else ())
 
 
 def attention(d: Draw) -> Program:

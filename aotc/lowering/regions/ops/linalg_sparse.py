@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, sym
-from aotc.ir.loop_ir import Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
-from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost_work import SPARSE_WORK
 from aotc.lowering.regions.elemental import Elements, constant_scalar
@@ -31,16 +30,10 @@ def lower_csr_dot(function: Function, target: Target) -> Kernel:
     clear: Stmt = Store(out, at, zero)
     body.append(clear if width is None else For("k", 0, width, (clear,)))
     e.enter(body)
-    begin, end = (_clamped(e, Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
+    begin, end = (e.clamp(Load(starts, (place,)), data.shape[0]) for place in (r, r + 1))
     body.append(For("p", begin, end, tuple(_add_row(e, data, columns, dense, out, at))))
     work = data.shape[0] * (1 if width is None else width)
     return b.grid(rows, body, work * SPARSE_WORK.value, "r")
-
-
-def _clamped(e: Elements, value: Scalar, last: Dim) -> Dim:
-    wide = value if value.dtype == "i64" else Apply("convert", (value,), "i64")
-    low = Apply("max", (wide, Const(0, "i64")), "i64")
-    return sym(e.bind(Apply("min", (low, IndexScalar(last)), "i64"), "n").name, 0, last + 1)
 
 
 def _add_row(
@@ -49,7 +42,7 @@ def _add_row(
     inner = e.new_block()
     p = sym("p", 0, data.shape[0])
     factor = e.bind(Load(data, (p,)))
-    column = _clamped(e, Load(columns, (p,)), dense.shape[0] - 1)
+    column = e.clamp(Load(columns, (p,)), dense.shape[0] - 1)
     added = Store(out, at, Apply("mul", (factor, Load(dense, (column, *at[1:]))), out.dtype), "add")
     inner.append(added if len(at) == 1 else For("k", 0, out.shape[1], (added,)))
     return inner
