@@ -57,10 +57,11 @@ def product(d: Draw) -> Program:
     dtype = d.one(*FLOATS, "int8")
     batch = (d.one(2, 3, 12),) if d.maybe(0.3) else ()
     m, k, n = (d.size(4096) for _ in range(3))
-    square = d.maybe(0.4)
     while 2 * m * k * n * int(np.prod(batch)) > MOST_FLOPS or max(m * k, k * n, m * n) > 4 * MOST_ELEMENTS:
         m, k, n = (d.size(max(side // 2, 1)) if d.maybe() else side for side in (m, k, n))
-        n = k if square else n
+    if d.maybe(0.4):
+        m, k = d.size(128), d.one(16, 32, 48, 64, 65, 96, 128, 255, 256)
+        n = k
     left, right = d.maybe(0.3), d.maybe(0.3)
     a = d.values(*batch, *((k, m) if left else (m, k)), dtype=dtype)
     shared = batch if d.maybe() else ()
@@ -73,12 +74,12 @@ def product(d: Draw) -> Program:
 
     text = f"dot {dtype} a {a.shape}{'.T' * left} b {b.shape}{'.T' * right}"
     if not integer and k == n and d.maybe(0.7):
-        once = dot
 
         def dot(a: Any, b: Any) -> Any:
             h = jnp.tanh(jnp.swapaxes(a, -1, -2) if left else a)
-            h = h + once(a, b)
-            return h + h @ (jnp.swapaxes(b, -1, -2) if right else b)
+            b = jnp.swapaxes(b, -1, -2) if right else b
+            h = h + h @ b
+            return h + h @ b
 
         text = f"two residual blocks, {text}"
     what, function, more = ("none", dot, []) if integer else epilogue(d, dot, n, dtype)
