@@ -243,7 +243,8 @@ class _Parser:
             _fail(call, "levels is not a list")
         nest: list[Any] = [self.dims(level) for level in levels.elts]
         rows, cols, form = (ast.literal_eval(said[k]) for k in ("rows", "cols", "form"))
-        at = {k: self.dim(said[k]) for k in ("out_base", "out_row", "a_base", "a_row", "b_base")}
+        places = ("out_base", "out_row", "a_base", "a_row", "b_base", *(["a_inner"] if "a_inner" in said else []))
+        at = {k: self.dim(said[k]) for k in places}
         return Tile(rows, cols, out=out, a=a, b=b, levels=tuple(nest), form=form, **at)
 
     # --- scalars ---

@@ -203,6 +203,8 @@ class _KernelPrinter:
             "a_base": self.dim(t.a_base), "a_row": self.dim(t.a_row), "b_base": self.dim(t.b_base),
             "levels": f"[{levels}]", "form": f'"{t.form}"',
         }  # fmt: skip
+        if t.a_inner != 1:
+            fields["a_inner"] = self.dim(t.a_inner)
         rest = ", ".join(f"{name}={value}" for name, value in fields.items())
         return f"tile({t.out.name}, {t.a.name}, {t.b.name}, {rest})"
 

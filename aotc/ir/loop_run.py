@@ -20,6 +20,7 @@ from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import LOOPS, OPERATORS
 from aotc.ir.opset import ACCUMULATED, INFIX, SCALARS, ScalarOp, elementwise
 from aotc.ir.opset.linalg_lapack_reference import call
+from aotc.ir.tile_forms import FORMS
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
 _PREFIX = "call_"
@@ -238,12 +239,13 @@ def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels:
     flat_out, flat_a, flat_b = (m.array.reshape(-1) for m in (out, a, b))
     if not np.shares_memory(flat_out, out.array):
         raise ValueError("the output of a tile is not contiguous")
-    kind = out.array.dtype
+    kind, group = out.array.dtype, FORMS[form].group
     total = np.zeros((rows, cols), kind)
     for k in product(*(range(extent) for extent, _, _ in levels)):
         a_at = at["a_base"] + sum(i * step for i, (_, step, _) in zip(k, levels))
         b_at = at["b_base"] + sum(i * step for i, (_, _, step) in zip(k, levels))
-        column = flat_a[a_at + at["a_row"] * np.arange(rows)].astype(kind)
-        total += column[:, None] * flat_b[b_at : b_at + cols].astype(kind)
+        for t in range(group):
+            column = flat_a[a_at + t * at.get("a_inner", 1) + at["a_row"] * np.arange(rows)].astype(kind)
+            total += column[:, None] * flat_b[b_at + t + group * np.arange(cols)].astype(kind)
     place = at["out_base"] + at["out_row"] * np.arange(rows)[:, None] + np.arange(cols)
     flat_out[place] = total

@@ -15,7 +15,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.loop_verify import verify_kernel
-from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = pytest.mark.ir
 
@@ -289,3 +289,23 @@ def test_what_is_wrong_with_a_library_call():
     assert found == ["kernel k2: call of dgetrf: places has 2 dims, the index has 1"]
     with pytest.raises(ValueError, match="not an element of a buffer"):
         parse_kernel(LIBRARY_CALL.replace("places[p, 0]", "places"))
+
+
+@pytest.mark.parametrize(("form", "dtype", "out", "group"), [("bf16", "bf16", "f32", 2), ("i8", "i8", "i32", 4)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_tiles_of_groups(form, dtype, out, group, turned):
+    """The left side by rows, or by columns, whose stride the text has to say: two kernels of one text are one."""
+    rows, cols, k = 3, 8, 8
+    a_row, step = (1, rows) if turned else (k, 1)
+    a = ir.Buffer("a", dtype, (k, rows) if turned else (rows, k))
+    b, o = ir.Buffer("b", dtype, (k // group, cols * group)), ir.Buffer("o", out, (rows, cols))
+    levels = ((k // group, step * group, cols * group),)
+    tile = ir.Tile(rows, cols, o, 0, cols, a, 0, a_row, b, 0, levels, form, a_inner=step)
+    kernel = ir.Kernel("k", (a, b), (o,), (), 1, (tile,))
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    rng = np.random.default_rng(0)
+    left, right = (rng.integers(-3, 4, shape).astype("f4") for shape in ((rows, k), (k, cols)))
+    packed = right.reshape(k // group, group, cols).swapaxes(1, 2).reshape(b.shape)
+    found = np.zeros(o.shape, to_numpy(out))
+    run_kernel(kernel, [(left.T if turned else left).astype(to_numpy(dtype)), packed.astype(to_numpy(dtype)), found])
+    np.testing.assert_array_equal(found, left @ right)

@@ -235,7 +235,7 @@ class _Tiles:
         def tile_into(out: Buffer, out_base: Dim, out_row: Dim) -> Tile:
             return Tile(
                 height, p.cols, out, out_base, out_row, self.a, base, self.a_row, p.b, p.b_at(outer, panel), p.levels,
-                p.form, a_inner=p.a_inner,
+                p.form, a_inner=p.a_inner if FORMS[p.form].group > 1 else 1,
             )  # fmt: skip
 
         if self._direct():
