@@ -116,10 +116,7 @@ class Expr:
             if abs(coefficient) != 1:
                 factors.insert(0, str(abs(coefficient)))
             sign = "-" if coefficient < 0 else "+"
-            only = monomial[0] if len(factors) == 1 else None
-            plain = isinstance(only, Call) and only.fn not in ("//", "%")
-            text = str(only) if plain else "*".join(factors)
-            parts.append(f" {sign} {text}")
+            parts.append(f" {sign} {'*'.join(factors)}")
         if self.const or not parts:
             parts.append(f" {'-' if self.const < 0 else '+'} {abs(self.const)}")
         text = "".join(parts)

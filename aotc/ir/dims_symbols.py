@@ -25,6 +25,19 @@ def symbols(e: Dim) -> set[Sym]:
     return found
 
 
+def count_atoms(e: Dim, most: int) -> int:
+    """Return how many names and functions ``e`` is written with, or ``most + 1`` if they are more."""
+    count = 0
+    stack: list[Dim] = [e]
+    while stack and count <= most:
+        x = stack.pop()
+        if isinstance(x, Expr):
+            atoms = [atom for monomial, _ in x.terms for atom in monomial]
+            count += len(atoms)
+            stack += [part for atom in atoms if not isinstance(atom, Sym) for part in (atom.a, atom.b)]
+    return min(count, most + 1)
+
+
 def substitute(e: Dim, values: Mapping[str, Dim]) -> Dim:
     """Return ``e`` with symbols replaced by name."""
     return _replace(e, lambda s: values.get(s.name))

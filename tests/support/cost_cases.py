@@ -66,6 +66,11 @@ def repeated(step: Callable[..., Any], count: int) -> Callable[..., Any]:
     return lambda x: reduce(lambda y, n: step(y), range(count), x)
 
 
+def turned(count: int) -> Callable[..., Any]:
+    """Return ``count`` reshapes of a matrix with a transpose around each."""
+    return repeated(lambda x: x.T.reshape(48, 12).T.reshape(24, 24), count)
+
+
 def window(size: Any, stride: int = 1, how: Any = lax.add, start: float = 0.0) -> Callable[[Any], Any]:
     """Return a reduction of windows."""
 
@@ -181,6 +186,7 @@ PRODUCTS = {
 
 LOOPS = {
     "scalar_depth": (case(repeated(lambda x: x * 0.5 + 1, 2), (8,)), case(repeated(lambda x: x * 0.5 + 1, 10), (8,))),
+    "index_atoms": (case(turned(3), (24, 24)), case(turned(20), (24, 24))),
     "short_item": pair(PLUS, [(64, 100), (100,)], [(64, 600), (600,)]),
     "whole_axis": pair(TWICE, (1000,), (10_000,)),
     "segments": (

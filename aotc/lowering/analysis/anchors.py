@@ -16,7 +16,7 @@ from aotc.ir.dims import Dim, Expr, Sym
 from aotc.ir.dims_symbols import substitute_symbols, symbols
 from aotc.ir.opset import ELEMENTWISE, PERMUTATIONS
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.index_maps import Index, forward
+from aotc.lowering.analysis.index_maps import Index, forward, is_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Anchors:
             index = self._broadcast(op, at)
         elif value is op.operands[0]:
             index = forward(op, at)
-        if index is None:
+        if index is None or any(map(is_long, index)):
             return {}
         self.levels[op.results[0]] = max(self.levels[v] for v, _ in known)
         self.index[op.results[0]] = index

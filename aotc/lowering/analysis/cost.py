@@ -151,6 +151,10 @@ SCALAR_DEPTH = Limit(
     "scalar_depth", 12, "scalar operations nested in an expression",
     "chosen, not measured: deeper ones get a name, for the text's sake and the recursion's",
 )
+INDEX_ATOMS = Limit(
+    "index_atoms", 48, "names and functions in an index expression",
+    "chosen, not measured: longer ones get a name, for each transpose between two reshapes doubles their text",
+)
 ITEM_ELEMENTS = BlockSize(
     "item_elements", 1024, "elements of a grid item of trailing axes",
     "chosen, not measured: about a microsecond of a core",

@@ -11,9 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, floordiv, mod, product
+from aotc.ir.dims_symbols import count_atoms
 from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.cost import INDEX_ATOMS
 
 Index = tuple[Dim, ...]
+
+
+def is_long(i: Dim) -> bool:
+    """Is ``i`` too long to be built upon? Each reshape after a transpose doubles it."""
+    return not INDEX_ATOMS.holds(count_atoms(i, INDEX_ATOMS.value))
 
 
 def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:

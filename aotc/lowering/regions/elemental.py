@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, maximum, minimum, sym
+from aotc.ir.dims import Dim, bounds, maximum, minimum, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, captured
 from aotc.lowering.analysis.cost import SCALAR_DEPTH
-from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.index_maps import Index, backward, is_long
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 
@@ -67,6 +67,7 @@ class Elements:
         self.block: list[Stmt] = []
         self.anchored: dict[Value, Callable[[Index], Scalar]] = {}
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
+        self._named: dict[Dim, Dim] = {}
         self._uses: dict[Value, int] = {}
         for op in dict.fromkeys(ops.values()):
             for v in op.operands:
@@ -76,6 +77,7 @@ class Elements:
         """Continue in another block; expressions of the old one are no longer reused."""
         self.block = block
         self._cache = {}
+        self._named = {}
 
     def new_block(self) -> list[Stmt]:
         """Continue in a new block, and return it."""
@@ -126,6 +128,16 @@ class Elements:
         wide = Apply("min", (wide, IndexScalar(last)), "i64")
         return sym(self.bind(wide, "n").name, 0, last + 1)
 
+    def short(self, i: Dim) -> Dim:
+        """Return ``i``, or a name for it if it is long."""
+        if not is_long(i):
+            return i
+        if i not in self._named:
+            low, high = bounds(i)
+            name = self.bind(IndexScalar(i), "n").name
+            self._named[i] = sym(name, low or 0, None if high is None else high + 1)
+        return self._named[i]
+
     def _make(self, value: Value, index: Index) -> tuple[Scalar, int]:
         if value in self.anchored:
             return self.anchored[value](index), 0
@@ -133,7 +145,7 @@ class Elements:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
         if op.name in MOVES:
-            return self._at(op.operands[0], backward(op, index))
+            return self._at(op.operands[0], tuple(self.short(i) for i in backward(op, index)))
         if op.name in _MAKERS:
             made = _MAKERS[op.name](self, op, index)
             return self._cache.get((value, index), made)
@@ -252,7 +264,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
             tests += test_index(at % (gap + 1), 0, "eq")
             at = at // (gap + 1)
         tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
-        inner.append(minimum(maximum(at, 0), d - 1))
+        inner.append(self.short(minimum(maximum(at, 0), d - 1)))
     padding = self.at(op.operands[1], ())
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
         return padding, 0

@@ -24,6 +24,18 @@ def max_pool(x):
     return pool(lax.max, -jnp.inf, (1, 3, 2), (1, 2, 1), "SAME")(x)
 
 
+def turned(x, times):
+    for _ in range(times):
+        x = x.T.reshape(48, 12).T.reshape(24, 24)
+    return x
+
+
+def padded(x, times):
+    for _ in range(times):
+        x = jnp.pad(x, 1).T
+    return x
+
+
 MOVEMENT = {
     "transpose": (lambda x: (x.T, x.transpose(1, 0, 2), x.transpose(2, 0, 1) + 1, x.swapaxes(1, 2).copy()), [X]),
     "reshape": (lambda x: (x.reshape(20, 6), x.reshape(-1) * 2, x.T.reshape(8, 15), x.reshape(2, 2, 5, 1, 6)), [X]),
@@ -76,6 +88,8 @@ MOVEMENT = {
     "avg-pool-grad": (jax.grad(lambda x: (pool(lax.add, 0.0, (1, 3, 3), (1, 2, 2), "SAME")(x) ** 2).sum()), [X]),
     "max-pool-grad": (jax.grad(lambda x: (max_pool(x) ** 2).sum()), [X]),
     "max-pool-grad-ties": (jax.grad(lambda x: (max_pool(x) * jnp.arange(6)).sum()), [np.ones((4, 5, 6), "float32")]),
+    "turned": (lambda x: (turned(x, 10), turned(jnp.tanh(x @ x), 10), turned(x + x.sum(0), 10)), [normal(24, 24)]),
+    "padded": (lambda x: (padded(x, 20), padded(jnp.tanh(x @ x.T), 20)), [normal(6, 7)]),
     "sort": (lambda x: (jnp.sort(x, 0), jnp.sort(x, 1), jnp.sort(x, -1), jnp.sort(x, descending=True)), [X]),
     "sort-nan": (lambda x: jnp.sort(x), [np.array([3, np.nan, -0.0, 0.0, -np.inf, np.inf, 1, -2], "float32")]),
     "argsort": (lambda x: (jnp.argsort(x, 0), jnp.argsort(x, -1), lax.sort((x, x + 1), num_keys=1)), [integers(6, 40)]),
