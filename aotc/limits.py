@@ -22,6 +22,14 @@ why: so much of a model's text is hashed at a time: to encode all at once would 
 from: chosen, not measured
 """
 
+# ---------------------------------------------------------------- reports of failures
+
+KEPT_REPORTS = 8
+"""unit: folders
+why: so many older ones stay beside a new report: enough for the failures of one session of work
+from: chosen, not measured
+"""
+
 # ---------------------------------------------------------------- aotc check
 
 MOST_ITERATIONS = 256

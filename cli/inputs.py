@@ -13,7 +13,7 @@ import ast
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 from zipfile import BadZipFile
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.files import append_whole, write_whole
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
 _TOKEN = re.compile(r"\([^)]*\)|[^\s,\[\]]+")
@@ -264,6 +265,15 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
 
 
 def save_array(path: str, array: np.ndarray, append: bool) -> None:
-    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, as IREE's ``+`` does."""
-    with Path(path).open("ab" if append else "wb") as file:
-        np.save(file, to_storage(array), allow_pickle=False)
+    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, as IREE's ``+`` does.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file; what was there before is unchanged.
+    """
+    stored = np.ascontiguousarray(to_storage(array)).reshape(array.shape)
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
+    write = append_whole if append else write_whole
+    write(path, [header.getvalue(), stored])

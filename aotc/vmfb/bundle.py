@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import os
 import struct
-from _thread import get_ident
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgpack
 
 from aotc.vmfb import manifest as schema
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.files import write_whole
 from aotc.vmfb.limits import EAGER_BYTES
 
 MAGIC = b"AOTCVMFB"
@@ -118,24 +117,16 @@ def table_end(table: Sequence[dict[str, Any]]) -> int:
 
 
 def write_file(path: str, parts: list[Any]) -> None:
-    """Write ``parts`` one after the other to a file that appears whole or not at all.
+    """Write ``parts`` to a file as :func:`aotc.vmfb.files.write_whole` does.
 
     Raises
     ------
     BundleError
         If it cannot be written; a file that was there before is unchanged.
     """
-    temporary = f"{path}.{os.getpid()}.{get_ident()}.tmp"
     try:
-        with open(temporary, "wb") as f:
-            for part in parts:
-                f.write(part)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
+        write_whole(path, parts)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
         need = sum(len(part) for part in parts)
         raise BundleError(
             path,

@@ -1,9 +1,9 @@
 """What leaves the compiler when a stage of it breaks: an error that says where, with what is needed to repeat it."""
 
 import errno
+import shlex
 import subprocess
 import sys
-import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -63,12 +63,6 @@ STAGES = {
     "manifest": (aotc.assemble, "signature", "while writing the bundle"),
     "write": (aotc.assemble, "write_bundle", "while writing the bundle"),
 }
-
-
-@pytest.fixture(autouse=True)
-def evidence(monkeypatch, tmp_path):
-    """Folders of evidence go to the test's own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -145,6 +139,18 @@ def test_the_command_repeats_the_options(monkeypatch, tmp_path):
         aotc.compile(MODEL, **flags)
 
 
+def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
+    monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
+    path = tmp_path / "my model; rm x.mlir"
+    path.write_text(MODEL)
+    with pytest.raises(InternalError) as caught:
+        aotc.compile(path, weights="a b.safetensors")
+    command = str(caught.value).rpartition("to repeat: ")[2]
+    words = shlex.split(command)
+    assert words[:5] == ["aotc", "compile", str(path), "-o", "model.vmfb"]
+    assert "--weights=a b.safetensors" in words
+
+
 def test_a_manifest_that_breaks_the_schema_is_ours(monkeypatch, quick_kernels):
     monkeypatch.setattr(aotc.assemble, "signature", lambda f: {"arguments": 3})
     with pytest.raises(InternalError, match=r"while writing the bundle: BundleError: .*breaks the schema"):
@@ -175,7 +181,7 @@ def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
 
 def test_an_error_is_heard_where_nothing_can_be_written(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
-    monkeypatch.setattr("aotc.guard.mkdtemp", lambda **_: str(tmp_path / "m.mlir"))
+    monkeypatch.setattr("aotc.guard.report_folder", lambda keep: str(tmp_path / "m.mlir"))
     (tmp_path / "m.mlir").write_text(MODEL)
     with pytest.raises(InternalError, match=r"'planted' .and nothing could be written about it"):
         aotc.compile(MODEL)

@@ -35,14 +35,18 @@ MAY_IMPORT = {
         "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.kernels": (
-        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", *COMMON, *CONTRACTS,
+        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.disk_cache", "aotc.vmfb.files",
+        *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
+    "aotc.disk_cache": ("aotc.diagnostics", "aotc.limits", "aotc.vmfb.files"),
     "aotc.limits": (),
     "aotc.options": ("aotc.diagnostics",),
     "aotc.recursion_limit": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
-    "aotc.guard": ("aotc.diagnostics", "aotc.options", "aotc.ir", "aotc.vmfb.errors"),
+    "aotc.guard": (
+        "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.files",
+    ),
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),
     "aotc.bundle_cache": (
