@@ -85,6 +85,10 @@ class CompileError(Exception):
         return "\n\n".join(shown + ([f"and {more} more"] if more > 0 else []))
 
 
+class AotcWarning(UserWarning):
+    """Something is not as it should be, and work goes on without it."""
+
+
 class InternalError(Exception):
     """aotc itself is at fault.
 

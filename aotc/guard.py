@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aotc.diagnostics import UNKNOWN, CompileError, InternalError, Loc
+from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError, InternalError, Loc
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
 from aotc.limits import KEPT_REPORTS
@@ -23,8 +23,8 @@ from aotc.options import Options
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.files import report_folder
 
-THEIRS = (CompileError, BundleError, VmError)
-"""The errors that say that somebody else is at fault."""
+THEIRS = (CompileError, BundleError, VmError, AotcWarning)
+"""The errors that say that somebody else is at fault; a warning is one for whom Python is told so (``-W error``)."""
 EXTRAS = {
     **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "ziglang", "safetensors"), "compile"),
     **dict.fromkeys(("cuda", "numba_cuda", "nvidia"), "cuda-compile"),

@@ -10,12 +10,6 @@ why: only what took longer is kept: a bundle that is made as quickly as it is re
 from: chosen, not measured
 """
 
-LIMIT_MB = 4096
-"""unit: megabytes of the folder
-why: beyond, the oldest bundles go; AOTC_CACHE_LIMIT_MB sets another
-from: chosen, not measured; some ten models with their weights
-"""
-
 CHUNK_BYTES = 1 << 20
 """unit: bytes, or characters
 why: so much of a model's text is hashed at a time: to encode all at once would double a large model in memory

@@ -35,11 +35,10 @@ MAY_IMPORT = {
         "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.kernels": (
-        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.disk_cache", "aotc.vmfb.files",
+        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.files",
         *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
-    "aotc.disk_cache": ("aotc.diagnostics", "aotc.limits", "aotc.vmfb.files"),
     "aotc.limits": (),
     "aotc.options": ("aotc.diagnostics",),
     "aotc.recursion_limit": (),
@@ -50,7 +49,8 @@ MAY_IMPORT = {
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),
     "aotc.bundle_cache": (
-        "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.limits", "aotc.vmfb.custom_calls", *COMMON,
+        "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.kernels.workers.store", "aotc.limits",
+        "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
