@@ -260,7 +260,8 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         last = target is targets[-1]
         variants.append(lower(run_passes(modules.pop() if last else modules[0], one), target, one))
         if one.dump_ir:
-            _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
+            with guard("in the report on lowering", one):
+                _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
     return assemble(signatures, variants, options)
 
 

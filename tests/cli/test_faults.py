@@ -169,6 +169,23 @@ def test_no_memory_is_no_fault_of_the_compiler(stage, monkeypatch):
         aotc.compile(MODEL)
 
 
+def test_a_report_on_lowering_that_cannot_be_written(monkeypatch, tmp_path):
+    real = pipeline._dump
+
+    def dump(options, name, text):
+        if name.endswith("-lower.txt"):
+            raise planted
+        real(options, name, text)
+
+    monkeypatch.setattr(pipeline, "_dump", dump)
+    planted = OSError(errno.EACCES, "no way", "19-lower.txt")
+    with pytest.raises(CompileError, match=r"19-lower\.txt: error: no way"):
+        aotc.compile(MODEL, dump_ir=str(tmp_path))
+    planted = KeyError("planted")
+    with pytest.raises(InternalError, match="in the report on lowering: KeyError: 'planted'"):
+        aotc.compile(MODEL, dump_ir=str(tmp_path))
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
     def write_text(path, text):
