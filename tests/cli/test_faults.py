@@ -291,12 +291,27 @@ def test_arguments_that_jax_cannot_flatten():
         ({"weights": None}, "weights is None"),
         ({"specialize": {"b": 3}}, "specialize is"),
         ({"specialize": [3]}, "specialize is"),
+        ({"specialize": {3: (1,)}}, "specialize is"),
+        ({"specialize": {"b": (1.5,)}}, "specialize is"),
+        ({"specialize": {"b": "18"}}, "specialize is"),
+        ({"specialize": {"b": iter((1, 8))}}, "specialize is"),
+        ({"target": Path("cpu")}, "target is PosixPath"),
+        ({"stop_after": Path("cse")}, "stop_after is PosixPath"),
+        ({"dump_ir": b"ir"}, "dump_ir is b'ir'"),
+        ({"jobs": 2.0}, "jobs is 2.0"),
         ({"progress": "yes"}, "progress is"),
     ],
 )
 def test_options_of_other_types(options, part):
     with pytest.raises(CompileError, match=part):
         aotc.compile(MODEL, **options)
+
+
+def test_sizes_may_be_integers_of_numpy(monkeypatch, quick_kernels):
+    text = MODEL.replace("4x4", "?x4").replace("%x: tensor<?x4xf32>", '%x: tensor<?x4xf32> {jax.arg_info = "x"}')
+    dim = next(iter(import_model(text).functions.values())).body.params[0].type.shape[0]
+    sizes = {str(dim): np.array([1, 8], "int8")}
+    assert aotc.compile(text, specialize=sizes) == aotc.compile(text, specialize={str(dim): [np.int64(1), 8]})
 
 
 def test_a_missing_package_is_named(tmp_path):
