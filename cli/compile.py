@@ -145,11 +145,9 @@ def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.frontend.importer import import_model
     from aotc.ir.tensor_text import print_module
-    from aotc.options import check_options
-    from aotc.pipeline import PASSES, run_passes
+    from aotc.pipeline import checked_options, run_passes
 
-    check_options(options, [step.name for step in PASSES])
-    return print_module(run_passes(import_model(source), options))
+    return print_module(run_passes(import_model(source), checked_options(options, whole=False)))
 
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:
