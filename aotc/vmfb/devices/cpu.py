@@ -33,7 +33,7 @@ from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.buffers import load_buffers, read_buffer
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
@@ -194,7 +194,7 @@ class CpuExecutable:
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
-        return load_buffers(self._bundle, self._variant)[number][1]
+        return read_buffer(self._bundle, self._variant["command_buffers"][number])[1]  # checked when it was loaded
 
     def kernel_texts(self) -> list[tuple[str, str, str]] | None:
         """Return name, text and line of the model of each kernel; None without debug information."""
