@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError, InternalError, Loc
+from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError, InternalError, Loc
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
 from aotc.limits import KEPT_REPORTS
@@ -58,6 +58,8 @@ def guard(
     """
     try:
         yield
+    except CallbackFailed as failed:
+        raise failed.error from None
     except BrokenPipeError:
         raise
     except passing:
