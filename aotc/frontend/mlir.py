@@ -22,6 +22,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.limits import MOST_BRACES
 from aotc.guard import guard
 from aotc.options import Options
 
@@ -147,6 +148,8 @@ def _parse_blob(data: bytes, path: str) -> Source:
 
 
 def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
+    if isinstance(data, str) or not data.startswith(_BYTECODE_MAGIC):
+        _check_braces(data, path)
     context = make_context()
     with context:
         try:
@@ -160,6 +163,20 @@ def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
             raise CompileError.at(Loc(path), f"the model cannot be read: {error}") from None
         _legalize(module, path)
     return Source(context, module, path, metadata)
+
+
+def _check_braces(text: str | bytes, path: str) -> None:
+    """Refuse text that is nested so deep that MLIR's parser would overflow its stack, which ends the process."""
+    if text.count("{" if isinstance(text, str) else b"{") <= MOST_BRACES:  # type: ignore[arg-type]
+        return
+    code = text.encode() if isinstance(text, str) else text
+    depth = 0
+    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[{}]', code):
+        depth += {b"{": 1, b"}": -1}.get(found[0], 0)
+        if depth > MOST_BRACES:
+            line = code.count(b"\n", 0, found.start()) + 1
+            message = f"the model's text is nested more than {MOST_BRACES} deep"
+            raise CompileError.at(Loc(path, line), message, hint="select between values")
 
 
 def _upgrade(module: ir.Module) -> None:
