@@ -16,6 +16,14 @@ why: so much of a model's text is hashed at a time: to encode all at once would 
 from: chosen, not measured
 """
 
+# ---------------------------------------------------------------- options
+
+MOST_PROCESSES = 256
+"""unit: compiler processes
+why: each takes 200 MB; ten thousand asked for by mistake would take all memory
+from: chosen, not measured
+"""
+
 # ---------------------------------------------------------------- reports of failures
 
 KEPT_REPORTS = 8

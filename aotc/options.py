@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.limits import MOST_PROCESSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         path = f.name in _PATHS and isinstance(value, os.PathLike)
         if not path and not isinstance(value, _KINDS.get(type(f.default), object)):
             raise _wrong(f"{f.name} is {value!r}", f"a {type(f.default).__name__}")
-    if options.jobs < 0:
-        raise _wrong(f"jobs is {options.jobs}", "a number of processes; 0 is one per core")
+    if not 0 <= options.jobs <= MOST_PROCESSES:
+        raise _wrong(f"jobs is {options.jobs}", f"a number of processes, at most {MOST_PROCESSES}; 0 is one per core")
     if options.opt_level not in range(4):
         raise _wrong(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
     names = list(dict.fromkeys(passes))
@@ -96,6 +97,9 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
     if options.weights != "inline" and not os.fspath(options.weights).endswith(".safetensors"):
         raise _wrong(f"weights is {options.weights!r}", "inline, or a path.safetensors")
+    for name in _PATHS:
+        if "\0" in os.fsdecode(getattr(options, name)):
+            raise _wrong(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")
     folder = Path(options.dump_ir)
     if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
         raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")

@@ -135,9 +135,10 @@ def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
     found = {}
     for text in texts:
         name, _, sizes = text.partition("=")
-        if not name or not all(n.strip().isdecimal() for n in sizes.split(",")):
-            raise typer.BadParameter(f"{text!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
-        found[name] = tuple(int(n) for n in sizes.split(","))
+        numbers = [n.strip() for n in sizes.split(",")]
+        if not name or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
+        found[name] = tuple(map(int, numbers))
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -77,6 +78,9 @@ def _show_warning(
 def main() -> None:
     """Run the command line and exit."""
     warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         app()
     except KeyboardInterrupt:

@@ -32,18 +32,6 @@ why: so many, at most 255 * 128 each, fit into i32; longer sums are computed in 
 from: reasoning: 2**16 * 255 * 128 is less than 2**31
 """
 
-MOST_RANK = 64
-"""unit: dimensions of a tensor
-why: NumPy's arrays, which arguments, results and constants are, have no more
-from: NumPy 2's NPY_MAXDIMS
-"""
-
-MOST_BYTES = 1 << 56
-"""unit: bytes of a tensor
-why: no machine addresses so many; sums of a hundred such sizes still fit 64 bits, in which kernels compute places
-from: reasoning
-"""
-
 MOST_NESTED = 48
 """unit: regions of ops around each other
 why: each is a level of recursion in passes and of indentation in a kernel's text, of which Python takes 100

@@ -84,12 +84,8 @@ def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
-    if callable(source) or hasattr(source, "mlir_module_serialized"):
-        exported = (
-            source
-            if hasattr(source, "mlir_module_serialized")
-            else from_jax.export(source, example_args, example_kwargs)
-        )
+    if callable(source) or _is_exported(source):
+        exported = source if _is_exported(source) else from_jax.export(source, example_args, example_kwargs)
         return Raw(exported.mlir_module_serialized, "", from_jax.metadata(exported))
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
@@ -100,6 +96,13 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     return Raw(bytes(source), path)
+
+
+def _is_exported(source: Any) -> bool:
+    try:
+        return hasattr(source, "mlir_module_serialized")
+    except Exception:  # an object of the user's that has no attributes
+        return False
 
 
 def read_source(raw: Raw) -> Source:
@@ -126,6 +129,8 @@ def _read_file(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise CompileError.at(Loc(path), f"cannot read the model: {error.strerror}") from None
+    except ValueError as error:  # a path that no file can have
+        raise CompileError.at(Loc(repr(path)), f"cannot read the model: {error}") from None
 
 
 def _is_text(data: bytes) -> bool:

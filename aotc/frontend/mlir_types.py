@@ -11,9 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.limits import MOST_BYTES, MOST_RANK
 from aotc.ir.dims import Dim
 from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 
 _DTYPE_NAMES = {
     **{name: name for name in DTYPES},

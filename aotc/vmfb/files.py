@@ -21,6 +21,64 @@ _PREFIX = ".aotc-"
 _WORK, _REPORT = "work-", "report-"
 
 
+class MappedFile:
+    """A file in memory: mapped, or a copy of it.
+
+    Attributes
+    ----------
+    data : memoryview
+        Read-only.
+    """
+
+    def __init__(self, path: str, copy: bool = False) -> None:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            self.path, self._state = path, _state(info)
+            self._mapped = None if copy or not info.st_size else _mapped(file.fileno(), info.st_size)
+            if self._mapped is not None:
+                self.data = memoryview(self._mapped)
+            else:
+                self.data = _copied(file, info.st_size) if info.st_size else memoryview(b"")
+
+    def change(self) -> str:
+        """Return what has become of a file that is mapped, or an empty string.
+
+        A page that is no longer there ends the process when it is touched. A file that was replaced, as
+        :func:`write_whole` does, is another one: the mapping keeps the old.
+        """
+        if self._mapped is None:
+            return ""
+        size = self._mapped.size()
+        if size != self._state[2]:
+            return f"{self._state[2]:,} bytes have become {size:,}"
+        with suppress(OSError):
+            now = _state(os.stat(self.path))
+            if now[:2] == self._state[:2] and now != self._state:
+                return "its time of modification has changed"
+        return ""
+
+
+def _state(info: os.stat_result) -> tuple[int, int, int, int]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _mapped(descriptor: int, size: int) -> Any:
+    import mmap
+
+    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+
+
+def _copied(file: Any, size: int) -> memoryview:
+    """Return the contents of a file, aligned as bundles want it."""
+    from aotc.vmfb.abi import ALIGNMENT
+    from aotc.vmfb.pointers import aligned_bytes
+
+    memory, address = aligned_bytes(size, ALIGNMENT)
+    start = address - memory.ctypes.data
+    view = memory.data[start : start + size]
+    return view[: file.readinto(view)].toreadonly()
+
+
 def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
     """Write ``parts`` one after the other to a place of the user's.
 

@@ -105,8 +105,8 @@ class Tracer:
         self.folder, self.where = Path(folder), where
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VmError(where, f"cannot write the trace: {error.strerror}", folder, "a folder") from error
+        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
+            raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
         self.kernels = executable.kernel_texts()
         if self.kernels is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")

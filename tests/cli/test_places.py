@@ -99,3 +99,10 @@ def test_results_through_a_link_and_one_after_the_other(call, tmp_path):
     assert (tmp_path / "link.npy").is_symlink()
     with (tmp_path / "y.npy").open("rb") as file:
         assert [np.load(file).tolist() for _ in range(2)] == [[2, 3, 4, 5]] * 2
+
+
+def test_a_name_of_any_bytes(call, tmp_path):
+    done = call("compile", "m.mlir", "-o", os.fsdecode(b"\xff.vmfb"), stdout=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / os.fsdecode(b"\xff.vmfb")).read_bytes() == tiny.bundle()
+    assert b"udcff.vmfb: " in done.stdout

@@ -22,7 +22,9 @@ LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
     "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
-    "aotc.frontend": ("numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", *COMMON, *CONTRACTS),
+    "aotc.frontend": (
+        "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", *COMMON, *CONTRACTS,
+    ),
     "aotc.lowering": (),
     "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),
     "aotc.lowering.passes": ("numpy", "ml_dtypes", *LOWERING),
@@ -40,7 +42,7 @@ MAY_IMPORT = {
     ),
     "aotc.diagnostics": (),
     "aotc.limits": (),
-    "aotc.options": ("aotc.diagnostics",),
+    "aotc.options": ("aotc.diagnostics", "aotc.limits"),
     "aotc.recursion_limit": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
     "aotc.guard": (

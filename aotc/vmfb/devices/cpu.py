@@ -111,6 +111,7 @@ class CpuExecutable:
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
         self._buffers = self._load_buffers()
+        self._begun = False
 
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
@@ -250,6 +251,7 @@ class CpuExecutable:
         words, field = WORDS, DATA_FIELD
 
         def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+            self._bundle.check_unchanged()
             slots = (ctypes.c_int64 * layout.count)()
             slots[layout.constants] = self._constants.address
             scratch = ctypes.c_void_p()
@@ -294,6 +296,9 @@ class CpuExecutable:
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
+        if not self._begun:
+            self._bundle.check_unchanged()
+            self._begun = True
         return CpuSession(self, layout, self._constants.address, self._stride * self.threads)
 
     def stats(self) -> dict[str, Any]:
