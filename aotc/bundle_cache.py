@@ -1,24 +1,22 @@
 """Whole bundles on disk, by what they were compiled from: the same model again is read, not compiled.
 
 The key of a bundle is the model's text or bytes with its path and what jax.export knows of it, the options, the
-targets, the sources of this package and the versions of the packages that compile. Only what took long is kept; the
-oldest go when the folder grows beyond ``AOTC_CACHE_LIMIT_MB``.
+targets, the sources of this package and the versions of the packages that compile. Only what took long is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.kernels.workers.cache import PACKAGES, cache_directory, digest_of, put
-from aotc.limits import CHUNK_BYTES, LIMIT_MB
+from aotc.kernels.workers import store
+from aotc.kernels.workers.cache import PACKAGES, digest_of
+from aotc.limits import CHUNK_BYTES
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from aotc.frontend.mlir import Raw
 
 _PACKAGES = ("jaxlib", *PACKAGES["cuda"])
+_FOLDER = "bundles"
 _WATCHED = ("dump_ir", "print_after", "stop_after", "timings", "verify_each")
 _NOT_IN_KEY = frozenset({"progress", "jobs", "cache", *_WATCHED})  # a new option is part of the key
 
@@ -56,47 +55,11 @@ def _compiler_digest() -> bytes:
     return digest_of(sources, _PACKAGES)
 
 
-def _folder() -> Path:
-    return cache_directory() / "bundles"
-
-
 def read(key: str) -> bytes | None:
-    """Return the bundle of ``key``, or None; what is read becomes the newest."""
-    _limit()  # one that cannot be read is told before the model is compiled, not after
-    path = _folder() / key
-    try:
-        data = path.read_bytes()
-        os.utime(path)
-    except OSError:
-        return None
-    return data
+    """Return the bundle of ``key``, or None."""
+    return store.read(_FOLDER, key)
 
 
 def write(key: str, data: bytes) -> None:
-    """Keep a bundle, and let the oldest go. A folder that cannot be written is no error: it only saves nothing."""
-    limit = _limit()
-    if len(data) > limit:
-        return
-    try:
-        put(_folder() / key, data)
-        _prune(limit)
-    except OSError:
-        return
-
-
-def _limit() -> int:
-    """Return the bytes that the folder may hold."""
-    text = os.environ.get("AOTC_CACHE_LIMIT_MB") or str(LIMIT_MB)
-    if not text.isdecimal():
-        hint = "unset it, or set it to an integer, 0 to keep no bundles"
-        raise CompileError.at(UNKNOWN, f"AOTC_CACHE_LIMIT_MB is {text!r}, no number of megabytes", hint=hint)
-    return int(text) << 20
-
-
-def _prune(limit: int) -> None:
-    files = sorted(((p.stat().st_mtime_ns, p.stat().st_size, p) for p in _folder().iterdir()), reverse=True)
-    total = 0
-    for _, size, path in files:
-        total += size
-        if total > limit:
-            path.unlink(missing_ok=True)
+    """Keep a bundle."""
+    store.write(_FOLDER, key, data)

@@ -85,6 +85,18 @@ class CompileError(Exception):
         return "\n\n".join(shown + ([f"and {more} more"] if more > 0 else []))
 
 
+class CallbackFailed(Exception):
+    """A function of the user's raised ``error``, which is to reach the user as it is, whatever lies between."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class AotcWarning(UserWarning):
+    """Something is not as it should be, and work goes on without it."""
+
+
 class InternalError(Exception):
     """aotc itself is at fault.
 

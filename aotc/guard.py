@@ -9,20 +9,22 @@ traceback, and the command that repeats it. ``KeyboardInterrupt`` and a closed p
 from __future__ import annotations
 
 import errno
+import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
 
-from aotc.diagnostics import UNKNOWN, CompileError, InternalError, Loc
+from aotc.diagnostics import UNKNOWN, AotcWarning, CallbackFailed, CompileError, InternalError, Loc
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
+from aotc.limits import KEPT_REPORTS
 from aotc.options import Options
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.files import report_folder
 
-THEIRS = (CompileError, BundleError, VmError)
-"""The errors that say that somebody else is at fault."""
+THEIRS = (CompileError, BundleError, VmError, AotcWarning)
+"""The errors that say that somebody else is at fault; a warning is one for whom Python is told so (``-W error``)."""
 EXTRAS = {
     **dict.fromkeys(("jax", "jaxlib", "numba", "llvmlite", "ziglang", "safetensors"), "compile"),
     **dict.fromkeys(("cuda", "numba_cuda", "nvidia"), "cuda-compile"),
@@ -56,6 +58,8 @@ def guard(
     """
     try:
         yield
+    except CallbackFailed as failed:
+        raise failed.error from None
     except BrokenPipeError:
         raise
     except passing:
@@ -98,7 +102,7 @@ def internal_error(
     text = error.message if isinstance(error, InternalError) else f"{type(error).__name__}: {error}"
     message = f"{where}: {text}" if where else text
     try:
-        folder = Path(options.dump_ir or mkdtemp(prefix="aotc-"))
+        folder = Path(options.dump_ir or report_folder(KEPT_REPORTS))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
         kept = _keep(model, path, folder)
@@ -130,10 +134,11 @@ def _printed(module: Module) -> str:
 def _command(options: Options, path: str) -> str:
     """Return the command that compiles the model again and checks the IR after every pass."""
     plain = Options()
-    flags = [
+    words = ["aotc", "compile", path or "MODEL", "-o", "model.vmfb"]
+    words += [
         f"--{name.replace('_', '-')}={getattr(options, name)}"
         for name in ("target", "opt_level", "weights", "bisect", "stop_after")
         if getattr(options, name) != getattr(plain, name)
     ]
-    flags += [f"--specialize={name}={','.join(map(str, sizes))}" for name, sizes in options.specialize.items()]
-    return " ".join(["aotc compile", path or "MODEL", "-o model.vmfb", *flags, "--verify-each --no-cache --dump-ir=ir"])
+    words += [f"--specialize={name}={','.join(map(str, sizes))}" for name, sizes in options.specialize.items()]
+    return shlex.join([*words, "--verify-each", "--no-cache", "--dump-ir=ir"])

@@ -10,15 +10,25 @@ why: only what took longer is kept: a bundle that is made as quickly as it is re
 from: chosen, not measured
 """
 
-LIMIT_MB = 4096
-"""unit: megabytes of the folder
-why: beyond, the oldest bundles go; AOTC_CACHE_LIMIT_MB sets another
-from: chosen, not measured; some ten models with their weights
-"""
-
 CHUNK_BYTES = 1 << 20
 """unit: bytes, or characters
 why: so much of a model's text is hashed at a time: to encode all at once would double a large model in memory
+from: chosen, not measured
+"""
+
+# ---------------------------------------------------------------- options
+
+MOST_PROCESSES = 256
+"""unit: compiler processes
+why: each takes 200 MB; ten thousand asked for by mistake would take all memory
+from: chosen, not measured
+"""
+
+# ---------------------------------------------------------------- reports of failures
+
+KEPT_REPORTS = 8
+"""unit: folders
+why: so many older ones stay beside a new report: enough for the failures of one session of work
 from: chosen, not measured
 """
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.limits import MOST_PROCESSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,10 @@ class Options:
     progress: Callable[[int, int, str], None] | None = None
 
 
-_KINDS = {bool: (bool,), int: (Integral,), str: (str, os.PathLike)}
+_KINDS = {bool: (bool,), int: (Integral,), str: (str,)}
 """What an option may be, by the type of its default."""
+_PATHS = ("weights", "dump_ir")
+"""Options of text that may also be paths."""
 
 
 def check_options(options: Options, passes: Sequence[str]) -> None:
@@ -80,10 +84,11 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     """
     for f in fields(options):
         value = getattr(options, f.name)
-        if not isinstance(value, _KINDS.get(type(f.default), object)):
+        path = f.name in _PATHS and isinstance(value, os.PathLike)
+        if not path and not isinstance(value, _KINDS.get(type(f.default), object)):
             raise _wrong(f"{f.name} is {value!r}", f"a {type(f.default).__name__}")
-    if options.jobs < 0:
-        raise _wrong(f"jobs is {options.jobs}", "a number of processes; 0 is one per core")
+    if not 0 <= options.jobs <= MOST_PROCESSES:
+        raise _wrong(f"jobs is {options.jobs}", f"a number of processes, at most {MOST_PROCESSES}; 0 is one per core")
     if options.opt_level not in range(4):
         raise _wrong(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
     names = list(dict.fromkeys(passes))
@@ -92,14 +97,24 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
             raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
     if options.weights != "inline" and not os.fspath(options.weights).endswith(".safetensors"):
         raise _wrong(f"weights is {options.weights!r}", "inline, or a path.safetensors")
+    for name in _PATHS:
+        if "\0" in os.fsdecode(getattr(options, name)):
+            raise _wrong(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")
     folder = Path(options.dump_ir)
     if options.dump_ir and any(p.exists() and not p.is_dir() for p in (folder, *folder.parents)):
         raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")
-    sizes = options.specialize.values() if isinstance(options.specialize, Mapping) else [None]
-    if not all(isinstance(s, Iterable) and not isinstance(s, str) for s in sizes):
+    if not _are_sizes(options.specialize):
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
+
+
+def _are_sizes(specialize: Any) -> bool:
+    """Tell whether ``specialize`` maps names to collections of integers, of Python or of NumPy."""
+    if not isinstance(specialize, Mapping) or not all(isinstance(name, str) for name in specialize):
+        return False
+    kept = all(isinstance(sizes, Collection) and not isinstance(sizes, str) for sizes in specialize.values())
+    return kept and all(isinstance(n, Integral) for sizes in specialize.values() for n in sizes)
 
 
 def _wrong(message: str, hint: str) -> CompileError:

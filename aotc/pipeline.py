@@ -18,15 +18,16 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from aotc import bundle_cache
 from aotc.assemble import assemble
-from aotc.diagnostics import InternalError
+from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.guard import guard
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
@@ -173,6 +174,32 @@ def _verify(module: Module, done: Sequence[Pass]) -> None:
         raise InternalError("the IR after it is wrong: " + "; ".join(findings[:3]))
 
 
+def checked_options(
+    options: Options | None, flags: Mapping[str, Any] = MappingProxyType({}), whole: bool = True
+) -> Options:
+    """Return ``options`` with the fields that ``flags`` gives; ``whole`` if all passes are needed.
+
+    Raises
+    ------
+    CompileError
+        If one of them names nothing; see :func:`aotc.options.check_options`.
+    """
+    known = [f.name for f in fields(Options)]
+    unknown = sorted(set(flags) - set(known))
+    if unknown:
+        raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
+    if not isinstance(options, Options | None):
+        hint = "aotc.options.Options, or its fields as keywords"
+        raise CompileError.at(UNKNOWN, f"options is {options!r}", hint=hint)
+    chosen = replace(options or Options(), **flags)
+    check_options(chosen, [step.name for step in PASSES])
+    if whole and chosen.stop_after not in ("", PASSES[-1].name):
+        hint = f"aotc compile --stop-after={chosen.stop_after} -o -, which prints the IR"
+        message = f"stop_after is {chosen.stop_after!r}, but compile makes a bundle, which needs all passes"
+        raise CompileError.at(UNKNOWN, message, hint=hint)
+    return chosen
+
+
 def compile(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> bytes:
     """Compile a model and return the bytes of a bundle.
 
@@ -201,8 +228,7 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
     InternalError
         aotc is at fault: the stage, and a folder with what is needed to repeat it.
     """
-    chosen = replace(options or Options(), **flags)
-    check_options(chosen, [step.name for step in PASSES])
+    chosen = checked_options(options, flags)
     targets = resolve(chosen.target)
     if callable(model):  # tracing takes longer than the compilers need to start
         _start_compilers(chosen)
@@ -260,8 +286,9 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         last = target is targets[-1]
         variants.append(lower(run_passes(modules.pop() if last else modules[0], one), target, one))
         if one.dump_ir:
-            _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
+            with guard("in the report on lowering", one):
+                _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
     return assemble(signatures, variants, options)
 
 
-__all__ = ["MUST_PRECEDE", "PASSES", "Pass", "compile", "lower", "run_passes"]
+__all__ = ["MUST_PRECEDE", "PASSES", "Pass", "checked_options", "compile", "lower", "run_passes"]

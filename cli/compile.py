@@ -101,7 +101,15 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
         data = aotc.compile(source, options=replace(options, progress=progress))
     write_file(str(output), [data])
     if not quiet:
-        print(_summary(output, data, perf_counter() - start))
+        print(_summary(output, data, perf_counter() - start), file=sys.stderr if _is_stdout(output) else sys.stdout)
+
+
+def _is_stdout(output: Path) -> bool:
+    """Tell whether ``output`` is where standard output goes, to which nothing but the bundle is to be written."""
+    try:
+        return os.path.samestat(output.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):
+        return False
 
 
 def _check_output(output: Path) -> None:
@@ -111,10 +119,15 @@ def _check_output(output: Path) -> None:
     hint = "another place with -o"
     if output.is_dir():
         raise CompileError.at(Loc(str(output)), "--output is a folder", hint="-o with the name of a file")
-    if not output.parent.is_dir():
-        raise CompileError.at(Loc(str(output)), f"there is no folder {output.parent}", hint=f"make it, or {hint}")
-    if not os.access(output.parent, os.W_OK):
-        raise CompileError.at(Loc(str(output)), f"the folder {output.parent} cannot be written to", hint=hint)
+    if output.exists() and not output.is_file():  # a device, a pipe: written through
+        if not os.access(output, os.W_OK):
+            raise CompileError.at(Loc(str(output)), "it cannot be written to", hint=hint)
+        return
+    folder = Path(os.path.realpath(output)).parent if output.is_symlink() else output.parent
+    if not folder.is_dir():
+        raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
+    if not os.access(folder, os.W_OK):
+        raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
 
 
 def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
@@ -122,9 +135,10 @@ def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
     found = {}
     for text in texts:
         name, _, sizes = text.partition("=")
-        if not name or not all(n.strip().isdecimal() for n in sizes.split(",")):
-            raise typer.BadParameter(f"{text!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
-        found[name] = tuple(int(n) for n in sizes.split(","))
+        numbers = [n.strip() for n in sizes.split(",")]
+        if not name or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
+        found[name] = tuple(map(int, numbers))
     return found
 
 
@@ -132,11 +146,9 @@ def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
     from aotc.frontend.importer import import_model
     from aotc.ir.tensor_text import print_module
-    from aotc.options import check_options
-    from aotc.pipeline import PASSES, run_passes
+    from aotc.pipeline import checked_options, run_passes
 
-    check_options(options, [step.name for step in PASSES])
-    return print_module(run_passes(import_model(source), options))
+    return print_module(run_passes(import_model(source), checked_options(options, whole=False)))
 
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:

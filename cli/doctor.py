@@ -110,15 +110,21 @@ def _gpu() -> tuple[str, str, str, str]:
 
 def _cache() -> tuple[str, str, str, str]:
     try:
-        from aotc.kernels.workers.cache import cache_directory
+        from aotc.kernels.workers.store import cache_directory
+        from aotc.vmfb.files import not_private
     except ImportError:
         return "opt", "kernel cache", "not used without the compiler", ""
     from aotc_cli.sizes import size_text
 
-    path = cache_directory()
+    try:
+        path = cache_directory()
+    except OSError as error:
+        return "opt", "kernel cache", f"not used: {error}", "set AOTC_CACHE_DIR"
     files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else []
     place = path if path.is_dir() else next(p for p in path.parents if p.is_dir())
     value = f"{path}: {size_text(sum(f.stat().st_size for f in files))} in {len(files)} files"
+    if path.is_dir() and (reason := not_private(path.stat())):
+        return "opt", "kernel cache", f"not used: {path} {reason}", "chmod go-w it, or set AOTC_CACHE_DIR"
     if os.access(place, os.W_OK):
         return "ok", "kernel cache", value, ""
     return "opt", "kernel cache", f"{path} is not writable", "set AOTC_CACHE_DIR to a folder that is"

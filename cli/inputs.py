@@ -13,7 +13,8 @@ import ast
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from io import BytesIO
+from math import prod
 from typing import Any
 from zipfile import BadZipFile
 
@@ -21,6 +22,8 @@ import numpy as np
 
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.files import append_whole, write_whole
+from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
 _TOKEN = re.compile(r"\([^)]*\)|[^\s,\[\]]+")
@@ -84,12 +87,22 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
     dtype = argument["dtype"]
     if _signed(name) != dtype and name.removeprefix("i") != dtype.removeprefix("u"):
         raise VmError("", f"{what}={_short(text)} has the wrong dtype for {argument['name']}", name, dtype)
-    shape = tuple(int(d) for d in typed[1].split("x") if d)
+    shape = _shape([d for d in typed[1].split("x") if d], dtype, f"{what}={_short(text)}")
     if typed[3] is None:
         return np.zeros(shape, to_numpy(dtype))
     if typed[3].startswith("@"):
         return _read_raw(typed[3][1:], shape, dtype, what)
     return _fill(typed[3], shape, dtype, what)
+
+
+def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]:
+    """Return the shape of an array; refuse one that no array can have."""
+    digits = all(isinstance(n, int) or len(n) < 20 for n in sizes)
+    shape = tuple(int(n) for n in sizes) if digits else ()
+    if not digits or len(shape) > MOST_RANK or prod(max(n, 1) for n in shape) > MOST_BYTES // to_numpy(dtype).itemsize:
+        hint = f"at most {MOST_RANK} dimensions and {MOST_BYTES:,} bytes"
+        raise VmError("", f"{what}: no array is so large", expected=hint)
+    return shape
 
 
 def _signed(name: str) -> str:
@@ -140,7 +153,10 @@ def _to_dtype(numbers: list[Any], dtype: str) -> np.ndarray:
 
 
 def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.ndarray:
-    data = np.fromfile(path, "u1")
+    try:
+        data = np.fromfile(path, "u1")
+    except OSError as error:
+        raise VmError("", f"cannot read {what}=@{path}: {error.strerror or error}") from None
     wanted = int(np.prod(shape, dtype=np.int64)) * to_numpy(dtype).itemsize
     if data.nbytes != wanted:
         raise VmError("", f"{what}: {path} has the wrong size", f"{data.nbytes} bytes", f"{wanted} bytes")
@@ -190,7 +206,7 @@ def make_values(
     generator = np.random.default_rng(seed)
     found = []
     for argument in arguments:
-        shape = tuple(dim_value(d, sizes) for d in argument["dims"])
+        shape = _shape([dim_value(d, sizes) for d in argument["dims"]], argument["dtype"], argument["name"])
         found.append(
             _random(generator, shape, argument["dtype"]) if random else np.zeros(shape, to_numpy(argument["dtype"]))
         )
@@ -254,8 +270,8 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
     found = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not value.isdigit():
-            raise VmError("", f"cannot read --dim={text}", expected="NAME=SIZE, such as --dim=b=8")
+        if not (value.isascii() and value.isdigit() and len(value) < 20):
+            raise VmError("", f"cannot read --dim={_short(text)}", expected="NAME=SIZE, such as --dim=b=8")
         if name.strip() not in known:
             dims = ", ".join(sorted(known)) or "none: all sizes are fixed"
             raise VmError("", f"--dim={text}: no dim is called {name.strip()}", expected=dims)
@@ -264,6 +280,15 @@ def parse_sizes(texts: Sequence[str], arguments: Sequence[Mapping[str, Any]]) ->
 
 
 def save_array(path: str, array: np.ndarray, append: bool) -> None:
-    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, as IREE's ``+`` does."""
-    with Path(path).open("ab" if append else "wb") as file:
-        np.save(file, to_storage(array), allow_pickle=False)
+    """Write ``array`` as ``.npy``; ``append`` adds it to the end of the file, as IREE's ``+`` does.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file; what was there before is unchanged.
+    """
+    stored = np.ascontiguousarray(to_storage(array)).reshape(array.shape)
+    header = BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
+    write = append_whole if append else write_whole
+    write(path, [header.getvalue(), stored])

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
+from io import TextIOWrapper
+from typing import Any
 
 import typer
 
@@ -63,8 +66,21 @@ def _explain(error: Exception) -> tuple[str, int]:
     return str(internal_error(error, f"in {command}", Options(), repeat=command)), 2
 
 
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Print a warning of ours as a sentence, anybody else's as Python does."""
+    ours = category.__module__.partition(".")[0] == "aotc"
+    text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(text)
+
+
 def main() -> None:
     """Run the command line and exit."""
+    warnings.showwarning = _show_warning
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         app()
     except KeyboardInterrupt:

@@ -90,15 +90,15 @@ def disassemble(data: Any, first: int, end: int) -> str:
     """
     import shutil
     import subprocess
-    import tempfile
 
     from aotc.vmfb.errors import BundleError
+    from aotc.vmfb.files import work_folder
 
     tool = shutil.which("objdump") or shutil.which("llvm-objdump")
     if tool is None:
         raise BundleError("", "--asm needs objdump, which is not installed", hint="install binutils")
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        file.write(data)
-        file.flush()
-        args = [tool, "-d", "--no-show-raw-insn", f"--start-address={first}", f"--stop-address={end}", file.name]
+    with work_folder() as folder:
+        file = folder / "kernels.so"
+        file.write_bytes(data)
+        args = [tool, "-d", "--no-show-raw-insn", f"--start-address={first}", f"--stop-address={end}", str(file)]
         return subprocess.run(args, capture_output=True, text=True, check=False).stdout

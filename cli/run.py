@@ -68,6 +68,8 @@ def command(
     signature = _signature(module, name)
     if len(outputs) > len(signature.results):
         raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
+    if any(where in ("@", "+") for where in outputs):
+        raise typer.BadParameter("@ and + stand before the name of a file", param_hint="--output")
     values = parse_values(inputs, signature.arguments)
     sizes = parse_sizes(dims, signature.arguments)
     if random or zeros:
@@ -80,7 +82,8 @@ def command(
         print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)
     if expected:
         wanted = [None if text == "(ignored)" else text for text in expected]
-        rows = iter(parse_values([t for t in wanted if t], _kept(signature.results, wanted), "--expected_output"))
+        given = [t for t in wanted if t is not None]
+        rows = iter(parse_values(given, _kept(signature.results, wanted), "--expected_output"))
         check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
         print("[SUCCESS] all function outputs matched their expected values.")
 

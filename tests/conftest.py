@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +34,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def update(request: pytest.FixtureRequest) -> bool:
     """Should golden files be rewritten?"""
     return bool(request.config.getoption("--update"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Temporary files and reports of failures, those of processes that tests start too, go with the tests' own."""
+    folder = str(tmp_path_factory.mktemp("temporary"))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 @pytest.fixture(scope="module")

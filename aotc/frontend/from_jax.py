@@ -45,7 +45,8 @@ def export(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax
     except (CompileError, MemoryError):
         raise
     except Exception as error:
-        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        told = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error  # jaxlib's native code
+        reason = ": ".join([type(told).__name__, *str(told).strip().splitlines()[:1]])
         hint = f"a bundle cannot call back into the process that traced it; {REGISTER}" if "callback" in reason else ""
         message = f"jax.export cannot export the function: {reason}"
         raise CompileError.at(_own_line(error), message, hint=hint) from error

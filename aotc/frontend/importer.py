@@ -15,7 +15,7 @@ from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.elementwise import SIZES_DIFFER
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
-from aotc.frontend.limits import FRAMES_OF_A_CALL, SIZE_ELEMENTS
+from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NESTED, SIZE_ELEMENTS
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
@@ -161,7 +161,7 @@ def _import_public(
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes) or _has_unknown_sizes(functions)
     for name in public:
         session.names[name] = 1
-    with room_for(FRAMES_OF_A_CALL * len(functions)):  # a callee is imported when a call needs it
+    with room_for(FRAMES_OF_A_CALL * len(functions) + FRAMES_OF_A_REGION * MOST_NESTED):  # callees when calls need them
         for name, shapes in zip(public, dims):
             _import_entry(session, functions[name], name, shapes, metadata)
     return session

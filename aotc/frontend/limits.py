@@ -31,3 +31,21 @@ I32_TERMS = 1 << 16
 why: so many, at most 255 * 128 each, fit into i32; longer sums are computed in floating point
 from: reasoning: 2**16 * 255 * 128 is less than 2**31
 """
+
+MOST_NESTED = 48
+"""unit: regions of ops around each other
+why: each is a level of recursion in passes and of indentation in a kernel's text, of which Python takes 100
+from: reasoning; command buffers take 32 (abi.MAX_NESTING), the rest are loops inside kernels
+"""
+
+FRAMES_OF_A_REGION = 12
+"""unit: frames of Python's stack per region around an op
+why: regions are imported by recursion
+from: chosen, not measured
+"""
+
+MOST_BRACES = 1000
+"""unit: open braces in a model's text
+why: MLIR parses by recursion in native code: it crashed at 4000
+from: measured with jaxlib 0.10 and a stack of 8 MB
+"""

@@ -22,6 +22,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.limits import MOST_BRACES
 from aotc.guard import guard
 from aotc.options import Options
 
@@ -83,12 +84,8 @@ def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
-    if callable(source) or hasattr(source, "mlir_module_serialized"):
-        exported = (
-            source
-            if hasattr(source, "mlir_module_serialized")
-            else from_jax.export(source, example_args, example_kwargs)
-        )
+    if callable(source) or _is_exported(source):
+        exported = source if _is_exported(source) else from_jax.export(source, example_args, example_kwargs)
         return Raw(exported.mlir_module_serialized, "", from_jax.metadata(exported))
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
@@ -99,6 +96,13 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
     return Raw(bytes(source), path)
+
+
+def _is_exported(source: Any) -> bool:
+    try:
+        return hasattr(source, "mlir_module_serialized")
+    except Exception:  # an object of the user's that has no attributes
+        return False
 
 
 def read_source(raw: Raw) -> Source:
@@ -125,6 +129,8 @@ def _read_file(path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise CompileError.at(Loc(path), f"cannot read the model: {error.strerror}") from None
+    except ValueError as error:  # a path that no file can have
+        raise CompileError.at(Loc(repr(path)), f"cannot read the model: {error}") from None
 
 
 def _is_text(data: bytes) -> bool:
@@ -147,6 +153,8 @@ def _parse_blob(data: bytes, path: str) -> Source:
 
 
 def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
+    if isinstance(data, str) or not data.startswith(_BYTECODE_MAGIC):
+        _check_braces(data, path)
     context = make_context()
     with context:
         try:
@@ -160,6 +168,20 @@ def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
             raise CompileError.at(Loc(path), f"the model cannot be read: {error}") from None
         _legalize(module, path)
     return Source(context, module, path, metadata)
+
+
+def _check_braces(text: str | bytes, path: str) -> None:
+    """Refuse text that is nested so deep that MLIR's parser would overflow its stack, which ends the process."""
+    if text.count("{" if isinstance(text, str) else b"{") <= MOST_BRACES:  # type: ignore[arg-type]
+        return
+    code = text.encode() if isinstance(text, str) else text
+    depth = 0
+    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[{}]', code):
+        depth += {b"{": 1, b"}": -1}.get(found[0], 0)
+        if depth > MOST_BRACES:
+            line = code.count(b"\n", 0, found.start()) + 1
+            message = f"the model's text is nested more than {MOST_BRACES} deep"
+            raise CompileError.at(Loc(path, line), message, hint="select between values")
 
 
 def _upgrade(module: ir.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.vmfb.dtypes import DTYPES
+from aotc.ir.dims import Dim
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 
 _DTYPE_NAMES = {
     **{name: name for name in DTYPES},
@@ -49,7 +52,29 @@ def parts_of(t: ir.Type, path: str) -> tuple[str, tuple[int, ...]]:
     name = str(t.element_type)
     if name not in _DTYPE_NAMES:
         raise CompileError.at(Loc(path), f"element type {name} is not supported")
-    return _DTYPE_NAMES[name], tuple(t.shape)
+    dtype, shape = _DTYPE_NAMES[name], tuple(t.shape)
+    check_size(dtype, [1 if n == DYNAMIC else n for n in shape], Loc(path))
+    return dtype, shape
+
+
+def check_size(dtype: str, shape: Sequence[Dim], loc: Loc) -> None:
+    """Refuse a type of more dimensions than arrays have, or of more bytes than there are addresses.
+
+    Dims that are no numbers are not judged; one that is 0 counts as 1, for places are computed with the others.
+
+    Raises
+    ------
+    CompileError
+        At ``loc``.
+    """
+    if len(shape) > MOST_RANK:
+        message = f"a tensor of {len(shape)} dimensions is not supported"
+        raise CompileError.at(loc, message, hint=f"at most {MOST_RANK}: arrays of NumPy have no more")
+    size = to_numpy(dtype).itemsize * prod(max(n, 1) for n in shape if isinstance(n, int))
+    if size > MOST_BYTES:
+        text = f"tensor<{'x'.join(map(str, shape))}x{dtype}>"
+        message = f"{text} has {size:,} bytes, more than a machine can address"
+        raise CompileError.at(loc, message, hint=f"at most {MOST_BYTES:,}")
 
 
 def integers(attribute: Any) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import shape_values
 from aotc.frontend.journal import Journal
-from aotc.frontend.limits import SHAPE_ELEMENTS
-from aotc.frontend.mlir_types import DYNAMIC, leaf_types, parts_of
+from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
+from aotc.frontend.mlir_types import DYNAMIC, check_size, leaf_types, parts_of
 from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims import Dim, Expr, Sym, lone_atom, sym
@@ -50,6 +50,7 @@ class ImportSession:
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
     that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
+    ``fitting`` are the types whose sizes have been checked, ``depth`` counts the regions around an op, through calls.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
@@ -79,6 +80,8 @@ class ImportSession:
     assertions: list[Requirement] = field(default_factory=list)
     bound: list[str] = field(default_factory=list)
     journal: Journal | None = None
+    fitting: set[TensorType] = field(default_factory=set)
+    depth: int = 0
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""
@@ -191,6 +194,10 @@ class State:
             result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
         except RuleError as error:
             raise CompileError.at(self.loc, str(error)) from None
+        for t in result_types:
+            if t not in self.session.fitting:
+                check_size(t.dtype, t.shape, self.loc)
+                self.session.fitting.add(t)
         results = tuple(self.new_value(t) for t in result_types)
         self.blocks[-1].append(Op(name, tuple(operands), results, attrs, tuple(regions), self.loc))
         if result_types and shape_values.trackable(result_types[0]):
@@ -324,10 +331,14 @@ class State:
 
     def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region of the ops that ``make`` emits."""
+        if self.session.depth > MOST_NESTED:
+            self.fail(f"regions are nested more than {MOST_NESTED} deep", hint="select between values")
         self.blocks.append([])
+        self.session.depth += 1
         try:
             results = make()
         finally:
+            self.session.depth -= 1
             ops = self.blocks.pop()
         return Region(tuple(params), tuple(ops), tuple(results))
 

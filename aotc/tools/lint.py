@@ -23,8 +23,8 @@ from aotc.kernels.cpu.build import check_native
 from aotc.lowering.lower import lower
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import custom_call_of
-from aotc.options import Options, check_options
-from aotc.pipeline import PASSES, run_passes
+from aotc.options import Options
+from aotc.pipeline import checked_options, run_passes
 from aotc.targets import Target, resolve
 from aotc.vmfb.custom_calls import registered
 
@@ -67,8 +67,7 @@ def lint(model: Any, *example_args: Any, options: Options | None = None, **flags
     CompileError
         If the model cannot be read at all.
     """
-    chosen = replace(options or Options(), **flags)
-    check_options(chosen, [step.name for step in PASSES])
+    chosen = checked_options(options, flags)
     journal = Journal()
     module = import_raw(fetch(model, *example_args), journal, chosen)
     with guard("while reporting what becomes of the ops", chosen, module):

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import os
 import struct
-from _thread import get_ident
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgpack
 
 from aotc.vmfb import manifest as schema
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.files import MappedFile, write_whole
 from aotc.vmfb.limits import EAGER_BYTES
 
 MAGIC = b"AOTCVMFB"
@@ -118,24 +117,16 @@ def table_end(table: Sequence[dict[str, Any]]) -> int:
 
 
 def write_file(path: str, parts: list[Any]) -> None:
-    """Write ``parts`` one after the other to a file that appears whole or not at all.
+    """Write ``parts`` to a file as :func:`aotc.vmfb.files.write_whole` does.
 
     Raises
     ------
     BundleError
         If it cannot be written; a file that was there before is unchanged.
     """
-    temporary = f"{path}.{os.getpid()}.{get_ident()}.tmp"
     try:
-        with open(temporary, "wb") as f:
-            for part in parts:
-                f.write(part)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
+        write_whole(path, parts)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
         need = sum(len(part) for part in parts)
         raise BundleError(
             path,
@@ -159,12 +150,17 @@ class Bundle:
         None if it came from memory.
     manifest : dict
         As :data:`aotc.vmfb.manifest.SCHEMA` says.
+    copied : bool
+        Files that belong to it are copied too, not mapped.
     """
 
-    def __init__(self, where: str, path: str | None, data: memoryview) -> None:
+    copied = False
+
+    def __init__(self, where: str, path: str | None, data: memoryview, file: MappedFile | None = None) -> None:
         self.where = where
         self.path = path
         self._data = data
+        self._files = [file] if file else []
         self.manifest, self._start = _read_manifest(where, data)
         self._table = self.manifest["segments"]
         _check_table(where, data, self._table, self._start)
@@ -194,6 +190,8 @@ class Bundle:
         data = self.segment(number)
         if number not in self._verified:
             row = self._table[number]
+            if row["size"] > EAGER_BYTES:  # the others were read when the file was opened
+                self.check_unchanged()
             digest = _sha256(data)
             if digest != row["sha256"]:
                 raise BundleError(
@@ -205,6 +203,30 @@ class Bundle:
                 )
             self._verified.add(number)
         return data
+
+    def open_beside(self, path: str) -> MappedFile:
+        """Return another file that belongs to the bundle, mapped or copied."""
+        file = MappedFile(path, self.copied)
+        self._files.append(file)
+        return file
+
+    def check_unchanged(self) -> None:
+        """Refuse to go on with files that are not what they were.
+
+        Raises
+        ------
+        BundleError
+            If one was cut or overwritten in place.
+        """
+        for file in self._files:
+            if change := file.change():
+                raise BundleError(
+                    file.path,
+                    "the file was overwritten while it was in use",
+                    change,
+                    "a file that stays as it is while a bundle is loaded",
+                    "load again; write new files beside the old and rename them, or aotc.load(..., copy=True)",
+                )
 
     def digest(self, number: int) -> bytes:
         """Return the sha256 that the table gives for a segment."""
@@ -223,13 +245,15 @@ class Bundle:
             self.checked(number)
 
 
-def open_bundle(source: Any) -> Bundle:
+def open_bundle(source: Any, copy: bool = False) -> Bundle:
     """Open a bundle.
 
     Parameters
     ----------
     source : str, path, bytes or buffer
         A path is mapped; a buffer is used where it is.
+    copy : bool
+        Use a copy of the file or buffer instead.
 
     Raises
     ------
@@ -239,18 +263,16 @@ def open_bundle(source: Any) -> Bundle:
     if not isinstance(source, (str, os.PathLike)):
         try:
             data = memoryview(source).cast("B").toreadonly()
-        except TypeError as error:
-            raise BundleError("", f"no bundle: {error}", type(source).__name__, "a path, bytes or a buffer") from None
+            data = memoryview(bytes(data)) if copy else data
+        except (TypeError, ValueError, BufferError):
+            raise BundleError("", "this is no bundle", type(source).__name__, "a path, bytes or a buffer") from None
         return Bundle("<bytes>", None, data)
     path = os.fspath(source)
-    import mmap
-
     try:
-        with open(path, "rb") as f:
-            size = os.fstat(f.fileno()).st_size
-            if size < _HEADER.size:
-                return Bundle(path, path, memoryview(f.read()))
-            return Bundle(path, path, memoryview(mmap.mmap(f.fileno(), size, access=mmap.ACCESS_READ)))
+        file = MappedFile(path, copy)
+        bundle = Bundle(path, path, file.data, file)
+        bundle.copied = copy
+        return bundle
     except OSError as error:
         raise BundleError(path, f"cannot open the bundle: {error.strerror}") from error
     except ValueError as error:  # a path that no file can have

@@ -100,11 +100,9 @@ def _find_file(bundle: Bundle, name: str) -> str:
 
 def _open_safetensors(bundle: Bundle, path: str) -> tuple[memoryview, dict[str, Any], int]:
     import json
-    import mmap
 
     try:
-        with open(path, "rb") as f:
-            data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+        data = bundle.open_beside(path).data
         length = int.from_bytes(data[:8], "little")
         header = json.loads(bytes(data[8 : 8 + length]))
         if length + 8 > data.nbytes or not isinstance(header, dict):

@@ -123,9 +123,9 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
     BundleError
         If no variant can run; lists each variant with the reason.
     """
-    wanted = [devices] if isinstance(devices, str) or not isinstance(devices, Iterable) else list(devices)
+    several = isinstance(devices, Iterable) and not isinstance(devices, str)
     ordinals: dict[str, int] = {}
-    for name in wanted if devices is not None else ():
+    for name in () if devices is None else devices if several else (devices,):
         if not isinstance(name, str):
             raise BundleError(bundle.where, "devices are named", repr(name), ", ".join(DEVICES))
         kind, colon, number = name.partition(":")

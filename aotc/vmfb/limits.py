@@ -25,3 +25,21 @@ MAX_THREADS = 1024
 why: as MAX_BLOCKS; a bundle that names more is refused at load
 from: CUDA C++ Programming Guide, technical specifications per compute capability
 """
+
+MOST_THREADS = 1024
+"""unit: threads
+why: no machine computes faster with more; a million asked for by mistake would take all its memory
+from: chosen, not measured
+"""
+
+MOST_RANK = 64
+"""unit: dimensions of a tensor
+why: NumPy's arrays, which arguments, results and constants are, have no more
+from: NumPy 2's NPY_MAXDIMS
+"""
+
+MOST_BYTES = 1 << 56
+"""unit: bytes of a tensor
+why: no machine addresses so many; sums of a hundred such sizes still fit 64 bits, in which kernels compute places
+from: reasoning
+"""

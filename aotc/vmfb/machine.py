@@ -6,6 +6,7 @@ import os
 from functools import cache
 
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import MOST_THREADS
 
 
 @cache
@@ -30,7 +31,7 @@ def thread_count(asked: int | None) -> int:
     Raises
     ------
     VmError
-        If ``asked`` or ``AOTC_NUM_THREADS`` is not a positive integer.
+        If ``asked`` or ``AOTC_NUM_THREADS`` is not a positive integer, or more than 1024.
     """
     if asked is not None:
         return _positive("threads", asked)
@@ -38,15 +39,21 @@ def thread_count(asked: int | None) -> int:
     if text:
         return _positive("AOTC_NUM_THREADS", text)
     omp = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" means nested levels
-    if omp.isdigit() and int(omp) > 0:
-        return int(omp)
-    return usable_cores()
+    return _number(omp) or usable_cores()
 
 
 def _positive(name: str, value: int | str) -> int:
-    if str(value).isdigit() and int(value) > 0:
-        return int(value)
-    raise VmError("", f"{name} is not a number of threads", repr(value), "an integer, at least 1")
+    number = _number(str(value))
+    if number:
+        return number
+    found = repr(value) if len(str(value)) < 40 else f"{str(value)[:40]!r}..."
+    raise VmError("", f"{name} is not a number of threads", found, f"an integer from 1 to {MOST_THREADS}")
+
+
+def _number(text: str) -> int:
+    """Return the number of threads that ``text`` is; 0 if it is none, or more than there can be."""
+    good = text.isascii() and text.isdigit() and len(text) < 20
+    return int(text) if good and int(text) <= MOST_THREADS else 0
 
 
 def usable_cores(root: str = "/sys/fs/cgroup") -> int:

@@ -26,6 +26,7 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
+    copy: bool = False,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -44,6 +45,9 @@ def load(
     custom_calls : mapping of str to callable, optional
         Python functions of custom calls that are not compiled into the bundle, by
         name; see :func:`aotc.register_custom_call`.
+    copy : bool
+        Read files into memory instead of mapping them: for files that somebody may overwrite
+        in place, or on disks that may go away, while the module is in use.
 
     Returns
     -------
@@ -60,7 +64,7 @@ def load(
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
-        return _load(source, devices, threads, verify, calls)
+        return _load(source, devices, threads, verify, calls, copy)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -76,8 +80,9 @@ def _load(
     threads: int | None,
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
+    copy: bool,
 ) -> LoadedModule:
-    bundle = open_bundle(source)
+    bundle = open_bundle(source, copy)
     if verify:
         bundle.verify_all()
     _check_functions(bundle)
@@ -192,7 +197,13 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values: list[Any] = []
-        self._flatten((args, kwargs), values)
+        try:
+            self._flatten((args, kwargs), values)
+        except VmError:
+            raise
+        except Exception as error:  # it asks objects of the caller's own
+            what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
+            raise VmError(self._function.where, what) from error
         return self._unflatten(iter(self._function.call(values)))
 
     @cached_property

@@ -102,11 +102,11 @@ class Tracer:
 
     def __init__(self, executable: Any, slots: Any, scratch: Any, folder: str | Path, where: str) -> None:
         self.executable, self.slots, self.scratch = executable, slots, scratch
-        self.folder = Path(folder)
+        self.folder, self.where = Path(folder), where
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise VmError(where, f"cannot write the trace: {error.strerror}", folder, "a folder") from error
+        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
+            raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
         self.kernels = executable.kernel_texts()
         if self.kernels is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
@@ -162,7 +162,11 @@ class Tracer:
         arrays |= {p.name: self._array(place, p, known) for place, p in outputs}
         dtypes = np.array([f"{p.name}={p.dtype}" for _, p in [*reads, *outputs]])
         path = self.folder / f"{self.count:05}_{name}.npz"
-        np.savez(path, allow_pickle=False, loc=np.array(loc), kernel=np.array(name), dtypes=dtypes, **arrays)
+        try:
+            np.savez(path, allow_pickle=False, loc=np.array(loc), kernel=np.array(name), dtypes=dtypes, **arrays)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise VmError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
         self.count += 1
 
     def _array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:

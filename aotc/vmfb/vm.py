@@ -9,6 +9,7 @@ program that loads scalars from memory is interpreted in each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
-from aotc.vmfb.limits import PLANS
+from aotc.vmfb.limits import MOST_BYTES, PLANS
 
 _LOAD_SCALAR = BY_NAME["load_scalar"].opcode
 
@@ -209,6 +210,13 @@ class LoadedFunction:
             raise VmError(self.where, f"the program returned without result {number}")
         return x
 
+    def _check_sizes(self, shapes: Sequence[tuple[int, ...]], arena: int) -> None:
+        """Refuse results, or working memory, of more bytes than there are addresses."""
+        sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, self.result_dtypes)]
+        if max([*sizes, arena]) > MOST_BYTES:
+            what = "arguments of these sizes need more memory than there are addresses"
+            raise VmError(self.where, what, f"{max([*sizes, arena]):,} bytes", f"at most {MOST_BYTES:,}")
+
     def _frame(self, dims: list[tuple[int, ...]], session: Any) -> Frame:
         return Frame(self._registers, dims, session, self.where, self._names)
 
@@ -218,6 +226,7 @@ class LoadedFunction:
             recorder = _Recorder(len(self.result_dtypes))
             interpret(self._program, self._frame(list(shapes), recorder))
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
+            self._check_sizes(made, recorder.size)
             plan = Plan(
                 len(self.arguments),
                 tuple(zip(made, self.result_dtypes)),

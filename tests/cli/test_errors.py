@@ -278,6 +278,21 @@ def test_types_without_a_rank_name_the_file(tmp_path):
 
 
 @pytest.mark.ir
+def test_a_bundle_needs_all_passes():
+    parts = ("stop_after is 'cse', but compile makes a bundle, which needs all passes", "--stop-after=cse")
+    refused(ADD, *parts, stop_after="cse")
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [({"options": 3}, "options is 3"), ({"verbose": True}, "no option 'verbose'")],
+)
+def test_what_is_no_option(options, part):
+    refused(ADD, part, "try:", **options)
+
+
+@pytest.mark.ir
 @pytest.mark.parametrize(
     ("options", "part"),
     [

@@ -1,9 +1,9 @@
 """What leaves the compiler when a stage of it breaks: an error that says where, with what is needed to repeat it."""
 
 import errno
+import shlex
 import subprocess
 import sys
-import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -63,12 +63,6 @@ STAGES = {
     "manifest": (aotc.assemble, "signature", "while writing the bundle"),
     "write": (aotc.assemble, "write_bundle", "while writing the bundle"),
 }
-
-
-@pytest.fixture(autouse=True)
-def evidence(monkeypatch, tmp_path):
-    """Folders of evidence go to the test's own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -145,6 +139,18 @@ def test_the_command_repeats_the_options(monkeypatch, tmp_path):
         aotc.compile(MODEL, **flags)
 
 
+def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
+    monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
+    path = tmp_path / "my model; rm x.mlir"
+    path.write_text(MODEL)
+    with pytest.raises(InternalError) as caught:
+        aotc.compile(path, weights="a b.safetensors")
+    command = str(caught.value).rpartition("to repeat: ")[2]
+    words = shlex.split(command)
+    assert words[:5] == ["aotc", "compile", str(path), "-o", "model.vmfb"]
+    assert "--weights=a b.safetensors" in words
+
+
 def test_a_manifest_that_breaks_the_schema_is_ours(monkeypatch, quick_kernels):
     monkeypatch.setattr(aotc.assemble, "signature", lambda f: {"arguments": 3})
     with pytest.raises(InternalError, match=r"while writing the bundle: BundleError: .*breaks the schema"):
@@ -163,6 +169,23 @@ def test_no_memory_is_no_fault_of_the_compiler(stage, monkeypatch):
         aotc.compile(MODEL)
 
 
+def test_a_report_on_lowering_that_cannot_be_written(monkeypatch, tmp_path):
+    real = pipeline._dump
+
+    def dump(options, name, text):
+        if name.endswith("-lower.txt"):
+            raise planted
+        real(options, name, text)
+
+    monkeypatch.setattr(pipeline, "_dump", dump)
+    planted = OSError(errno.EACCES, "no way", "19-lower.txt")
+    with pytest.raises(CompileError, match=r"19-lower\.txt: error: no way"):
+        aotc.compile(MODEL, dump_ir=str(tmp_path))
+    planted = KeyError("planted")
+    with pytest.raises(InternalError, match="in the report on lowering: KeyError: 'planted'"):
+        aotc.compile(MODEL, dump_ir=str(tmp_path))
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
     def write_text(path, text):
@@ -175,7 +198,7 @@ def test_a_full_disk_is_no_fault_of_the_compiler(number, monkeypatch, tmp_path):
 
 def test_an_error_is_heard_where_nothing_can_be_written(monkeypatch, tmp_path):
     monkeypatch.setattr(aotc.lowering.lower, "bufferize", broken)
-    monkeypatch.setattr("aotc.guard.mkdtemp", lambda **_: str(tmp_path / "m.mlir"))
+    monkeypatch.setattr("aotc.guard.report_folder", lambda keep: str(tmp_path / "m.mlir"))
     (tmp_path / "m.mlir").write_text(MODEL)
     with pytest.raises(InternalError, match=r"'planted' .and nothing could be written about it"):
         aotc.compile(MODEL)
@@ -268,12 +291,27 @@ def test_arguments_that_jax_cannot_flatten():
         ({"weights": None}, "weights is None"),
         ({"specialize": {"b": 3}}, "specialize is"),
         ({"specialize": [3]}, "specialize is"),
+        ({"specialize": {3: (1,)}}, "specialize is"),
+        ({"specialize": {"b": (1.5,)}}, "specialize is"),
+        ({"specialize": {"b": "18"}}, "specialize is"),
+        ({"specialize": {"b": iter((1, 8))}}, "specialize is"),
+        ({"target": Path("cpu")}, "target is PosixPath"),
+        ({"stop_after": Path("cse")}, "stop_after is PosixPath"),
+        ({"dump_ir": b"ir"}, "dump_ir is b'ir'"),
+        ({"jobs": 2.0}, "jobs is 2.0"),
         ({"progress": "yes"}, "progress is"),
     ],
 )
 def test_options_of_other_types(options, part):
     with pytest.raises(CompileError, match=part):
         aotc.compile(MODEL, **options)
+
+
+def test_sizes_may_be_integers_of_numpy(monkeypatch, quick_kernels):
+    text = MODEL.replace("4x4", "?x4").replace("%x: tensor<?x4xf32>", '%x: tensor<?x4xf32> {jax.arg_info = "x"}')
+    dim = next(iter(import_model(text).functions.values())).body.params[0].type.shape[0]
+    sizes = {str(dim): np.array([1, 8], "int8")}
+    assert aotc.compile(text, specialize=sizes) == aotc.compile(text, specialize={str(dim): [np.int64(1), 8]})
 
 
 def test_a_missing_package_is_named(tmp_path):

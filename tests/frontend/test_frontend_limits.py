@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
+from aotc.diagnostics import CompileError
 from aotc.frontend.constants import _own
 from aotc.frontend.importer import import_model
-from aotc.frontend.limits import I32_TERMS, OWN_BYTES, SHAPE_ELEMENTS
+from aotc.frontend.limits import I32_TERMS, MOST_BRACES, MOST_NESTED, OWN_BYTES, SHAPE_ELEMENTS
 from aotc.frontend.shape_values import trackable
 from aotc.ir.limits import INLINE_ELEMENTS
 from aotc.ir.tensor_ir import TensorType, walk
 from aotc.ir.tensor_text import print_module
+from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
 
 pytestmark = pytest.mark.ir
 
@@ -50,3 +52,98 @@ def test_long_sums_of_products_are_not_i32(more):
     ops = list(walk(import_model(text).functions["main"].body))
     (product,) = (op for op in ops if op.name == "dot_general")
     assert (product.results[0].type.dtype == "i32") == (more == 0)
+
+
+# ---------------------------------------------------------------- sizes that nobody has
+
+
+def doubled(t):
+    return f"func.func @main(%x: {t}) -> {t} {{\n%0 = stablehlo.add %x, %x : {t}\nreturn %0 : {t}\n}}"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_arrays_have_a_most_rank(more):
+    text = doubled(f"tensor<{'x'.join(['1'] * (MOST_RANK + more))}xf32>")
+    if more:
+        with pytest.raises(CompileError, match=f"a tensor of {MOST_RANK + 1} dimensions is not supported"):
+            import_model(text)
+    else:
+        import_model(text)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_arrays_have_a_most_size(more):
+    text = doubled(f"tensor<{MOST_BYTES // 4 + more}xf32>")
+    if more:
+        with pytest.raises(CompileError, match="more than a machine can address"):
+            import_model(text)
+    else:
+        import_model(text)
+
+
+@pytest.mark.parametrize(
+    "t", ["100000000000x100000000000xf32", "100000000000x100000000000x0xf32", "9223372036854775807xi1",
+          "?x100000000000x100000000000xf32"]
+)  # fmt: skip
+def test_sizes_beyond_64_bits(t):
+    with pytest.raises(CompileError, match="more than a machine can address"):
+        import_model(doubled(f"tensor<{t}>"))
+
+
+def test_a_size_inside_of_a_model_has_its_line(tmp_path):
+    big = "1000000000x1000000000x1000000000xf32"
+    path = tmp_path / "m.mlir"
+    path.write_text(
+        f"func.func @main(%x: tensor<f32>) -> tensor<f32> {{\n%0 = stablehlo.broadcast_in_dim %x, dims = [] : "
+        f"(tensor<f32>) -> tensor<{big}>\n%1 = stablehlo.reduce(%0 init: %x) applies stablehlo.add across dimensions "
+        f"= [0, 1, 2] : (tensor<{big}>, tensor<f32>) -> tensor<f32>\nreturn %1 : tensor<f32>\n}}"
+    )
+    with pytest.raises(CompileError, match=rf"m\.mlir:2:6: error: tensor<{big}> has"):
+        import_model(path)
+
+
+def nested(count, heads, tails):
+    """Ops around each other, by turns of several forms."""
+    text = "func.func @main(%x0: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {\n"
+    for n in range(count):
+        text += f"%w{n} = " + heads[n % len(heads)].format(n, n + 1)
+    text += f"%y = stablehlo.add %x{count}, %x{count} : tensor<4xf32>\nstablehlo.return %y : tensor<4xf32>\n"
+    for n in reversed(range(count)):
+        text += tails[n % len(tails)].format(n)
+        text += f"stablehlo.return %w{n} : tensor<4xf32>\n" if n else "return %w0 : tensor<4xf32>\n}"
+    return text
+
+
+LOOP = "stablehlo.while(%x{1} = %x{0}) : tensor<4xf32> cond {{ stablehlo.return %p : tensor<i1> }} do {{\n"
+BRANCH = '"stablehlo.if"(%p) ({{\n%x{1} = stablehlo.sine %x{0} : tensor<4xf32>\n'
+OTHER = "}}, {{ stablehlo.return %x{0} : tensor<4xf32> }}) : (tensor<i1>) -> tensor<4xf32>\n"
+
+
+@pytest.mark.parametrize("heads", [(LOOP,), (BRANCH,), (LOOP, BRANCH)], ids=["loops", "branches", "both"])
+def test_regions_are_nested_so_deep_and_no_deeper(heads):
+    tails = tuple("}}\n" if h is LOOP else OTHER for h in heads)
+    import_model(nested(MOST_NESTED, heads, tails))
+    for count in (MOST_NESTED + 1, 300, MOST_BRACES - 10):
+        with pytest.raises(CompileError, match=rf":\d+:\d+: error: regions are nested more than {MOST_NESTED} deep"):
+            import_model(nested(count, heads, tails))
+    for form in (str, str.encode):
+        with pytest.raises(CompileError, match=f":{MOST_BRACES + 1}: error: the model's text is nested more than"):
+            import_model(form(nested(MOST_BRACES + 1, (LOOP,), ("}}\n",))))
+
+
+def test_braces_in_texts_do_not_count():
+    place = "{" * (MOST_BRACES + 1)
+    text = f'%0 = stablehlo.constant dense<1.0> : tensor<f32> loc("{place}")\nreturn %0 : tensor<f32>\n'
+    import_model(f"func.func @main() -> tensor<f32> {{\n{text}}}")
+
+
+def test_calls_count_with_what_is_around_them():
+    """A chain of functions, each of which calls the next one inside of ten branches."""
+    text = ""
+    for k in range(20):
+        whole = nested(10, (BRANCH,), (OTHER,)).replace("@main", f"private @f{k + 1}" if k else "@main")
+        call = f"func.call @f{k + 2}(%x10, %p) : (tensor<4xf32>, tensor<i1>) -> tensor<4xf32>"
+        text += whole.replace("stablehlo.add %x10, %x10 : tensor<4xf32>", call) if k < 19 else whole
+        text += "\n"
+    with pytest.raises(CompileError, match="regions are nested more than"):
+        import_model(text)

@@ -22,7 +22,9 @@ LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
     "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
-    "aotc.frontend": ("numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", *COMMON, *CONTRACTS),
+    "aotc.frontend": (
+        "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", *COMMON, *CONTRACTS,
+    ),
     "aotc.lowering": (),
     "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),
     "aotc.lowering.passes": ("numpy", "ml_dtypes", *LOWERING),
@@ -35,18 +37,22 @@ MAY_IMPORT = {
         "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.kernels": (
-        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", *COMMON, *CONTRACTS,
+        "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.files",
+        *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
     "aotc.limits": (),
-    "aotc.options": ("aotc.diagnostics",),
+    "aotc.options": ("aotc.diagnostics", "aotc.limits"),
     "aotc.recursion_limit": (),
     "aotc.targets": ("aotc.diagnostics", "aotc.vmfb.machine"),
-    "aotc.guard": ("aotc.diagnostics", "aotc.options", "aotc.ir", "aotc.vmfb.errors"),
+    "aotc.guard": (
+        "aotc.diagnostics", "aotc.limits", "aotc.options", "aotc.ir", "aotc.vmfb.errors", "aotc.vmfb.files",
+    ),
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),
     "aotc.bundle_cache": (
-        "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.limits", "aotc.vmfb.custom_calls", *COMMON,
+        "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.kernels.workers.store", "aotc.limits",
+        "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),

@@ -101,3 +101,15 @@ def test_a_bundle_without_kernel_text_cannot_be_traced(tmp_path):
     module = aotc.load(aotc.compile(jax.jit(jnp.exp), np.ones(3, np.float32), debug_info=False))
     with pytest.raises(VmError, match="no kernel text"):
         module.invoke("main", np.ones(3, np.float32), trace=tmp_path)
+
+
+def test_a_full_disk_ends_a_traced_call(tmp_path, monkeypatch):
+    def full(path, **arrays):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    module = aotc.load(aotc.compile(jax.jit(jnp.tanh), np.ones(3, "f4")))
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(VmError, match="cannot write the trace: No space left"):
+        module.invoke("main", np.ones(3, "f4"), trace=tmp_path)
+    assert list(tmp_path.iterdir()) == []

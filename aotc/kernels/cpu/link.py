@@ -6,7 +6,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.kernels import numba_aot as aot
 from aotc.targets import Target, host
 from aotc.vmfb.abi import IMPORT_PREFIX, TABLE_SYMBOL
+from aotc.vmfb.files import work_folder
 
 ALLOWED_SYMBOLS = frozenset(
     ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "pthread_create", "pthread_detach"]
@@ -81,19 +81,19 @@ def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()
         If linking fails, or the library needs a symbol that a bundle must not need.
     """
     command = linker(target.triple.split("-")[0] == host().triple.split("-")[0])
-    with tempfile.TemporaryDirectory(prefix="aotc-link-") as folder:
+    with work_folder() as folder:
         names = []
         for n, data in enumerate(objects):
             name = f"{n}.o"
-            Path(folder, name).write_bytes(data)
+            (folder / name).write_bytes(data)
             names.append(name)
-        Path(folder, "objects").write_text("\n".join(names))
+        (folder / "objects").write_text("\n".join(names))
         result = subprocess.run(
             [*command, "-o", "out.so", "@objects"], cwd=folder, capture_output=True, text=True, check=False
         )
         if result.returncode:
             raise InternalError(f"{Path(command[0]).name} failed: {result.stderr.strip()[:2000]}")
-        data = Path(folder, "out.so").read_bytes()
+        data = (folder / "out.so").read_bytes()
     missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - set(allowed))
     if missing:
         raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")

@@ -2,21 +2,18 @@
 
 The key of an object is everything that it depends on: its source text, the
 target, the sources of all modules that a compiler process can load, and the
-versions of Python and of the packages that make machine code. A file is written
-beside its place and renamed, so readers never see half of one.
+versions of Python and of the packages that make machine code.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from aotc.kernels.workers import store
 from aotc.kernels.workers.closure import import_closure
 from aotc.targets import Target
 
@@ -24,14 +21,6 @@ ENTRY = "aotc.kernels.workers.worker"
 # What makes an object for a kind of target. numpy and ml_dtypes round its constants.
 _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
 PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "nvidia-nvjitlink")}
-
-
-def cache_directory() -> Path:
-    """Return ``$AOTC_CACHE_DIR``, or ``aotc`` in the user's cache directory."""
-    given = os.environ.get("AOTC_CACHE_DIR")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
 
 
 def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
@@ -52,20 +41,6 @@ def _version_of(package: str) -> str:
         return "not installed"
 
 
-def put(path: Path, data: bytes) -> None:
-    """Write a file beside its place and rename it.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
-
-
 @cache
 def compiler_digest(kind: str) -> bytes:
     """Return a digest of what compiles kernels for targets of ``kind``."""
@@ -82,15 +57,9 @@ def key_of(text: str, target: Target) -> str:
 
 def read(key: str) -> bytes | None:
     """Return the object of ``key``, or None."""
-    try:
-        return (cache_directory() / key[:2] / key).read_bytes()
-    except OSError:
-        return None
+    return store.read(key[:2], key)
 
 
 def write(key: str, data: bytes) -> None:
-    """Keep an object. A cache that cannot be written is no error: it only saves nothing."""
-    try:
-        put(cache_directory() / key[:2] / key, data)
-    except OSError:
-        return
+    """Keep an object."""
+    store.write(key[:2], key, data)

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from aotc.diagnostics import InternalError
+from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels.limits import LONGEST_TEXT, MOST_JOBS
 from aotc.kernels.workers.worker import read_frame, write_frame
 
@@ -53,9 +53,11 @@ class CompilerPool:
             If a kernel cannot be compiled: its text and the worker's report.
         Refusal
             If a user's function cannot be compiled.
+        CallbackFailed
+            If ``done`` does.
         """
         results: list[bytes | None] = [None] * len(requests)
-        errors: list[str | Refusal] = []
+        errors: list[str | Exception] = []
         queue: SimpleQueue[int] = SimpleQueue()
         sizes = [len(r["text"]) if "text" in r else LONGEST_TEXT for r in requests]
         for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
@@ -79,6 +81,8 @@ class CompilerPool:
                         done(finished[0])
             except Empty:
                 pass
+            except CallbackFailed as error:
+                errors.append(error)
             except Exception as error:  # whatever it is, the caller must hear of it: threads have no other way
                 errors.append(str(error))
             finally:
@@ -90,7 +94,7 @@ class CompilerPool:
             t.start()
         for t in threads:
             t.join()
-        if errors and isinstance(errors[0], Refusal):
+        if errors and isinstance(errors[0], Exception):
             raise errors[0]
         if errors:
             raise InternalError(f"a kernel could not be compiled:\n{errors[0]}")

@@ -28,7 +28,7 @@ def specialize(module: Module, options: Options) -> Module:
     CompileError
         If no entry has such a dim, a size is negative, or there would be more than 64 copies.
     """
-    sizes_of = {name: tuple(sizes) for name, sizes in options.specialize.items()}
+    sizes_of = {name: tuple(map(int, sizes)) for name, sizes in options.specialize.items()}
     if not sizes_of:
         return module
     entries = [f for f in module.functions.values() if f.public]
@@ -37,7 +37,7 @@ def specialize(module: Module, options: Options) -> Module:
         if name not in known:
             offered = f"dims: {', '.join(sorted(known)) or 'none'}"
             raise CompileError.at(entries[0].loc, f"specialize: no dim is called {name}", hint=offered)
-        if any(not isinstance(n, int) or n < 0 for n in sizes):
+        if any(n < 0 for n in sizes):
             raise CompileError.at(entries[0].loc, f"specialize: {name} has sizes {sizes}, expected integers from 0 on")
     copies = {c.name: c for f in entries for c in _copies(f, sizes_of, set(module.functions))}
     if len(copies) > SPECIALIZATIONS:

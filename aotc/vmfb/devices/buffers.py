@@ -25,17 +25,28 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[np.ndarr
     rows = variant["command_buffers"]
     buffers = []
     for number, (row, slots) in enumerate(zip(rows, _fewest_slots(bundle, variant), strict=True)):
-        data = bundle.checked(row["code"])
         try:
-            if data.nbytes % 8:
-                raise Invalid(f"{data.nbytes} bytes are no whole number of words")
-            words = np.frombuffer(data, "<i8")
-            nodes = read_commands(words.tolist())
+            words, nodes = read_buffer(bundle, row)
             check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
         except Invalid as error:
             raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
         buffers.append((words, nodes))
     return buffers
+
+
+def read_buffer(bundle: Bundle, row: dict[str, Any]) -> tuple[np.ndarray, list[Node]]:
+    """Return words and records of one command buffer, whose numbers are still to be checked.
+
+    Raises
+    ------
+    Invalid
+        If the words are no records.
+    """
+    data = bundle.checked(row["code"])
+    if data.nbytes % 8:
+        raise Invalid(f"{data.nbytes} bytes are no whole number of words")
+    words = np.frombuffer(data, "<i8")
+    return words, read_commands(words.tolist())
 
 
 def _fewest_slots(bundle: Bundle, variant: dict[str, Any]) -> list[int]:

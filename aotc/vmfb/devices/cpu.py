@@ -33,7 +33,7 @@ from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.buffers import load_buffers, read_buffer
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
@@ -111,6 +111,7 @@ class CpuExecutable:
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
         self._buffers = self._load_buffers()
+        self._begun = False
 
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
@@ -194,7 +195,7 @@ class CpuExecutable:
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
-        return load_buffers(self._bundle, self._variant)[number][1]
+        return read_buffer(self._bundle, self._variant["command_buffers"][number])[1]  # checked when it was loaded
 
     def kernel_texts(self) -> list[tuple[str, str, str]] | None:
         """Return name, text and line of the model of each kernel; None without debug information."""
@@ -250,6 +251,7 @@ class CpuExecutable:
         words, field = WORDS, DATA_FIELD
 
         def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
+            self._bundle.check_unchanged()
             slots = (ctypes.c_int64 * layout.count)()
             slots[layout.constants] = self._constants.address
             scratch = ctypes.c_void_p()
@@ -294,6 +296,9 @@ class CpuExecutable:
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
+        if not self._begun:
+            self._bundle.check_unchanged()
+            self._begun = True
         return CpuSession(self, layout, self._constants.address, self._stride * self.threads)
 
     def stats(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from aotc.vmfb.abi import ALIGNMENT, EXECUTOR_VERSION
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.files import work_folder
 from aotc.vmfb.pointers import aligned_bytes
 
 _SIGNATURES = {
@@ -71,26 +72,21 @@ def _open_library(data: memoryview) -> ctypes.CDLL:
         descriptor = os.memfd_create("aotc")
     except (AttributeError, OSError):
         return _open_from_file(data)
-    _write_all(descriptor, data)
+    try:
+        while data.nbytes:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        os.close(descriptor)
+        raise
     return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
 
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
     """For systems without memfd: a private file that is gone once it is mapped."""
-    from tempfile import mkstemp
-
-    descriptor, path = mkstemp(prefix="aotc-", suffix=".so")
-    try:
-        _write_all(descriptor, data)
-        os.close(descriptor)
-        return ctypes.CDLL(path)
-    finally:
-        os.unlink(path)
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data.nbytes:
-        data = data[os.write(descriptor, data) :]
+    with work_folder() as folder:
+        path = folder / "library.so"
+        path.write_bytes(data)
+        return ctypes.CDLL(str(path))
 
 
 def load_executor(bundle: Bundle, number: int | None) -> ctypes.CDLL:

@@ -1,0 +1,327 @@
+"""Files that appear whole or not at all, and folders that are this user's alone.
+
+A file is written under another name and renamed. Its writer holds a lock on it, which the system takes away with the
+process, however that ends: a temporary file that can be locked has no writer any more, and whoever writes there next
+removes it. The same holds for folders of temporary files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from errno import EAGAIN
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+_PREFIX = ".aotc-"
+_WORK, _REPORT = "work-", "report-"
+
+
+class MappedFile:
+    """A file in memory: mapped, or a copy of it.
+
+    Attributes
+    ----------
+    data : memoryview
+        Read-only.
+    """
+
+    def __init__(self, path: str, copy: bool = False) -> None:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            self.path, self._state = path, _state(info)
+            self._mapped = None if copy or not info.st_size else _mapped(file.fileno(), info.st_size)
+            if self._mapped is not None:
+                self.data = memoryview(self._mapped)
+            else:
+                self.data = _copied(file, info.st_size) if info.st_size else memoryview(b"")
+
+    def change(self) -> str:
+        """Return what has become of a file that is mapped, or an empty string.
+
+        A page that is no longer there ends the process when it is touched. A file that was replaced, as
+        :func:`write_whole` does, is another one: the mapping keeps the old.
+        """
+        if self._mapped is None:
+            return ""
+        size = self._mapped.size()
+        if size != self._state[2]:
+            return f"{self._state[2]:,} bytes have become {size:,}"
+        with suppress(OSError):
+            now = _state(os.stat(self.path))
+            if now[:2] == self._state[:2] and now != self._state:
+                return "its time of modification has changed"
+        return ""
+
+
+def _state(info: os.stat_result) -> tuple[int, int, int, int]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _mapped(descriptor: int, size: int) -> Any:
+    import mmap
+
+    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+
+
+def _copied(file: Any, size: int) -> memoryview:
+    """Return the contents of a file, aligned as bundles want it."""
+    from aotc.vmfb.abi import ALIGNMENT
+    from aotc.vmfb.pointers import aligned_bytes
+
+    memory, address = aligned_bytes(size, ALIGNMENT)
+    start = address - memory.ctypes.data
+    view = memory.data[start : start + size]
+    return view[: file.readinto(view)].toreadonly()
+
+
+def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
+    """Write ``parts`` one after the other to a place of the user's.
+
+    A file appears whole or not at all, with the mode of the one that it replaces. A link stays, and what it leads to is
+    written; so do devices, pipes and descriptors of this process (``/dev/stdout``), which cannot be replaced.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file; one that was there before is unchanged.
+    """
+    try:
+        descriptor = _special(path)
+        if descriptor is not None:
+            try:
+                _write(descriptor, parts)
+            finally:
+                os.close(descriptor)
+            return
+        target = os.path.realpath(path)
+        folder, name = os.path.split(target)
+        prefix = f"{_PREFIX}{crc32(os.fsencode(name)):08x}-"
+        remove_stale(folder, prefix)
+        replace_file(target, parts, os.path.join(folder, prefix), durable=durable)
+    except OSError as error:
+        raise _named(error, path) from error
+
+
+def append_whole(path: str, parts: Iterable[Any]) -> None:
+    """Write ``parts`` to the end of a file, all of them or none.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, with the name of the file; its contents are then as before.
+    """
+    new = not os.path.lexists(path)
+    try:
+        with open(path, "ab", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            try:
+                _write(file.fileno(), parts)
+            except BaseException:
+                if stat.S_ISREG(before.st_mode):
+                    os.ftruncate(file.fileno(), before.st_size)
+                raise
+    except OSError as error:
+        if new:
+            with suppress(OSError):
+                os.unlink(path)
+        raise _named(error, path) from error
+
+
+def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0, durable: bool = False) -> None:
+    """Write a file under a name that begins with ``temporary``, in the same file system, and rename it.
+
+    Parameters
+    ----------
+    path : str
+    parts : iterable of buffers
+    temporary : str
+        A folder, and how names of temporary files begin in it.
+    mode : int
+        Permissions; 0 stands for those of the file that is replaced, or of any new file.
+    durable : bool
+        Wait until the disk has it.
+    """
+    descriptor, name = _create(temporary, mode or 0o666)
+    try:
+        if not mode:
+            with suppress(OSError):
+                os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
+        _write(descriptor, parts)
+        if durable:
+            os.fsync(descriptor)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_stale(folder: str, prefix: str = _PREFIX) -> None:
+    """Remove the temporary files and folders whose names begin with ``prefix`` and whose writers are gone."""
+    with suppress(OSError):
+        for name in os.listdir(folder or "."):
+            if name.startswith(prefix):
+                _remove_unlocked(os.path.join(folder, name))
+
+
+def private_folder(path: str) -> str:
+    """Return ``path``, a folder that is made if it is not there and that nobody else may write to.
+
+    Raises
+    ------
+    PermissionError
+        If others may, with a sentence.
+    OSError
+        If it cannot be made.
+    """
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    reason = not_private(os.stat(path))
+    if reason:
+        raise PermissionError(f"{path} {reason}")
+    return path
+
+
+def not_private(info: os.stat_result) -> str:
+    """Return who else may change a file or folder, or an empty string; what is root's is everybody's friend."""
+    if info.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {info.st_uid}, not to you"
+    if info.st_mode & 0o022:
+        return f"may be written to by others (mode {stat.S_IMODE(info.st_mode):o})"
+    return ""
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """Return a folder for temporary files that is gone afterwards, or after the next use if this process is killed."""
+    from shutil import rmtree
+
+    home = _own_temporary()
+    remove_stale(home, _WORK)
+    descriptor = -1
+    while descriptor < 0:
+        path = _fresh_folder(home, _WORK)
+        descriptor = _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        yield Path(path)
+    finally:
+        rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def report_folder(keep: int) -> str:
+    """Return a new folder for the evidence of a failure; of older ones the last ``keep`` stay."""
+    from shutil import rmtree
+
+    home = _own_temporary()
+    with suppress(OSError):
+        old = [e for e in os.scandir(home) if e.name.startswith(_REPORT)]
+        for entry in sorted(old, key=lambda e: e.stat(follow_symlinks=False).st_mtime_ns, reverse=True)[keep:]:
+            rmtree(entry.path, ignore_errors=True)
+    return _fresh_folder(home, _REPORT)
+
+
+def _own_temporary() -> str:
+    """Return this user's folder among the system's temporary files; a fresh one if a stranger has taken its name."""
+    from tempfile import gettempdir, mkdtemp
+
+    try:
+        path = os.path.join(gettempdir(), f"aotc-{os.geteuid()}")
+    except FileNotFoundError as error:
+        raise _named(error, "TMPDIR") from error
+    try:
+        if os.path.islink(path):
+            raise PermissionError(f"{path} is a link")
+        return private_folder(path)
+    except (PermissionError, FileExistsError):
+        return mkdtemp(prefix="aotc-")
+
+
+def _fresh_folder(home: str, prefix: str) -> str:
+    from tempfile import mkdtemp
+
+    return mkdtemp(prefix=prefix, dir=home)
+
+
+def _write(descriptor: int, parts: Iterable[Any]) -> None:
+    for part in parts:
+        data = memoryview(part)
+        data = data.cast("B") if data.nbytes else memoryview(b"")  # an empty array cannot be cast
+        while data.nbytes:
+            data = data[os.write(descriptor, data) :]
+
+
+def _named(error: OSError, path: str) -> OSError:
+    """Return ``error`` about the file that the user named."""
+    return OSError(error.errno, error.strerror or str(error), path)
+
+
+def _special(path: str) -> int | None:
+    """Return a descriptor of what is written to in place; None for files, also those that are still to be made."""
+    own = _own_descriptor(path)
+    if own is not None:
+        return os.dup(own)
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return None
+    return None if regular else os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def _own_descriptor(path: str) -> int | None:
+    """Return N if ``path`` leads to ``/proc/self/fd/N``: to open that anew would forget how far it is written."""
+    own, seen = os.path.realpath("/proc/self/fd"), set[str]()
+    while path not in seen:
+        seen.add(path)
+        folder, name = os.path.split(path)
+        if name.isdecimal() and os.path.realpath(folder) == own:
+            return int(name)
+        if os.path.islink(path):
+            path = os.path.join(folder, os.readlink(path))
+    return None
+
+
+def _create(prefix: str, mode: int) -> tuple[int, str]:
+    """Return a descriptor of a new, locked file, and its name."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        path = f"{prefix}{os.urandom(6).hex()}"
+        descriptor = _held(os.open(path, flags, mode))
+        if descriptor >= 0:
+            return descriptor, path
+
+
+def _held(descriptor: int) -> int:
+    """Return ``descriptor`` once it is locked; -1 if somebody took the file for a stale one before it was."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except OSError as error:
+        if error.errno != EAGAIN:  # a file system without locks: its stale files stay
+            return descriptor
+    os.close(descriptor)
+    return -1
+
+
+def _remove_unlocked(path: str) -> None:
+    """Remove a temporary file or folder of ours if nobody has locked it."""
+    from shutil import rmtree
+
+    with suppress(OSError):
+        info = os.lstat(path)
+        folder = stat.S_ISDIR(info.st_mode)
+        if info.st_uid != os.geteuid() or not (folder or stat.S_ISREG(info.st_mode)):
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            rmtree(path, ignore_errors=True) if folder else os.unlink(path)
+        finally:
+            os.close(descriptor)

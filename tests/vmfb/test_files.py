@@ -1,0 +1,201 @@
+"""Writing: whole or not at all, through what cannot be replaced, and nothing left behind by who was killed."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from aotc.vmfb import files
+from aotc.vmfb.files import append_whole, remove_stale, write_whole
+
+pytestmark = pytest.mark.ir
+
+KILLED = """
+import os, signal, sys
+from aotc.vmfb import files
+
+def parts():
+    yield b"half"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+{}
+"""
+
+
+def kill_while(code, *arguments):
+    """Run code that kills itself in the middle."""
+    done = subprocess.run([sys.executable, "-c", KILLED.format(code), *map(str, arguments)], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_killed_writers_file_goes_with_the_next_write(tmp_path):
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(b"old")
+    others = [tmp_path / ".aotc-00000000-somebody", tmp_path / "m.vmfb.123.456.tmp"]
+    for other in others:
+        other.touch()
+    kill_while("files.write_whole(sys.argv[1], parts())", path)
+    assert path.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 4
+    write_whole(str(path), [b"new"])
+    assert sorted(tmp_path.iterdir()) == sorted([*others, path])
+    assert path.read_bytes() == b"new"
+
+
+def test_what_a_living_process_writes_stays(tmp_path):
+    """The file of a writer that is at work looks like a dead one's, but for its lock."""
+    path = str(tmp_path / "m.vmfb")
+
+    def parts():
+        yield b"first"
+        write_whole(path, [b"second"])  # another writer of the same place, who looks for stale files
+        assert len(list(tmp_path.iterdir())) == 2
+
+    write_whole(path, parts())
+    assert Path(path).read_bytes() == b"first"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_nothing(tmp_path, error):
+    def parts():
+        yield b"half"
+        raise error
+
+    for write in (write_whole, append_whole):
+        with pytest.raises(type(error)) as caught:
+            write(str(tmp_path / "m"), parts())
+        if isinstance(error, OSError):
+            assert caught.value.filename == str(tmp_path / "m")
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_appending_is_whole_too(tmp_path):
+    path = tmp_path / "x.npy"
+    append_whole(str(path), [b"one", b" two"])
+
+    def parts():
+        yield b" three"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        append_whole(str(path), parts())
+    assert path.read_bytes() == b"one two"
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
+    (tmp_path / "far").mkdir()
+    link, target = tmp_path / "link", tmp_path / "far" / "m"
+    link.symlink_to("far/m")
+    for data in (b"first", b"second"):  # a link that leads to nothing yet, then to a file
+        write_whole(str(link), [data])
+        assert link.is_symlink()
+        assert target.read_bytes() == data
+    assert [p.name for p in (tmp_path / "far").iterdir()] == ["m"]
+
+
+def test_the_mode_of_the_old_file_stays(tmp_path):
+    path = tmp_path / "m"
+    path.touch()
+    path.chmod(0o600)
+    write_whole(str(path), [b"x"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_pipes_and_devices_are_written_through(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_whole(str(pipe), [b"a", b"b"])
+    reader.join(30)
+    assert found == [b"ab"]
+    assert pipe.is_fifo()
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    write_whole(str(null), [b"x"])
+    assert Path("/dev/null").is_char_device()
+    for write in (write_whole, append_whole):
+        with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+            write("/dev/full", [b"x"])
+    assert Path("/dev/full").is_char_device()
+
+
+@pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_standard_output_is_written_where_it_is(tmp_path, place):
+    """Behind what stands there: opened anew it would begin again at the first byte."""
+    write = f"write_whole({place!r}, [b'b'])"
+    code = f"from aotc.vmfb.files import write_whole; print('a', flush=True); {write}; print('c')"
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert path.read_bytes() == b"a\nbc\n"
+
+
+def test_a_name_of_any_length(tmp_path):
+    path = tmp_path / ("n" * 255)
+    write_whole(str(path), [b"x"])
+    assert path.read_bytes() == b"x"
+    write_whole(os.fsdecode(bytes(tmp_path) + b"/\xff\xfe"), [b"x"])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_only_our_own_files_are_removed(tmp_path):
+    (tmp_path / ".aotc-x").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / ".aotc-y")
+    (tmp_path / "aotc-z").touch()
+    (tmp_path / ".aotc-old").touch()
+    remove_stale(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".aotc-x", ".aotc-y", "aotc-z"]
+
+
+# ---------------------------------------------------------------- folders
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The system's folder of temporary files."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path / f"aotc-{os.geteuid()}"
+
+
+def test_a_work_folder_goes_with_its_process(temporary):
+    kill_while("with files.work_folder() as folder: (folder / 'x').touch(); list(parts())")
+    assert len(list(temporary.iterdir())) == 1
+    with files.work_folder() as folder, files.work_folder() as other:
+        assert sorted(temporary.iterdir()) == sorted([folder, other])
+        (folder / "below").mkdir()
+    assert list(temporary.iterdir()) == []
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+
+
+def test_the_last_reports_stay(temporary):
+    made = []
+    for number in range(5):
+        made.append(files.report_folder(2))
+        os.utime(made[-1], (number, number))
+    assert sorted(map(str, temporary.iterdir())) == sorted(made[-3:])
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(temporary):
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    folder = Path(files.report_folder(2))
+    assert folder.is_dir()
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(PermissionError, match=r"may be written to by others .mode 777"):
+        files.private_folder(str(temporary))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_strangers_folder_is_not_used(tmp_path):
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to user 12345, not to you"):
+        files.private_folder(str(tmp_path))
