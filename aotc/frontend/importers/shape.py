@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import DYNAMIC, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, product
+from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
 
@@ -35,9 +34,6 @@ def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
     dims = integers(op.attributes["broadcast_dimensions"])
-    for d, size in zip(dims, x.type.shape):
-        if size != 1:
-            state.require("eq", size, t.shape[d], "broadcast of size {0} to size {1}")
     same = x.type == t and dims == tuple(range(t.rank))
     state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
 
@@ -58,7 +54,6 @@ def _reshape(state: State, op: Any) -> None:
 def _dynamic_reshape(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_reshape"))
-    state.require("eq", product(x.type.shape), product(t.shape), "reshape of {0} elements to {1}")
     state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
 
 
@@ -111,9 +106,6 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
         first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
         sizes = tuple(b - a for a, b in zip(first, last))
     if sizes is not None and (bounds[0] not in state.known or any(_from_values(state, state.known[v]) for v in bounds)):
-        for size, extent in zip(sizes, x.type.shape):
-            state.require("le", size, extent, "a slice of {0} elements from {1}")
-            state.require("le", 0, size, "a slice of {1} elements")
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
         window = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
@@ -149,7 +141,7 @@ def _dynamic_pad(state: State, op: Any) -> None:
 
 def _concatenate(state: State, op: Any) -> None:
     attrs = {"dim": op.attributes["dimension"].value}
-    operands = same_shapes(state, state.operands(op), but=attrs["dim"])
+    operands = state.operands(op)
     state.bind(op, operands if len(operands) == 1 else [state.one("concatenate", operands, attrs)])
 
 
