@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.guard_pages import guarded_bytes
 
 
 class Arena:
@@ -66,3 +67,16 @@ class ArenaPool:
         memory = np.empty(size + ALIGNMENT, np.uint8)
         start = memory.ctypes.data
         return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)
+
+
+class GuardedPool(ArenaPool):
+    """Arenas of exactly the size that was asked for, each before a guard page and for one call."""
+
+    def take(self, size: int) -> Arena:
+        """Return an arena that nothing lies behind."""
+        self.high_water = max(self.high_water, size)
+        memory = guarded_bytes(size, ALIGNMENT)
+        return Arena(memory.ctypes.data, size, memory)
+
+    def give(self, arena: Arena) -> None:
+        """Let an arena go: it is unmapped."""

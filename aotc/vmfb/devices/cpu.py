@@ -26,7 +26,7 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import Arena, ArenaPool
+from aotc.vmfb.arena import Arena, ArenaPool, GuardedPool
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import ConstantMemory, load_constants
@@ -36,6 +36,7 @@ from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.guard_pages import GUARDED
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
@@ -43,7 +44,7 @@ from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
 
-ARENAS = ArenaPool()
+ARENAS = GuardedPool() if GUARDED else ArenaPool()
 
 
 def obstacle(variant: dict[str, Any]) -> str:
