@@ -23,7 +23,7 @@ class Scope(Protocol):
 
     loc: Loc
 
-    def require(self, relation: str, left: Dim, right: Dim, message: str) -> None: ...
+    def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None: ...
     def append(
         self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
     ) -> tuple[Value, ...]: ...
@@ -121,7 +121,7 @@ def spoken(
 
 def _told(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
     relation, left, right, message, values = row
-    mentioned = dict.fromkeys(name for e in (left, right) for name in sorted(s.name for s in symbols(e)))
+    mentioned = dict.fromkeys(name for e in values for name in sorted(s.name for s in symbols(e)))
     told = dict(places[name] for name in mentioned if name in places)
     text = ", ".join(f"{what} is {{{len(values) + k}}}" for k, what in enumerate(told))
     return relation, left, right, f"{message} ({text})" if told else message, (*values, *told.values())

@@ -281,9 +281,10 @@ class State:
         self.known[v] = tuple(names)
         return self.known[v]
 
-    def require(self, relation: str, left: Dim, right: Dim, message: str) -> None:
+    def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None:
         """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven.
 
+        ``values``, or the two sides, are what ``{0}`` and ``{1}`` of the message stand for.
         Also what is said inside a loop or a branch, which may not run: sizes fit for all of a program or do not.
         """
         positive = self.session.positive
@@ -291,9 +292,10 @@ class State:
         if proven:
             return
         if proven is False:
-            self.fail(message.format(left, right))
-        where = f"{self.op or 'the program'} at {self.loc}: {message}"
-        self.session.requirements.setdefault((relation, left, right), (relation, left, right, where, (left, right)))
+            self.fail(message.format(*(values or (left, right))))
+        told = f"{self.op or 'the program'} at {self.loc}: {message}"
+        row = (relation, left, right, told, tuple(values) or (left, right))
+        self.session.requirements.setdefault(row[:3], row)
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
         """Demand an asserted ``test`` of dims at every call; False if it is of something else."""

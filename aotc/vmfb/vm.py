@@ -239,6 +239,7 @@ class LoadedFunction:
                 tuple(zip(made, self.result_dtypes)),
                 recorder.size,
                 tuple(recorder.submissions),
+                tuple(n for n, shape in enumerate((*shapes, *made)) if 0 in shape),
             )
             found = plan, self.executable.replay(plan)
             if len(self._plans) >= PLANS:

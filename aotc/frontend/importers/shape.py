@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotc.frontend.mlir_types import DYNAMIC, integers
+from aotc.frontend.mlir_types import DYNAMIC, get_integers, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
+from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
 
@@ -26,16 +27,43 @@ def _dynamic_iota(state: State, op: Any) -> None:
 def _broadcast_in_dim(state: State, op: Any) -> None:
     (x,) = state.operands(op)
     t, dims = state.static_type(op.results[0].type), integers(op.attributes["broadcast_dimensions"])
-    same = x.type == t and dims == tuple(range(t.rank))
-    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+    state.bind(op, [_broadcasted(state, x, dims, t)])
 
 
 def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
-    dims = integers(op.attributes["broadcast_dimensions"])
-    same = x.type == t and dims == tuple(range(t.rank))
-    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+    kept = get_integers(op, "known_nonexpanding_dimensions", ())
+    state.bind(op, [_broadcasted(state, x, integers(op.attributes["broadcast_dimensions"]), t, kept)])
+
+
+def _broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
+    """Return ``x`` broadcast to ``t``; a size that is not known may be 1 at run time, unless its dim is ``kept``."""
+    for k, d in enumerate(dims):
+        size = x.type.shape[k]
+        if not isinstance(size, int) and k not in kept and decide("eq", size, t.shape[d]) is None:
+            x = _stretched(state, x, k, t.shape[d])
+    if x.type == t and tuple(dims) == tuple(range(t.rank)):
+        return x
+    return state.one("broadcast", [x], {"dims": tuple(dims)}, [t])
+
+
+def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
+    """Return ``x`` with dim ``k`` of ``size``, which it has or which is 1: element i is that at i, or the last."""
+    shape, own = x.type.shape, x.type.shape[k]
+    state.require("eq", (own - 1) * (own - size), 0, "broadcast of size {0} to size {1}", (own, size))
+    places = state.one("iota", (), {"dim": 0}, [TensorType("i64", (size,))])
+    attrs = {
+        "offset_dims": tuple(d for d in range(len(shape)) if d != k),
+        "collapsed_slice_dims": (k,),
+        "operand_batching_dims": (),
+        "start_indices_batching_dims": (),
+        "start_index_map": (k,),
+        "index_vector_dim": 1,
+        "slice_sizes": tuple(1 if d == k else n for d, n in enumerate(shape)),
+    }
+    (stretched,) = state.append("gather", [x, places], attrs)  # of nothing, where the result is empty too
+    return stretched
 
 
 def _broadcast(state: State, op: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from aotc.diagnostics import CompileError
-from aotc.ir.dims import Dim, maximum, minimum, sym
+from aotc.ir.dims import Dim, bounds, maximum, minimum, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, Let, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -252,7 +252,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
             tests += test_index(at % (gap + 1), 0, "eq")
             at = at // (gap + 1)
         tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
-        inner.append(minimum(maximum(at, 0), d - 1))
+        inner.append(inside(at, d))
     padding = self.at(op.operands[1], ())
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
         return padding, 0
@@ -261,6 +261,16 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     if not tests:
         return x, depth
     return Apply("select", (all_of(tests), x, padding), op.result.type.dtype), depth + 1
+
+
+def inside(at: Dim, extent: Dim) -> Dim:
+    """Return ``at``, or the nearest index below ``extent``, for an element that is read before a test drops it.
+
+    Of an array that may be empty it is 0, which can be read: see ``EMPTY`` of ``aotc/vmfb/pointers.py``.
+    """
+    if bounds(extent)[0]:
+        return minimum(maximum(at, 0), extent - 1)
+    return maximum(minimum(at, extent - 1), 0)
 
 
 def all_of(tests: Sequence[Scalar]) -> Scalar:
@@ -298,7 +308,7 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         above = test_index(index[axis], begin + extent, "lt")
         if any(isinstance(t, Const) for t in (*below, *above)):
             continue
-        at = minimum(maximum(index[axis] - begin, 0), extent - 1)
+        at = inside(index[axis] - begin, extent)
         x, d = self._at(v, (*index[:axis], at, *index[axis + 1 :]))
         if not below and not above:
             return x, d

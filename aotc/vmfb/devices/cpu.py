@@ -39,7 +39,7 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.guard_pages import GUARDED
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.machine import cpu_features, thread_count
-from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
@@ -291,7 +291,13 @@ class CpuExecutable:
             if callbacks is not None:
                 callbacks.check()
 
-        return run
+        def run_with_empty(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+            every = [*arrays, *results]
+            for n in plan.empty:
+                every[n] = EMPTY
+            run(every[: plan.arguments], every[plan.arguments :])
+
+        return run_with_empty if plan.empty else run
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -340,7 +346,7 @@ class CpuSession:
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Put an argument or a result in the pointer table."""
-        self._slots[slot] = address_of(array)
+        self._slots[slot] = address_of(array if array.size else EMPTY)
 
     def tracer(self, folder: str, where: str) -> Tracer:
         """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
