@@ -17,7 +17,6 @@ from aotc.frontend.quantized import types as quantization
 from aotc.frontend.shape_values import Known
 from aotc.ir.dims import Dim, Expr, Sym, lone_atom, sym
 from aotc.ir.dims_compare import decide
-from aotc.ir.dims_symbols import substitute
 from aotc.ir.opset import COMPARISONS, OPS, SCALARS, RuleError
 from aotc.ir.tensor_ir import Function, Op, Region, Requirement, TensorType, Value
 
@@ -91,13 +90,9 @@ class ImportSession:
         return fresh
 
     def fresh_symbol(self) -> Dim:
-        """Return a new dim symbol ``d0``, ``d1``...
-
-        It is taken to be positive while the entry's assertions are solved; the
-        import that counts uses plain symbols.
-        """
+        """Return a new dim symbol ``d0``, ``d1``..."""
         self.fresh += 1
-        return sym(f"d{self.fresh - 1}", lo=1)
+        return sym(f"d{self.fresh - 1}")
 
     def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
         """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
@@ -287,8 +282,7 @@ class State:
         ``values``, or the two sides, are what ``{0}`` and ``{1}`` of the message stand for.
         Also what is said inside a loop or a branch, which may not run: sizes fit for all of a program or do not.
         """
-        positive = self.session.positive
-        proven = decide(relation, substitute(left, positive), substitute(right, positive))
+        proven = decide(relation, left, right)
         if proven:
             return
         if proven is False:
@@ -298,11 +292,18 @@ class State:
         self.session.requirements.setdefault(row[:3], row)
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
-        """Demand an asserted ``test`` of dims at every call; False if it is of something else."""
+        """Demand an asserted ``test`` of dims at every call; False if it is of something else.
+
+        That a size of an argument is positive, as JAX assumes of each, is not: what needs an element asks for it.
+        """
         relation, left, right = self.session.tests.get(test) or ("eq", self.known.get(test, ()), (1,))
         values = [self.known.get(v, ()) for v in numbers]
         if any(len(v) != 1 for v in (left, right, *values)):
             return False
+        symbol = lone_atom(left[0])
+        computed = {*self.session.sizes, *self.session.bound}
+        if (relation, right) == ("ge", (1,)) and isinstance(symbol, Sym) and symbol.name not in computed:
+            return True
         row = (relation, left[0], right[0], message, tuple(v[0] for v in values))
         self.session.assertions.setdefault(row, row)
         return True
