@@ -15,8 +15,6 @@ import numpy as np
 from aotc.vmfb.errors import VmError
 
 GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
-_NO_ACCESS = 0  # PROT_NONE
-_UNWRITTEN = 0xFF  # NaN as floats of any size, -1 as integers
 
 
 def guarded_bytes(size: int, alignment: int) -> np.ndarray:
@@ -38,11 +36,11 @@ def guarded_bytes(size: int, alignment: int) -> np.ndarray:
         raise VmError("", "AOTC_GUARD needs mprotect, which this system has not", hint="unset AOTC_GUARD") from None
     protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for fence in (start, start + page + inside):
-        if protect(fence, page, _NO_ACCESS):
+        if protect(fence, page, 0):  # PROT_NONE
             raise VmError("", f"AOTC_GUARD: mprotect failed: {os.strerror(ctypes.get_errno())}")
     first = page + (inside - size) // alignment * alignment
     found = memory[first : first + size]
-    found.fill(_UNWRITTEN)
+    found.fill(0xFF)  # not yet written: NaN as floats of any size, -1 as integers
     return found
 
 

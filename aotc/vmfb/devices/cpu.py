@@ -291,13 +291,7 @@ class CpuExecutable:
             if callbacks is not None:
                 callbacks.check()
 
-        def run_with_empty(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-            every = [*arrays, *results]
-            for n in plan.empty:
-                every[n] = EMPTY
-            run(every[: plan.arguments], every[plan.arguments :])
-
-        return run_with_empty if plan.empty else run
+        return _without_empty(run, plan) if plan.empty else run
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -320,6 +314,20 @@ class CpuExecutable:
     def trim(self) -> int:
         """Free the arenas that no call uses; return how many bytes that were."""
         return ARENAS.trim()
+
+
+def _without_empty(
+    run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
+) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+    """Return ``run`` with :data:`EMPTY` in place of arrays that have no elements."""
+
+    def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        every = [*arrays, *results]
+        for n in plan.empty:
+            every[n] = EMPTY
+        run(every[: plan.arguments], every[plan.arguments :])
+
+    return call
 
 
 class CpuSession:
