@@ -210,6 +210,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     state.is_entry = True
     session.sizes.clear()
     session.requirements.clear()
+    session.met.clear()
     session.assertions.clear()
     session.positive.clear()
     if session.dynamic:
@@ -223,7 +224,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:
-        told = spoken(session.requirements.values(), params, session.sizes, attrs["arg_names"])
+        told = spoken(session.requirements, params, session.sizes, attrs["arg_names"])
         asserted = tuple(session.assertions.values())
         attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
     session.functions[name] = Function(name, body, True, attrs, to_loc(function.operation.location, session.path))

@@ -49,7 +49,8 @@ class ImportSession:
     counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
-    that the model itself asserts, both by what they say; ``bound`` are the symbols of sizes that are computed.
+    that the model itself asserts; what is proven or required already is ``met``; ``bound`` are the symbols
+    of sizes that are computed.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
@@ -75,7 +76,8 @@ class ImportSession:
     fresh: int = 0
     generators: int = 0
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    requirements: dict[tuple, Requirement] = field(default_factory=dict)
+    requirements: list[Requirement] = field(default_factory=list)
+    met: set[tuple[str, Dim, Dim]] = field(default_factory=set)
     assertions: dict[tuple, Requirement] = field(default_factory=dict)
     bound: list[str] = field(default_factory=list)
     journal: Journal | None = None
@@ -282,14 +284,16 @@ class State:
         ``values``, or the two sides, are what ``{0}`` and ``{1}`` of the message stand for.
         Also what is said inside a loop or a branch, which may not run: sizes fit for all of a program or do not.
         """
-        proven = decide(relation, left, right)
-        if proven:
+        key = (relation, left, right)
+        if key in self.session.met:
             return
+        proven = decide(relation, left, right)
         if proven is False:
             self.fail(message.format(*(values or (left, right))))
-        told = f"{self.op or 'the program'} at {self.loc}: {message}"
-        row = (relation, left, right, told, tuple(values) or (left, right))
-        self.session.requirements.setdefault(row[:3], row)
+        self.session.met.add(key)
+        if not proven:
+            told = f"{self.op or 'the program'} at {self.loc}: {message}"
+            self.session.requirements.append((*key, told, tuple(values) or (left, right)))
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
         """Demand an asserted ``test`` of dims at every call; False if it is of something else.

@@ -7,7 +7,7 @@ from typing import Any
 
 from aotc.frontend.mlir_types import DYNAMIC, get_integers, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, Sym, lone_atom
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
@@ -38,14 +38,24 @@ def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
 
 
 def _broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
-    """Return ``x`` broadcast to ``t``; a size that is not known may be 1 at run time, unless its dim is ``kept``."""
+    """Return ``x`` broadcast to ``t``; a size that is not known may be 1 at run time, unless its dim is ``kept``.
+
+    Sizes of two arguments are taken to be equal: so they become one symbol, and kernels have no index to compute.
+    """
     for k, d in enumerate(dims):
-        size = x.type.shape[k]
-        if not isinstance(size, int) and k not in kept and decide("eq", size, t.shape[d]) is None:
-            x = _stretched(state, x, k, t.shape[d])
+        size, wanted = x.type.shape[k], t.shape[d]
+        equal = k in kept or (_is_size(state, size) and _is_size(state, wanted))
+        if not isinstance(size, int) and not equal and decide("eq", size, wanted) is None:
+            x = _stretched(state, x, k, wanted)
     if x.type == t and tuple(dims) == tuple(range(t.rank)):
         return x
     return state.one("broadcast", [x], {"dims": tuple(dims)}, [t])
+
+
+def _is_size(state: State, d: Dim) -> bool:
+    """Is ``d`` the size of an argument, as it is?"""
+    symbol = lone_atom(d)
+    return isinstance(symbol, Sym) and symbol.name not in (*state.session.sizes, *state.session.bound)
 
 
 def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:

@@ -192,6 +192,8 @@ def tie(
 def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
     """Yield that operands (all, or those of these numbers) are of one shape, except along dim ``but``."""
     numbers = operands or range(len(types))
+    if len({types[k].shape for k in numbers}) < 2:
+        return
     for d in range(min((types[k].rank for k in numbers), default=0)):
         forms = [types[k].shape[d] for k in numbers]
         best = next((n for n in forms if isinstance(n, int)), forms[0])
