@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ from jaxlib.mlir import ir
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
-from aotc.frontend.importers.elementwise import SIZES_DIFFER
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal
 from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NESTED, SIZE_ELEMENTS
@@ -20,9 +18,11 @@ from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
+from aotc.frontend.requirements import spoken
 from aotc.frontend.session import Clone, ImportSession, Poisoned, State
 from aotc.guard import guard
 from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
 from aotc.options import Options
@@ -89,32 +89,32 @@ def import_module(
         solved = [solve_entry_dims(a.get("requirements", ()), s) for a, s in zip(first, dims)]
         named = _named_dims(dims, solved, session, functions)
         session = _import_public(functions, public, named, path, metadata or {}, journal)
-        for name, shapes, attrs in zip(public, dims, first):
-            session.functions[name] = _with_first_checks(session.functions[name], attrs, shapes)
+        for name, shapes, after, attrs in zip(public, dims, named, first):
+            session.functions[name] = _with_first_checks(session.functions[name], attrs, shapes, after)
     else:
         for name in public:
-            session.functions[name] = _with_first_checks(session.functions[name], session.functions[name].attrs, [])
+            session.functions[name] = _with_first_checks(session.functions[name], session.functions[name].attrs, [], [])
     if session.findings and journal is None:
         raise CompileError(session.findings[: CompileError.LIMIT])
     return Module(dict(sorted(session.functions.items(), key=lambda f: not f[1].public)))
 
 
-def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: Shapes) -> Function:
+def _with_first_checks(function: Function, first: Mapping[str, Any], unknowns: Shapes, named: Shapes) -> Function:
     """Return an entry that checks what held between the plain sizes of its arguments before those had names.
 
-    ``first`` are the attributes of the import with ``unknowns`` for dims. A solved equation is
-    part of the types now, but the model's own message about it says more than they do.
+    ``first`` are the attributes of the import with ``unknowns`` for dims, which are ``named`` now. A solved equation
+    is part of the types now, but its message, the model's own or ours, says more than they do. What was not solved
+    was found again under the names.
     """
     places = {s.name: (n, k) for n, shape in enumerate(unknowns) for k, d in enumerate(shape) for s in symbols(d)}
     sizes = {name: sym(f"size_{n}_{k}") for name, (n, k) in places.items()}
-    names = function.attrs["arg_names"]
-    spoken = {name: f"dimension {k} of {names[n]}" for name, (n, k) in places.items()}
+    found = {name: named[n][k] for name, (n, k) in places.items()}
     early: list[Requirement] = []
-    for relation, left, right, message, values in first.get("requirements", ()):
-        sides = [substitute(e, sizes) for e in (left, right, *values)]
-        if message.startswith(SIZES_DIFFER):
-            message = re.sub(r"\bd\d+\b", lambda m: spoken.get(m[0], m[0]), message)
-        early.append((relation, sides[0], sides[1], message, tuple(sides[2:])))
+    for number, (relation, left, right, message, values) in enumerate(first.get("requirements", ())):
+        solved = relation == "eq" and decide("eq", substitute(left, found), substitute(right, found))
+        if not unknowns or number < first.get("assertions", 0) or solved:
+            sides = [substitute(e, sizes) for e in (left, right, *values)]
+            early.append((relation, sides[0], sides[1], message, tuple(sides[2:])))
     own = () if function.attrs is first else function.attrs.get("requirements", ())
     late = own[function.attrs.get("assertions", 0) :]
     checks = {"requirements": (*early, *late)} if early or late else {}
@@ -210,8 +210,11 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     state.is_entry = True
     session.sizes.clear()
     session.requirements.clear()
+    session.met.clear()
     session.assertions.clear()
+    session.positive.clear()
     if session.dynamic:
+        session.memo.clear()  # what a clone demands of sizes, and takes as given, is of the entry that it was made for
         _name_values(session, params)
     try:
         body = state.region(block, params)
@@ -221,7 +224,9 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:
-        attrs |= {"requirements": (*session.assertions, *session.requirements), "assertions": len(session.assertions)}
+        told = spoken(session.requirements, params, session.sizes, attrs["arg_names"])
+        asserted = tuple(session.assertions.values())
+        attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
     session.functions[name] = Function(name, body, True, attrs, to_loc(function.operation.location, session.path))
 
 
@@ -252,16 +257,16 @@ def import_block(state: State, block: Any) -> list[Value]:
 
     A refused op is recorded and the import goes on, so that one run finds all of them.
     """
-    outer = state.loc
+    outer = state.loc, state.op
     for view in block.operations:
         op = view.operation
-        state.loc = to_loc(op.location, state.session.path)
+        state.loc, state.op = to_loc(op.location, state.session.path), op.name.replace("aotc.", "chlo.")
         if op.name in _TERMINATORS:
             results = state.operands(op)
-            state.loc = outer
+            state.loc, state.op = outer
             return results
         _import_op(state, op)
-        state.loc = outer
+        state.loc, state.op = outer
     return []
 
 
@@ -338,7 +343,7 @@ def _cloned(state: State, callee: str, operands: Sequence[Value], known: Any, ke
     inner.by_element = state.by_element
     params = [Value(f"arg{i}", v.type) for i, v in enumerate(operands)]
     inner.known.update((p, k) for p, k in zip(params, known) if k is not None)
-    inner.loc = state.loc
+    inner.loc, inner.op = state.loc, state.op
     session.open.add(key)
     try:
         body = inner.region(block, params)

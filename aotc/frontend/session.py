@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend import shape_values
+from aotc.frontend import requirements, shape_values
 from aotc.frontend.journal import Journal
 from aotc.frontend.limits import MOST_NESTED, SHAPE_ELEMENTS
 from aotc.frontend.mlir_types import DYNAMIC, check_size, leaf_types, parts_of
@@ -49,8 +49,9 @@ class ImportSession:
     counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
-    that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
-    ``fitting`` are the types whose sizes have been checked, ``depth`` counts the regions around an op, through calls.
+    that the model itself asserts; what is proven or required already is ``met``; ``bound`` are the symbols
+    of sizes that are computed. ``fitting`` are the types whose sizes have been checked, ``depth`` counts the
+    regions around an op, through calls.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
@@ -77,7 +78,8 @@ class ImportSession:
     generators: int = 0
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     requirements: list[Requirement] = field(default_factory=list)
-    assertions: list[Requirement] = field(default_factory=list)
+    met: set[tuple[str, Dim, Dim]] = field(default_factory=set)
+    assertions: dict[tuple, Requirement] = field(default_factory=dict)
     bound: list[str] = field(default_factory=list)
     journal: Journal | None = None
     fitting: set[TensorType] = field(default_factory=set)
@@ -93,13 +95,9 @@ class ImportSession:
         return fresh
 
     def fresh_symbol(self) -> Dim:
-        """Return a new dim symbol ``d0``, ``d1``...
-
-        It is taken to be positive while the entry's assertions are solved; the
-        import that counts uses plain symbols.
-        """
+        """Return a new dim symbol ``d0``, ``d1``..."""
         self.fresh += 1
-        return sym(f"d{self.fresh - 1}", lo=1)
+        return sym(f"d{self.fresh - 1}")
 
     def parts(self, t: ir.Type) -> tuple[str, tuple[int, ...]]:
         """Return the dtype name and the sizes (``DYNAMIC`` where unknown) of a tensor type."""
@@ -124,6 +122,7 @@ class State:
         self.blocks: list[list[Op]] = [[]]
         self.is_entry = False  # only an entry can compute the sizes of what it makes
         self.loc = Loc(session.path)
+        self.op = ""  # the name of the op that is imported, for messages
         self.count = 0
         self.by_element = 0  # how many open computations are done element by element, where branches are selected
 
@@ -144,8 +143,11 @@ class State:
         return [leaf for v in op.operands for leaf in self.leaves(v)]
 
     def bind(self, op: ir.Operation, results: Sequence[Value]) -> None:
-        """Record ``results``, tensor by tensor, as the clones of the op's results."""
+        """Record ``results``, tensor by tensor, as the clones of the op's results, which may state sizes."""
         self.bind_values(op.results, results)
+        if self.session.dynamic:
+            leaves = [leaf for v in op.results for leaf in leaf_types(v.type)]
+            requirements.as_stated(self, results, [self.session.parts(leaf)[1] for leaf in leaves])
 
     def bind_values(self, values: Sequence[Any], tensors: Sequence[Value]) -> None:
         """Share ``tensors`` out to MLIR ``values`` by their types."""
@@ -185,10 +187,24 @@ class State:
         given: Sequence[TensorType] = (),
         regions: Sequence[Region] = (),
     ) -> tuple[Value, ...]:
-        """Append op ``name`` and return its results, typed by its rule."""
+        """Append op ``name`` and return its results, typed by its rule; what it demands of sizes is required."""
         attrs = attrs or {}
         if self.by_element and name in SCALARS:
             operands = self._spread(operands)
+        results = self.append(name, requirements.fitted(self, name, operands, attrs, given), attrs, given, regions)
+        for d in (d for v in results for d in v.type.shape if not isinstance(d, int)):
+            self.require("le", 0, d, "a size of {1} in its result")
+        return results
+
+    def append(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        attrs: Mapping[str, Any],
+        given: Sequence[TensorType] = (),
+        regions: Sequence[Region] = (),
+    ) -> tuple[Value, ...]:
+        """Append an op whose demands hold wherever it runs; see :meth:`emit`."""
         types = tuple(v.type for v in operands)
         try:
             result_types = OPS[name].infer(types, attrs, tuple(regions), tuple(given))
@@ -269,24 +285,38 @@ class State:
         self.known[v] = tuple(names)
         return self.known[v]
 
-    def require(self, relation: str, left: Dim, right: Dim, message: str) -> None:
-        """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven."""
-        proven = decide(relation, left, right)
-        if proven:
+    def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None:
+        """Demand ``left == right`` (``eq``) or ``left <= right`` (``le``) at every call, unless it is proven.
+
+        ``values``, or the two sides, are what ``{0}`` and ``{1}`` of the message stand for.
+        Also what is said inside a loop or a branch, which may not run: sizes fit for all of a program or do not.
+        """
+        key = (relation, left, right)
+        if key in self.session.met:
             return
+        proven = decide(relation, left, right)
         if proven is False:
-            self.fail(message.format(left, right))
-        requirement = (relation, left, right, message, (left, right))
-        if requirement not in self.session.requirements:
-            self.session.requirements.append(requirement)
+            self.fail(message.format(*(values or (left, right))))
+        self.session.met.add(key)
+        if not proven:
+            told = f"{self.op or 'the program'} at {self.loc}: {message}"
+            self.session.requirements.append((*key, told, tuple(values) or (left, right)))
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
-        """Demand an asserted ``test`` of dims at every call; False if it is of something else or not always made."""
-        relation, left, right = self.session.tests.get(test, ("", (), ()))
+        """Demand an asserted ``test`` of dims at every call; False if it is of something else.
+
+        That a size of an argument is positive, as JAX assumes of each, is not: what needs an element asks for it.
+        """
+        relation, left, right = self.session.tests.get(test) or ("eq", self.known.get(test, ()), (1,))
         values = [self.known.get(v, ()) for v in numbers]
-        if len(self.blocks) > 2 or any(len(v) != 1 for v in (left, right, *values)):
+        if any(len(v) != 1 for v in (left, right, *values)):
             return False
-        self.session.assertions.append((relation, left[0], right[0], message, tuple(v[0] for v in values)))
+        symbol = lone_atom(left[0])
+        computed = {*self.session.sizes, *self.session.bound}
+        if (relation, right) == ("ge", (1,)) and isinstance(symbol, Sym) and symbol.name not in computed:
+            return True
+        row = (relation, left[0], right[0], message, tuple(v[0] for v in values))
+        self.session.assertions.setdefault(row, row)
         return True
 
     def assume(self, test: Value) -> None:
@@ -319,10 +349,12 @@ class State:
         """Raise a CompileError at the current op."""
         raise CompileError.at(self.loc, message, hint=hint)
 
-    def region(self, block: Any, params: Sequence[Value]) -> Region:
-        """Clone an MLIR block as a region with ``params`` for its arguments."""
+    def region(self, block: Any, params: Sequence[Value], given: Sequence[TensorType] = ()) -> Region:
+        """Clone an MLIR block as a region with ``params`` for its arguments; its results are of ``given`` types."""
         self.bind_values(block.arguments, params)
-        return self._collected(params, lambda: self.session.import_block(self, block))
+        return self._collected(
+            params, lambda: requirements.of_types(self, self.session.import_block(self, block), given)
+        )
 
     def built(self, types: Sequence[TensorType], make: Callable[[list[Value]], Sequence[Value]]) -> Region:
         """Return a region over fresh params of ``types`` whose ops ``make`` emits, and whose results it returns."""

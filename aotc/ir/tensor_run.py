@@ -73,7 +73,7 @@ def bind_arguments(called: Function, values: Sequence[np.ndarray]) -> tuple[dict
         If the arguments do not fit.
     """
     sizes = called.attrs.get("sizes", {})
-    given = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items()}
+    given = {name: int(values[n].reshape(-1)[k]) for name, (n, k) in sizes.items() if k < values[n].size}
     given |= {f"size_{n}_{k}": size for n, a in enumerate(values) for k, size in enumerate(a.shape)}
     waiting = _check_requirements(called.attrs.get("requirements", ()), given)
     return _bind(called.body, values, given, waiting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.guard_pages import guarded_bytes
 
 
 class Arena:
@@ -63,6 +64,19 @@ class ArenaPool:
 
     def _make(self, size: int) -> Arena:
         self.high_water = max(self.high_water, size)
-        memory = np.empty(size + ALIGNMENT, np.uint8)
+        memory = np.empty(size + 2 * ALIGNMENT, np.uint8)  # behind the last array, which may be empty: see EMPTY
         start = memory.ctypes.data
         return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)
+
+
+class GuardedPool(ArenaPool):
+    """Arenas of the size that was asked for and a line more, each before a guard page and for one call."""
+
+    def take(self, size: int) -> Arena:
+        """Return an arena that nothing lies behind."""
+        self.high_water = max(self.high_water, size)
+        memory = guarded_bytes(size + 1, ALIGNMENT)
+        return Arena(memory.ctypes.data, size, memory)
+
+    def give(self, arena: Arena) -> None:
+        """Let an arena go: it is unmapped."""

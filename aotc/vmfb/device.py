@@ -37,12 +37,15 @@ class Plan(NamedTuple):
         Bytes.
     submissions : tuple of (int, tuple of int)
         Command buffers in order, with their parameters.
+    empty : tuple of int
+        The arguments and results, numbered as in the pointer table, that have no elements.
     """
 
     arguments: int
     results: tuple[tuple[tuple[int, ...], np.dtype], ...]
     arena: int
     submissions: tuple[tuple[int, tuple[int, ...]], ...]
+    empty: tuple[int, ...] = ()
 
 
 class DeviceSession(Protocol):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.guard_pages import GUARDED, guarded_bytes
+
 # All of the address space as words: reading one word is a single indexing.
 WORDS: Any = (ctypes.c_int64 * (1 << 59)).from_address(0)
 
@@ -62,3 +64,7 @@ def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
     """
     memory = np.zeros(size + alignment, np.uint8)
     return memory, -(-memory.ctypes.data // alignment) * alignment
+
+
+EMPTY = guarded_bytes(16, 16) if GUARDED else np.zeros(64, np.uint8)
+"""What stands for an array without elements: kernels may read one that they do not use, as a padded empty array."""

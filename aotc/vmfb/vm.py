@@ -19,6 +19,7 @@ from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, sh
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.guard_pages import GUARDED, guarded_array, guarded_copy
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
 from aotc.vmfb.limits import MOST_BYTES, PLANS
 
@@ -72,14 +73,28 @@ class _Live:
         self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
+        self.guarded: dict[int, np.ndarray] = {}  # results in debugging, see AOTC_GUARD
         self.arena = self.session.arena
         self.submit = self.session.submit
         self.load_scalar = self.session.load_scalar
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
-        found = _result(self.out[index], self.function.result_dtypes[index], dims, index, self.function.where)
+        dtype = self.function.result_dtypes[index]
+        found = _result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
+        if GUARDED:
+            self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
+
+    def made(self, index: int) -> np.ndarray | None:
+        """Return a result, which the caller's buffer holds if there is one."""
+        given, guarded = self.out[index], self.guarded.get(index)
+        if guarded is None:
+            return self.results[index]
+        if given is None:
+            return guarded
+        given[...] = guarded
+        return given
 
 
 def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> np.ndarray:
@@ -113,7 +128,7 @@ class LoadedFunction:
         self._names = tuple(a.name for a in self.arguments)
         self._program = decode(program["code"])
         self._registers = program["registers"]
-        self._planned = all(line[0] != _LOAD_SCALAR for line in program["code"])
+        self._planned = not GUARDED and all(line[0] != _LOAD_SCALAR for line in program["code"])
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self.call: Callable[[Sequence[Any]], list[np.ndarray]] = self._first_call
 
@@ -193,6 +208,7 @@ class LoadedFunction:
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
     ) -> list[np.ndarray]:
         live = _Live(self, out)
+        arrays = [guarded_copy(x) for x in arrays] if GUARDED else arrays
         try:
             if trace:
                 if not hasattr(live.session, "tracer"):
@@ -203,7 +219,7 @@ class LoadedFunction:
             interpret(self._program, self._frame([x.shape for x in arrays], live))
         finally:
             live.session.close()
-        return [self._made(x, i) for i, x in enumerate(live.results)]
+        return [self._made(live.made(i), i) for i in range(len(live.results))]
 
     def _made(self, x: Any, number: int) -> Any:
         if x is None:
@@ -232,6 +248,7 @@ class LoadedFunction:
                 tuple(zip(made, self.result_dtypes)),
                 recorder.size,
                 tuple(recorder.submissions),
+                tuple(n for n, shape in enumerate((*shapes, *made)) if 0 in shape),
             )
             found = plan, self.executable.replay(plan)
             if len(self._plans) >= PLANS:

@@ -105,7 +105,8 @@ def test_unknown_sizes_of_two_arguments_must_agree(name):
     text = f"{head} {{\n{PAIRS[name]}\nreturn %z : {out}\n}}"
     x, y = (np.random.default_rng(k).normal(size=(4, 3)).astype("float32") for k in range(2))
     both(text, x, y)
-    with pytest.raises(VmError, match="sizes must be equal: dimension 0 of arg1 is 2 but dimension 0 of arg0 is 4"):
+    told = r"sizes must be equal: 2 and 4 \(dimension 0 of arg1 is 2, dimension 0 of arg0 is 4\)"
+    with pytest.raises(VmError, match=told):
         aotc.load(aotc.compile(text.encode())).invoke("main", x, y[:2])
 
 

@@ -99,7 +99,7 @@ def test_broadcasting_of_unknown_sizes(rows):
     module = aotc.load(aotc.compile(text.encode()))
     x, w = np.ones((rows, 4), np.float32), np.arange(rows, dtype=np.float32)[:, None]
     np.testing.assert_array_equal(module.invoke("main", x, ROW, w)[0], (x + ROW) * w)
-    with pytest.raises(Exception, match="sizes must be equal: dimension 0 of arg2 is"):
+    with pytest.raises(Exception, match=r"sizes must be equal: \d and \d \(dimension 0 of arg2 is"):
         module.invoke("main", x, ROW, np.ones((rows + 1, 1), np.float32))
 
 

@@ -145,8 +145,8 @@ def _swap(state: State, k: Value, permutation: Value, pivots: Value, row: Tensor
     zero = state.constant(np.zeros((), np.int32), TensorType("i32"))
     starts = [*[zero] * (rank - 1), k]
     sizes = {"sizes": row.shape}
-    place = state.one("dynamic_slice", [pivots, *starts], sizes)
-    here = state.one("dynamic_slice", [permutation, *starts], sizes)
+    (place,) = state.append("dynamic_slice", [pivots, *starts], sizes)  # runs only where there are pivots
+    (here,) = state.append("dynamic_slice", [permutation, *starts], sizes)
     spread = {"dims": tuple(range(rank))}
     wide = [state.one("broadcast", [v], spread, [t]) for v in (place, here)]
     number = state.one("iota", (), {"dim": rank - 1}, [t])

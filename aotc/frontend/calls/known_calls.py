@@ -10,7 +10,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.calls.lapack import data_operands
-from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import DYNAMIC
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
@@ -55,7 +54,6 @@ def _approximate_top_k(state: State, op: Any) -> None:
     top: Dim = size
     if size == DYNAMIC:
         top = _attribute(op, "top_k") or state.dims_of(state.operands(op)[-1], "k of approx_top_k")[0]
-        state.require("le", top, values[0].type.shape[dim], "the largest {0} of {1} elements")
     ordered = state.emit("sort", values, {"dim": dim, "stable": True}, (), [_computation(state, op)])
     state.bind(op, _first(state, ordered, dim, top))
 
@@ -82,8 +80,6 @@ def _comparator(state: State, x: Value, compare: str) -> Region:
 
 def _dynamic_reduce_window(state: State, op: Any) -> None:
     *operands, _, _, _, _, _ = values = state.operands(op)
-    half = len(operands) // 2
-    operands[:half] = same_shapes(state, operands[:half])
     window, strides, base, dilations, flat = (
         state.dims_of(v, "the window of dynamic_reduce_window") for v in values[-5:]
     )

@@ -31,7 +31,8 @@ def _while(state: State, op: Any) -> None:
             # a carried value that the body hands back untouched keeps its shape value
             if init in state.known and same:
                 state.known[param] = state.known[init]
-        regions.append(state.region(block, params))
+        carried = [] if region is op.regions[0] else [v.type for v in inits]
+        regions.append(state.region(block, params, carried))
     state.bind(op, state.emit("while", inits, {}, (), regions))
 
 
@@ -69,7 +70,9 @@ def _branch(state: State, op: Any, index: Value) -> None:
     if state.by_element:
         state.bind(op, _selected(state, op, index))
         return
-    regions = [state.region(r.blocks[0], ()) for r in op.regions]
+    regions = [state.region(op.regions[0].blocks[0], ())]
+    given = [v.type for v in regions[0].results]
+    regions += [state.region(r.blocks[0], (), given) for r in list(op.regions)[1:]]
     state.bind(op, state.emit("case", [index], {}, (), regions))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from aotc.frontend.mlir_types import get_value, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
+from aotc.ir.opset.spec import SIZES_DIFFER
 from aotc.ir.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
 
@@ -20,10 +21,10 @@ def _starts(state: State, at: Value, dim: int, rank: int) -> list[Value]:
 
 
 def _row(state: State, x: Value, at: Value, dim: int) -> Value:
-    """Return ``x[..., at, ...]``."""
+    """Return ``x[..., at, ...]``. Where the scan is of nothing there is no row, and nobody asks for one."""
     shape = x.type.shape
     sizes = tuple(1 if d == dim else n for d, n in enumerate(shape))
-    thin = state.one("dynamic_slice", [x, *_starts(state, at, dim, len(shape))], {"sizes": sizes})
+    (thin,) = state.append("dynamic_slice", [x, *_starts(state, at, dim, len(shape))], {"sizes": sizes})
     return state.one("reshape", [thin], {}, [TensorType(x.type.dtype, shape[:dim] + shape[dim + 1 :])])
 
 
@@ -31,10 +32,13 @@ def _put(state: State, into: Value, row: Value, at: Value, dim: int) -> Value:
     """Return ``into`` with ``row`` at ``[..., at, ...]``."""
     shape = tuple(1 if d == dim else n for d, n in enumerate(into.type.shape))
     thin = state.one("reshape", [row], {}, [TensorType(row.type.dtype, shape)])
-    return state.one("dynamic_update_slice", [into, thin, *_starts(state, at, dim, into.type.rank)])
+    (updated,) = state.append("dynamic_update_slice", [into, thin, *_starts(state, at, dim, into.type.rank)], {})
+    return updated
 
 
 def _length(state: State, op: Any, inputs: Sequence[Value], dim: int) -> Dim:
+    for v in inputs[1:]:
+        state.require("eq", v.type.shape[dim], inputs[0].type.shape[dim], SIZES_DIFFER)
     if inputs:
         return inputs[0].type.shape[dim]
     return state.static_type(op.results[0].type).shape[dim]

@@ -9,10 +9,11 @@ import numpy as np
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.constants import elements
+from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import TensorType, Value
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 DIRECT = {
@@ -33,35 +34,16 @@ CHLO = {
     "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
     "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
-SIZES_DIFFER = "sizes must be equal"
 
 
-def same_shapes(state: State, values: Sequence[Value], but: int = -1) -> list[Value]:
-    """Return ``values`` with one common shape, except along dim ``but``.
-
-    Sizes that are not proven equal are compared when the program is called; the ones
-    that differ in form are reshaped to the first one's form.
-    """
-    first = values[0].type.shape
-    alike = [values[0]]
-    for v in values[1:]:
-        shape = tuple(own if d == but else size for d, (own, size) in enumerate(zip(v.type.shape, first)))
-        alike.append(with_shape(state, v, shape) if len(v.type.shape) == len(first) else v)
-    return alike
-
-
-def with_shape(state: State, v: Value, shape: Sequence[Any]) -> Value:
-    """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven are required of the arguments."""
-    if v.type.shape == tuple(shape):
-        return v
-    for own, size in zip(v.type.shape, shape):
-        state.require("eq", own, size, f"{SIZES_DIFFER}: {own} is {{0}} but {size} is {{1}}")
-    return state.one("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
+def same_shapes(state: State, values: Sequence[Value]) -> list[Value]:
+    """Return ``values`` with one common shape; what is not proven equal is compared at the call."""
+    return [values[0], *(with_shape(state, v, values[0].type.shape) for v in values[1:])]
 
 
 def _direct(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
-        operands = same_shapes(state, state.operands(op))
+        operands = state.operands(op)
         if SCALARS[name].result == "real" and kind_of(operands[0].type.dtype) not in "fci":
             state.fail(f"{op.name} is not defined on {operands[0].type.dtype}")
         state.bind(op, [state.one(name, operands)])
@@ -71,7 +53,7 @@ def _direct(name: str) -> Importer:
 
 def _compare(state: State, op: Any) -> None:
     direction = stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value.lower()
-    operands = same_shapes(state, state.operands(op))
+    operands = state.operands(op)
     total = "compare_type" in op.attributes and kind_of(operands[0].type.dtype) == "f"
     if total and stablehlo.ComparisonTypeAttr(op.attributes["compare_type"]).value == "TOTALORDER":
         direction += "_total"
@@ -79,19 +61,14 @@ def _compare(state: State, op: Any) -> None:
 
 
 def _select(state: State, op: Any) -> None:
-    pred, *rest = state.operands(op)
-    first, second = same_shapes(state, rest)
-    shape = first.type.shape
-    pred = state.broadcast_scalar(pred, shape) if pred.type.rank == 0 else with_shape(state, pred, shape)
+    pred, first, second = state.operands(op)
+    pred = state.broadcast_scalar(pred, first.type.shape) if pred.type.rank == 0 else pred
     state.bind(op, [state.one("select", [pred, first, second])])
 
 
 def _clamp(state: State, op: Any) -> None:
     low, x, high = state.operands(op)
-    shape = x.type.shape
-    low, high = (
-        state.broadcast_scalar(v, shape) if v.type.rank == 0 else with_shape(state, v, shape) for v in (low, high)
-    )
+    low, high = (state.broadcast_scalar(v, x.type.shape) if v.type.rank == 0 else v for v in (low, high))
     state.bind(op, [state.one("min", [state.one("max", [x, low]), high])])
 
 
@@ -106,6 +83,9 @@ def _bitcast(state: State, op: Any) -> None:
     (x,) = state.operands(op)
     dtype, shape = state.session.parts(op.results[0].type)
     dims = x.type.shape if len(shape) <= x.type.rank else (*x.type.shape, shape[-1])
+    if len(shape) < x.type.rank:  # the last dim holds the parts of one element
+        parts = DTYPES[dtype].bits // max(DTYPES[x.type.dtype].bits, 1)
+        x = with_shape(state, x, (*x.type.shape[:-1], parts))
     state.bind(op, [state.one("bitcast", [x], {}, [TensorType(dtype, dims[: len(shape)])])])
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import get_value, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Expr
@@ -45,8 +44,6 @@ def _gather(state: State, op: Any) -> None:
 def _dynamic_gather(state: State, op: Any) -> None:
     x, indices, sizes = state.operands(op)
     attrs = _gather_attrs(op, state.dims_of(sizes, "the slice sizes of dynamic_gather"))
-    for size, extent in zip(attrs["slice_sizes"], x.type.shape):
-        state.require("le", size, extent, "a slice of {0} elements from {1}")
     state.bind(op, [state.one("gather", [x, indices], attrs)])
 
 
@@ -89,7 +86,7 @@ def _scatter(state: State, op: Any) -> None:
 
 
 def _sort(state: State, op: Any) -> None:
-    operands = same_shapes(state, state.operands(op))
+    operands = state.operands(op)
     dim = get_value(op, "dimension", -1)
     attrs = {"dim": dim % max(operands[0].type.rank, 1), "stable": bool(get_value(op, "is_stable", False))}
     comparator = state.scalar_region(op.regions[0].blocks[0])
@@ -103,7 +100,6 @@ def _top_k(state: State, op: Any) -> None:
 def _dynamic_top_k(state: State, op: Any) -> None:
     x, k = state.operands(op)
     size = state.dims_of(k, "k of dynamic_top_k")[0]
-    state.require("le", size, x.type.shape[-1], "the largest {0} of {1} elements")
     state.bind(op, state.emit("top_k", [x], {"k": size if isinstance(size, Expr) else int(size)}))
 
 

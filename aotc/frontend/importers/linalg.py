@@ -6,7 +6,6 @@ from typing import Any
 
 from jaxlib.mlir.dialects import stablehlo
 
-from aotc.frontend.importers.elementwise import with_shape
 from aotc.frontend.importers.reduction import padding_pairs
 from aotc.frontend.mlir_types import get_integers, get_value, integers
 from aotc.frontend.session import Importer, State
@@ -47,11 +46,6 @@ def _dot(state: State, op: Any) -> None:
 
 def _emit_dot(state: State, op: Any, attrs: dict[str, Any]) -> None:
     lhs, rhs = state.operands(op)
-    shape = list(rhs.type.shape)
-    for side in ("batch", "contract"):
-        for i, j in zip(attrs[f"lhs_{side}"], attrs[f"rhs_{side}"]):
-            shape[j] = lhs.type.shape[i]
-    rhs = with_shape(state, rhs, shape)
     given = [TensorType(state.dtype(op.results[0].type))]
     state.bind(op, [state.one("dot_general", [lhs, rhs], attrs, given)])
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.importers.elementwise import with_shape
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor_ir import TensorType, Value
@@ -55,9 +54,8 @@ def _product(state: State, lhs: _Labelled, rhs: _Labelled, output: Labels, dtype
         "lhs_contract": tuple(map(left.index, contract)), "rhs_contract": tuple(map(right.index, contract)),
         "precision": "DEFAULT",
     }  # fmt: skip
-    shape = [a.type.shape[left.index(n)] if n in left else size for n, size in zip(right, b.type.shape)]
     free = [n for n in left if n not in shared] + [n for n in right if n not in shared]
-    return state.one("dot_general", [a, with_shape(state, b, shape)], attrs, [TensorType(dtype)]), batch + free
+    return state.one("dot_general", [a, b], attrs, [TensorType(dtype)]), batch + free
 
 
 def _einsum(state: State, op: Any) -> None:

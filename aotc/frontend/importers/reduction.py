@@ -22,8 +22,6 @@ def _combiner_types(state: State, op: Any) -> list[str]:
 
 def _reduce(state: State, op: Any) -> None:
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
-    half = len(operands) // 2
-    operands[:half] = same_shapes(state, operands[:half])
     dims = tuple(sorted(integers(op.attributes["dimensions"])))
     region = state.scalar_region(op.regions[0].blocks[0])
     if _accumulates_short(region):
@@ -72,8 +70,6 @@ def padding_pairs(attribute: Any, rank: int) -> tuple[tuple[int, int], ...]:
 
 def _reduce_window(state: State, op: Any) -> None:
     operands = state.promoted(state.operands(op), _combiner_types(state, op))
-    half = len(operands) // 2
-    operands[:half] = same_shapes(state, operands[:half])
     rank = operands[0].type.rank
     ones = (1,) * rank
     attrs = {

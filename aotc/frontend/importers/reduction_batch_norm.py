@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tensor_ir import TensorType, Value
@@ -23,6 +24,10 @@ class _Norm:
         self.feature = op.attributes["feature_index"].value
         self.epsilon = op.attributes["epsilon"].value
         self.others = tuple(i for i in range(self.x.type.rank) if i != self.feature)
+
+    def vectors(self, values: Sequence[Value]) -> list[Value]:
+        """Return vectors over features: each must have as many elements as there are features."""
+        return [with_shape(self.state, v, (self.x.type.shape[self.feature],)) for v in values]
 
     def spread(self, v: Value) -> Value:
         """Return a vector over features as a tensor of the input's shape."""
@@ -65,20 +70,22 @@ class _Norm:
 
 
 def _inference(state: State, op: Any) -> None:
-    _, scale, offset, mean, variance = state.operands(op)
-    state.bind(op, [_Norm(state, op).scaled(mean, variance, scale, offset)])
+    norm = _Norm(state, op)
+    scale, offset, mean, variance = norm.vectors(state.operands(op)[1:])
+    state.bind(op, [norm.scaled(mean, variance, scale, offset)])
 
 
 def _training(state: State, op: Any) -> None:
-    _, scale, offset = state.operands(op)
     norm = _Norm(state, op)
+    scale, offset = norm.vectors(state.operands(op)[1:])
     mean, variance = norm.moments()
     state.bind(op, [norm.scaled(mean, variance, scale, offset), mean, variance])
 
 
 def _gradient(state: State, op: Any) -> None:
-    _, scale, mean, variance, upstream = state.operands(op)
     norm, one = _Norm(state, op), state.one
+    scale, mean, variance = norm.vectors(state.operands(op)[1:4])
+    upstream = with_shape(state, state.operands(op)[4], norm.x.type.shape)
     inverse = norm.inverse_deviation(variance)
     unit = one("mul", [one("sub", [norm.x, norm.spread(mean)]), norm.spread(inverse)])
     d_offset = norm.total(upstream)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aotc.frontend.importers.elementwise import same_shapes
-from aotc.frontend.mlir_types import DYNAMIC, integers
+from aotc.frontend.mlir_types import DYNAMIC, get_integers, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.dims import Dim, product
+from aotc.ir.dims import Dim, Sym, lone_atom
+from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.tensor_ir import TensorType, Value
 
@@ -27,19 +27,53 @@ def _dynamic_iota(state: State, op: Any) -> None:
 def _broadcast_in_dim(state: State, op: Any) -> None:
     (x,) = state.operands(op)
     t, dims = state.static_type(op.results[0].type), integers(op.attributes["broadcast_dimensions"])
-    same = x.type == t and dims == tuple(range(t.rank))
-    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+    state.bind(op, [_broadcasted(state, x, dims, t)])
 
 
 def _dynamic_broadcast_in_dim(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_broadcast_in_dim"))
-    dims = integers(op.attributes["broadcast_dimensions"])
-    for d, size in zip(dims, x.type.shape):
-        if size != 1:
-            state.require("eq", size, t.shape[d], "broadcast of size {0} to size {1}")
-    same = x.type == t and dims == tuple(range(t.rank))
-    state.bind(op, [x if same else state.one("broadcast", [x], {"dims": dims}, [t])])
+    kept = get_integers(op, "known_nonexpanding_dimensions", ())
+    state.bind(op, [_broadcasted(state, x, integers(op.attributes["broadcast_dimensions"]), t, kept)])
+
+
+def _broadcasted(state: State, x: Value, dims: Sequence[int], t: TensorType, kept: Sequence[int] = ()) -> Value:
+    """Return ``x`` broadcast to ``t``; a size that is not known may be 1 at run time, unless its dim is ``kept``.
+
+    Sizes of two arguments are taken to be equal: so they become one symbol, and kernels have no index to compute.
+    """
+    for k, d in enumerate(dims):
+        size, wanted = x.type.shape[k], t.shape[d]
+        equal = k in kept or (_is_size(state, size) and _is_size(state, wanted))
+        if not isinstance(size, int) and not equal and decide("eq", size, wanted) is None:
+            x = _stretched(state, x, k, wanted)
+    if x.type == t and tuple(dims) == tuple(range(t.rank)):
+        return x
+    return state.one("broadcast", [x], {"dims": tuple(dims)}, [t])
+
+
+def _is_size(state: State, d: Dim) -> bool:
+    """Is ``d`` the size of an argument, as it is?"""
+    symbol = lone_atom(d)
+    return isinstance(symbol, Sym) and symbol.name not in (*state.session.sizes, *state.session.bound)
+
+
+def _stretched(state: State, x: Value, k: int, size: Dim) -> Value:
+    """Return ``x`` with dim ``k`` of ``size``, which it has or which is 1: element i is that at i, or the last."""
+    shape, own = x.type.shape, x.type.shape[k]
+    state.require("eq", (own - 1) * (own - size), 0, "broadcast of size {0} to size {1}", (own, size))
+    places = state.one("iota", (), {"dim": 0}, [TensorType("i64", (size,))])
+    attrs = {
+        "offset_dims": tuple(d for d in range(len(shape)) if d != k),
+        "collapsed_slice_dims": (k,),
+        "operand_batching_dims": (),
+        "start_indices_batching_dims": (),
+        "start_index_map": (k,),
+        "index_vector_dim": 1,
+        "slice_sizes": tuple(1 if d == k else n for d, n in enumerate(shape)),
+    }
+    (stretched,) = state.append("gather", [x, places], attrs)  # of nothing, where the result is empty too
+    return stretched
 
 
 def _broadcast(state: State, op: Any) -> None:
@@ -58,7 +92,6 @@ def _reshape(state: State, op: Any) -> None:
 def _dynamic_reshape(state: State, op: Any) -> None:
     x, shape = state.operands(op)
     t = state.type_with(op.results[0].type, state.dims_of(shape, "the shape of dynamic_reshape"))
-    state.require("eq", product(x.type.shape), product(t.shape), "reshape of {0} elements to {1}")
     state.bind(op, [x if x.type == t else state.one("reshape", [x], {}, [t])])
 
 
@@ -111,9 +144,6 @@ def _real_dynamic_slice(state: State, op: Any) -> None:
         first, last, _ = (state.dims_of(v, f"the {w} of real_dynamic_slice") for v, w in zip(bounds, _BOUNDS))
         sizes = tuple(b - a for a, b in zip(first, last))
     if sizes is not None and (bounds[0] not in state.known or any(_from_values(state, state.known[v]) for v in bounds)):
-        for size, extent in zip(sizes, x.type.shape):
-            state.require("le", size, extent, "a slice of {0} elements from {1}")
-            state.require("le", 0, size, "a slice of {1} elements")
         starts = [_element(state, bounds[0], n) for n in range(len(sizes))]
         window = state.one("dynamic_slice", [x, *starts], {"sizes": sizes})
         if sizes != shape and bounds[2] in state.known:
@@ -149,7 +179,7 @@ def _dynamic_pad(state: State, op: Any) -> None:
 
 def _concatenate(state: State, op: Any) -> None:
     attrs = {"dim": op.attributes["dimension"].value}
-    operands = same_shapes(state, state.operands(op), but=attrs["dim"])
+    operands = state.operands(op)
     state.bind(op, operands if len(operands) == 1 else [state.one("concatenate", operands, attrs)])
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError
-from aotc.frontend.importers.elementwise import with_shape
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import integers
+from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
 from aotc.ir.tensor_ir import TensorType, Value

@@ -6,10 +6,12 @@ they are, as in StableHLO. The type rules hold for any number of processes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from aotc.ir.dims import Dim
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, table
+from aotc.ir.dims import Dim, mod
+from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, alike, need, table, tie
 from aotc.ir.tensor_ir import TensorType
 
 GROUPED = ("groups", "channel", "global_ids")
@@ -48,6 +50,25 @@ def _divided(t: TensorType, dim: int, parts: int) -> TensorType:
     size: Dim = t.shape[dim]
     need(not isinstance(size, int) or size % parts == 0, f"dim {dim} of {t} does not divide into {parts}")
     return TensorType(t.dtype, tuple(n // parts if d == dim else n for d, n in enumerate(t.shape)))
+
+
+def _divides(types: Types, dim: int, parts: int) -> Iterator[Constraint]:
+    for t in types:
+        yield Constraint("eq", mod(t.shape[dim], parts), 0, f"a remainder of {{0}} in {parts} parts")
+
+
+def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from _divides(types, attrs["dim"], group_size(attrs["groups"]))
+
+
+def _exchange_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from _divides(types, attrs["split_dim"], attrs["split_count"])
+
+
+def _ragged_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for d in range(1, types[0].rank):
+        yield from tie(types, (0, d), (1, d))
+    yield from alike(types, operands=range(2, len(types)))
 
 
 def _identifier(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -101,7 +122,8 @@ COLLECTIVES = table(
     OpSpec("all_gather", _gather, _alone, ("dim", *GROUPED), tolerance=0, removed_by="lower_collectives"),
     OpSpec("all_reduce", _same, _alone, GROUPED, regions=1, tolerance=0, removed_by="lower_collectives"),
     OpSpec(
-        "reduce_scatter", _scatter, _alone, ("dim", *GROUPED), regions=1, tolerance=0, removed_by="lower_collectives"
+        "reduce_scatter", _scatter, _alone, ("dim", *GROUPED), regions=1, tolerance=0, removed_by="lower_collectives",
+        constraints=_scatter_sizes,
     ),
     OpSpec(
         "all_to_all",
@@ -110,10 +132,14 @@ COLLECTIVES = table(
         ("split_dim", "concat_dim", "split_count", *GROUPED),
         tolerance=0,
         removed_by="lower_collectives",
+        constraints=_exchange_sizes,
     ),
     OpSpec("collective_broadcast", _same, _alone, GROUPED, tolerance=0, removed_by="lower_collectives"),
     OpSpec("collective_permute", _same, _permute, ("pairs", "channel"), tolerance=0, removed_by="lower_collectives"),
-    OpSpec("ragged_all_to_all", _ragged, _ragged_alone, GROUPED, tolerance=0, removed_by="lower_collectives"),
+    OpSpec(
+        "ragged_all_to_all", _ragged, _ragged_alone, GROUPED, tolerance=0, removed_by="lower_collectives",
+        constraints=_ragged_sizes,
+    ),
     OpSpec("partition_id", _identifier, _zero, tolerance=0, removed_by="lower_collectives"),
     OpSpec("replica_id", _identifier, _zero, tolerance=0, removed_by="lower_collectives"),
 )

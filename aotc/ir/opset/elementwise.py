@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from aotc.ir.opset.elementwise_scalars import SCALARS, ScalarOp, convert, reduce_precision
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RuleError, Types, cast, given_one, merge, need, sizes, table
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    OpSpec,
+    RuleError,
+    Types,
+    all_alike,
+    cast,
+    given_one,
+    merge,
+    need,
+    sizes,
+    table,
+)
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, from_numpy, kind_of, to_numpy
 
@@ -88,7 +101,7 @@ def _scalar_spec(scalar: ScalarOp) -> OpSpec:
     of_format = not scalar.widens and not scalar.total
     return OpSpec(
         scalar.name, infer, reference, inline=True, folds=True, of_format=of_format,
-        work=scalar.work, tolerance=scalar.tolerance,
+        work=scalar.work, tolerance=scalar.tolerance, constraints=all_alike,
     )  # fmt: skip
 
 

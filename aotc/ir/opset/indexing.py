@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Dim
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, first_in_place, need, same_shape, sizes, table
+from aotc.ir.dims import Dim, minimum, product
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    Constraint,
+    OpSpec,
+    RegionCall,
+    Types,
+    alike,
+    first_in_place,
+    need,
+    same_shape,
+    sizes,
+    table,
+    tie,
+    within,
+)
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
@@ -35,6 +50,11 @@ def _window(x: np.ndarray, starts: Sequence[np.ndarray], sizes: Sequence[int]) -
     return tuple(slice(s, s + n) for s, n in zip(clamped, sizes))
 
 
+def _slice_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for size, extent in zip(attrs["sizes"], types[0].shape):
+        yield from within(size, extent, "a slice of {0} elements from {1}")
+
+
 def _dynamic_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [arrays[0][_window(arrays[0], arrays[1:], attrs["sizes"])]]
 
@@ -46,6 +66,11 @@ def _infer_dynamic_update_slice(types: Types, attrs: Attrs, regions: tuple, give
     for n, d in zip(update.shape, x.shape):
         need(not isinstance(n, int) or not isinstance(d, int) or n <= d, f"dynamic_update_slice: {update} into {x}")
     return (x,)
+
+
+def _update_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for size, extent in zip(types[1].shape, types[0].shape):
+        yield Constraint("le", size, extent, "an update of {0} elements in {1}")
 
 
 def _dynamic_update_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
@@ -69,6 +94,29 @@ def _infer_gather(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
     need(len(offsets) == len(attrs["offset_dims"]), f"gather: {len(offsets)} offset dims, found {attrs['offset_dims']}")
     shape = [offsets.pop(0) if i in attrs["offset_dims"] else batch.pop(0) for i in range(len(offsets) + len(batch))]
     return (TensorType(x.dtype, tuple(shape)),)
+
+
+def _index_sizes(types: Types, indices: int, vector_dim: int, count: int) -> Iterator[Constraint]:
+    """Yield that the vectors of indices, which are operand ``indices``, have ``count`` elements."""
+    if vector_dim < types[indices].rank:
+        size, what = types[indices].shape[vector_dim], "vectors of {0} indices for {1} dims"
+        yield Constraint("eq", size, count, what, (indices, vector_dim), count)
+    elif count != 1:
+        yield Constraint("eq", 1, count, "vectors of {0} indices for {1} dims")
+
+
+def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    x, indices = types
+    vector_dim = attrs["index_vector_dim"]
+    for size, extent in zip(attrs["slice_sizes"], x.shape):
+        yield from within(size, extent, "a slice of {0} elements from {1}")
+    for d in (*attrs["collapsed_slice_dims"], *attrs["operand_batching_dims"]):
+        yield Constraint("le", attrs["slice_sizes"][d], 1, "a slice of {0} elements along a dim that is dropped")
+    yield from _index_sizes(types, 1, vector_dim, len(attrs["start_index_map"]))
+    for d, b in zip(attrs["operand_batching_dims"], attrs["start_indices_batching_dims"]):
+        yield from tie(types, (0, d), (1, b), "batches of {0} and {1}")
+    batch = product(_batch_shape(indices.shape, vector_dim))
+    yield Constraint("le", minimum(batch, 1), product(x.shape), "{0} of {1} elements")
 
 
 def _index_columns(indices: np.ndarray, vector_dim: int) -> list[np.ndarray]:
@@ -149,6 +197,26 @@ def _scatter_places(x: np.ndarray, indices: np.ndarray, update: np.ndarray, attr
     return places, inside
 
 
+def _scatter_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    n = attrs["inputs"]
+    x, indices, update = types[0], types[n], types[n + 1]
+    yield from alike(types, operands=range(n))
+    yield from alike(types, operands=range(n + 1, 2 * n + 1))
+    vector_dim = attrs["index_vector_dim"]
+    yield from _index_sizes(types, n, vector_dim, len(attrs["scatter_dims_to_operand_dims"]))
+    hidden = {*attrs["inserted_window_dims"], *attrs["input_batching_dims"]}
+    whole = [d for d in range(x.rank) if d not in hidden]
+    for d, w in zip(whole, attrs["update_window_dims"]):
+        yield Constraint("le", update.shape[w], x.shape[d], "an update of {0} elements in {1}")
+    batch = [d for d in range(update.rank) if d not in attrs["update_window_dims"]]
+    for d, b in zip(batch, [b for b in range(indices.rank) if b != vector_dim]):
+        for k in range(n + 1, 2 * n + 1):
+            yield from tie(types, (n, b), (k, d), "{1} places for {0} updates")
+    for d, b in zip(attrs["input_batching_dims"], attrs["scatter_indices_batching_dims"]):
+        for k in range(n):
+            yield from tie(types, (n, b), (k, d), "batches of {0} and {1}")
+
+
 def _scatter(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     n = attrs["inputs"]
     results = [np.array(a) for a in arrays[:n]]
@@ -184,16 +252,23 @@ _GATHER_ATTRS = (
 )  # fmt: skip
 
 INDEXING = table(
-    OpSpec("dynamic_slice", _infer_dynamic_slice, _dynamic_slice, ("sizes",), inline=True, folds=True, tolerance=0),
+    OpSpec(
+        "dynamic_slice", _infer_dynamic_slice, _dynamic_slice, ("sizes",), inline=True, folds=True, tolerance=0,
+        constraints=_slice_sizes,
+    ),
     OpSpec(
         "dynamic_update_slice",
         _infer_dynamic_update_slice,
         _dynamic_update_slice,
         folds=True,
         tolerance=0,
+        constraints=_update_sizes,
         in_place=first_in_place,
     ),
-    OpSpec("gather", _infer_gather, _gather, _GATHER_ATTRS, inline=True, folds=True, tolerance=0, names_kernel=True),
+    OpSpec(
+        "gather", _infer_gather, _gather, _GATHER_ATTRS, inline=True, folds=True, tolerance=0, names_kernel=True,
+        constraints=_gather_sizes,
+    ),
     OpSpec(
         "scatter",
         _infer_scatter,
@@ -202,6 +277,7 @@ INDEXING = table(
         regions=1,
         tolerance=16,
         normwise=True,
+        constraints=_scatter_sizes,
         in_place=lambda attrs: tuple(range(attrs["inputs"])),
     ),
 )

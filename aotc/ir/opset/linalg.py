@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.ir.opset import linalg_constraints as constraints
 from aotc.ir.opset import linalg_lapack as lapack
 from aotc.ir.opset import linalg_tridiagonal as tridiagonal
 from aotc.ir.opset.linalg_lapack_reference import reference as lapack_reference
@@ -245,6 +246,7 @@ LINALG = table(
         _infer_dot,
         _dot,
         _DOT,
+        constraints=constraints.dot,
         folds=True,
         sums=True,
         tolerance=16,
@@ -256,13 +258,17 @@ LINALG = table(
         _infer_convolution,
         _convolution,
         _CONVOLUTION,
+        constraints=constraints.convolution,
         folds=True,
         sums=True,
         tolerance=64,
         normwise=True,
         removed_by="decompose_convolution",
     ),
-    OpSpec("fft", _infer_fft, _fft, ("kind", "length"), tolerance=16, normwise=True, removed_by="decompose_fft"),
+    OpSpec(
+        "fft", _infer_fft, _fft, ("kind", "length"), tolerance=16, normwise=True, removed_by="decompose_fft",
+        constraints=constraints.fft,
+    ),
     OpSpec(
         "dft",
         _infer_dft,
@@ -272,23 +278,31 @@ LINALG = table(
         normwise=True,
         made_by="decompose_fft",
     ),
-    OpSpec("cholesky", _infer_cholesky, _cholesky, ("lower",), tolerance=64, normwise=True, in_place=first_in_place),
+    OpSpec(
+        "cholesky", _infer_cholesky, _cholesky, ("lower",), tolerance=64, normwise=True, in_place=first_in_place,
+        constraints=constraints.square,
+    ),
     OpSpec(
         "triangular_solve",
         _infer_triangular_solve,
         _triangular_solve,
         ("left_side", "lower", "unit_diagonal", "transpose_a"),
+        constraints=constraints.triangular_solve,
         tolerance=256,
         normwise=True,
         in_place=lambda attrs: (1,),
     ),
-    OpSpec("csr_dot", _infer_csr_dot, _csr_dot, tolerance=16, normwise=True),
-    OpSpec("tridiagonal_solve_perturbed", tridiagonal.infer, tridiagonal.reference, tolerance=64, normwise=True),
+    OpSpec("csr_dot", _infer_csr_dot, _csr_dot, tolerance=16, normwise=True, constraints=constraints.csr_dot),
+    OpSpec(
+        "tridiagonal_solve_perturbed", tridiagonal.infer, tridiagonal.reference, tolerance=64, normwise=True,
+        constraints=constraints.tridiagonal,
+    ),
     OpSpec(
         "lapack",
         lapack.infer,
         lapack_reference,
         ("routine", "options"),
+        constraints=constraints.lapack,
         tolerance=256,
         normwise=True,
         in_place=lapack.in_place,

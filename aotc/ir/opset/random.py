@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, need, sizes, table
+from aotc.ir.opset.spec import Arrays, Attrs, Constraint, OpSpec, Types, need, sizes, table
 from aotc.vmfb.dtypes import to_numpy
 
 # How far Threefry-2x32 rotates in each round of two blocks, and what its third key is mixed with (Salmon et al.).
@@ -20,6 +21,12 @@ def _infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     need(types[0].dtype == "u64" and types[0].rank == 1, f"rng_bit_generator: the state is {types[0]}, expected u64[2]")
     need(attrs["algorithm"] in ("DEFAULT", "THREE_FRY", "PHILOX"), f"rng_bit_generator: algorithm {attrs['algorithm']}")
     return given
+
+
+def _state_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for size in types[0].shape[:1]:
+        yield Constraint("le", 2, size, "a state of {1} words, expected 2 or 3")
+        yield Constraint("le", size, 3, "a state of {0} words, expected 2 or 3")
 
 
 def _rotate(x: np.ndarray, by: int) -> np.ndarray:
@@ -110,4 +117,8 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> li
     return [after, unsigned.view(dtype).reshape(sizes(result))]
 
 
-RANDOM = table(OpSpec("rng_bit_generator", _infer, _reference, ("algorithm",), of_format=True, tolerance=0))
+RANDOM = table(
+    OpSpec(
+        "rng_bit_generator", _infer, _reference, ("algorithm",), of_format=True, tolerance=0, constraints=_state_sizes
+    )
+)

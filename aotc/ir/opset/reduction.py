@@ -9,7 +9,20 @@ import numpy as np
 
 from aotc.ir.dims import Dim, floordiv, maximum
 from aotc.ir.opset.shape import pad_array
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, sizes, table
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    Constraint,
+    OpSpec,
+    RegionCall,
+    Types,
+    alike,
+    at_least_one,
+    need,
+    same_shape,
+    sizes,
+    table,
+)
 from aotc.ir.tensor_ir import TensorType
 
 
@@ -31,6 +44,10 @@ def _infer_reduce(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
     need(all(0 <= d < inputs[0].rank for d in dims), f"reduce: dims {dims} of {inputs[0]}")
     shape = tuple(s for i, s in enumerate(inputs[0].shape) if i not in dims)
     return tuple(TensorType(t.dtype, shape) for t in inits)
+
+
+def _input_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from alike(types[: len(types) // 2])
 
 
 def _reduce(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
@@ -83,6 +100,12 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
     return tuple(TensorType(t.dtype, shape) for t in inits)
 
 
+def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from _input_sizes(types, attrs, given)
+    for name in ("window", "strides", "base_dilations", "window_dilations"):
+        yield from at_least_one(attrs[name], name.replace("_", " "))
+
+
 def _window_views(
     x: np.ndarray, shape: Sequence[int], window: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
 ) -> Iterator[np.ndarray]:
@@ -113,6 +136,14 @@ def _infer_select_and_scatter(types: Types, attrs: Attrs, regions: tuple, given:
         need(len(attrs[key]) == x.rank, f"select_and_scatter: {key} does not match the rank of {x}")
     need(source.rank == x.rank, f"select_and_scatter: source {source} does not fit {x}")
     return (TensorType(init.dtype, x.shape),)
+
+
+def _source_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    x, source = types[:2]
+    windows = zip(x.shape, source.shape, attrs["padding"], attrs["window"], attrs["strides"])
+    for d, (extent, size, (low, high), window, stride) in enumerate(windows):
+        count = window_extent(extent, low, high, 1, window, 1, stride)
+        yield Constraint("eq", size, count, "{0} values for {1} windows", (1, d), count)
 
 
 def _select_and_scatter(
@@ -159,6 +190,7 @@ REDUCTION = table(
         names_kernel=True,
         tolerance=16,
         normwise=True,
+        constraints=_input_sizes,
     ),
     OpSpec(
         "reduce_window",
@@ -169,6 +201,7 @@ REDUCTION = table(
         names_kernel=True,
         tolerance=64,
         normwise=True,
+        constraints=_window_sizes,
     ),
     OpSpec(
         "select_and_scatter",
@@ -178,5 +211,6 @@ REDUCTION = table(
         regions=2,
         tolerance=16,
         normwise=True,
+        constraints=_source_sizes,
     ),
 )

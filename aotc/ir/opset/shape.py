@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from aotc.ir.dims import product
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, given_one, may_equal, need, same_shape, sizes, table
+from aotc.ir.dims import maximum, product
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    Constraint,
+    OpSpec,
+    Types,
+    alike,
+    at_least_one,
+    given_one,
+    may_equal,
+    need,
+    same_shape,
+    sizes,
+    table,
+)
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import from_numpy, kind_of, to_numpy
 
@@ -60,6 +74,12 @@ def _infer_broadcast(types: Types, attrs: Attrs, regions: tuple, given: Types) -
     return given
 
 
+def _broadcast_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for size, d in zip(types[0].shape, attrs["dims"]):
+        if size != 1:
+            yield Constraint("eq", size, given[0].shape[d], "broadcast of size {0} to size {1}")
+
+
 def _broadcast(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (x,), shape = arrays, sizes(types[0])
     spread = [1] * len(shape)
@@ -74,6 +94,10 @@ def _infer_reshape(types: Types, attrs: Attrs, regions: tuple, given: Types) -> 
     need(x.dtype == result.dtype, f"reshape: {x.dtype} to {result.dtype}")
     need(may_equal(product(x.shape), product(result.shape)), f"reshape: {x} and {result} differ in element count")
     return given
+
+
+def _reshape_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield Constraint("eq", product(types[0].shape), product(given[0].shape), "reshape of {0} elements to {1}")
 
 
 def _reshape(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
@@ -111,6 +135,14 @@ def _infer_slice(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
     return (TensorType(x.dtype, tuple((hi - lo + s - 1) // s for lo, hi, s in zip(start, limit, stride))),)
 
 
+def _slice_bounds(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for start, limit, extent in zip(attrs["start"], attrs["limit"], types[0].shape):
+        yield Constraint("le", limit, extent, "a slice up to {0} of {1} elements")
+        yield Constraint("le", start, limit, "a slice from {0} up to {1}")
+        yield Constraint("le", 0, start, "a slice from {1}")
+    yield from at_least_one(attrs["stride"], "a slice with a stride")
+
+
 def _slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     bounds = zip(attrs["start"], attrs["limit"], attrs["stride"])
     return [arrays[0][tuple(slice(lo, hi, s) for lo, hi, s in bounds)]]
@@ -123,10 +155,15 @@ def _infer_pad(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     need(len(low) == len(high) == len(interior) == x.rank, f"pad: widths do not match the rank of {x}")
     shape = []
     for d, lo, hi, inner in zip(x.shape, low, high, interior):
-        grown = d if inner == 0 else d + max(d - 1, 0) * inner if isinstance(d, int) else d + (d - 1) * inner
+        grown = d if inner == 0 else d + maximum(d - 1, 0) * inner
         shape.append(lo + grown + hi)
         need(not isinstance(shape[-1], int) or shape[-1] >= 0, f"pad: {x} becomes smaller than nothing")
     return (TensorType(x.dtype, tuple(shape)),)
+
+
+def _pad_widths(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for inner in attrs["interior"]:
+        yield Constraint("le", 0, inner, "interior padding of {1}")
 
 
 def pad_array(
@@ -157,6 +194,10 @@ def _infer_concatenate(types: Types, attrs: Attrs, regions: tuple, given: Types)
     return (TensorType(first.dtype, tuple(total if i == dim else s for i, s in enumerate(first.shape))),)
 
 
+def _concatenate_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    yield from alike(types, but=attrs["dim"])
+
+
 def _concatenate(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     return [np.concatenate(list(arrays), axis=attrs["dim"])]
 
@@ -166,10 +207,12 @@ SHAPE = table(
     OpSpec("iota", _infer_iota, _iota, ("dim",), inline=True, work=0, tolerance=0),
     OpSpec("dim", _infer_dim, _dim, ("expr",), inline=True, work=0, tolerance=0),
     OpSpec(
-        "broadcast", _infer_broadcast, _broadcast, ("dims",), moves=True, inline=True, folds=True, work=0, tolerance=0
+        "broadcast", _infer_broadcast, _broadcast, ("dims",), moves=True, inline=True, folds=True, work=0, tolerance=0,
+        constraints=_broadcast_sizes,
     ),
     OpSpec(
-        "reshape", _infer_reshape, _reshape, moves=True, permutes=True, inline=True, folds=True, work=0, tolerance=0
+        "reshape", _infer_reshape, _reshape, moves=True, permutes=True, inline=True, folds=True, work=0, tolerance=0,
+        constraints=_reshape_sizes,
     ),
     OpSpec(
         "transpose",
@@ -205,7 +248,14 @@ SHAPE = table(
         folds=True,
         work=0,
         tolerance=0,
+        constraints=_slice_bounds,
     ),
-    OpSpec("pad", _infer_pad, _pad, ("low", "high", "interior"), inline=True, folds=True, tolerance=0),
-    OpSpec("concatenate", _infer_concatenate, _concatenate, ("dim",), inline=True, folds=True, tolerance=0),
+    OpSpec(
+        "pad", _infer_pad, _pad, ("low", "high", "interior"), inline=True, folds=True, tolerance=0,
+        constraints=_pad_widths,
+    ),
+    OpSpec(
+        "concatenate", _infer_concatenate, _concatenate, ("dim",), inline=True, folds=True, tolerance=0,
+        constraints=_concatenate_sizes,
+    ),
 )

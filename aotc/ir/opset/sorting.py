@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from aotc.ir.opset.elementwise_scalars import total_order_key
-from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, same_shape, table
+from aotc.ir.opset.spec import (
+    Arrays,
+    Attrs,
+    Constraint,
+    OpSpec,
+    RegionCall,
+    Types,
+    all_alike,
+    need,
+    same_shape,
+    table,
+    within,
+)
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of
 
@@ -69,6 +83,11 @@ def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Ty
     return (TensorType(x.dtype, shape), TensorType("i32", shape))
 
 
+def _top_k_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    for extent in types[0].shape[-1:]:
+        yield from within(attrs["k"], extent, "the largest {0} of {1} elements")
+
+
 def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     (x,) = arrays
     key = total_order_key(x) if kind_of(types[0].dtype) == "f" else x.astype(np.int8) if x.dtype == bool else x
@@ -77,6 +96,6 @@ def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
 
 
 SORTING = table(
-    OpSpec("sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0),
-    OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0),
+    OpSpec("sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0, constraints=all_alike),
+    OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from typing import cast as cast_type
@@ -25,8 +25,43 @@ Reference = Callable[[Arrays, Attrs, tuple[RegionCall, ...], Types], list[np.nda
 InPlace = Callable[[Attrs], tuple[int, ...]]
 
 
+SIZES_DIFFER = "sizes must be equal: {0} and {1}"
+
+
 class RuleError(ValueError):
     """A type rule is broken; the text says what was found and expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the specification demands of the sizes of an op's operands and attributes.
+
+    Parameters
+    ----------
+    relation : str
+        ``eq`` or ``le``.
+    left, right : Dim
+    message : str
+        What is wrong where it does not hold; ``{0}`` and ``{1}`` stand for the sides.
+    place : tuple of int or None
+        Operand and dim whose size is written ``form`` from here on: its own form says the same in other words.
+    form : Dim
+    """
+
+    relation: str
+    left: Dim
+    right: Dim
+    message: str
+    place: tuple[int, int] | None = None
+    form: Dim = 0
+
+
+Constraints = Callable[[Types, Attrs, Types], Iterable[Constraint]]
+
+
+def unconstrained(types: Types, attrs: Attrs, given: Types) -> Iterable[Constraint]:
+    """Return that any sizes will do."""
+    return ()
 
 
 def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
@@ -82,6 +117,9 @@ class OpSpec:
         How many units in the last place two good results differ by; None where there is nothing to compare.
     normwise : bool
         These units are of the largest element.
+    constraints : callable
+        ``constraints(operand types, attrs, given result types)`` are what the op demands of sizes. It is asked before
+        ``infer``, so that operands whose sizes must be equal are of one form there.
     in_place : callable
         ``in_place(attrs)`` are the operands that results 0, 1... are written over.
     made_by : str
@@ -107,6 +145,7 @@ class OpSpec:
     work: int = 1
     tolerance: float | None = None
     normwise: bool = False
+    constraints: Constraints = unconstrained
     in_place: InPlace = nothing_in_place
     made_by: str = ""
     removed_by: str = ""
@@ -132,6 +171,52 @@ def may_equal(a: Dim, b: Dim) -> bool:
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Are the two shapes proven equal?"""
     return len(a) == len(b) and all(x == y for x, y in zip(a, b))
+
+
+def tie(
+    types: Types, one: tuple[int, int], other: tuple[int, int], message: str = SIZES_DIFFER
+) -> Iterator[Constraint]:
+    """Yield that two sizes, given as operand and dim, are equal; a number is the form of both."""
+    (k, i), (m, j) = one, other
+    if not (0 <= i < types[k].rank and 0 <= j < types[m].rank):
+        return  # the type rule says what is wrong
+    x, y = types[k].shape[i], types[m].shape[j]
+    if x == y:
+        return
+    if isinstance(x, int) or not isinstance(y, int):
+        yield Constraint("eq", y, x, message, other, x)
+    else:
+        yield Constraint("eq", x, y, message, one, y)
+
+
+def alike(types: Types, but: int = -1, operands: Sequence[int] = ()) -> Iterator[Constraint]:
+    """Yield that operands (all, or those of these numbers) are of one shape, except along dim ``but``."""
+    numbers = operands or range(len(types))
+    if len({types[k].shape for k in numbers}) < 2:
+        return
+    for d in range(min((types[k].rank for k in numbers), default=0)):
+        forms = [types[k].shape[d] for k in numbers]
+        best = next((n for n in forms if isinstance(n, int)), forms[0])
+        for k, size in zip(numbers, forms):
+            if d != but and size != best:
+                yield Constraint("eq", size, best, SIZES_DIFFER, (k, d), best)
+
+
+def all_alike(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
+    """Yield that all operands are of one shape."""
+    yield from alike(types)
+
+
+def within(size: Dim, extent: Dim, what: str) -> Iterator[Constraint]:
+    """Yield that ``size`` elements are no more than there are."""
+    yield Constraint("le", size, extent, what)
+    yield Constraint("le", 0, size, "a slice of {1} elements")
+
+
+def at_least_one(values: Iterable[Dim], what: str) -> Iterator[Constraint]:
+    """Yield that ``values``, which are ``what``, are positive."""
+    for v in values:
+        yield Constraint("le", 1, v, what + " of {1}, expected at least 1")
 
 
 def sizes(t: TensorType) -> tuple[int, ...]:

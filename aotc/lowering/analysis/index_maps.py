@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import Dim, floordiv, mod, product
+from aotc.ir.dims import Dim, bounds, floordiv, maximum, minimum, mod, product
 from aotc.ir.dims_symbols import count_atoms
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import INDEX_ATOMS
@@ -21,6 +21,16 @@ Index = tuple[Dim, ...]
 def is_long(i: Dim) -> bool:
     """Is ``i`` too long to be built upon? Each reshape after a transpose doubles it."""
     return not INDEX_ATOMS.holds(count_atoms(i, INDEX_ATOMS.value))
+
+
+def inside(at: Dim, extent: Dim) -> Dim:
+    """Return ``at``, or the nearest index below ``extent``, for an element that is read before a test drops it.
+
+    Of an array that may be empty it is 0, which can be read: see ``EMPTY`` of ``aotc/vmfb/pointers.py``.
+    """
+    if bounds(extent)[0]:
+        return minimum(maximum(at, 0), extent - 1)
+    return maximum(minimum(at, extent - 1), 0)
 
 
 def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:

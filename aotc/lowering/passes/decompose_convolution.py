@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotc.ir.dims import product
+from aotc.ir.dims import Dim, maximum, product
+from aotc.ir.dims_compare import decide
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
@@ -41,9 +42,19 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     return (b.transpose(result, back),)
 
 
-def _padded(x: Value, padding: Sequence[tuple[int, int]], dilation: Sequence[int], b: Builder) -> Value:
-    low, high = ({d: ends[side] for d, ends in enumerate(padding, start=1)} for side in (0, 1))
+def _padded(x: Value, padding: Sequence[tuple[Dim, Dim]], dilation: Sequence[int], b: Builder) -> Value:
+    low = {d: before for d, (before, _) in enumerate(padding, start=1)}
+    high = {
+        d: _not_below_zero(x.type.shape[d], before, after, gap)
+        for d, ((before, after), gap) in enumerate(zip(padding, dilation), start=1)
+    }
     return b.pad(x, None, low, high, {d: n - 1 for d, n in enumerate(dilation, start=1)})
+
+
+def _not_below_zero(size: Dim, low: Dim, high: Dim, dilation: int) -> Dim:
+    """Return the padding at the end: where it takes away more than there is nothing is left, and no window fits."""
+    grown = size if dilation == 1 else maximum((size - 1) * dilation + 1, 0)
+    return high if decide("ge", low + grown + high, 0) else maximum(high, -low - grown)
 
 
 def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:

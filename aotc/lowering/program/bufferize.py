@@ -140,6 +140,9 @@ class _Bufferizer:
                     size = op.operands[0]
                     steps.append(Bind(op.attrs["dim"], self.storage(size), size.type.dtype))
                 case "assert":
+                    if self.depth:
+                        message = f"an assertion on data stands inside a loop or a branch: {op.attrs['message']}"
+                        raise CompileError.at(op.loc, message, hint="make it before or after the loop")
                     values = tuple((self.storage(v), v.type.dtype) for v in op.operands[1:])
                     check = Check(self.storage(op.operands[0]), op.attrs["message"], values)
                     for s in (check.predicate, *(s for s, _ in values)):

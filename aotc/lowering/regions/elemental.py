@@ -22,7 +22,7 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import MOVES, SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value, captured
 from aotc.lowering.analysis.cost import SCALAR_DEPTH
-from aotc.lowering.analysis.index_maps import Index, backward, is_long
+from aotc.lowering.analysis.index_maps import Index, backward, inside, is_long
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 
@@ -264,7 +264,7 @@ def _pad(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
             tests += test_index(at % (gap + 1), 0, "eq")
             at = at // (gap + 1)
         tests += test_index(at, 0, "ge") + test_index(at, d, "lt")
-        inner.append(self.short(minimum(maximum(at, 0), d - 1)))
+        inner.append(self.short(inside(at, d)))
     padding = self.at(op.operands[1], ())
     if any(isinstance(t, Const) and not t.value for t in tests) or any(d == 0 for d in source):
         return padding, 0
@@ -310,7 +310,7 @@ def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
         above = test_index(index[axis], begin + extent, "lt")
         if any(isinstance(t, Const) for t in (*below, *above)):
             continue
-        at = minimum(maximum(index[axis] - begin, 0), extent - 1)
+        at = inside(index[axis] - begin, extent)
         x, d = self._at(v, (*index[:axis], at, *index[axis + 1 :]))
         if not below and not above:
             return x, d

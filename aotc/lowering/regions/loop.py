@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aotc.ir.dims import Dim, Expr, maximum, minimum, product, sym
+from aotc.ir.dims import Dim, Expr, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
@@ -12,7 +12,7 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, WHOLE_AXIS
 from aotc.lowering.analysis.cost_work import work_of
-from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.index_maps import Index, inside
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.nests import (
     Emit,
@@ -184,4 +184,4 @@ def _window_axis(pos: Dim, dilation: int, extent: Dim, tests: list[Scalar]) -> D
         tests += test_index(pos % dilation, 0, "eq")
         pos = pos // dilation
     tests += test_index(pos, 0, "ge") + test_index(pos, extent, "lt")
-    return minimum(maximum(pos, 0), extent - 1)
+    return inside(pos, extent)

@@ -26,7 +26,7 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import Arena, ArenaPool
+from aotc.vmfb.arena import Arena, ArenaPool, GuardedPool
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import ConstantMemory, load_constants
@@ -36,14 +36,15 @@ from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import load_buffers, read_buffer
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.guard_pages import GUARDED
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.machine import cpu_features, thread_count
-from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
 
-ARENAS = ArenaPool()
+ARENAS = GuardedPool() if GUARDED else ArenaPool()
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -292,7 +293,7 @@ class CpuExecutable:
             if callbacks is not None:
                 callbacks.check()
 
-        return run
+        return _without_empty(run, plan) if plan.empty else run
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -320,6 +321,20 @@ class CpuExecutable:
         return ARENAS.trim()
 
 
+def _without_empty(
+    run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
+) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+    """Return ``run`` with :data:`EMPTY` in place of arrays that have no elements."""
+
+    def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        every = [*arrays, *results]
+        for n in plan.empty:
+            every[n] = EMPTY
+        run(every[: plan.arguments], every[plan.arguments :])
+
+    return call
+
+
 class CpuSession:
     """One call of a function whose course depends on its data."""
 
@@ -344,7 +359,7 @@ class CpuSession:
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Put an argument or a result in the pointer table."""
-        self._slots[slot] = address_of(array)
+        self._slots[slot] = address_of(array if array.size else EMPTY)
 
     def tracer(self, folder: str, where: str) -> Tracer:
         """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""

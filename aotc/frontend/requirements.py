@@ -1,0 +1,127 @@
+"""What must hold of sizes at every call: found by the op table's demands, told in the words of the arguments.
+
+The host program checks it before anything runs that depends on these sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.mlir_types import DYNAMIC
+from aotc.ir.dims import Dim, sym
+from aotc.ir.dims_symbols import symbols
+from aotc.ir.opset import OPS, RuleError
+from aotc.ir.opset.spec import SIZES_DIFFER, Constraint
+from aotc.ir.tensor_ir import Requirement, TensorType, Value
+
+
+class Scope(Protocol):
+    """The function that is imported."""
+
+    loc: Loc
+
+    def require(self, relation: str, left: Dim, right: Dim, message: str, values: Sequence[Dim] = ()) -> None: ...
+    def append(
+        self, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
+    ) -> tuple[Value, ...]: ...
+
+
+def fitted(
+    state: Scope, name: str, operands: Sequence[Value], attrs: Mapping[str, Any], given: Sequence[TensorType]
+) -> Sequence[Value]:
+    """Require what op ``name`` demands of sizes; return its operands with equal sizes written alike."""
+    types = before = tuple(v.type for v in operands)
+    for _ in range(1 + len(types)):  # a form that one demand chooses, another may have to follow
+        forms = {c.place: c.form for c in _demanded(state, name, types, attrs, tuple(given)) if c.place}
+        after = tuple(
+            replace(t, shape=tuple(forms.get((k, d), n) for d, n in enumerate(t.shape))) for k, t in enumerate(types)
+        )
+        if after == types:
+            break
+        types = after
+    return operands if types == before else [_in_form(state, v, t.shape) for v, t in zip(operands, types)]
+
+
+def _demanded(
+    state: Scope, name: str, types: tuple[TensorType, ...], attrs: Mapping[str, Any], given: tuple[TensorType, ...]
+) -> list[Constraint]:
+    try:
+        found = list(OPS[name].constraints(types, attrs, given))
+    except (IndexError, KeyError, ValueError):
+        try:  # operands of another number or rank than the op takes: its type rule says so
+            OPS[name].infer(types, attrs, (), given)
+        except RuleError as error:
+            raise CompileError.at(state.loc, str(error)) from None
+        raise
+    for c in found:
+        state.require(c.relation, c.left, c.right, c.message)
+    return found
+
+
+def with_shape(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
+    """Return ``v`` as a tensor of dims ``shape``; equalities that are not proven are required."""
+    for own, size in zip(v.type.shape, shape):
+        if own != size:
+            state.require("eq", own, size, SIZES_DIFFER)
+    return _in_form(state, v, shape)
+
+
+def _in_form(state: Scope, v: Value, shape: Sequence[Dim]) -> Value:
+    """Return ``v`` with its sizes written as in ``shape``, to which they are equal."""
+    if v.type.shape == tuple(shape):
+        return v
+    (same,) = state.append("reshape", [v], {}, [TensorType(v.type.dtype, tuple(shape))])
+    return same
+
+
+def of_types(state: Scope, values: Sequence[Value], given: Sequence[TensorType]) -> Sequence[Value]:
+    """Return ``values`` with the shapes of ``given`` types, where their ranks agree; all if nothing is given."""
+    if len(given) != len(values):
+        return values
+    return [with_shape(state, v, t.shape) if v.type.rank == t.rank else v for v, t in zip(values, given)]
+
+
+def as_stated(state: Scope, results: Sequence[Value], stated: Iterable[tuple[int, ...]]) -> None:
+    """Require that results have the sizes that the model states for them."""
+    for v, shape in zip(results, stated):
+        if len(shape) == v.type.rank:
+            for size, own in zip(shape, v.type.shape):
+                if size not in (DYNAMIC, own):
+                    state.require("eq", own, size, "a size of {0} in its result, which is stated as {1}")
+
+
+def spoken(
+    rows: Iterable[Requirement], params: Sequence[Value], sizes: Mapping[str, tuple[int, int]], names: Sequence[str]
+) -> list[Requirement]:
+    """Return requirements whose messages tell the sizes of arguments that they depend on.
+
+    Parameters
+    ----------
+    rows : iterable of Requirement
+    params : sequence of Value
+        The arguments, with ``names``.
+    sizes : mapping of str to (int, int)
+        The symbols that are values of arguments: argument and element.
+    """
+    places: dict[str, tuple[str, Dim]] = {}
+    for lone in (True, False):
+        for n, v in enumerate(params):
+            for k, d in enumerate(v.type.shape):
+                for s in sorted(symbols(d), key=str):
+                    if not lone or d == sym(s.name):
+                        places.setdefault(s.name, (f"dimension {k} of {names[n]}", d))
+    for name, (n, k) in sizes.items():
+        what = f"element {k} of {names[n]}" if params[n].type.rank else names[n]
+        places.setdefault(name, (what, sym(name)))
+    return [_told(row, places) for row in rows]
+
+
+def _told(row: Requirement, places: Mapping[str, tuple[str, Dim]]) -> Requirement:
+    relation, left, right, message, values = row
+    mentioned = dict.fromkeys(name for e in values for name in sorted(s.name for s in symbols(e)))
+    told = dict(places[name] for name in mentioned if name in places)
+    text = ", ".join(f"{what} is {{{len(values) + k}}}" for k, what in enumerate(told))
+    return relation, left, right, f"{message} ({text})" if told else message, (*values, *told.values())

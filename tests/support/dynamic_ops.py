@@ -1,0 +1,157 @@
+"""Every row of the checklist with `?` for sizes, called with sizes that fit and that do not.
+
+The judge of both is XLA, after jaxlib's own refinement of the program for these arguments: what it refuses must be
+our error, what it computes our result. Rows that XLA cannot run with their own sizes, and calls with empty arrays that
+it refuses, are judged by the reference interpreter. As a program it runs rows under ``AOTC_GUARD=1`` and writes a line
+for each call, so that whoever started it knows which one ended the process.
+"""
+
+import re
+import sys
+import zlib
+
+import numpy as np
+
+import aotc
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
+from aotc.frontend.mlir import fetch
+from aotc.frontend.xla import run_xla
+from aotc.ir.opset.control import AssertionFailed
+from aotc.ir.tensor_run import ArgumentError, interpret
+from aotc.vmfb.errors import VmError
+from support.checklist import MLIR
+from support.checklist_all import CASES
+
+NAMES = "abcdefg"
+NOT_RUN = ("stablehlo.custom_call",)  # the function is one of the test's own
+# XLA does not compare the sizes of these, or not with those that the model states
+NOT_XLAS = ("stablehlo.einsum", "stablehlo.unary_einsum", "stablehlo.torch_index_select", "stablehlo.reduce_scatter")
+
+
+def type_of(array, dynamic):
+    sizes = "".join("?x" if dynamic else f"{n}x" for n in array.shape)
+    return f"tensor<{sizes}{MLIR[array.dtype.name]}>"
+
+
+def text_of(row, dynamic, stated):
+    """Return a row's module with `?` for sizes of the arguments in ``dynamic``, and of results unless ``stated``."""
+    line, args, results = row
+    types = [type_of(a, n in dynamic) for n, a in enumerate(args)]
+    given = [f"tensor<{t if stated else re.sub(r'[0-9]+x', '?x', t)}>" for t in results]
+    for n, t in enumerate(types):
+        line = line.replace(f"@T{n}", t)
+    for n, t in enumerate(given):
+        line = line.replace(f"@R{n}", t)
+    head = ", ".join(f"%{n}: {t}" for n, t in zip(NAMES, types))
+    names = ", ".join(f"%y#{n}" for n in range(len(results))) if len(results) > 1 else "%y"
+    listed = ", ".join(given)
+    return f"func.func @main({head}) -> ({listed}) {{\n {line}\n return {names} : {listed}\n}}"
+
+
+def forms(row, every):
+    """Yield texts of a row: all sizes unknown, those of one argument; the sizes of results unknown, or stated."""
+    ranked = [n for n, a in enumerate(row[1]) if a.ndim]
+    choices = [ranked, *([n] for n in ranked)] if len(ranked) > 1 else [ranked]
+    for dynamic in choices if ranked else []:
+        for stated in (False, True):
+            text = text_of(row, dynamic, stated)
+            try:
+                yield text, dynamic, aotc.load(aotc.compile(text.encode()), threads=1)
+            except CompileError:
+                continue  # MLIR or aotc wants to know this size: there is nothing to call
+            if not every:
+                return
+
+
+def shapes_of(args, dynamic, rng, count):
+    """Yield shapes: the row's own; all dims of one size changed alike, which often fits; one dim changed."""
+    yield [a.shape for a in args]
+    for turn in range(count):
+        if turn % 2:
+            sizes = {n: int(rng.integers(0, 8)) for n in range(64)}
+            yield [tuple(sizes[n % 64] for n in a.shape) if k in dynamic else a.shape for k, a in enumerate(args)]
+            continue
+        k = int(rng.choice(dynamic))
+        shape = list(args[k].shape)
+        d = int(rng.integers(len(shape)))
+        shape[d] = int(rng.choice([max(shape[d] - 1, 0), shape[d] + 1, 0, shape[d] + 9]))
+        yield [tuple(shape) if n == k else a.shape for n, a in enumerate(args)]
+
+
+def resized(a, shape):
+    """Return an array of ``shape`` with the elements of ``a``, over and over."""
+    return np.resize(a, shape) if a.size else np.zeros(shape, a.dtype)
+
+
+def agree(found, wanted):
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape, f"{a.shape}, XLA {b.shape}"
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
+
+
+def by_xla(text, args):
+    """Return what XLA computes; None if it refuses these arguments."""
+    try:
+        return run_xla(fetch(text.encode()), args)
+    except CompileError:
+        return None
+
+
+def by_reference(text, args):
+    """Return what the reference interpreter computes; None if it refuses these arguments."""
+    try:
+        return interpret(import_model(text), *args)
+    except (ArgumentError, AssertionFailed):
+        return None
+
+
+def check_call(module, text, args, judged):
+    """Run one call; return ``fits`` or ``refused``, or what is wrong."""
+    wanted = by_xla(text, args) if judged else None
+    if wanted is None and (not judged or any(a.size == 0 for a in args)):
+        wanted = by_reference(text, args)
+    try:
+        found = module.invoke("main", *args)
+    except VmError as error:
+        return f"the judge computes it, but: {error}" if wanted is not None else "refused"
+    if wanted is None:
+        return f"the judge refuses it, but we give {[np.asarray(x).shape for x in found]}"
+    try:
+        agree(found, wanted)
+    except AssertionError as error:
+        return f"differs: {error}"
+    return "fits"
+
+
+def check_row(name, number, row, count, every):
+    """Yield what is wrong with a row, after a line for each call that is about to be made."""
+    rng = np.random.default_rng(zlib.crc32(f"{name} {number}".encode()))
+    args = [np.asarray(a) for a in row[1]]
+    for text, dynamic, module in forms(row, every):
+        seen = set()
+        judged = name not in NOT_XLAS and by_xla(text, args) is not None
+        for shapes in shapes_of(args, dynamic, rng, count):
+            if tuple(shapes) in seen:
+                continue
+            seen.add(tuple(shapes))
+            print("CALL", name, number, dynamic, shapes, flush=True)
+            outcome = check_call(module, text, [resized(a, s) for a, s in zip(args, shapes)], judged)
+            print("DONE", outcome.splitlines()[0], flush=True)
+            if outcome not in ("fits", "refused"):
+                yield f"{name} {number}, sizes {shapes}: {outcome}\n{text}"
+
+
+def main(count, every, names):
+    wrong = []
+    for name in names:
+        for number, row in enumerate(CASES[name]):
+            wrong += check_row(name, number, row, count, every)
+    print("WRONG", len(wrong), flush=True)
+    print("\n\n".join(wrong), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] == "every", sys.argv[3:])
