@@ -11,6 +11,8 @@ pytest.importorskip("numba")
 
 import llvmlite.binding as llvm
 from llvmlite import ir
+from support import emulated
+from support.panels import pack_panels
 from support.scalar_kernels import every_op, loaded, one_kernel, run
 
 from aotc.ir.dims import sym
@@ -85,6 +87,22 @@ def test_kernels_need_nothing_that_a_bundle_does_not_have(target, dtypes):
     table = link.function_table([*(k.name for k in kernels), "calls"], target, ["dgetrf"])
     for data in (link.link([*objects, table], target), link.link([compile_executor(target)], target)):
         assert link.undefined_symbols(data) <= link.ALLOWED_SYMBOLS
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("form", "a_dtype"), TILES)
+@pytest.mark.parametrize("target", emulated.MACHINES)
+def test_tiles_under_qemu(form, a_dtype, target):
+    if emulated.missing(target):
+        pytest.skip(f"needs qemu: {emulated.missing(target)}")
+    kernel = tile(form, a_dtype, TARGETS[target])
+    cols = kernel.outputs[0].shape[1]
+    r = np.random.default_rng(0)
+    a, b = ((r.standard_normal(shape) * 20).astype("int8" if form == "i8" else "f4") for shape in ((4, 64), (64, cols)))
+    a, b = abs(a) if a_dtype == "u8" else a, b.astype(to_numpy(form))
+    a, out = a.astype(to_numpy(a_dtype)), np.zeros((4, cols), to_numpy(FORMS[form].out))
+    emulated.run_kernel(kernel, [a, pack_panels(b, cols, form), out], 1, TARGETS[target])
+    np.testing.assert_allclose(out, a.astype("f8") @ b.astype("f8"), rtol=1e-4, atol=1e-2)
 
 
 # --- the product and sum with one rounding, in software ---

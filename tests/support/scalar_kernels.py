@@ -7,7 +7,7 @@ import numpy as np
 
 from aotc.ir.dims import sym
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store
-from aotc.ir.opset.elementwise import SCALARS, result_dtype
+from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.link import link
 from aotc.kernels.emit.scratch import scratch_bytes
@@ -105,3 +105,19 @@ def agree(name, dtype, got, want):
         return
     slack = max(MAX_ULP.get(name, (0, 0))) + 2 if name in MAX_ULP or kind_of(dtype) == "c" else 0
     assert ulps(got, want).max() <= slack + 1, name
+
+
+def check_every_op(dtype, run_kernel):
+    """Compare each scalar op on ``dtype`` with NumPy; ``run_kernel(kernel, arrays, grid)`` runs them all at once."""
+    rows = list(every_op(dtype))
+    a, b = operands(dtype, 2)
+    outs = [np.zeros(len(a), to_numpy(result)) for _, result in rows]
+    run_kernel(one_kernel(f"ops_{dtype}", dtype, rows, len(a)), [a, b, *outs], len(a))
+    problems = []
+    for (scalar, result), got in zip(rows, outs, strict=True):
+        want = apply(scalar, [a, b][: scalar.arity], result)
+        try:
+            agree(scalar.name, dtype, got, want)
+        except AssertionError as error:
+            problems.append(f"{scalar.name}: {error}")
+    assert not problems, "\n".join(problems)
