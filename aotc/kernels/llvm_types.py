@@ -35,12 +35,12 @@ class KernelModule(ir.Module):
     def __init__(self, name: str, target: Target) -> None:
         super().__init__(name=name)
         self.triple = target.triple
-        self.target = target
+        self.lacks = target.lacks
 
 
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
     """Has the machine of ``builder``'s module no such instruction (see :attr:`aotc.targets.Target.lacks`)?"""
-    return instruction in builder.module.target.lacks
+    return instruction in builder.module.lacks
 
 
 def part_dtype(name: str) -> str:

@@ -17,8 +17,7 @@ def sine_and_cosine(m: Any, r: Any) -> tuple[Any, Any]:
     """Return ``(sin r, cos r)`` for ``|r| <= pi / 4``."""
     z = r * r
     sine = m.multiply_add(r * z, polynomial(m, z, _SIN), r)
-    cosine = m.multiply_add(z, m.const(-0.5), m.const(1.0))
-    return sine, m.multiply_add(z * z, polynomial(m, z, _COS), cosine)
+    return sine, m.multiply_add(z * z, polynomial(m, z, _COS), m.multiply_add(z, m.const(-0.5), m.const(1.0)))
 
 
 def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
