@@ -1,5 +1,6 @@
 # make test: a fresh environment, linters and the tests; make demo: a model from Keras to a bundle.
-# make test-all: the slow tests too; make test-cuda: those that need an NVIDIA GPU; make check: seconds, no Numba.
+# make test-all: the slow tests too; make test-cuda: those that need an NVIDIA GPU; make check: seconds, no Numba;
+# make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross).
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -9,18 +10,21 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-cuda demo check clean
+.PHONY: test test-all test-cuda test-aarch64 demo check clean
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -m "not slow and not cuda and not peer"
+	.venv-test/bin/python -m pytest -m "not slow and not cuda and not peer and not emulated"
 
 test-all: .venv-test/ready
 	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer"
 
 test-cuda: .venv-test/ready
 	.venv-test/bin/python -m pytest -m cuda
+
+test-aarch64: .venv-test/ready
+	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

@@ -50,8 +50,19 @@ class Target:
     l2: int = 1 << 20
     shared_memory: int = 0
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The instructions that kernels must do without, of :data:`_NEEDS`: for them LLVM would call a C library."""
+        if not self.triple.startswith("x86_64") or self.kind != "cpu":
+            return frozenset()
+        return frozenset(name for name, feature in _NEEDS.items() if feature not in self.features)
 
-_V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+
+# Instructions that x86 processors have by a feature, and all other machines have: the product and the sum with one
+# rounding, and conversions of f16.
+_NEEDS = {"fma": "fma", "f16": "f16c"}
+
+_V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors take for bsr
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 # LLVM schedules register tiles without spills only by the model of this processor;

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
+from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -26,6 +27,20 @@ Scalar: TypeAlias = ir.Value
 Pair: TypeAlias = tuple[ir.Value, ir.Value]
 Register: TypeAlias = Scalar | Pair
 Emit: TypeAlias = Callable[..., ir.Value]  # of a builder and the operands
+
+
+class KernelModule(ir.Module):
+    """A module that knows the machine it is for: emission asks :func:`lacks`."""
+
+    def __init__(self, name: str, target: Target) -> None:
+        super().__init__(name=name)
+        self.triple = target.triple
+        self.lacks = target.lacks
+
+
+def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
+    """Has the machine of ``builder``'s module no such instruction (see :attr:`aotc.targets.Target.lacks`)?"""
+    return instruction in builder.module.lacks
 
 
 def part_dtype(name: str) -> str:

@@ -16,7 +16,9 @@ from aotc.ir.opset import CALLS, CONTROL_FLOW, EFFECTS, FAMILIES, OPS, SCALARS
 from aotc.ir.opset.elementwise import result_dtype
 from aotc.ir.tensor_ir import walk
 from aotc.kernels.emit.scalar import apply, constant
+from aotc.kernels.llvm_types import KernelModule
 from aotc.pipeline import PASSES
+from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.ir
 
@@ -112,7 +114,7 @@ def emission(name, kind):
     dtypes = [DTYPE_OF_KIND[kind]] * row.arity
     if name == "select":
         dtypes[0] = "i1"
-    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), []), "f")
+    function = ir.Function(KernelModule("ops", TARGETS["cpu:x86-64-v2"]), ir.FunctionType(ir.VoidType(), []), "f")
     builder = ir.IRBuilder(function.append_basic_block())
     try:
         apply(builder, name, [constant(1, d) for d in dtypes], dtypes, result_dtype(row, tuple(dtypes), dtypes[0]))

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from aotc.ir.opset import OPS, SCALARS, RuleError
+from aotc.ir.opset.elementwise import apply
+from aotc.ir.opset.spec import cast
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 pytestmark = pytest.mark.ir
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tensor_ir.md"
@@ -89,3 +92,13 @@ def test_known_answers_of_threefry():
     ones = np.full(1, 0xFFFFFFFF, np.uint32)
     assert [int(x[0]) for x in threefry((0xFFFFFFFF, 0xFFFFFFFF), ones, ones)] == [0x1CB996FC, 0xBB002BE7]
     assert [int(x[0]) for x in philox((0, 0), [zero] * 4)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("dtype", SMALL_FLOATS)
+def test_small_floats_are_computed_in_f32(dtype):
+    """f8E5M2 too, which NumPy counts among its own floats: -1.75 and 0.5 more is no number of it."""
+    x = np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8).view(to_numpy(dtype))
+    wide = x.astype(np.float32)
+    for name in ("round_afz", "exp", "sqrt", "logistic"):
+        got, want = apply(SCALARS[name], [x], dtype), cast(apply(SCALARS[name], [wide], "f32"), dtype)
+        np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32), err_msg=name)

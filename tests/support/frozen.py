@@ -114,17 +114,15 @@ def code_is_ir() -> None:
 
 def unoptimised(text: str, target: Any) -> bytes:
     """Return the LLVM IR of a kernel's body as it is emitted."""
-    from llvmlite import ir
-
     from aotc.ir.loop_parser import parse_kernel
     from aotc.kernels.cpu.tile import emit_tile
     from aotc.kernels.cuda.emit import CudaEmitter
     from aotc.kernels.cuda.tile import emit_tile as emit_cuda_tile
     from aotc.kernels.emit.body import emit_body
     from aotc.kernels.emit.metadata import assembly_text
+    from aotc.kernels.llvm_types import KernelModule
 
-    module = ir.Module(name="kernel")
-    module.triple = target.triple
+    module = KernelModule("kernel", target)
     how = (emit_cuda_tile, CudaEmitter) if target.kind == "cuda" else (emit_tile,)
     emit_body(module, "body", parse_kernel(text), target, *how)
     return assembly_text(module).encode()

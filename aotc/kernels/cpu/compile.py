@@ -21,7 +21,7 @@ from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
-from aotc.kernels.llvm_types import I64, PTR, VOID
+from aotc.kernels.llvm_types import I64, PTR, VOID, KernelModule
 from aotc.targets import Target
 
 _SHELL, _BODY = "aotc_shell", "aotc_body"
@@ -56,8 +56,7 @@ def _shell_bitcode(target: Target) -> bytes:
 
 def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     """Return the unoptimised LLVM module that defines ``kernel.name`` with the ABI of ``vmfb.abi``."""
-    body = ir.Module(name=kernel.name)
-    body.triple = target.triple
+    body = KernelModule(kernel.name, target)
     body.data_layout = str(aot.target_machine(target).target_data)
     emit_body(body, _BODY, kernel, target, emit_tile)
     module = llvm.parse_assembly(assembly_text(body))

@@ -43,7 +43,8 @@ def linker(native: bool) -> tuple[str, ...]:
     compiler = shutil.which("cc") or shutil.which("gcc") if native else None
     if compiler:
         return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
-    raise CompileError.at(UNKNOWN, "no linker found: neither ld.lld, ld nor cc", hint="pip install 'aotc[compile]'")
+    tried = "neither ld.lld, ld nor cc" if native else "ld.lld, which links for every machine, is not there"
+    raise CompileError.at(UNKNOWN, f"no linker found: {tried}", hint="pip install 'aotc[compile]'")
 
 
 def function_table(

@@ -109,8 +109,8 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
 def _isa(target: Target) -> str:
     """Return which instructions may be named: ``x86``, with ``+fma`` and ``+vnni``, or ``fma`` alone."""
+    fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
-        return "+fma"
-    fma = "+fma" if "fma" in target.features else ""
+        return fma
     vnni = "+vnni" if "avx512_vnni" in target.features and target.vector_bytes == 64 else ""
     return f"x86{fma}{vnni}"

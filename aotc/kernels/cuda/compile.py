@@ -21,7 +21,7 @@ from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
-from aotc.kernels.llvm_types import I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import I32, I64, PTR, VOID, KernelModule
 from aotc.targets import Target
 
 TRIPLE = "nvptx64-nvidia-cuda"
@@ -116,7 +116,7 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
         If LLVM finds the IR invalid.
     """
     machine = target_machine(target)
-    source = ir.Module(name=kernel.name)
+    source = KernelModule(kernel.name, target)
     source.triple, source.data_layout = TRIPLE, str(machine.target_data)
     emit_body(source, _BODY, kernel, target, emit_tile, CudaEmitter)
     _add_entry(source, kernel)

@@ -7,7 +7,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.formulas.complex import COMPLEX
 from aotc.kernels.formulas.large_angles import AngleAlgebra
-from aotc.kernels.formulas.llvm_algebra import ScalarValue
+from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, Register
 
 

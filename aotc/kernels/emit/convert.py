@@ -9,9 +9,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.emit import small_float
-from aotc.kernels.formulas.llvm_algebra import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, HALF, I1, I8, I16, I32, Register, part_dtype, register_type
+from aotc.kernels.emit import half, small_float
+from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, part_dtype, register_type
 from aotc.vmfb.dtypes import DTYPES, DType
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -103,7 +103,7 @@ def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
             bits = bf16_bits(builder, value)
             return builder.bitcast(builder.shl(builder.zext(bits, I32), ir.Constant(I32, 16)), F32)
         case "f16":
-            return builder.fpext(builder.fptrunc(value, HALF), F32)
+            return half.to_f32(builder, half.from_f32(builder, value))
         case "f32" | "f64":
             return value
     raise InternalError(f"kernels: no conversion to {to}")

@@ -13,7 +13,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.formulas import math as formulas
 from aotc.kernels.formulas.large_angles import AngleAlgebra
-from aotc.kernels.formulas.llvm_algebra import ScalarValue, suffix
+from aotc.kernels.formulas.llvm_values import ScalarValue, suffix
 from aotc.kernels.llvm_types import F32, Register
 
 _NARROW = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}

@@ -13,7 +13,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.opset import SCALARS
 from aotc.kernels.emit.convert import narrow_int
-from aotc.kernels.formulas.llvm_algebra import call_intrinsic, intrinsic, suffix
+from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic, suffix
 from aotc.kernels.llvm_types import I1, Emit
 from aotc.vmfb.dtypes import DTYPES
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.kernels.emit import half
 from aotc.kernels.emit.convert import bf16_bits, narrow_int, to_bool_byte
-from aotc.kernels.llvm_types import F32, HALF, I1, I8, I16, I32, I64, Register, memory_type, register_type
+from aotc.kernels.llvm_types import F32, I1, I8, I32, I64, Register, memory_type, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -54,7 +55,7 @@ def decode(builder: ir.IRBuilder, raw: ir.Value, dtype: str) -> ir.Value:
         case "bf16":
             return builder.bitcast(builder.shl(builder.zext(raw, I32), ir.Constant(I32, 16)), F32)
         case "f16":
-            return builder.fpext(builder.bitcast(raw, HALF), F32)
+            return half.to_f32(builder, raw)
         case "f32" | "f64":
             return raw
     raise InternalError(f"kernels: no load of {dtype}")
@@ -68,7 +69,7 @@ def encode(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
         case "bf16":
             return bf16_bits(builder, value)
         case "f16":
-            return builder.bitcast(builder.fptrunc(value, HALF), I16)
+            return half.from_f32(builder, value)
     if value.type != register_type(dtype):
         raise InternalError(f"kernels: a value of type {value.type} is stored as {dtype}")
     return value

@@ -11,7 +11,7 @@ from llvmlite import ir
 from aotc.kernels.emit import functions
 from aotc.kernels.emit.convert import round_to
 from aotc.kernels.emit.memory import decode, encode
-from aotc.kernels.formulas.llvm_algebra import call_intrinsic, intrinsic, suffix
+from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic, suffix
 from aotc.kernels.llvm_types import I1, Emit
 from aotc.vmfb.dtypes import DTYPES
 

@@ -9,7 +9,7 @@ from aotc.ir.opset import COMPARISONS, SCALARS, TOTAL
 from aotc.kernels.emit import complex_number, functions, integer, real, small_float
 from aotc.kernels.emit.convert import convert, round_to
 from aotc.kernels.emit.memory import decode, encode
-from aotc.kernels.formulas.llvm_algebra import call_intrinsic, suffix
+from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
 from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, part_dtype, register_type
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.float_formats import SMALL_FLOATS

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 from llvmlite import ir
 
-from aotc.kernels.formulas.llvm_algebra import call_intrinsic
+from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import F32, I8, I32
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
@@ -73,7 +73,7 @@ def from_f32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
     magnitude = builder.and_(bits, _i32(_MAGNITUDE))
     if row.special == "power":
         return _power_from_f32(builder, bits, magnitude)
-    code = _rounded_magnitude(builder, value, magnitude, row)
+    code = rounded_magnitude(builder, value, magnitude, row)
     sign = builder.shl(builder.lshr(bits, _i32(31)), _i32(row.exponent_bits + row.mantissa_bits))
     is_nan = builder.icmp_unsigned(">", magnitude, _i32(_INFINITY))
     too_large = builder.icmp_unsigned(">", code, _i32(row.largest))
@@ -93,7 +93,7 @@ def from_f32(builder: ir.IRBuilder, value: ir.Value, dtype: str) -> ir.Value:
     return builder.trunc(code, I8)
 
 
-def _rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Value, row: FloatFormat) -> ir.Value:
+def rounded_magnitude(builder: ir.IRBuilder, value: ir.Value, magnitude: ir.Value, row: FloatFormat) -> ir.Value:
     """Return the code of ``|value|``, as if the format had no largest exponent.
 
     A normal number is rounded by adding half of its last place, less one if that place is even. A subnormal

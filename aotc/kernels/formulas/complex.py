@@ -51,7 +51,7 @@ def absolute(m: Any, a: Pair) -> Any:
     x, y = m.abs(a[0]), m.abs(a[1])
     large, small = m.select(x < y, y, x), m.select(x < y, x, y)
     t = small / large
-    h = large * m.sqrt(m.fma(t, t, m.const(1.0)))
+    h = large * m.sqrt(m.multiply_add(t, t, m.const(1.0)))
     h = m.select(large == 0.0, large, h)
     h = m.select((x != x) | (y != y), x + y, h)
     return m.select((x == real.INF) | (y == real.INF), m.const(real.INF), h)
@@ -203,7 +203,7 @@ def power(m: Any, a: Pair, b: Pair) -> Pair:
     lost = m.fma(b[1], turn, -drop)
     lost = m.select(lost == lost, lost, m.const(0.0))
     shrink = real.exp(m, -drop)
-    scale = real.pow(m, size, b[0]) * m.fma(shrink, -lost, shrink)
+    scale = real.pow(m, size, b[0]) * m.multiply_add(shrink, -lost, shrink)
     phase = m.fma(b[0], turn, b[1] * real.log(m, size))
     x, y = scale * real.cos(m, phase), scale * real.sin(m, phase)
     zero = (a[0] == 0.0) & (a[1] == 0.0)

@@ -56,5 +56,5 @@ def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
     """Return the polynomial with ``coefficients``, highest power first, by Horner's rule."""
     total = m.const(coefficients[0])
     for c in coefficients[1:]:
-        total = m.fma(total, x, m.const(c))
+        total = m.multiply_add(total, x, m.const(c))
     return total

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from aotc.kernels.formulas.llvm_algebra import Algebra, ScalarValue
+from aotc.kernels.formulas.llvm_algebra import Algebra
+from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.formulas.trig import sine_and_cosine
 from aotc.kernels.llvm_types import F64, I64
 
@@ -102,7 +103,7 @@ class _Body:
         second = (p1 << 2) | m.shift_right_logical(low_low, 62)
         rounded_up = m.shift_right_logical(first, 63)
         rest = ScalarValue(self.builder, self.builder.uitofp(second.raw, F64))
-        fraction = m.fma(m.to_float(first), m.const(2.0**-64), rest * 2.0**-128)
+        fraction = m.multiply_add(m.to_float(first), m.const(2.0**-64), rest * 2.0**-128)
         return m.shift_right_logical(p2, 62) + rounded_up, fraction
 
     def _window(self, skipped: ScalarValue) -> list[ScalarValue]:

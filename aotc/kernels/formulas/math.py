@@ -53,18 +53,18 @@ def exp(m: Any, x: Any) -> Any:
     magic, magic_bits = (12582912.0, 0x4B400000) if m.bits == 32 else (6755399441055744.0, 0x4338000000000000)
     c = m.select(x > high, m.const(high), x)
     c = m.select(c < low, m.const(low), c)
-    t = m.fma(c, m.const(1.4426950408889634), m.const(magic))
+    t = m.multiply_add(c, m.const(1.4426950408889634), m.const(magic))
     n = t - magic
     k = m.to_bits(t) - magic_bits
     if m.bits == 32:
-        r = m.fma(n, m.const(-0.693359375), c)
-        r = m.fma(n, m.const(2.12194440e-4), r)
+        r = m.multiply_add(n, m.const(-0.693359375), c)
+        r = m.multiply_add(n, m.const(2.12194440e-4), r)
         p = polynomial(m, r, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5))
     else:
-        r = m.fma(n, m.const(-LN2_HIGH), c)
-        r = m.fma(n, m.const(-LN2_LOW), r)
+        r = m.multiply_add(n, m.const(-LN2_HIGH), c)
+        r = m.multiply_add(n, m.const(-LN2_LOW), r)
         p = polynomial(m, r, tuple(1.0 / math.factorial(k) for k in range(13, 1, -1)))
-    p = m.fma(p, r * r, r) + 1.0
+    p = m.multiply_add(p, r * r, r) + 1.0
     half = k >> 1
     return p * power_of_two(m, half) * power_of_two(m, k - half)
 
@@ -112,11 +112,11 @@ def log(m: Any, x: Any) -> Any:
     if m.bits == 32:
         z = f * f
         y = f * z * polynomial(m, f, _LOG32)
-        y = m.fma(e, m.const(-2.12194440e-4), y)
-        y = m.fma(m.const(-0.5), z, y)
-        return _log_special(m, x, m.fma(e, m.const(0.693359375), f + y))
-    low = m.fma(e, m.const(LN2_LOW), _log64_correction(m, f))
-    return _log_special(m, x, m.fma(e, m.const(LN2_HIGH), f + low))
+        y = m.multiply_add(e, m.const(-2.12194440e-4), y)
+        y = m.multiply_add(m.const(-0.5), z, y)
+        return _log_special(m, x, m.multiply_add(e, m.const(0.693359375), f + y))
+    low = m.multiply_add(e, m.const(LN2_LOW), _log64_correction(m, f))
+    return _log_special(m, x, m.multiply_add(e, m.const(LN2_HIGH), f + low))
 
 
 @function(f32=1, f64=4)
@@ -245,9 +245,9 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     """``exp(y * log|x|)`` with the logarithm in two words; C's special cases."""
     a = m.abs(x)
     e, f = _log_parts(m, a)
-    high = m.fma(e, m.const(LN2_HIGH), f)
+    high = m.multiply_add(e, m.const(LN2_HIGH), f)
     lost = f - (high - e * LN2_HIGH)
-    low = m.fma(e, m.const(LN2_LOW), _log64_correction(m, f)) + lost
+    low = m.multiply_add(e, m.const(LN2_LOW), _log64_correction(m, f)) + lost
     total = high + low
     low = low - (total - high)
     p = y * total
@@ -255,7 +255,7 @@ def pow(m: Any, x: Any, y: Any) -> Any:
     plain = exp(m, y * _log_special(m, a, total))
     usual = (m.abs(p) < limits.POW_USUAL) & (a > 0.0) & (a < INF)
     rough = exp(m, m.select(usual, p, m.const(0.0)))
-    r = m.select(usual & (rough < INF), m.fma(rough, rest, rough), plain)
+    r = m.select(usual & (rough < INF), m.multiply_add(rough, rest, rough), plain)
     whole = m.trunc(y) == y
     half = m.trunc(y * 0.5) * 2.0 != y
     odd = whole & half & (m.abs(y) < limits.POW_ODD)

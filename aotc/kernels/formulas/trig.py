@@ -16,8 +16,8 @@ _COS = (-1.13596475577881948265e-11, 2.08757232129817482790e-09, -2.755731435139
 def sine_and_cosine(m: Any, r: Any) -> tuple[Any, Any]:
     """Return ``(sin r, cos r)`` for ``|r| <= pi / 4``."""
     z = r * r
-    sine = m.fma(r * z, polynomial(m, z, _SIN), r)
-    return sine, m.fma(z * z, polynomial(m, z, _COS), m.fma(z, m.const(-0.5), m.const(1.0)))
+    sine = m.multiply_add(r * z, polynomial(m, z, _SIN), r)
+    return sine, m.multiply_add(z * z, polynomial(m, z, _COS), m.multiply_add(z, m.const(-0.5), m.const(1.0)))
 
 
 def _quadrant(m: Any, x: Any) -> tuple[Any, Any, Any]:
@@ -85,7 +85,7 @@ def atan2(m: Any, y: Any, x: Any) -> Any:
     upper = t > ATAN_UPPER
     u = m.select(upper, (t - 1.0) / (t + 1.0), t)
     z = u * u
-    angle = m.fma(u * z, polynomial(m, z, _ATAN_P) / polynomial(m, z, _ATAN_Q), u)
+    angle = m.multiply_add(u * z, polynomial(m, z, _ATAN_P) / polynomial(m, z, _ATAN_Q), u)
     angle = m.select(upper, angle + 3.061616997868382943065e-17 + 0.78539816339744830962, angle)
     angle = m.select(swap, 6.123233995736765886130e-17 - angle + 1.57079632679489661923, angle)
     left = m.copysign(m.const(1.0), x) < 0.0

@@ -1,0 +1,126 @@
+"""LLVM registers with Python's operators, and calls of LLVM's own target-independent intrinsics."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from aotc.kernels.llvm_types import F32, F64, Emit
+
+Number = bool | int | float
+
+
+def call_intrinsic(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value], flags=()) -> ir.Value:
+    """Call the LLVM intrinsic ``name`` (with its type suffix), declaring it if new."""
+    module = builder.module
+    function = module.globals.get(name)
+    if function is None:
+        function = ir.Function(module, ir.FunctionType(result, [a.type for a in args]), name)
+    return builder.call(function, args, fastmath=flags)
+
+
+def suffix(kind: ir.Type) -> str:
+    """Return how intrinsic names spell a scalar type: ``f32``, ``f64``, ``i32``..."""
+    if isinstance(kind, ir.IntType):
+        return f"i{kind.width}"
+    return "f32" if kind == F32 else "f64"
+
+
+def intrinsic(name: str) -> Emit:
+    """Return what calls the LLVM intrinsic ``name`` whose operands and result are of one type."""
+    return lambda b, *args: call_intrinsic(b, f"llvm.{name}.{suffix(args[0].type)}", args[0].type, list(args))
+
+
+class ScalarValue:
+    """A register of type float, double, i1, i32 or i64, with operators.
+
+    Integers are signed; ``>>`` is arithmetic. Python numbers become constants of
+    the type of the other operand.
+    """
+
+    __slots__ = ("builder", "raw")
+
+    def __init__(self, builder: ir.IRBuilder, raw: ir.Value) -> None:
+        self.builder, self.raw = builder, raw
+
+    @property
+    def is_float(self) -> bool:
+        """Is the register a float (else an integer)?"""
+        return self.raw.type in (F32, F64)
+
+    def _other(self, other: ScalarValue | Number) -> ir.Value:
+        return other.raw if isinstance(other, ScalarValue) else ir.Constant(self.raw.type, other)
+
+    def _wrap(self, raw: ir.Value) -> ScalarValue:
+        return ScalarValue(self.builder, raw)
+
+    def _arithmetic(self, fn: str, a: ir.Value, b: ir.Value) -> ScalarValue:
+        return self._wrap(getattr(self.builder, ("f" if self.is_float else "") + fn)(a, b))
+
+    def __add__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._arithmetic("add", self.raw, self._other(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._arithmetic("sub", self.raw, self._other(other))
+
+    def __rsub__(self, other: Number) -> ScalarValue:
+        return self._arithmetic("sub", self._other(other), self.raw)
+
+    def __mul__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._arithmetic("mul", self.raw, self._other(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._wrap(self.builder.fdiv(self.raw, self._other(other)))
+
+    def __rtruediv__(self, other: Number) -> ScalarValue:
+        return self._wrap(self.builder.fdiv(self._other(other), self.raw))
+
+    def __neg__(self) -> ScalarValue:
+        return self._wrap(self.builder.fneg(self.raw) if self.is_float else self.builder.neg(self.raw))
+
+    def __and__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._wrap(self.builder.and_(self.raw, self._other(other)))
+
+    def __or__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._wrap(self.builder.or_(self.raw, self._other(other)))
+
+    def __xor__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._wrap(self.builder.xor(self.raw, self._other(other)))
+
+    def __invert__(self) -> ScalarValue:
+        return self._wrap(self.builder.not_(self.raw))
+
+    def __lshift__(self, other: ScalarValue | int) -> ScalarValue:
+        return self._wrap(self.builder.shl(self.raw, self._other(other)))
+
+    def __rshift__(self, other: ScalarValue | int) -> ScalarValue:
+        return self._wrap(self.builder.ashr(self.raw, self._other(other)))
+
+    def _compare(self, fn: str, other: ScalarValue | Number) -> ScalarValue:
+        compare = self.builder.icmp_signed
+        if self.is_float:
+            compare = self.builder.fcmp_unordered if fn == "!=" else self.builder.fcmp_ordered
+        return self._wrap(compare(fn, self.raw, self._other(other)))
+
+    def __lt__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._compare("<", other)
+
+    def __le__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._compare(">", other)
+
+    def __ge__(self, other: ScalarValue | Number) -> ScalarValue:
+        return self._compare(">=", other)
+
+    def __eq__(self, other: ScalarValue | Number) -> ScalarValue:  # type: ignore[override]
+        return self._compare("==", other)
+
+    def __ne__(self, other: ScalarValue | Number) -> ScalarValue:  # type: ignore[override]
+        return self._compare("!=", other)
+
+    __hash__ = None  # type: ignore[assignment]

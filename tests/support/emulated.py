@@ -1,0 +1,231 @@
+"""A CPU that is not here as a device of the runtime: each submission is a run of ``runner.c`` under qemu.
+
+The host program runs here, in Python; what a submission reads and writes goes through a file. A wall of bytes stands
+around each array, and is looked at afterwards. The module has the functions of :class:`aotc.vmfb.device.Device`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.loop_ir import Kernel
+from aotc.kernels.cpu.compile import compile_kernel
+from aotc.kernels.cpu.compile_executor import compile_executor
+from aotc.kernels.cpu.link import function_table, link
+from aotc.kernels.emit.scratch import scratch_bytes
+from aotc.targets import Target
+from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Node, Slots, constant, encode
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.commands import kernel_words, read_commands
+from aotc.vmfb.constants import load_constants
+from aotc.vmfb.device import Plan
+from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import BundleError, VmError
+
+MACHINES = {
+    "cpu:aarch64": ("aarch64", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")),
+    "cpu:x86-64-v2": ("x86_64", ("qemu-x86_64", "-cpu", "Nehalem")),
+    "cpu:x86-64-v3": ("x86_64", ("qemu-x86_64", "-cpu", "Haswell")),
+}
+"""By target: zig's name of the architecture, and the command that runs a program for it."""
+INSTALL = "apt install qemu-user libc6-arm64-cross"
+ROOT = Path("/usr/aarch64-linux-gnu/lib")
+THREADS = 2
+WALL = np.full(ALIGNMENT, 0x5A, np.uint8)
+
+
+def missing(target: str) -> str:
+    """Return how to install what running for ``target`` needs and this machine lacks, or the empty string."""
+    architecture, (program, *_) = MACHINES[target]
+    native = architecture == platform.machine()
+    return "" if shutil.which(program) and (native or ROOT.is_dir()) else INSTALL
+
+
+@cache
+def workplace() -> TemporaryDirectory[str]:
+    """Return the folder of this process, which goes with it."""
+    return TemporaryDirectory(prefix="aotc-aarch64-")
+
+
+@cache
+def runner(architecture: str) -> str:
+    """Compile ``runner.c``, once in a process, and return where it is."""
+    path = Path(workplace().name, f"runner-{architecture}")
+    source = Path(__file__).with_name("runner.c")
+    kind = f"{architecture}-linux-gnu"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", kind, "-O1", "-o", path, source, "-ldl"]
+    subprocess.run(command, check=True, timeout=300)
+    return str(path)
+
+
+def obstacle(variant: dict[str, Any]) -> str:
+    """Only bundles for the machines of the table run."""
+    return "" if variant["target"] in MACHINES else f"it is for none of {', '.join(MACHINES)}"
+
+
+def rank(variant: dict[str, Any]) -> int:
+    """Tests compile for one target at a time."""
+    return 0
+
+
+def open_executable(
+    bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
+) -> EmulatedExecutable:
+    """Write the libraries where the runner finds them."""
+    functions = [*variant.get("imports", {}).get("lapack", []), *variant.get("custom_calls", [])]
+    if functions:
+        raise BundleError(bundle.where, "nobody fills in the functions of other libraries", functions)
+    held = load_constants(bundle, variant.get("constants"))
+    constants = np.frombuffer(ctypes.string_at(held.address, held.size), np.uint8)
+    segments = [variant[name] for name in ("executor", "library")]
+    libraries = _written([b"" if n is None else bytes(bundle.checked(n)) for n in segments])
+    states = [row["states"] for row in variant["command_buffers"]]
+    buffers = [(*pair, count) for pair, count in zip(load_buffers(bundle, variant), states, strict=True)]
+    scratch = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
+    return EmulatedExecutable(variant["target"], libraries, buffers, scratch, constants, threads or THREADS)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedExecutable:
+    """A variant: its libraries (executor, kernels) in files, its command buffers (words, nodes, how many states)."""
+
+    target: str
+    libraries: list[Path]
+    buffers: list[tuple[np.ndarray, list[Node], int]]
+    scratch: int
+    constants: np.ndarray
+    threads: int = THREADS
+
+    def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+        """Return the function that runs a plan: a session that begins anew."""
+
+        def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+            session = self.session(Slots(plan.arguments, len(plan.results)))
+            session.arena(plan.arena)
+            for slot, array in enumerate((*arrays, *results)):
+                session.bind(slot, array)
+            for number, parameters in plan.submissions:
+                session.submit(number, parameters)
+
+        return run
+
+    def session(self, layout: Slots) -> EmulatedSession:
+        """Begin a call."""
+        return EmulatedSession(self, layout)
+
+    def stats(self) -> dict[str, Any]:
+        """Say what this is."""
+        return {"target": self.target, "threads": self.threads}
+
+    def trim(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+
+class EmulatedSession:
+    """One call: the memory of its slots, and the runs that change it."""
+
+    def __init__(self, executable: EmulatedExecutable, layout: Slots) -> None:
+        self.executable, self.layout = executable, layout
+        self.slots: list[np.ndarray] = [np.zeros(0, np.uint8)] * layout.count
+        self.slots[layout.constants] = executable.constants
+
+    def arena(self, size: int) -> None:
+        """Take an arena; what an earlier one held is kept, the rest is no zero."""
+        found, old = np.full(size, 0xA5, np.uint8), self.slots[self.layout.arena]
+        found[: old.size] = old[:size]
+        self.slots[self.layout.arena] = found
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table, as the bytes that it is."""
+        memory = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+        self.slots[slot] = np.frombuffer(memory, np.uint8) if array.nbytes else np.zeros(0, np.uint8)
+
+    def submit(self, number: int, parameters: Sequence[int]) -> None:
+        """Run a command buffer under qemu; its walls must stand."""
+        words, nodes, states = self.executable.buffers[number]
+        patches = kernel_words(nodes)
+        scratch = -(-self.executable.scratch // ALIGNMENT) * ALIGNMENT
+        head = [len(words), len(patches), len(self.slots), len(parameters), states, scratch]
+        count = sum(head[:4]) + len(head)
+        places, size = _layout(self.slots, 8 * count)
+        job = np.zeros(size, np.uint8)
+        job[: 8 * count].view(np.int64)[:] = [*head, *words, *patches, *places, *parameters]
+        for place, content in zip(places, self.slots):
+            end = place + content.size
+            job[place:end] = content
+            job[place - WALL.size : place] = job[end : end + WALL.size] = WALL
+        path = self.executable.libraries[0].with_name("job")
+        path.write_bytes(job.tobytes())
+        self._run(path)
+        after = np.fromfile(path, np.uint8)
+        path.unlink()
+        for slot, (place, content) in enumerate(zip(places, self.slots)):
+            end = place + content.size
+            walls = (after[place - WALL.size : place], after[end : end + WALL.size])
+            if any((wall != WALL).any() for wall in walls):
+                raise VmError("", f"a kernel wrote beyond slot {slot}")
+            if content.flags.writeable:
+                content[:] = after[place:end]
+
+    def _run(self, job: Path) -> None:
+        architecture, emulator = MACHINES[self.executable.target]
+        command = [*emulator, runner(architecture), *self.executable.libraries, job, str(self.executable.threads)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            raise VmError("", f"the runner ended with {done.returncode}", done.stderr.strip())
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+        element = to_numpy(dtype)
+        return int(self.slots[slot][offset : offset + element.itemsize].view(element)[0])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _written(libraries: Sequence[bytes]) -> list[Path]:
+    """Write libraries to a folder of their own."""
+    folder = Path(mkdtemp(dir=workplace().name))
+    paths = [folder / f"{n}.so" for n in range(len(libraries))]
+    for path, data in zip(paths, libraries):
+        path.write_bytes(data)
+    return paths
+
+
+def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: Target) -> None:
+    """Run one kernel without dims on ``arrays``, outputs last, as a bundle that has nothing else."""
+    made = [compile_kernel(kernel, target), function_table([kernel.name], target)]
+    libraries = _written([link([compile_executor(target)], target), link(made, target)])
+    places = [(slot, constant(0)) for slot in range(len(arrays))]
+    command = Command(DISPATCH, 0, constant(grid), constant(1 + grid // 3), 0, (), places, ())
+    words = np.array(encode([Graph([command], state=0, serial=False)]), np.int64)
+    buffers = [(words, read_commands(words.tolist()), 1)]
+    alone = EmulatedExecutable(target.name, libraries, buffers, scratch_bytes(kernel), np.zeros(0, np.uint8))
+    session = alone.session(Slots(len(arrays), 0))
+    for slot, array in enumerate(arrays):
+        session.bind(slot, array)
+    session.submit(0, ())
+
+
+def _layout(slots: Sequence[np.ndarray], header: int) -> tuple[list[int], int]:
+    """Return where each slot's bytes lie in a job's file, with room for walls, and the size of the file."""
+    places, at = [], header
+    for content in slots:
+        at = -(-(at + WALL.size) // ALIGNMENT) * ALIGNMENT
+        places.append(at)
+        at += content.size + WALL.size
+    return places, at

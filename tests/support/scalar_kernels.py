@@ -1,0 +1,123 @@
+"""Kernels of scalar ops for tests: every op on a type, its operands, how it is run, and how exact it is to be."""
+
+import ctypes
+import os
+
+import numpy as np
+
+from aotc.ir.dims import sym
+from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store
+from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
+from aotc.kernels.cpu.compile import compile_kernel
+from aotc.kernels.cpu.link import link
+from aotc.kernels.emit.scratch import scratch_bytes
+from aotc.kernels.formulas.math import MAX_ULP
+from aotc.targets import host
+from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
+
+
+def run(kernel, arrays, grid, dims=(), begin=0, target=None):
+    """Compile ``kernel``, for this machine or ``target``, and call it on ``arrays``, outputs last."""
+    target = target or host()
+    library = loaded(link([compile_kernel(kernel, target)], target))
+    pointers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
+    numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
+    memory = np.zeros(scratch_bytes(kernel) + 64, np.uint8)
+    scratch = ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64)
+    getattr(library, kernel.name)(pointers, numbers, ctypes.c_int64(begin), ctypes.c_int64(grid), scratch)
+
+
+def loaded(data):
+    """Load a library of this machine's from memory."""
+    handle = os.memfd_create("kernel")
+    os.write(handle, data)
+    return ctypes.CDLL(f"/proc/self/fd/{handle}")
+
+
+def operands(dtype, count, seed=0):
+    """Return ``count`` arrays of equal length that hold all pairs of the edge cases, and random values."""
+    row, random = DTYPES[dtype], np.random.default_rng(seed)
+    match row.kind:
+        case "b":
+            edges = np.array([False, True])
+            extra = random.integers(0, 2, (count, 50)).astype(bool)
+        case "i" | "u":
+            low = -(1 << (row.bits - 1)) if row.kind == "i" else 0
+            high = (1 << (row.bits - (row.kind == "i"))) - 1
+            few = [low, low + 1, high - 1, high, 0, 1, 2, 3, min(row.bits, high), min(row.bits + 1, high)]
+            edges = np.array(few + ([-1, -2] if row.kind == "i" else []), object)
+            extra = random.integers(low, high, (count, 50), np.int64 if row.kind == "i" else np.uint64, endpoint=True)
+        case "f":
+            edges = np.array([0.0, -0.0, 1, -1, 0.5, 2, -3, 2.5, -2.5, 1e-3, 100, np.inf, -np.inf, np.nan])
+            extra = random.normal(size=(count, 50)) * 3
+        case _:
+            edges = np.array([1 + 1j, -1 + 2j, 2 + 3j, -0.5 - 2j, 0.25 - 1j])
+            extra = random.normal(size=(count, 50)) + 1j * random.normal(size=(count, 50))
+    pairs = np.meshgrid(*[edges] * min(count, 2), indexing="ij")
+    columns = [p.ravel() for p in pairs][:count]
+    return [np.concatenate([c, e]).astype(to_numpy(dtype)) for c, e in zip(columns, extra)]
+
+
+def every_op(dtype):
+    """Return the scalar ops on ``dtype`` with their result dtype."""
+    for scalar in SCALARS.values():
+        if kind_of(dtype) not in scalar.kinds or scalar.name in ("convert", "select"):
+            continue
+        if scalar.result == "complex" and dtype not in ("f32", "f64"):
+            continue
+        yield scalar, result_dtype(scalar, (dtype,) * scalar.arity, None)
+
+
+def one_kernel(name, dtype, rows, length):
+    """Return a kernel with an output for each ``(op, result dtype)`` of ``rows``."""
+    a, b = Buffer("a", dtype, (length,)), Buffer("b", dtype, (length,))
+    i = (sym("i", 0, length),)
+    outs = tuple(Buffer(f"o{n}", result, (length,)) for n, (_, result) in enumerate(rows))
+    body = [
+        Store(out, i, Apply(scalar.name, (Load(a, i), Load(b, i))[: scalar.arity], result))
+        for out, (scalar, result) in zip(outs, rows, strict=True)
+    ]
+    return Kernel(name, (a, b), outs, (), length, (For("i", 0, length, tuple(body), "parallel"),))
+
+
+def ulps(got, want):
+    """Return the distance in units of the last place of ``want``; equal specials are at 0."""
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    with np.errstate(all="ignore"):
+        gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
+        unit = np.abs(np.spacing(want)).astype(np.float64)
+        return np.where(same, 0, np.where(np.isfinite(got) & np.isfinite(want), gap / unit, np.inf))
+
+
+def agree(name, dtype, got, want):
+    """Compare one op's results to the reference, as exactly as the op promises."""
+    if got.dtype.kind == "c":
+        tolerance = 1e-5 if got.dtype == np.complex64 else 1e-12
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=name)
+        return
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    if dtype in ("f16", "bf16"):
+        got, want = got.astype(np.float32), want.astype(np.float32)
+        unit = {"f16": 2.0**13, "bf16": 2.0**16}[dtype]
+        assert np.nanmax(ulps(got, want)) <= unit, name
+        return
+    slack = max(MAX_ULP.get(name, (0, 0))) + 2 if name in MAX_ULP or kind_of(dtype) == "c" else 0
+    assert ulps(got, want).max() <= slack + 1, name
+
+
+def check_every_op(dtype, run_kernel):
+    """Compare each scalar op on ``dtype`` with NumPy; ``run_kernel(kernel, arrays, grid)`` runs them all at once."""
+    rows = list(every_op(dtype))
+    a, b = operands(dtype, 2)
+    outs = [np.zeros(len(a), to_numpy(result)) for _, result in rows]
+    run_kernel(one_kernel(f"ops_{dtype}", dtype, rows, len(a)), [a, b, *outs], len(a))
+    problems = []
+    for (scalar, result), got in zip(rows, outs, strict=True):
+        want = apply(scalar, [a, b][: scalar.arity], result)
+        try:
+            agree(scalar.name, dtype, got, want)
+        except AssertionError as error:
+            problems.append(f"{scalar.name}: {error}")
+    assert not problems, "\n".join(problems)
