@@ -251,14 +251,18 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     """
     from aotc.frontend.importer import import_raw
 
-    modules = [import_raw(models.pop(), options=options)]
-    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[0].functions.items() if f.public}
-    signatures = replace(modules[0], functions=functions)
+    raw = models.pop()
+    several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
+    kinds = [target.kind if several else "cpu" for target in targets]
+    modules = {kind: import_raw(raw, options=options, platform=kind) for kind in dict.fromkeys(kinds)}
+    del raw
+    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
+    signatures = replace(modules[kinds[0]], functions=functions)
     variants = []
-    for target in targets:
+    for n, (target, kind) in enumerate(zip(targets, kinds)):
         one = replace(options, target=target.name)
-        last = target is targets[-1]
-        variants.append(lower(run_passes(modules.pop() if last else modules[0], one), target, one))
+        last = kind not in kinds[n + 1 :]
+        variants.append(lower(run_passes(modules.pop(kind) if last else modules[kind], one), target, one))
         if one.dump_ir:
             _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
     return assemble(signatures, variants, options)

@@ -100,7 +100,7 @@ def deserialize(data: bytes) -> jax.export.Exported | None:
 
 
 def metadata(exported: jax.export.Exported) -> dict[str, Any]:
-    """Return pytrees, flat argument names and the kept argument numbers of ``exported``."""
+    """Return pytrees, flat argument names, the kept argument numbers and the platforms of ``exported``."""
     leaves, tree = jax.tree.flatten(jax.tree.unflatten(exported.in_tree, list(range(len(exported.in_avals)))))
     paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))[0]
     return {
@@ -108,6 +108,7 @@ def metadata(exported: jax.export.Exported) -> dict[str, Any]:
         "out_tree": tree_data(exported.out_tree),
         "arg_names": [_path_name(path) for path, _ in paths],
         "kept": list(exported.module_kept_var_idx),
+        "platforms": list(exported.platforms),
     }
 
 

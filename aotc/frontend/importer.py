@@ -57,10 +57,16 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     return import_raw(fetch(source, *example_args, **example_kwargs))
 
 
-def import_raw(raw: Raw, journal: Journal | None = None, options: Options | None = None) -> Module:
-    """Return a fetched model as a tensor IR module; see :func:`import_module`. ``options`` are for errors only."""
+def import_raw(
+    raw: Raw, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu"
+) -> Module:
+    """Return a fetched model as a tensor IR module; see :func:`import_module`.
+
+    ``options`` are for errors only; of a model that was exported for several platforms this is the program of
+    ``platform``.
+    """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
-        read = read_source(raw)
+        read = read_source(raw, platform)
         with read.context:
             return import_module(read.module, read.path, read.metadata, journal)
 

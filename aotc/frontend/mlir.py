@@ -22,6 +22,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.platforms import fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 
@@ -43,7 +44,7 @@ class Source:
     """A parsed model: the MLIR module, its context, and what came with it.
 
     ``metadata`` holds what jax.export knows: ``in_tree``, ``out_tree``,
-    ``arg_names``, ``kept``. ``path`` is the file, for messages.
+    ``arg_names``, ``kept``, ``platforms``. ``path`` is the file, for messages.
     """
 
     context: ir.Context
@@ -98,21 +99,32 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         return Raw(source, path)
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
-    return Raw(bytes(source), path)
+    data = bytes(source)
+    return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 
-def read_source(raw: Raw) -> Source:
-    """Return a model parsed and verified.
+def read_source(raw: Raw, platform: str = "cpu") -> Source:
+    """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
 
     Raises
     ------
     CompileError
         If the model cannot be read, with the place that MLIR names.
     """
-    data = raw.data
-    if isinstance(data, str) or raw.metadata or data.startswith(_BYTECODE_MAGIC):
-        return _parse(data, raw.path, raw.metadata)
-    return _parse(data, raw.path, {}) if _is_text(data) else _parse_blob(data, raw.path)
+    context = make_context()
+    with context:
+        try:
+            module = ir.Module.parse(raw.data)
+            _upgrade(module)
+            if not module.operation.verify():
+                raise CompileError.at(Loc(raw.path), "the module does not verify")
+        except ir.MLIRError as error:
+            raise CompileError(_findings(error, raw.data, raw.path)) from None
+        except ValueError as error:
+            raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
+        fold_platform(module, raw.metadata.get("platforms", ()), platform)
+        _legalize(module, raw.path)
+    return Source(context, module, raw.path, raw.metadata)
 
 
 def _is_path(text: str) -> bool:
@@ -133,7 +145,8 @@ def _is_text(data: bytes) -> bool:
     return head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func'))
 
 
-def _parse_blob(data: bytes, path: str) -> Source:
+def _from_blob(data: bytes, path: str) -> Raw:
+    """Return the program of a ``jax.export`` blob with what jax.export knows of it."""
     if not data:
         raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
     for head, (what, hint) in _OTHER_FILES.items():
@@ -143,23 +156,7 @@ def _parse_blob(data: bytes, path: str) -> Source:
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
-    return _parse(exported.mlir_module_serialized, path, from_jax.metadata(exported))
-
-
-def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
-    context = make_context()
-    with context:
-        try:
-            module = ir.Module.parse(data)
-            _upgrade(module)
-            if not module.operation.verify():
-                raise CompileError.at(Loc(path), "the module does not verify")
-        except ir.MLIRError as error:
-            raise CompileError(_findings(error, data, path)) from None
-        except ValueError as error:
-            raise CompileError.at(Loc(path), f"the model cannot be read: {error}") from None
-        _legalize(module, path)
-    return Source(context, module, path, metadata)
+    return Raw(exported.mlir_module_serialized, path, from_jax.metadata(exported))
 
 
 def _upgrade(module: ir.Module) -> None:
