@@ -52,6 +52,7 @@ from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.options import Options, check_options
 from aotc.targets import Target, resolve
+from aotc.vmfb.module import check_bundle
 
 Run = Callable[[Module, Options], Module]
 
@@ -216,10 +217,12 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
         return known
     begin = time.perf_counter()
     _start_compilers(chosen)
-    models = [raw]
+    models, path = [raw], raw.path
     del raw
     with _without_collection():
         data = _compile(models, targets, chosen)
+    with guard("while checking the bundle that was written", chosen, path=path, passing=()):
+        check_bundle(data)
     if key and time.perf_counter() - begin > WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
@@ -256,8 +259,10 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     kinds = [target.kind if several else "cpu" for target in targets]
     modules = {kind: import_raw(raw, options=options, platform=kind) for kind in dict.fromkeys(kinds)}
     del raw
-    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
+    first = modules[kinds[0]].functions
+    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=functions)
+    del first
     variants = []
     for n, (target, kind) in enumerate(zip(targets, kinds)):
         one = replace(options, target=target.name)
