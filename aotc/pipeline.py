@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
+from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.lower_collectives import lower_collectives
@@ -77,6 +78,7 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass(inline, required=True, establishes=invariants.no_calls),
+    Pass(hoist_checks, required=True, establishes=invariants.checks_are_outside),
     Pass(specialize, required=True, establishes=invariants.copies_are_complete),
     Pass(lower_collectives, required=True, establishes=invariants.no_collectives),
     Pass(canonicalize),
@@ -100,6 +102,9 @@ _NO_LOWERING = "lowering has no rule for what the first replaces"
 
 MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (inline, licm, "what is behind a call cannot leave the loop"),
+    (inline, hoist_checks, "what is behind a call cannot leave the loop or branch around it"),
+    (hoist_checks, licm, "what fails would leave the branch that does not come to it"),
+    (hoist_checks, fuse, "an assertion in a loop or branch is of no region, and the host program does not come to it"),
     (inline, fuse, "a region is cut out of one body, and what is called would become no region"),
     (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
@@ -174,16 +179,22 @@ def _verify(module: Module, done: Sequence[Pass]) -> None:
         raise InternalError("the IR after it is wrong: " + "; ".join(findings[:3]))
 
 
-def compile(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> bytes:
+def compile(
+    model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
+    **flags: Any,
+) -> bytes:  # fmt: skip
     """Compile a model and return the bytes of a bundle.
 
     Parameters
     ----------
-    model : str, bytes, path, jax.export.Exported or callable
-        StableHLO text or bytecode, a portable artifact, a serialized export, the
-        path of one, or a (jitted) function together with ``example_args``.
+    model : str, bytes, path, callable, jax.export.Exported, jax.stages.Traced or jax.stages.Lowered
+        StableHLO text or bytecode, a portable artifact, a serialized export, the path of one, or a
+        function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one.
     *example_args
-        Arrays or ``jax.ShapeDtypeStruct`` (symbolic shapes too), for a function.
+        Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments,
+        which the bundle's function does not take.
+    kwargs : mapping of str, optional
+        Examples of keyword arguments.
     options : Options, optional
         All options at once; or give its fields as keywords, e.g. ``target="cpu"``.
 
@@ -209,7 +220,7 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
         _start_compilers(chosen)
     with guard("while importing the compiler", chosen):
         from aotc.frontend.mlir import fetch
-    raw = fetch(model, *example_args)
+    raw = fetch(model, example_args, kwargs or {})
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
         known = bundle_cache.read(key) if key else None
