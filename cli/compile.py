@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 import typer
 
@@ -55,6 +56,7 @@ def command(
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
+    callbacks: str = typer.Option("refuse", help="drop: leave out calls back into Python whose results nobody reads."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:
@@ -76,6 +78,7 @@ def command(
         verify_each=verify_each,
         bisect=bisect,
         timings=timings,
+        callbacks=callbacks,
     )
     if str(output) == "-" and not stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
@@ -97,8 +100,12 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from aotc.vmfb.bundle import write_file
 
     start = perf_counter()
-    with _progress(quiet or bool(options.print_after)) as progress:  # a bar would break the lines of the IR above it
+    bare = quiet or bool(options.print_after)  # a bar would break the lines of the IR above it
+    with _progress(bare) as progress, catch_warnings(record=True) as warned:
+        simplefilter("always", UserWarning)
         data = aotc.compile(source, options=replace(options, progress=progress))
+    for warning in warned:
+        print(f"warning: {warning.message}", file=sys.stderr)
     write_file(str(output), [data])
     if not quiet:
         print(_summary(output, data, perf_counter() - start))

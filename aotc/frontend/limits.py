@@ -31,3 +31,9 @@ I32_TERMS = 1 << 16
 why: so many, at most 255 * 128 each, fit into i32; longer sums are computed in floating point
 from: reasoning: 2**16 * 255 * 128 is less than 2**31
 """
+
+MESSAGE_ELEMENTS = 16
+"""unit: elements of an array in the message of a check
+why: each is read from memory by itself when the check fails or not; of a larger array the message has the shape
+from: chosen, not measured
+"""

@@ -22,12 +22,14 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
 from aotc.frontend.platforms import fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 
 stablehlo.register_stablehlo_passes()
 
+NO_KEYWORDS: Mapping[str, Any] = {}
 _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
@@ -71,7 +73,7 @@ class Raw:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
+def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
     """Return what ``source`` holds: a file's contents, or a function exported for its example arguments.
 
     Raises
@@ -84,13 +86,9 @@ def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
-    if callable(source) or hasattr(source, "mlir_module_serialized"):
-        exported = (
-            source
-            if hasattr(source, "mlir_module_serialized")
-            else from_jax.export(source, example_args, example_kwargs)
-        )
-        return Raw(exported.mlir_module_serialized, "", from_jax.metadata(exported))
+    if is_program(source):
+        program = program_of(source, example_args, example_kwargs)
+        return Raw(program.data, "", program.metadata)
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)
@@ -122,6 +120,7 @@ def read_source(raw: Raw, platform: str = "cpu") -> Source:
             raise CompileError(_findings(error, raw.data, raw.path)) from None
         except ValueError as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
+        _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
         _legalize(module, raw.path)
     return Source(context, module, raw.path, raw.metadata)
@@ -156,7 +155,16 @@ def _from_blob(data: bytes, path: str) -> Raw:
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
-    return Raw(exported.mlir_module_serialized, path, from_jax.metadata(exported))
+    program = from_exported(exported)
+    return Raw(program.data, path, program.metadata)
+
+
+def _check_partitions(module: ir.Module, path: str) -> None:
+    """Refuse a program that is to be divided between devices; ops that exchange with replicas say so themselves."""
+    attributes = module.operation.attributes
+    count = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
+    if count > 1:
+        raise CompileError.at(Loc(path), f"the program is for {count} devices", hint=ONE_DEVICE)
 
 
 def _upgrade(module: ir.Module) -> None:

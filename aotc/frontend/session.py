@@ -50,6 +50,8 @@ class ImportSession:
     that stand for values of integer arguments to argument and element; ``requirements``
     are relations of dims that must hold before any work is done, ``assertions`` those
     that the model itself asserts; ``bound`` are the symbols of sizes that are computed.
+    ``callbacks`` are the records of calls back into Python by number (:mod:`aotc.frontend.host_callbacks`);
+    ``drop_callbacks`` leaves out those whose results nobody reads.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
@@ -79,6 +81,8 @@ class ImportSession:
     assertions: list[Requirement] = field(default_factory=list)
     bound: list[str] = field(default_factory=list)
     journal: Journal | None = None
+    callbacks: Sequence[Mapping[str, Any]] = ()
+    drop_callbacks: bool = False
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""

@@ -59,7 +59,13 @@ class LintReport:
         return not self.refusals
 
 
-def lint(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> tuple[LintReport, ...]:
+def lint(
+    model: Any,
+    *example_args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+    **flags: Any,
+) -> tuple[LintReport, ...]:
     """Tell for each target what becomes of the ops of ``model``; the arguments are those of ``aotc.compile``.
 
     Raises
@@ -69,7 +75,7 @@ def lint(model: Any, *example_args: Any, options: Options | None = None, **flags
     """
     chosen = replace(options or Options(), **flags)
     check_options(chosen, [step.name for step in PASSES])
-    raw = fetch(model, *example_args)
+    raw = fetch(model, example_args, kwargs or {})
     several = len(raw.metadata.get("platforms", ())) > 1
     imported: dict[str, tuple[Module, Journal]] = {}
     reports = []
