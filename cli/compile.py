@@ -137,13 +137,14 @@ def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
-    from aotc.frontend.importer import import_model
+    from aotc.frontend.importer import import_raw
+    from aotc.frontend.mlir import fetch
     from aotc.ir.tensor_text import print_module
     from aotc.options import check_options
     from aotc.pipeline import PASSES, run_passes
 
     check_options(options, [step.name for step in PASSES])
-    return print_module(run_passes(import_model(source), options))
+    return print_module(run_passes(import_raw(fetch(source), options=options), options))
 
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:

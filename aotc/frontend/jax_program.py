@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -92,21 +94,22 @@ def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> An
 
 
 class _Again:
-    """What jax.export takes for a jitted function: one that was traced already."""
+    """What jax.export takes for a jitted function, and traces: a trace, which it lowers with rules of ours."""
 
     def __init__(self, traced: Any) -> None:
-        self.traced = traced
+        self.traced, self.jaxpr, self.fun_name = traced, traced.jaxpr, traced.fun_name
 
     def __call__(self) -> None:
         raise NotImplementedError
 
     def trace(self) -> Any:
-        """Return the trace."""
-        return self.traced
+        """Return itself in place of a trace."""
+        return self
 
-    def lower(self) -> Any:
-        """Return the trace, lowered."""
-        return self.traced.lower()
+    def lower(self, _private_parameters: Any, **options: Any) -> Any:
+        """Return the trace, lowered: callbacks are records."""
+        parameters = replace(_private_parameters, override_lowering_rules=recording_rules())
+        return self.traced.lower(_private_parameters=parameters, **options)
 
 
 def _from_traced(traced: Any) -> JaxProgram:
@@ -114,11 +117,16 @@ def _from_traced(traced: Any) -> JaxProgram:
     whole = copy.copy(traced)
     if hasattr(whole, "_params"):
         whole._params = {**whole._params, "keep_unused": True}
-    checks = [jax.export.DisabledSafetyCheck.custom_call(_ANY_CALL)]
-    export = jax.export.export(
-        _Again(whole), platforms=("cpu",), disabled_checks=checks, _override_lowering_rules=recording_rules()
-    )
-    return from_exported(export())
+    names = [_ANY_CALL]
+    while True:
+        checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+        try:
+            return from_exported(jax.export.export(_Again(whole), platforms=("cpu",), disabled_checks=checks)())
+        except ValueError as error:  # of a JAX that has no word for any call
+            more = set(re.findall(r'custom_call @"?([\w.$]+)', str(error))) - set(names)
+            if "custom calls" not in str(error) or not more:
+                raise
+            names += sorted(more)
 
 
 def _from_lowered(lowered: Any) -> JaxProgram:
