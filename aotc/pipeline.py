@@ -103,8 +103,7 @@ _NO_LOWERING = "lowering has no rule for what the first replaces"
 MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (inline, licm, "what is behind a call cannot leave the loop"),
     (inline, hoist_checks, "what is behind a call cannot leave the loop or branch around it"),
-    (hoist_checks, licm, "what fails would leave the branch that does not come to it"),
-    (hoist_checks, fuse, "an assertion in a loop or branch is of no region, and the host program does not come to it"),
+    (hoist_checks, fuse, "what a loop is to carry of an assertion would be in no region"),
     (inline, fuse, "a region is cut out of one body, and what is called would become no region"),
     (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),

@@ -85,11 +85,15 @@ def command(
     _check_output(output)
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
-    if stop_after:
-        text = _stopped(source, options)
-        print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
-    else:
-        _write_bundle(source, output, options, quiet)
+    with catch_warnings(record=True) as warned:
+        simplefilter("always", UserWarning)
+        if stop_after:
+            text = _stopped(source, options)
+            print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
+        else:
+            _write_bundle(source, output, options, quiet)
+    for warning in warned:
+        print(f"warning: {warning.message}", file=sys.stderr)
 
 
 def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
@@ -100,12 +104,8 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from aotc.vmfb.bundle import write_file
 
     start = perf_counter()
-    bare = quiet or bool(options.print_after)  # a bar would break the lines of the IR above it
-    with _progress(bare) as progress, catch_warnings(record=True) as warned:
-        simplefilter("always", UserWarning)
+    with _progress(quiet or bool(options.print_after)) as progress:  # a bar would break the lines of the IR above it
         data = aotc.compile(source, options=replace(options, progress=progress))
-    for warning in warned:
-        print(f"warning: {warning.message}", file=sys.stderr)
     write_file(str(output), [data])
     if not quiet:
         print(_summary(output, data, perf_counter() - start))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.vmfb.custom_calls import _REGISTRY
 from aotc.vmfb.errors import VmError
+from aotc_cli import main as cli_main
 
 pytestmark = pytest.mark.cpu
 
@@ -266,6 +268,22 @@ def test_text_does_not_say_which_function_is_called():
     with pytest.warns(UserWarning, match="is left out"):
         module = aotc.load(aotc.compile(TEXT.replace("RESULT", "x"), callbacks="drop"))
     np.testing.assert_array_equal(module(X[0, :2]), X[0, :2])
+
+
+def test_the_command_line_drops_and_warns(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "m.mlir"
+    path.write_text(TEXT.replace("RESULT", "x"))
+    for flags, code, message in (
+        ((), 1, "--callbacks=drop"),
+        (("--callbacks=drop",), 0, "warning: "),
+        (("--callbacks=drop", "--stop-after=fuse"), 0, "is left out"),
+        (("--callbacks=no",), 1, "callbacks is 'no'"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["aotc", "compile", str(path), "-o", f"{path}.vmfb", *flags])
+        with pytest.raises(SystemExit) as ended:
+            cli_main.main()
+        assert ended.value.code == code
+        assert message in capsys.readouterr().err
 
 
 ERROR_IF = """module { func.func public @main(%x: tensor<2xf32>, %wrong: tensor<i1>) -> tensor<2xf32> {
