@@ -149,7 +149,7 @@ def _from_lowered(lowered: Any) -> JaxProgram:
 
 def _check_devices(count: int) -> None:
     if count > 1:
-        raise CompileError.at(Loc(), f"the program is for {count} devices", hint=ONE_DEVICE)
+        raise CompileError.at(Loc(), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
 
 
 def _own_line(error: Exception) -> Loc:

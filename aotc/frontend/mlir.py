@@ -164,7 +164,7 @@ def _check_partitions(module: ir.Module, path: str) -> None:
     attributes = module.operation.attributes
     count = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
     if count > 1:
-        raise CompileError.at(Loc(path), f"the program is for {count} devices", hint=ONE_DEVICE)
+        raise CompileError.at(Loc(path), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
 
 
 def _upgrade(module: ir.Module) -> None:

@@ -151,11 +151,11 @@ def test_a_program_for_several_devices_is_refused():
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     run = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment, check=True)
     lines = run.stdout.splitlines()
-    assert all("error: the program is for 2 devices" in line for line in lines[:5]), lines
+    assert all("error: the program needs several devices: it is for 2" in line for line in lines[:5]), lines
     assert lines[5:] == ["1 True"] * 5
 
 
 def test_text_that_is_divided_is_refused():
     text = "module attributes {mhlo.num_partitions = 4 : i32} { func.func @main(%x: tensor<f32>) -> tensor<f32> {\n"
-    with pytest.raises(CompileError, match="the program is for 4 devices"):
+    with pytest.raises(CompileError, match="the program needs several devices: it is for 4"):
         import_model(text + "return %x : tensor<f32> } }")
