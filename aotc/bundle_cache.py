@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from aotc.kernels.workers import store
 from aotc.kernels.workers.cache import PACKAGES, digest_of
 from aotc.limits import CHUNK_BYTES
-from aotc.options import Options
+from aotc.options import DROP, Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered
 
@@ -33,7 +33,8 @@ _NOT_IN_KEY = frozenset({"progress", "jobs", "cache", *_WATCHED})  # a new optio
 def applies(options: Options) -> bool:
     """Tell whether a compilation may be answered from disk: nobody watches its steps, all it makes is the bundle."""
     watched = any(getattr(options, name) for name in _WATCHED) or options.bisect >= 0
-    return options.cache and not watched and options.weights == "inline" and not any_registered()
+    warned = options.callbacks == DROP  # each compilation says what it leaves out
+    return options.cache and not (watched or warned) and options.weights == "inline" and not any_registered()
 
 
 def key_of(raw: Raw, options: Options, targets: Iterable[Target]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.limits import MOST_PROCESSES
 
+REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -47,6 +49,8 @@ class Options:
         Leave out the optional passes after this number; -1 means none.
     timings : bool
         Print the time of every pass.
+    callbacks : str
+        ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
     progress : callable or None
         ``progress(done, total, what)`` is called as compilation advances.
     """
@@ -64,6 +68,7 @@ class Options:
     stop_after: str = ""
     bisect: int = -1
     timings: bool = False
+    callbacks: str = REFUSE
     progress: Callable[[int, int, str], None] | None = None
 
 
@@ -95,6 +100,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     for name in filter(None, (options.stop_after, options.print_after)):
         if name not in names:
             raise _wrong(f"no pass {name!r}", f"one of {', '.join(names)}")
+    if options.callbacks not in (REFUSE, DROP):
+        raise _wrong(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
     if options.weights != "inline" and not os.fspath(options.weights).endswith(".safetensors"):
         raise _wrong(f"weights is {options.weights!r}", "inline, or a path.safetensors")
     for name in _PATHS:

@@ -44,6 +44,7 @@ from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
+from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.lower_collectives import lower_collectives
@@ -53,6 +54,7 @@ from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.options import Options, check_options
 from aotc.targets import Target, resolve
+from aotc.vmfb.module import check_bundle
 
 Run = Callable[[Module, Options], Module]
 
@@ -77,6 +79,7 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass(inline, required=True, establishes=invariants.no_calls),
+    Pass(hoist_checks, required=True, establishes=invariants.checks_are_outside),
     Pass(specialize, required=True, establishes=invariants.copies_are_complete),
     Pass(lower_collectives, required=True, establishes=invariants.no_collectives),
     Pass(canonicalize),
@@ -100,6 +103,8 @@ _NO_LOWERING = "lowering has no rule for what the first replaces"
 
 MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (inline, licm, "what is behind a call cannot leave the loop"),
+    (inline, hoist_checks, "what is behind a call cannot leave the loop or branch around it"),
+    (hoist_checks, fuse, "what a loop is to carry of an assertion would be in no region"),
     (inline, fuse, "a region is cut out of one body, and what is called would become no region"),
     (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
@@ -200,16 +205,22 @@ def checked_options(
     return chosen
 
 
-def compile(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> bytes:
+def compile(
+    model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
+    **flags: Any,
+) -> bytes:  # fmt: skip
     """Compile a model and return the bytes of a bundle.
 
     Parameters
     ----------
-    model : str, bytes, path, jax.export.Exported or callable
-        StableHLO text or bytecode, a portable artifact, a serialized export, the
-        path of one, or a (jitted) function together with ``example_args``.
+    model : str, bytes, path, callable, jax.export.Exported, jax.stages.Traced or jax.stages.Lowered
+        StableHLO text or bytecode, a portable artifact, a serialized export, the path of one, or a
+        function with its example arguments: plain, jitted, partial, or ``equinox.filter_jit`` of one.
     *example_args
-        Arrays or ``jax.ShapeDtypeStruct`` (symbolic shapes too), for a function.
+        Arrays, numbers or ``jax.ShapeDtypeStruct`` (symbolic shapes too); values of static arguments,
+        which the bundle's function does not take.
+    kwargs : mapping of str, optional
+        Examples of keyword arguments.
     options : Options, optional
         All options at once; or give its fields as keywords, e.g. ``target="cpu"``.
 
@@ -234,7 +245,7 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
         _start_compilers(chosen)
     with guard("while importing the compiler", chosen):
         from aotc.frontend.mlir import fetch
-    raw = fetch(model, *example_args)
+    raw = fetch(model, example_args, kwargs or {})
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
         known = bundle_cache.read(key) if key else None
@@ -242,10 +253,12 @@ def compile(model: Any, *example_args: Any, options: Options | None = None, **fl
         return known
     begin = time.perf_counter()
     _start_compilers(chosen)
-    models = [raw]
+    models, path = [raw], raw.path
     del raw
     with _without_collection():
         data = _compile(models, targets, chosen)
+    with guard("while checking the bundle that was written", chosen, path=path, passing=()):
+        check_bundle(data)
     if key and time.perf_counter() - begin > WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
@@ -277,14 +290,20 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     """
     from aotc.frontend.importer import import_raw
 
-    modules = [import_raw(models.pop(), options=options)]
-    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[0].functions.items() if f.public}
-    signatures = replace(modules[0], functions=functions)
+    raw = models.pop()
+    several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
+    kinds = [target.kind if several else "cpu" for target in targets]
+    modules = {kind: import_raw(raw, options=options, platform=kind) for kind in dict.fromkeys(kinds)}
+    del raw
+    first = modules[kinds[0]].functions
+    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
+    signatures = replace(modules[kinds[0]], functions=functions)
+    del first
     variants = []
-    for target in targets:
+    for n, (target, kind) in enumerate(zip(targets, kinds)):
         one = replace(options, target=target.name)
-        last = target is targets[-1]
-        variants.append(lower(run_passes(modules.pop() if last else modules[0], one), target, one))
+        last = kind not in kinds[n + 1 :]
+        variants.append(lower(run_passes(modules.pop(kind) if last else modules[kind], one), target, one))
         if one.dump_ir:
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 import typer
 
@@ -55,6 +56,7 @@ def command(
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
+    callbacks: str = typer.Option("refuse", help="drop: leave out calls back into Python whose results nobody reads."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:
@@ -76,17 +78,22 @@ def command(
         verify_each=verify_each,
         bisect=bisect,
         timings=timings,
+        callbacks=callbacks,
     )
     if str(output) == "-" and not stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     _check_output(output)
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
-    if stop_after:
-        text = _stopped(source, options)
-        print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
-    else:
-        _write_bundle(source, output, options, quiet)
+    with catch_warnings(record=True) as warned:
+        simplefilter("always", UserWarning)
+        if stop_after:
+            text = _stopped(source, options)
+            print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
+        else:
+            _write_bundle(source, output, options, quiet)
+    for warning in warned:
+        print(f"warning: {warning.message}", file=sys.stderr)
 
 
 def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
@@ -144,11 +151,13 @@ def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
 
 def _stopped(source: Any, options: Options) -> str:
     """Return the text of the IR after the pass ``options.stop_after``."""
-    from aotc.frontend.importer import import_model
+    from aotc.frontend.importer import import_raw
+    from aotc.frontend.mlir import fetch
     from aotc.ir.tensor_text import print_module
     from aotc.pipeline import checked_options, run_passes
 
-    return print_module(run_passes(import_model(source), checked_options(options, whole=False)))
+    chosen = checked_options(options, whole=False)
+    return print_module(run_passes(import_raw(fetch(source), options=chosen), chosen))
 
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:

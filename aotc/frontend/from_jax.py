@@ -1,12 +1,10 @@
-"""What only JAX knows: exporting functions, reading blobs, pytrees and argument names."""
+"""What only JAX knows: the types of examples, blobs, pytrees and argument names."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,74 +13,31 @@ import jax.export
 import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.filtered import Fixed
 
-_NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).parents[1], Path(os.__file__).parent)))
-REGISTER = "make the function an op of its own: jax.ffi.ffi_call and aotc.register_custom_call"
+NOT_THE_USERS = ("<", *map(str, (Path(__file__).parents[1], Path(jax.__file__).parents[1], Path(os.__file__).parent)))
 
 
-def export(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
-    """Return ``function`` exported for CPU on the shapes of the examples.
-
-    Arrays are taken by shape and dtype; ``jax.ShapeDtypeStruct`` may have symbolic dims.
+def spec(leaf: Any) -> Any:
+    """Return what an example argument is traced as: its shape and dtype, or the number itself, which has no dtype yet.
 
     Raises
     ------
     CompileError
-        If the function raises or JAX cannot export it, with the line of the function's own source; the exception is
-        the cause.
+        If it is no array, number or ``jax.ShapeDtypeStruct``.
     """
-    try:
-        jitted = function if hasattr(function, "lower") else jax.jit(function)
-        specs, keywords = jax.tree.map(_spec, (tuple(args), dict(kwargs)))
-        exported = _export(jitted, specs, keywords)
-        if len(exported.module_kept_var_idx) != len(exported.in_avals):  # the bundle takes what the function takes
-            positional = jitted.lower(*specs, **keywords).args_info[0]
-            donated = [n for n, a in enumerate(positional) if all(i.donated for i in jax.tree.leaves(a))]
-            donated = [n for n in donated if jax.tree.leaves(specs[n])]
-            whole = jax.jit(function, keep_unused=True, donate_argnums=donated)
-            exported = _export(whole, specs, keywords)
-        return exported
-    except (CompileError, MemoryError):
-        raise
-    except Exception as error:
-        told = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error  # jaxlib's native code
-        reason = ": ".join([type(told).__name__, *str(told).strip().splitlines()[:1]])
-        hint = f"a bundle cannot call back into the process that traced it; {REGISTER}" if "callback" in reason else ""
-        message = f"jax.export cannot export the function: {reason}"
-        raise CompileError.at(_own_line(error), message, hint=hint) from error
-
-
-def _own_line(error: Exception) -> Loc:
-    """Return the last line of the user's own that ``error`` went through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.lineno and not f.filename.startswith(_NOT_THE_USERS)]
-    return Loc(own[-1].filename, own[-1].lineno or 0) if own else Loc()
-
-
-def _export(jitted: Any, specs: Sequence[Any], keywords: Mapping[str, Any]) -> jax.export.Exported:
-    """Export for CPU; custom calls that JAX does not promise to keep are the importer's to accept or refuse."""
-    try:
-        return jax.export.export(jitted, platforms=("cpu",))(*specs, **keywords)
-    except ValueError as error:
-        if "custom calls" not in str(error):
-            raise
-    text = jitted.trace(*specs, **keywords).lower(lowering_platforms=("cpu",)).as_text()
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in set(re.findall(r"@([\w.$]+)\(", text))]
-    return jax.export.export(jitted, platforms=("cpu",), disabled_checks=checks)(*specs, **keywords)
-
-
-def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
+    if isinstance(leaf, jax.ShapeDtypeStruct | bool | int | float | complex):
         return leaf
     try:
         value = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(jax.numpy.asarray(leaf))
     except (TypeError, ValueError, OverflowError) as error:
         what = f"an example argument is a {type(leaf).__name__}, expected an array, a number or a ShapeDtypeStruct"
-        hint = "fix what is no array beforehand: functools.partial(f, mode='abc')"
+        hint = "fix what is no array: functools.partial(f, mode='abc'), or jax.jit(f, static_argnames='mode')"
         raise CompileError.at(Loc(), what, hint=hint) from error
     if _is_key(value):
         return jax.ShapeDtypeStruct(value.shape, value.dtype)
-    return jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+    weak = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype), weak_type=weak)
 
 
 def _is_key(value: Any) -> bool:
@@ -101,14 +56,22 @@ def deserialize(data: bytes) -> jax.export.Exported | None:
 
 
 def metadata(exported: jax.export.Exported) -> dict[str, Any]:
-    """Return pytrees, flat argument names and the kept argument numbers of ``exported``."""
-    leaves, tree = jax.tree.flatten(jax.tree.unflatten(exported.in_tree, list(range(len(exported.in_avals)))))
+    """Return pytrees, flat argument names, the kept argument numbers and the platforms of ``exported``."""
+    return {
+        **trees(exported.in_tree, exported.out_tree, len(exported.in_avals)),
+        "kept": list(exported.module_kept_var_idx),
+        "platforms": list(exported.platforms),
+    }
+
+
+def trees(in_tree: Any, out_tree: Any, count: int) -> dict[str, Any]:
+    """Return the pytrees of a function of ``count`` flat arguments, and the names of these."""
+    leaves, tree = jax.tree.flatten(jax.tree.unflatten(in_tree, list(range(count))))
     paths = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, leaves))[0]
     return {
-        "in_tree": tree_data(exported.in_tree),
-        "out_tree": tree_data(exported.out_tree),
+        "in_tree": tree_data(in_tree),
+        "out_tree": tree_data(out_tree),
         "arg_names": [_path_name(path) for path, _ in paths],
-        "kept": list(exported.module_kept_var_idx),
     }
 
 
@@ -133,6 +96,9 @@ def tree_data(tree: Any) -> dict[str, Any]:
         return {"kind": "namedtuple", "name": kind.__name__, "keys": list(kind._fields), "children": children}
     if kind is type(None):
         return {"kind": "none", "keys": [], "children": []}
+    if kind is Fixed:
+        plain = data.value is None or isinstance(data.value, bool | int | float | str)
+        return {"kind": "fixed", "value": data.value} if plain else {"kind": "unused"}
     return _registered(tree, kind.__name__, children)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.table import IMPORTERS
@@ -25,7 +26,7 @@ from aotc.ir.dims import Dim, is_static, product, static, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Region, Requirement, TensorType, Value
-from aotc.options import Options
+from aotc.options import DROP, Options
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
@@ -54,19 +55,30 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
     CompileError
         If the model cannot be read or holds what is not supported; up to ten findings.
     """
-    return import_raw(fetch(source, *example_args, **example_kwargs))
+    return import_raw(fetch(source, example_args, example_kwargs))
 
 
-def import_raw(raw: Raw, journal: Journal | None = None, options: Options | None = None) -> Module:
-    """Return a fetched model as a tensor IR module; see :func:`import_module`. ``options`` are for errors only."""
+def import_raw(
+    raw: Raw, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu"
+) -> Module:
+    """Return a fetched model as a tensor IR module; see :func:`import_module`.
+
+    Of ``options`` what is to become of callbacks matters, the others are for errors only. Of a model that was exported
+    for several platforms this is the program of ``platform``.
+    """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
-        read = read_source(raw)
+        read = read_source(raw, platform)
         with read.context:
-            return import_module(read.module, read.path, read.metadata, journal)
+            drop = (options or Options()).callbacks == DROP
+            return import_module(read.module, read.path, read.metadata, journal, drop)
 
 
 def import_module(
-    module: ir.Module, path: str = "", metadata: Mapping[str, Any] | None = None, journal: Journal | None = None
+    module: ir.Module,
+    path: str = "",
+    metadata: Mapping[str, Any] | None = None,
+    journal: Journal | None = None,
+    drop_callbacks: bool = False,
 ) -> Module:
     """Return a verified MLIR module as a tensor IR module.
 
@@ -81,14 +93,22 @@ def import_module(
     public = [n for n, f in functions.items() if not _is_private(f) and n not in computations]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
-    first_session = _session(functions, path)
+    known = metadata or {}
+
+    def session_of() -> ImportSession:
+        calls = known.get("callbacks", ())
+        return ImportSession(
+            functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop_callbacks
+        )
+
+    first_session = session_of()
     dims = [_public_dims(first_session, functions[name]) for name in public]
-    session = _import_public(functions, public, dims, path, metadata or {}, journal)
+    session = _import_public(session_of(), public, dims, known)
     if session.dynamic and any(not is_static(shape) for shapes in dims for shape in shapes):
         first = [session.functions[name].attrs for name in public]
         solved = [solve_entry_dims(a.get("requirements", ()), s) for a, s in zip(first, dims)]
         named = _named_dims(dims, solved, session, functions)
-        session = _import_public(functions, public, named, path, metadata or {}, journal)
+        session = _import_public(session_of(), public, named, known)
         for name, shapes, after, attrs in zip(public, dims, named, first):
             session.functions[name] = _with_first_checks(session.functions[name], attrs, shapes, after)
     else:
@@ -151,13 +171,11 @@ def _named_dims(
 
 
 def _import_public(
-    functions: Mapping[str, Any], public: Sequence[str], dims: Sequence[Any], path: str, metadata: Mapping[str, Any],
-    journal: Journal | None,
-) -> ImportSession:  # fmt: skip
-    session = _session(functions, path)
-    if journal is not None:
-        journal.entries.clear()  # an earlier import of the same model, with other dims
-        session.journal = journal
+    session: ImportSession, public: Sequence[str], dims: Sequence[Any], metadata: Mapping[str, Any]
+) -> ImportSession:
+    functions = session.symbols
+    if session.journal is not None:
+        session.journal.entries.clear()  # an earlier import of the same model, with other dims
     session.dynamic = any(not is_static(shape) for shapes in dims for shape in shapes) or _has_unknown_sizes(functions)
     for name in public:
         session.names[name] = 1
@@ -165,10 +183,6 @@ def _import_public(
         for name, shapes in zip(public, dims):
             _import_entry(session, functions[name], name, shapes, metadata)
     return session
-
-
-def _session(functions: Mapping[str, Any], path: str) -> ImportSession:
-    return ImportSession(functions, import_block, clone, path)
 
 
 def _called_computations(module: ir.Module) -> set[str]:
@@ -217,7 +231,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         session.memo.clear()  # what a clone demands of sizes, and takes as given, is of the entry that it was made for
         _name_values(session, params)
     try:
-        body = state.region(block, params)
+        body = _checked(state, state.region(block, params), metadata.get("checks", ()))
     except Poisoned:
         body = Region(tuple(params), (), ())
     attrs = entry_attrs(function, block, metadata)
@@ -228,6 +242,20 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         asserted = tuple(session.assertions.values())
         attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
     session.functions[name] = Function(name, body, True, attrs, to_loc(function.operation.location, session.path))
+
+
+def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:
+    """Return ``body`` with checks of the errors of checkify that are among its results."""
+    if not checks:
+        return body
+
+    def make(_: Sequence[Value]) -> Sequence[Value]:
+        for check in checks:
+            emit_check(state, body.results, check)
+        return ()
+
+    added = state.built((), make)
+    return replace(body, ops=body.ops + added.ops)
 
 
 def _name_values(session: ImportSession, params: Sequence[Value]) -> None:

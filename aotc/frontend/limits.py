@@ -49,3 +49,9 @@ MOST_BRACES = 1000
 why: MLIR parses by recursion in native code: it crashed at 4000
 from: measured with jaxlib 0.10 and a stack of 8 MB
 """
+
+MESSAGE_ELEMENTS = 16
+"""unit: elements of an array in the message of a check
+why: each is read from memory by itself when the check fails or not; of a larger array the message has the shape
+from: chosen, not measured
+"""

@@ -22,12 +22,15 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
 from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
+from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
 from aotc.frontend.limits import MOST_BRACES
+from aotc.frontend.platforms import fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 
 stablehlo.register_stablehlo_passes()
 
+NO_KEYWORDS: Mapping[str, Any] = {}
 _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
@@ -44,7 +47,7 @@ class Source:
     """A parsed model: the MLIR module, its context, and what came with it.
 
     ``metadata`` holds what jax.export knows: ``in_tree``, ``out_tree``,
-    ``arg_names``, ``kept``. ``path`` is the file, for messages.
+    ``arg_names``, ``kept``, ``platforms``. ``path`` is the file, for messages.
     """
 
     context: ir.Context
@@ -71,7 +74,7 @@ class Raw:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
+def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Raw:
     """Return what ``source`` holds: a file's contents, or a function exported for its example arguments.
 
     Raises
@@ -84,9 +87,9 @@ def fetch(source: Any, *example_args: Any, **example_kwargs: Any) -> Raw:
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
-    if callable(source) or _is_exported(source):
-        exported = source if _is_exported(source) else from_jax.export(source, example_args, example_kwargs)
-        return Raw(exported.mlir_module_serialized, "", from_jax.metadata(exported))
+    if is_program(source):
+        program = program_of(source, example_args, example_kwargs)
+        return Raw(program.data, "", program.metadata)
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)
@@ -95,28 +98,35 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
         return Raw(source, path)
     if not isinstance(source, (bytes, bytearray, memoryview)):
         raise CompileError.at(Loc(path), f"a model is text, bytes, a path or a function, not {type(source).__name__}")
-    return Raw(bytes(source), path)
+    data = bytes(source)
+    return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 
-def _is_exported(source: Any) -> bool:
-    try:
-        return hasattr(source, "mlir_module_serialized")
-    except Exception:  # an object of the user's that has no attributes
-        return False
-
-
-def read_source(raw: Raw) -> Source:
-    """Return a model parsed and verified.
+def read_source(raw: Raw, platform: str = "cpu") -> Source:
+    """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
 
     Raises
     ------
     CompileError
         If the model cannot be read, with the place that MLIR names.
     """
-    data = raw.data
-    if isinstance(data, str) or raw.metadata or data.startswith(_BYTECODE_MAGIC):
-        return _parse(data, raw.path, raw.metadata)
-    return _parse(data, raw.path, {}) if _is_text(data) else _parse_blob(data, raw.path)
+    if isinstance(raw.data, str) or not raw.data.startswith(_BYTECODE_MAGIC):
+        _check_braces(raw.data, raw.path)
+    context = make_context()
+    with context:
+        try:
+            module = ir.Module.parse(raw.data)
+            _upgrade(module)
+            if not module.operation.verify():
+                raise CompileError.at(Loc(raw.path), "the module does not verify")
+        except ir.MLIRError as error:
+            raise CompileError(_findings(error, raw.data, raw.path)) from None
+        except ValueError as error:
+            raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
+        _check_partitions(module, raw.path)
+        fold_platform(module, raw.metadata.get("platforms", ()), platform)
+        _legalize(module, raw.path)
+    return Source(context, module, raw.path, raw.metadata)
 
 
 def _is_path(text: str) -> bool:
@@ -139,7 +149,8 @@ def _is_text(data: bytes) -> bool:
     return head.startswith((b"module", b"#", b'"builtin', b"//", b"func", b"!", b"vhlo", b"sdy.", b'"func'))
 
 
-def _parse_blob(data: bytes, path: str) -> Source:
+def _from_blob(data: bytes, path: str) -> Raw:
+    """Return the program of a ``jax.export`` blob with what jax.export knows of it."""
     if not data:
         raise CompileError.at(Loc(path), "the model is empty: 0 bytes", hint=_EXPORT)
     for head, (what, hint) in _OTHER_FILES.items():
@@ -149,25 +160,16 @@ def _parse_blob(data: bytes, path: str) -> Source:
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"
         raise CompileError.at(Loc(path), f"the model is {what}", hint=_EXPORT)
-    return _parse(exported.mlir_module_serialized, path, from_jax.metadata(exported))
+    program = from_exported(exported)
+    return Raw(program.data, path, program.metadata)
 
 
-def _parse(data: str | bytes, path: str, metadata: Mapping[str, Any]) -> Source:
-    if isinstance(data, str) or not data.startswith(_BYTECODE_MAGIC):
-        _check_braces(data, path)
-    context = make_context()
-    with context:
-        try:
-            module = ir.Module.parse(data)
-            _upgrade(module)
-            if not module.operation.verify():
-                raise CompileError.at(Loc(path), "the module does not verify")
-        except ir.MLIRError as error:
-            raise CompileError(_findings(error, data, path)) from None
-        except ValueError as error:
-            raise CompileError.at(Loc(path), f"the model cannot be read: {error}") from None
-        _legalize(module, path)
-    return Source(context, module, path, metadata)
+def _check_partitions(module: ir.Module, path: str) -> None:
+    """Refuse a program that is to be divided between devices; ops that exchange with replicas say so themselves."""
+    attributes = module.operation.attributes
+    count = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
+    if count > 1:
+        raise CompileError.at(Loc(path), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
 
 
 def _check_braces(text: str | bytes, path: str) -> None:

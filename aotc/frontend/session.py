@@ -52,6 +52,8 @@ class ImportSession:
     that the model itself asserts; what is proven or required already is ``met``; ``bound`` are the symbols
     of sizes that are computed. ``fitting`` are the types whose sizes have been checked, ``depth`` counts the
     regions around an op, through calls.
+    ``callbacks`` are the records of calls back into Python by number (:mod:`aotc.frontend.host_callbacks`);
+    ``drop_callbacks`` leaves out those whose results nobody reads.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
@@ -84,6 +86,8 @@ class ImportSession:
     journal: Journal | None = None
     fitting: set[TensorType] = field(default_factory=set)
     depth: int = 0
+    callbacks: Sequence[Mapping[str, Any]] = ()
+    drop_callbacks: bool = False
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""

@@ -13,9 +13,10 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr, Sym
 from aotc.ir.dims_symbols import evaluate, substitute, symbols
 from aotc.ir.opset import CALLS, OPS
-from aotc.ir.opset.control import AssertionFailed, fill_message
+from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Requirement, TensorType, Value
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.messages import render
 
 Environment = dict[Value, np.ndarray]
 
@@ -87,7 +88,7 @@ def _check_requirements(rows: Sequence[Requirement], dims: Mapping[str, int]) ->
         if any(s.name not in dims for e in (left, right, *values) for s in symbols(e)):
             waiting.append(row)
         elif not getattr(operator, relation)(evaluate(left, dims), evaluate(right, dims)):
-            raise AssertionFailed(fill_message(message, [evaluate(e, dims) for e in values]))
+            raise AssertionFailed(render(message, [evaluate(e, dims) for e in values]))
     return waiting
 
 

@@ -59,7 +59,13 @@ class LintReport:
         return not self.refusals
 
 
-def lint(model: Any, *example_args: Any, options: Options | None = None, **flags: Any) -> tuple[LintReport, ...]:
+def lint(
+    model: Any,
+    *example_args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+    **flags: Any,
+) -> tuple[LintReport, ...]:
     """Tell for each target what becomes of the ops of ``model``; the arguments are those of ``aotc.compile``.
 
     Raises
@@ -68,10 +74,19 @@ def lint(model: Any, *example_args: Any, options: Options | None = None, **flags
         If the model cannot be read at all.
     """
     chosen = checked_options(options, flags)
-    journal = Journal()
-    module = import_raw(fetch(model, *example_args), journal, chosen)
-    with guard("while reporting what becomes of the ops", chosen, module):
-        return tuple(_report(module, journal.entries, target, chosen) for target in resolve(chosen.target))
+    raw = fetch(model, example_args, kwargs or {})
+    several = len(raw.metadata.get("platforms", ())) > 1
+    imported: dict[str, tuple[Module, Journal]] = {}
+    reports = []
+    for target in resolve(chosen.target):
+        kind = target.kind if several else "cpu"
+        if kind not in imported:
+            journal = Journal()
+            imported[kind] = import_raw(raw, journal, chosen, kind), journal
+        module, journal = imported[kind]
+        with guard("while reporting what becomes of the ops", chosen, module):
+            reports.append(_report(module, journal.entries, target, chosen))
+    return tuple(reports)
 
 
 def _report(module: Module, entries: Sequence[JournalEntry], target: Target, options: Options) -> LintReport:

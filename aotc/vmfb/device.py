@@ -92,6 +92,12 @@ class Device(Protocol):
     def rank(self, variant: dict[str, Any]) -> int:
         """Return how good a variant is; the best that has no obstacle runs."""
 
+    def check(self, bundle: Bundle, variant: dict[str, Any]) -> None:
+        """Check a variant as far as any machine can: command buffers, kernels' entries, that the code is there.
+
+        Raises BundleError if something is wrong.
+        """
+
     def open_executable(
         self,
         bundle: Bundle,
@@ -144,7 +150,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
         if ordinals and kind not in ordinals:
             obstacles.append(f"{target}: devices={devices!r} was asked for")
             continue
-        module = _device_module(kind)
+        module = device_module(kind)
         obstacle = module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
         if obstacle:
             obstacles.append(f"{target}: {obstacle}")
@@ -160,7 +166,8 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
     return best[2], best[3], ordinals.get(first, 0)
 
 
-def _device_module(kind: str) -> Any:
+def device_module(kind: str) -> Any:
+    """Return the module that drives this kind of device, or None if this aotc has none."""
     if kind not in DEVICES:
         return None
     try:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.messages import render
 
 # ---------------------------------------------------------------- operand kinds
 
@@ -74,7 +75,7 @@ class Target(int):
 
 
 class Text(str):
-    """a message; {0}, {1}... stand for the registers that follow"""
+    """a message; {0}, {1}... stand for the registers that follow, {0:f32} for the float of those bits"""
 
     prefix = '"'
 
@@ -265,10 +266,7 @@ def not_(vm: Frame, out: Out, a: In) -> None:
 def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     """fail with the message if the condition is 0"""
     if not vm.registers[condition]:
-        text = message
-        for i, register in enumerate(values):
-            text = Text(text.replace(f"{{{i}}}", str(vm.registers[register])))
-        raise VmError(vm.where, text)
+        raise VmError(vm.where, render(message, [vm.registers[register] for register in values]))
 
 
 @instruction(0x21)

@@ -12,11 +12,13 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.constants import verify_external
-from aotc.vmfb.device import Executable, choose
+from aotc.vmfb.device import Executable, choose, device_module
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.verify import Invalid, check_program
 from aotc.vmfb.vm import LoadedFunction, Signature
+
+_LEAF = {"kind": "leaf"}
 
 
 def load(
@@ -90,6 +92,25 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     return LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+
+
+def check_bundle(source: bytes) -> None:
+    """Check all of a bundle that loading checks, for every variant, on a machine that may run none of them.
+
+    Raises
+    ------
+    BundleError
+        Names the first thing that is wrong.
+    """
+    bundle = open_bundle(source)
+    _check_functions(bundle)
+    for entry in bundle.manifest["functions"].values():
+        trees.flattener(entry["in_tree"] or _LEAF, bundle.where)
+        trees.unflattener(entry["out_tree"] or _LEAF)
+    for variant in bundle.manifest["variants"]:
+        module = device_module(variant["kind"])
+        if module is not None:
+            module.check(bundle, variant)
 
 
 class LoadedModule:

@@ -1,9 +1,10 @@
 """Pytrees without JAX: nested containers to flat lists and back.
 
-A node is ``{"kind": "leaf" | "unused" | "none" | "tuple" | "list" | "dict" | "namedtuple" | "object",
+A node is ``{"kind": "leaf" | "unused" | "fixed" | "none" | "tuple" | "list" | "dict" | "namedtuple" | "object",
 "keys": [...], "children": [...]}``; ``keys`` are those of a dict, the fields of a named tuple or the attributes of an
-object, whose ``name`` is its type's; an ``unused`` leaf takes any value, which the program does not get. The tree of a
-function's arguments is that of ``(args, kwargs)``.
+object, whose ``name`` is its type's; an ``unused`` leaf takes any value, which the program does not get, a ``fixed``
+one only its ``value``: a number, a text or None that is part of the program. The tree of a function's arguments is that
+of ``(args, kwargs)``.
 
 An object is a node of a class that was registered with JAX, as a dataclass of weights. The class need not exist where
 a bundle runs: anything with these attributes will do, or a tuple or a dict of them; as a result it is a named tuple.
@@ -39,7 +40,9 @@ def flattener(node: Node, where: str, path: str = "") -> Flatten:
         case "unused":
             return lambda value, leaves: None
         case "none":
-            return _none(where, path)
+            return _fixed(None, where, path)
+        case "fixed":
+            return _fixed(node.get("value"), where, path)
         case "dict":
             parts = _parts(node, where, path, "[{!r}]")
             return _mapping(parts, where, path)
@@ -56,10 +59,11 @@ def _parts(node: Node, where: str, path: str, form: str) -> dict[Any, Flatten]:
     return {key: flattener(child, where, path + form.format(key)) for key, child in pairs}
 
 
-def _none(where: str, path: str) -> Flatten:
+def _fixed(expected: Any, where: str, path: str) -> Flatten:
     def flatten(value: Any, leaves: list[Any]) -> None:
-        if value is not None:
-            raise _differs(where, path, type(value).__name__, "None")
+        if type(value) is not type(expected) or repr(value) != repr(expected):  # nan is no other than nan
+            found = repr(value) if isinstance(value, bool | int | float | str) else type(value).__name__
+            raise _differs(where, path, found, repr(expected))
 
     return flatten
 
@@ -163,7 +167,9 @@ def count_leaves(node: Node) -> int:
     kind, children, keys = node.get("kind"), node.get("children", []), node.get("keys", [])
     if kind == "leaf":
         return 1
-    if kind not in ("none", "unused", "tuple", "list", *_NAMED) or not isinstance(children, list):
+    if kind == "fixed" and not isinstance(node.get("value"), bool | int | float | str | None):
+        raise ValueError(f"a fixed leaf holds a {type(node['value']).__name__}")
+    if kind not in ("none", "unused", "fixed", "tuple", "list", *_NAMED) or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
     if kind in _NAMED and (not isinstance(keys, list) or len(keys) != len(children)):
         raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")

@@ -62,6 +62,7 @@ STAGES = {
     "executor": (aotc.assemble, "build_executor", "while compiling the kernels"),
     "manifest": (aotc.assemble, "signature", "while writing the bundle"),
     "write": (aotc.assemble, "write_bundle", "while writing the bundle"),
+    "check": (aotc.pipeline, "check_bundle", "while checking the bundle that was written"),
 }
 
 
@@ -69,6 +70,7 @@ STAGES = {
 def quick_kernels(monkeypatch):
     """Kernels of no code: only the stages before and after them matter."""
     monkeypatch.setattr("aotc.kernels.cpu.build.compile_texts", lambda requests, *_: [b""] * len(requests))
+    monkeypatch.setattr("aotc.kernels.cpu.build._EXECUTORS", {})
     monkeypatch.setattr("aotc.kernels.cpu.link.link", lambda *_: b"")
 
 

@@ -254,7 +254,7 @@ def test_compile_prints_ir_whole(folder):
 def test_compile_quiet_and_timings(folder):
     assert on_terminal(folder, "compile", "m.mlir", "-o", "m.vmfb", "--quiet").raw == ""
     seen = on_terminal(folder, "compile", "m.mlir", "-o", "m.vmfb", "--timings")
-    assert [line.split()[1] for line in seen.lines[:2]] == ["inline", "specialize"]
+    assert [line.split()[1] for line in seen.lines[:2]] == ["inline", "hoist-checks"]
     assert_fits(seen.lines)
 
 

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
-CONTRACTS = ("aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.isa")
+CONTRACTS = ("aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.isa",
+             "aotc.vmfb.messages")  # fmt: skip
 LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 
 # For each room of the house: what it may import besides the standard library and itself. A name of a folder stands for
@@ -23,7 +24,8 @@ MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
     "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
     "aotc.frontend": (
-        "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", *COMMON, *CONTRACTS,
+        "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
+        *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),
     "aotc.lowering.analysis": ("numpy", "aotc.ir", *COMMON, *CONTRACTS),

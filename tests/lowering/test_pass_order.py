@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
+from jax.experimental import checkify
 
 from aotc import pipeline
 from aotc.diagnostics import CompileError, InternalError
@@ -68,6 +69,19 @@ def dead_carry(x, y):
     return lax.while_loop(lambda s: s[0].sum() < 9, step, (x, y))[0]
 
 
+def checked_call(x):
+    def positive(y):
+        checkify.check(y.sum() > 0, "negative")
+        return y * 2
+
+    return lax.fori_loop(0, 5, lambda i, c: jax.jit(positive)(c), x)
+
+
+def judged_outside(module, count):
+    """Is the assertion in no loop?"""
+    return any(op.name == "assert" for op in module.functions["main"].body.ops)
+
+
 def lowers(module, count):
     return True
 
@@ -94,6 +108,8 @@ def outside_of_loops(name):
 # For each pair: a model, what is true of it after the passes in the table's order and not with the pair reversed.
 REASONS = {
     ("inline", "licm"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
+    ("inline", "hoist_checks"): (checked_call, (f32(4),), {}, judged_outside),
+    ("hoist_checks", "fuse"): (checked_call, (f32(4),), {}, judged_outside),
     ("inline", "fuse"): (lambda x: jax.jit(jnp.sin)(x), (f32(4),), {}, lowers),
     ("specialize", "split_reductions"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4096,)}, kernels(3)),
     ("specialize", "fuse"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4,)}, lowers),

@@ -29,6 +29,11 @@ def rank(variant: dict[str, Any]) -> int:
     return 0
 
 
+def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+    """Check what can be checked without the device."""
+    load_buffers(bundle, variant)
+
+
 def open_executable(
     bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> NumpyExecutable:

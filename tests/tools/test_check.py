@@ -66,7 +66,7 @@ def wrong_pass(monkeypatch):
 
 def checker(function, *args, **options):
     """Return a checker of a JAX function."""
-    return Checker(fetch(jax.jit(function), *args), Options(**options))
+    return Checker(fetch(jax.jit(function), args), Options(**options))
 
 
 def normal(*shape, seed=0):

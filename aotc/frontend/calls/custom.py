@@ -8,28 +8,23 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from aotc.frontend.calls.callbacks import CALLBACKS, import_callback
 from aotc.frontend.calls.cusolver import CUSOLVER
 from aotc.frontend.calls.known_calls import KNOWN_CALLS
 from aotc.frontend.calls.lapack import LAPACK, data_operands
 from aotc.frontend.calls.tpu_linalg import TPU_LINALG
-from aotc.frontend.from_jax import REGISTER
 from aotc.frontend.importers.collective import COLLECTIVE_CALLS
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
-from aotc.frontend.mlir_types import get_value, integers
+from aotc.frontend.mlir_types import get_value, integers, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Expr
 from aotc.ir.tensor_ir import TensorType
 
-_CALLBACK = "it calls back into the Python process that traced the model, which a file cannot hold"
 _BINARY = "its payload is code for one GPU or TPU, made by another compiler"
 _LIBRARY = "its payload is a plan for a library that aotc does not use"
 
 REFUSED: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback", "xla_ffi_python_gpu_callback",
-         "xla_python_cpu_callback", "xla_python_gpu_callback"), (_CALLBACK, REGISTER),
-    ),
     **dict.fromkeys(
         ("__gpu$xla.gpu.triton", "triton_kernel_call", "triton_kernel_call_ffi", "mosaic_gpu", "mosaic_gpu_v2",
          "tpu_custom_call"), (_BINARY, "write the kernel in jax.numpy, or lower with interpret=True in pallas_call"),
@@ -88,6 +83,9 @@ _CUSTOM: dict[str, Importer] = {
 def import_custom_call(state: State, op: Any) -> None:
     """Import one ``stablehlo.custom_call``."""
     target = op.attributes["call_target_name"].value
+    if target in CALLBACKS:
+        import_callback(state, op, _result_types(state, op))
+        return
     refused = _refusal(target)
     if refused is not None:
         state.fail(f"custom call @{target} cannot be compiled: {refused[0]}", refused[1])
@@ -112,7 +110,7 @@ def _users(state: State, op: Any, target: str) -> None:
 def _result_types(state: State, op: Any) -> list[TensorType]:
     """Return the types of the results; operands that hold their shapes give the sizes that are not known."""
     if "indices_of_shape_operands" not in op.attributes:
-        return [state.static_type(r.type) for r in op.results]
+        return [state.static_type(leaf) for r in op.results for leaf in leaf_types(r.type)]
     operands = state.operands(op)
     shapes = [operands[n] for n in integers(op.attributes["indices_of_shape_operands"])]
     dims = [state.dims_of(v, "the shape of a custom call's result") for v in shapes]

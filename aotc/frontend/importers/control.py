@@ -12,6 +12,7 @@ from aotc.frontend.importers.elementwise import CHLO
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
+from aotc.ir.dims import Expr
 from aotc.ir.tensor_ir import TensorType, Value
 
 
@@ -69,6 +70,11 @@ def _case(state: State, op: Any) -> None:
 def _branch(state: State, op: Any, index: Value) -> None:
     if state.by_element:
         state.bind(op, _selected(state, op, index))
+        return
+    known = state.known.get(index)
+    if known is not None and not isinstance(known[0], Expr):
+        taken = known[0] if 0 <= known[0] < len(op.regions) else -1
+        state.bind(op, state.session.import_block(state, op.regions[taken].blocks[0]))
         return
     regions = [state.region(op.regions[0].blocks[0], ())]
     given = [v.type for v in regions[0].results]

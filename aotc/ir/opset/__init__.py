@@ -42,6 +42,7 @@ def names(fact: Callable[[OpSpec], bool]) -> frozenset[str]:
 
 
 CALLS = names(lambda s: "callee" in s.attrs)
+CHECKS = names(lambda s: "message" in s.attrs or "messages" in s.attrs)
 CONTROL_FLOW = names(lambda s: s.branches)
 EFFECTS = names(lambda s: s.effect)
 EXPENSIVE = names(lambda s: s.work > 1)
@@ -58,10 +59,11 @@ ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates
 COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
 INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
 COMPARISONS = {name: symbol for name, symbol in INFIX.items() if SCALARS[name].result == "bool"}
+ORDERINGS = frozenset(COMPARISONS) - {"eq", "ne"}
 PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
 
 __all__ = [
-    "ACCUMULATED", "CALLS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW", "EFFECTS",
-    "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "PERMUTATIONS",
-    "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "OpSpec", "RuleError", "ScalarOp", "names",
+    "ACCUMULATED", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
+    "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "ORDERINGS",
+    "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "OpSpec", "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import numpy as np
 
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, need, table
 from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.messages import render
 
 
 class AssertionFailed(ValueError):
@@ -74,17 +75,23 @@ def _infer_assert(types: Types, attrs: Attrs, regions: tuple, given: Types) -> T
     return ()
 
 
-def fill_message(message: str, values: list[int]) -> str:
-    """Return ``message`` with ``{0}``, ``{1}``... replaced by ``values``."""
-    for i, v in enumerate(values):
-        message = message.replace(f"{{{i}}}", str(v))
-    return message
-
-
 def _assert(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     if not bool(arrays[0]):
-        raise AssertionFailed(fill_message(attrs["message"], [int(a) for a in arrays[1:]]))
+        raise AssertionFailed(render(attrs["message"], [int(a) for a in arrays[1:]]))
     return []
+
+
+def _infer_fail(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(
+        len(types) == 1 and types[0].rank == 0 and kind_of(types[0].dtype) in "iu",
+        f"fail: the number of the message is {_list(types)}, expected an integer scalar",
+    )
+    return given
+
+
+def _fail(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    last = len(attrs["messages"]) - 1
+    raise AssertionFailed(attrs["messages"][min(max(int(arrays[0]), 0), last)])
 
 
 def _infer_bind_dim(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -108,6 +115,7 @@ CONTROL = table(
     OpSpec("call", _infer_given, _not_here, ("callee",), effect=True, of_format=True, removed_by="inline"),
     OpSpec("dispatch", _infer_given, _not_here, ("callee",), of_format=True, made_by="fuse"),
     OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
+    OpSpec("fail", _infer_fail, _fail, ("messages",), of_format=True, tolerance=0, removed_by="hoist_checks"),
     OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
 )
 

@@ -22,6 +22,13 @@ def no_calls(module: Module) -> list[Finding]:
     return _ops(module, lambda op: op.name == "call", "is still there")
 
 
+def checks_are_outside(module: Module) -> list[Finding]:
+    """No assertion stands in a loop or a branch, and nothing fails but by an assertion."""
+    inner = [op for f in module.functions.values() for outer in f.body.ops for r in outer.regions for op in walk(r)]
+    loose = [Finding(f"{op.name} is in a loop or a branch", op.loc) for op in inner if op.name == "assert"]
+    return loose + _ops(module, lambda op: op.name == "fail", "is no assertion yet")
+
+
 def copies_are_complete(module: Module) -> list[Finding]:
     """A function with copies for given sizes has one for each combination of the sizes that its copies have."""
     copies: dict[str, list[Function]] = {}

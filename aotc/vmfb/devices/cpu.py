@@ -58,6 +58,18 @@ def rank(variant: dict[str, Any]) -> int:
     return len(variant["features"])
 
 
+def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+    """Check what can be checked of a variant without loading its code: see :class:`aotc.vmfb.device.Device`."""
+    load_buffers(bundle, variant)
+    libraries = [("executor", variant.get("executor"))]
+    if variant["kernels"]:
+        libraries.append(("kernel library", variant.get("library")))
+    for role, number in libraries:
+        if number is None:
+            raise BundleError(bundle.where, f"the variant has no {role}")
+        bundle.checked(number)
+
+
 def open_executable(
     bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> CpuExecutable:

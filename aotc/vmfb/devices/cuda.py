@@ -58,6 +58,13 @@ def rank(variant: dict[str, Any]) -> int:
     return 10 * major + minor
 
 
+def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+    """Check what can be checked of a variant without a GPU: see :class:`aotc.vmfb.device.Device`."""
+    _check_kernels(bundle, variant)
+    load_buffers(bundle, variant)
+    _images(bundle, variant)
+
+
 def open_executable(
     bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> CudaExecutable:
@@ -78,6 +85,20 @@ def _check_kernels(bundle: Bundle, variant: dict[str, Any]) -> None:
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
     if variant["kernels"] and "cubin" not in variant:
         raise BundleError(bundle.where, "the variant has kernels but no cubins")
+
+
+def _images(bundle: Bundle, variant: dict[str, Any]) -> list[memoryview]:
+    """Return the code of each kernel."""
+    if not variant["kernels"]:
+        return []
+    data = bundle.checked(variant["cubin"])
+    images = []
+    for kernel in variant["kernels"]:
+        begin, size = kernel["image"]
+        if not 0 <= begin <= begin + size <= data.nbytes:
+            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the cubins")
+        images.append(data[begin : begin + size])
+    return images
 
 
 def _slots_written(nodes: Sequence[Node], kernels: list[dict[str, Any]]) -> frozenset[int]:
@@ -122,19 +143,14 @@ class CudaExecutable:
         self._memories: list[CudaMemory] = []
 
     def _load_functions(self, bundle: Bundle) -> list[Any]:
-        if not self.kernels:
-            return []
-        data = bytes(bundle.checked(self._variant["cubin"]))
-        modules: dict[tuple[int, int], Any] = {}
+        modules: dict[tuple[int, ...], Any] = {}
         functions = []
-        for kernel in self.kernels:
-            begin, size = kernel["image"]
-            if not 0 <= begin <= begin + size <= len(data):
-                raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the cubins")
+        for kernel, image in zip(self.kernels, _images(bundle, self._variant)):
+            place = tuple(kernel["image"])
             try:
-                if (begin, size) not in modules:
-                    modules[begin, size] = self.gpu.load(data[begin : begin + size])
-                functions.append(self.gpu.function(modules[begin, size], kernel["symbol"]))
+                if place not in modules:
+                    modules[place] = self.gpu.load(bytes(image))
+                functions.append(self.gpu.function(modules[place], kernel["symbol"]))
             except VmError as error:
                 raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
         return functions

@@ -1,0 +1,115 @@
+"""Calls back into Python: checks of equinox and checkify fail in the bundle, other calls are the user's to replace."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.frontend.calls.lapack import data_operands
+from aotc.frontend.host_callbacks import TARGET
+from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.mlir_types import leaf_types
+from aotc.frontend.session import State
+from aotc.ir.dims import product
+from aotc.ir.tensor_ir import TensorType, Value
+from aotc.vmfb.custom_calls import registered
+from aotc.vmfb.dtypes import DTYPES, kind_of, real_of, to_numpy
+from aotc.vmfb.messages import shown_as
+
+CALLBACKS = frozenset({
+    TARGET, "xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback", "xla_ffi_python_gpu_callback",
+    "xla_python_cpu_callback", "xla_python_gpu_callback",
+})  # fmt: skip
+_PROCESS = "the Python process that traced the model, which a file cannot hold"
+_DROP = "callbacks='drop' (--callbacks=drop) leaves out those whose results nobody reads"
+
+
+def import_callback(state: State, op: Any, given: Sequence[TensorType]) -> None:
+    """Import one call back into Python, whose results are of the types ``given``."""
+    target = op.attributes["call_target_name"].value
+    record = _record(state, op, target)
+    operands = data_operands(state, op)
+    match record["kind"]:
+        case "raise":
+            state.bind(op, state.emit("fail", operands, {"messages": tuple(record["messages"])}, given))
+        case "pass":
+            state.bind(op, operands[: len(given)])
+        case "check":
+            for check in record["checks"]:
+                emit_check(state, operands, check)
+            state.bind(op, [])
+        case _:
+            _users(state, op, operands, record, given)
+
+
+def emit_check(state: State, values: Sequence[Value], check: Mapping[str, Any]) -> None:
+    """Emit the assertion of a check (:mod:`aotc.frontend.checked_errors`) over ``values``."""
+    failed, code = values[check["failed"]], values[check["code"]]
+    number = state.constant(np.asarray(check["number"], to_numpy(code.type.dtype)), code.type)
+    wrong = state.one("and", [failed, state.one("eq", [code, number])])
+    if wrong.type.rank:
+        wrong = sum_over(state, wrong, tuple(range(wrong.type.rank)))
+    shown = [word for place in check["values"] for word in _words(state, values[place[0]], *place[1:])]
+    state.emit("assert", [state.one("not", [wrong]), *shown], {"message": check["message"]})
+
+
+def _words(state: State, x: Value, start: int, count: int) -> list[Value]:
+    """Return the bits of elements of ``x`` as integer scalars."""
+    words = []
+    dtype = shown_as(x.type.dtype)
+    flat = state.one("reshape", [x], {}, [TensorType(x.type.dtype, (product(x.type.shape),))])
+    for n in range(start, start + count):
+        one = state.one("slice", [flat], {"start": (n,), "limit": (n + 1,), "stride": (1,)})
+        scalar = state.one("reshape", [one], {}, [TensorType(x.type.dtype)])
+        if kind_of(dtype) == "c":
+            parts = state.one("real", [scalar]), state.one("imag", [scalar])
+            words += [_bits(state, part, real_of(dtype)) for part in parts]
+        else:
+            words.append(_bits(state, scalar, dtype))
+    return words
+
+
+def _bits(state: State, x: Value, dtype: str) -> Value:
+    if kind_of(dtype) == "b":
+        return state.one("convert", [x], {}, [TensorType("u8")])
+    if x.type.dtype != dtype:
+        x = state.one("convert", [x], {}, [TensorType(dtype)])
+    return x if kind_of(dtype) in "iu" else state.one("bitcast", [x], {}, [TensorType(f"u{DTYPES[dtype].bits}")])
+
+
+def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
+    """Return what is known of the function: its record travels in the op, or beside the program by number."""
+    held = op.attributes.get("mhlo.backend_config")
+    if target == TARGET:
+        record: Mapping[str, Any] = json.loads(held["record"].value)
+        return record
+    number = held["index"].value if held is not None and "index" in held else -1
+    if 0 <= number < len(state.session.callbacks):
+        return state.session.callbacks[number]
+    return {"kind": "a callback", "name": target, "ordered": False}
+
+
+def _users(
+    state: State, op: Any, operands: Sequence[Value], record: Mapping[str, Any], given: Sequence[TensorType]
+) -> None:
+    """Call what is registered under the function's name, or leave the call out if that was asked for."""
+    name, what = record["name"], f"{record['kind']} of {record['name']!r}"
+    if registered(name) is not None:
+        if record.get("ordered"):
+            hint = "ordered=False, and results that the next call takes, if the order matters"
+            state.fail(f"{what} is ordered, and a bundle orders calls by their data only", hint)
+        attrs = {"target": name, "config": {}, "api_version": 4, "has_side_effect": True, "aliases": ()}
+        state.bind(op, state.emit("custom_call", operands, attrs, given))
+        return
+    tensors = {result: leaf_types(result.type) for result in op.results}  # a token has none
+    unread = not any(True for result, types in tensors.items() if types for _ in result.uses)
+    if state.session.drop_callbacks and unread:
+        state.values.update((result, None if types else ()) for result, types in tensors.items())
+        warnings.warn(f"{state.loc.traced_by or state.loc}: {what} is left out", stacklevel=2)
+        return
+    hint = f"register a function of that name: aotc.register_custom_call({name!r}, function)"
+    state.fail(f"{what} calls back into {_PROCESS}", f"{hint}; {_DROP}" if unread else hint)

@@ -1,0 +1,115 @@
+"""Errors of ``jax.experimental.checkify`` as checks: what must not hold, and the message, with places for values.
+
+A check is a map: ``failed`` and ``code`` are numbers of values, which fails if the first is true and the second is
+``number``; ``message`` is as :func:`aotc.vmfb.messages.render` takes it; ``values`` are the values in it, each the
+number of an array and its first element and how many follow one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.checkify import Error
+
+from aotc.frontend.limits import MESSAGE_ELEMENTS
+from aotc.vmfb.dtypes import from_numpy, kind_of
+from aotc.vmfb.messages import field_text, literal, shown_as
+
+
+def checks_of(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """Return the checks of an error whose leaves are numbered in the order of its ``tree`` and have these types.
+
+    Values of types that are not known are not shown.
+    """
+    return _checks(jax.tree.unflatten(tree, range(tree.num_leaves)), types)
+
+
+def checks_of_results(tree: Any, types: Sequence[Any] | None) -> list[dict[str, Any]]:
+    """Return the checks of all errors among the results of a function."""
+    whole = jax.tree.unflatten(tree, range(tree.num_leaves))
+    found = jax.tree.leaves(whole, is_leaf=lambda node: isinstance(node, Error))
+    return [check for error in found if isinstance(error, Error) for check in _checks(error, types)]
+
+
+def _checks(error: Error, types: Sequence[Any] | None) -> list[dict[str, Any]]:
+    checks = []
+    for code, made_of in error._metadata.items():
+        for effect, failed in error._pred.items():
+            values = _Values(types)
+            leaves = error._payload[effect]
+            if made_of.num_leaves != len(jax.tree.leaves(leaves)):
+                continue
+            exception = jax.tree.unflatten(made_of, [values.leaf(n) for n in jax.tree.leaves(leaves)])
+            if type(exception) is not effect.error_type:
+                continue
+            try:
+                text = str(exception)
+            except Exception:  # the user's format does not fit the values, which JAX would say only on failure
+                text = type(exception).__name__
+            row = {"failed": failed, "code": error._code[effect], "number": int(code)}
+            checks.append({**row, "message": values.message(text), "values": values.places})
+    return checks
+
+
+class _Values:
+    """Collects the values that a message is made of, by letting stand-ins be formatted."""
+
+    def __init__(self, types: Sequence[Any] | None) -> None:
+        self.types = types
+        self.places: list[tuple[int, int, int]] = []
+        self.fields: list[str] = []
+        self.count = 0
+
+    def leaf(self, number: int) -> _Value:
+        """Return what stands for an array."""
+        if self.types is None:
+            return _Value(self, number, (), "", 0)
+        shape = tuple(self.types[number].shape)
+        try:
+            return _Value(self, number, shape, shown_as(from_numpy(self.types[number].dtype)), 0)
+        except (KeyError, TypeError):  # a key of random numbers has no values
+            return _Value(self, number, shape, "", 0)
+
+    def field(self, value: _Value, spec: str) -> str:
+        """Return the mark of a value in a text."""
+        known = value.dtype and all(isinstance(n, int) for n in value.shape)
+        if known and value.size <= MESSAGE_ELEMENTS:
+            self.fields.append(field_text(self.count, value.dtype, value.shape, spec))
+            self.places.append((value.number, value.start, value.size))
+            self.count += value.size * (2 if kind_of(value.dtype) == "c" else 1)
+        else:
+            self.fields.append(literal(f"<{'x'.join(map(str, value.shape)) or 'a value'}>"))
+        return f"\0{len(self.fields) - 1}\0"
+
+    def message(self, text: str) -> str:
+        """Return a text with marks as a message."""
+        parts = text.split("\0")
+        return "".join(self.fields[int(part)] if n % 2 else literal(part) for n, part in enumerate(parts))
+
+
+class _Value:
+    """Stands for an array, or a row of one, whose values are known when the program runs."""
+
+    def __init__(self, values: _Values, number: int, shape: tuple[Any, ...], dtype: str, start: int) -> None:
+        self.values, self.number, self.shape, self.dtype, self.start = values, number, shape, dtype, start
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __getitem__(self, index: int) -> _Value:
+        inner = self.shape[1:]
+        start = self.start + range(self.shape[0])[index] * int(np.prod(inner, dtype=np.int64))
+        return _Value(self.values, self.number, inner, self.dtype, start)
+
+    def __format__(self, spec: str) -> str:
+        return self.values.field(self, spec)
+
+    def __str__(self) -> str:
+        return self.values.field(self, "")
+
+    __repr__ = __str__

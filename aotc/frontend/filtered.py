@@ -1,0 +1,107 @@
+"""Arguments with leaves that are no arrays: each is fixed when the function is traced, as equinox's filters do.
+
+What is fixed keeps its place in the pytree of the arguments. A call may hand over a number, a text or None there only
+if it is the one that was compiled; anything else, as a function, is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@jax.tree_util.register_pytree_node_class
+class Fixed:
+    """A leaf that is part of the program: a node without children."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def tree_flatten(self) -> tuple[tuple[()], Fixed]:
+        """Return no children; the node itself says what it holds."""
+        return (), self
+
+    @classmethod
+    def tree_unflatten(cls, held: Fixed, _: Any) -> Fixed:
+        """Return the node."""
+        return held
+
+
+def is_filtered(function: Any) -> bool:
+    """Tell whether ``function`` is what ``equinox.filter_jit`` returns."""
+    return type(function).__module__.partition(".")[0] == "equinox" and hasattr(function, "donate_first")
+
+
+def split_function(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+    """Return a filtered function as a jitted one, and its arguments with all that are no arrays fixed."""
+    donated = [n for n in range(len(args)) if (function.donate_rest if n else function.donate_first)]
+    jitted = jax.jit(_open(function.__wrapped__), donate_argnums=donated, keep_unused=True)
+    return jitted, *_fix((tuple(args), dict(kwargs)), _is_array)
+
+
+def without_fixed_attributes(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+    """Return a plain function jitted, and its arguments with those attributes of objects fixed that are no arrays."""
+    paths = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+    fixed = {id(leaf) for path, leaf in paths if _is_attribute(path) and not (_is_array(leaf) or _is_number(leaf))}
+    if not fixed:
+        return jax.jit(function if _hashable(function) else _named(function)), args, kwargs
+    return jax.jit(_open(function)), *_fix((tuple(args), dict(kwargs)), lambda leaf: id(leaf) not in fixed)
+
+
+def _fix(call: Any, varies: Callable[[Any], bool]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    args, kwargs = jax.tree.map(lambda leaf: leaf if varies(leaf) else Fixed(leaf), call)
+    return args, kwargs
+
+
+def _open(function: Any) -> Callable[..., Any]:
+    """Return ``function`` of arguments with fixed leaves; of its results those that are no arrays are None."""
+
+    def is_fixed(node: Any) -> bool:
+        return isinstance(node, Fixed)
+
+    @functools.wraps(function, updated=())
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        call = jax.tree.map(lambda leaf: leaf.value if is_fixed(leaf) else leaf, (args, kwargs), is_leaf=is_fixed)
+        result = function(*call[0], **call[1])
+        return jax.tree.map(lambda leaf: leaf if _is_array(leaf) or _is_number(leaf) else None, result)
+
+    del opened.__wrapped__  # its signature need not be that of these arguments
+    return opened
+
+
+def _named(function: Any) -> Callable[..., Any]:
+    """Return ``function``, an object that cannot be hashed, as a function."""
+
+    @functools.wraps(function, updated=())
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return named
+
+
+def _hashable(function: Any) -> bool:
+    try:
+        hash(function)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_attribute(path: Sequence[Any]) -> bool:
+    return any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic)
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex)

@@ -1,0 +1,118 @@
+"""What JAX's calls back into Python are: a record of each, which the program carries in place of the function.
+
+A function is lowered with rules of our own for the primitives that call back: each becomes a custom call ``TARGET``
+with its record as JSON. A ``jax.stages.Lowered`` has the functions that JAX wrapped; they are opened to find out the
+same.
+A record has a ``kind``:
+
+``raise``       the call fails with one of ``messages``, by its operand: ``equinox.error_if``
+``pass``        hands its first operands on: what equinox puts behind ``raise`` for devices that cannot raise
+``check``       fails as ``checks`` say (:mod:`aotc.frontend.checked_errors`): ``jax.experimental.checkify``
+anything else   the name of the function of JAX; ``name`` is that of the Python function, ``ordered`` whether calls of
+                such functions keep their order
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import callback as jax_callback
+from jax._src import checkify, debugging
+
+from aotc.frontend.checked_errors import checks_of
+
+TARGET = "aotc.host_callback"
+Record = Mapping[str, Any]
+_KINDS = {
+    "pure_callback_lowering": "jax.pure_callback",
+    "io_callback_lowering": "jax.experimental.io_callback",
+    "debug_callback_lowering": "jax.debug.callback",
+}
+
+
+def recording_rules() -> tuple[tuple[Any, Callable[..., Any]], ...]:
+    """Return lowering rules that put records in place of functions, for primitives that call back."""
+    rules: list[tuple[Any, Callable[..., Any]]] = [
+        (jax_callback.pure_callback_p, _pure),
+        (jax_callback.io_callback_p, _io),
+        (debugging.debug_callback_p, _debug),
+        (checkify.check_p, _check),
+    ]
+    if hasattr(debugging, "debug_print_p"):
+        rules.append((debugging.debug_print_p, _print))
+    return tuple(rules)
+
+
+def records_of(callbacks: Sequence[Any]) -> list[Record]:
+    """Return a record for each of the functions that JAX wrapped when it lowered a program itself."""
+    return [_record_of(function) for function in callbacks]
+
+
+def _emit(ctx: Any, args: Sequence[Any], record: Record) -> Sequence[Any]:
+    if record.get("ordered"):
+        ctx.set_tokens_out(ctx.tokens_in)  # the order is the importer's to refuse
+    rule = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)
+    return rule(ctx, *args, record=json.dumps(record))
+
+
+def _pure(ctx: Any, *args: Any, callback: Any, **_: Any) -> Sequence[Any]:
+    return _emit(ctx, args, _of_function("jax.pure_callback", callback))
+
+
+def _io(ctx: Any, *args: Any, callback: Any, ordered: bool = False, **_: Any) -> Sequence[Any]:
+    return _emit(ctx, args, _of_function("jax.experimental.io_callback", callback, ordered))
+
+
+def _debug(ctx: Any, *args: Any, callback: Any, effect: Any, **_: Any) -> Sequence[Any]:
+    ordered = effect is debugging.ordered_debug_effect
+    return _emit(ctx, args, _of_function("jax.debug.callback", callback, ordered))
+
+
+def _print(ctx: Any, *args: Any, ordered: bool = False, **_: Any) -> Sequence[Any]:
+    return _emit(ctx, args, {"kind": "jax.debug.print", "name": "debug_print", "ordered": ordered})
+
+
+def _check(ctx: Any, *args: Any, err_tree: Any, debug: bool, **_: Any) -> Sequence[Any]:
+    if debug:  # of checkify.debug_check, which only checkify.checkify turns on
+        return []
+    return _emit(ctx, args, {"kind": "check", "checks": checks_of(err_tree, ctx.avals_in)})
+
+
+def _of_function(kind: str, callback: Any, ordered: bool = False) -> Record:
+    function = getattr(callback, "callback_func", callback)
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif getattr(function, "__module__", "").startswith("jax._src.") and "callback" in (held := _held(function)):
+            function = held["callback"]
+        else:
+            break
+    name = getattr(function, "__name__", type(function).__name__)
+    if getattr(function, "__module__", "") == "equinox._errors":
+        messages = _held(function).get("msgs")
+        if name == "raises" and messages is not None:
+            return {"kind": "raise", "messages": [str(m) for m in messages]}
+        if name == "tpu_msg":
+            return {"kind": "pass"}
+    if name == "_format_print_callback":
+        kind, name = "jax.debug.print", "debug_print"
+    return {"kind": kind, "name": name, "ordered": ordered}
+
+
+def _record_of(wrapped: Any) -> Record:
+    ordered = "callback_without_token" in (held := _held(wrapped))
+    function = _held(held["callback_without_token"])["callback"] if ordered else held.get("callback", wrapped)
+    if isinstance(function, functools.partial) and function.func is checkify.python_err:
+        return {"kind": "check", "checks": checks_of(function.args[0], None)}
+    maker = getattr(function, "__qualname__", "").partition(".")[0]
+    return _of_function(_KINDS.get(maker, "a callback"), _held(function).get("callback", function), ordered)
+
+
+def _held(function: Any) -> Mapping[str, Any]:
+    """Return what a function closes over, by name."""
+    return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}

@@ -1,0 +1,160 @@
+"""Functions and JAX's stages of them as the bytes of a program, with what JAX knows of it."""
+
+from __future__ import annotations
+
+import copy
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+from jax._src.interpreters import mlir as jax_mlir
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend import from_jax
+from aotc.frontend.checked_errors import checks_of_results
+from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
+from aotc.frontend.host_callbacks import recording_rules, records_of
+
+ONE_DEVICE = "a bundle runs on one device: trace it without in_shardings and out_shardings, or on a mesh of one device"
+_NO_EXPORT = "jax.export cannot export the function"
+_ANY_CALL = "ALL"  # custom calls that JAX does not promise to keep are the importer's to accept or refuse
+
+
+class JaxProgram(NamedTuple):
+    """Bytecode or a portable artifact, and what JAX knows: see :class:`aotc.frontend.mlir.Source`."""
+
+    data: bytes
+    metadata: Mapping[str, Any]
+
+
+def is_program(model: Any) -> bool:
+    """Tell whether ``model`` is a function or what JAX makes of one."""
+    return callable(model) or isinstance(
+        model, jax.export.Exported | jax.stages.Traced | jax.stages.Lowered | jax.stages.Compiled
+    )
+
+
+def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> JaxProgram:
+    """Return the program of a function, an export, or one of ``jax.stages``.
+
+    Arrays among the examples are taken by shape and dtype; ``jax.ShapeDtypeStruct`` may have symbolic dims.
+
+    Raises
+    ------
+    CompileError
+        If the function raises or JAX cannot export it, with the line of the function's own source, and the exception as
+        the cause; or if it is a program for several devices.
+    """
+    match model:
+        case jax.stages.Compiled():
+            hint = "f.lower(*args), which jax.stages.Compiled was made of, or f itself with example arguments"
+            message = "a jax.stages.Compiled is machine code of XLA without its StableHLO"
+            raise CompileError.at(Loc(), message, hint=hint)
+        case jax.export.Exported() | jax.stages.Traced() | jax.stages.Lowered() if args or kwargs:
+            message = f"a {type(model).__name__} has its arguments already; found {len(args) + len(kwargs)} more"
+            raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
+        case jax.export.Exported():
+            return from_exported(model)
+        case jax.stages.Lowered():
+            return _from_lowered(model)
+    try:
+        traced = model if isinstance(model, jax.stages.Traced) else _traced(model, args, kwargs)
+        return _from_traced(traced)
+    except (CompileError, MemoryError):
+        raise
+    except Exception as error:
+        told = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error  # jaxlib's native code
+        reason = ": ".join([type(told).__name__, *str(told).strip().splitlines()[:1]])
+        raise CompileError.at(_own_line(error), f"{_NO_EXPORT}: {reason}") from error
+
+
+def from_exported(exported: jax.export.Exported) -> JaxProgram:
+    """Return the program of an export for one device."""
+    _check_devices(exported.nr_devices)
+    checks = checks_of_results(exported.out_tree, exported.out_avals)
+    return JaxProgram(exported.mlir_module_serialized, {**from_jax.metadata(exported), "checks": checks})
+
+
+def _traced(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if is_filtered(function):
+        jitted, args, kwargs = split_function(function, args, kwargs)
+    elif hasattr(function, "trace"):
+        jitted = function
+    else:
+        jitted, args, kwargs = without_fixed_attributes(function, args, kwargs)
+    info = getattr(jitted, "_jit_info", None)
+    places, names = getattr(info, "static_argnums", ()), getattr(info, "static_argnames", ())
+    places = {n % len(args) if args else n for n in places}
+    specs = [a if n in places else jax.tree.map(from_jax.spec, a) for n, a in enumerate(args)]
+    keywords = {k: v if k in names else jax.tree.map(from_jax.spec, v) for k, v in kwargs.items()}
+    return jitted.trace(*specs, **keywords)
+
+
+class _Again:
+    """What jax.export takes for a jitted function, and traces: a trace, which it lowers with rules of ours."""
+
+    def __init__(self, traced: Any) -> None:
+        self.traced, self.jaxpr, self.fun_name = traced, traced.jaxpr, traced.fun_name
+
+    def __call__(self) -> None:
+        raise NotImplementedError
+
+    def trace(self) -> Any:
+        """Return itself in place of a trace."""
+        return self
+
+    def lower(self, _private_parameters: Any, **options: Any) -> Any:
+        """Return the trace, lowered: callbacks are records."""
+        parameters = replace(_private_parameters, override_lowering_rules=recording_rules())
+        return self.traced.lower(_private_parameters=parameters, **options)
+
+
+def _from_traced(traced: Any) -> JaxProgram:
+    """Export for CPU; the bundle takes all that the function takes, used or not."""
+    whole = copy.copy(traced)
+    if hasattr(whole, "_params"):
+        whole._params = {**whole._params, "keep_unused": True}
+    names = [_ANY_CALL]
+    while True:
+        checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+        try:
+            return from_exported(jax.export.export(_Again(whole), platforms=("cpu",), disabled_checks=checks)())
+        except ValueError as error:  # of a JAX that has no word for any call
+            more = set(re.findall(r'custom_call @"?([\w.$]+)', str(error))) - set(names)
+            if "custom calls" not in str(error) or not more:
+                raise
+            names += sorted(more)
+
+
+def _from_lowered(lowered: Any) -> JaxProgram:
+    known = lowered._lowering.compile_args
+    _check_devices(known.get("num_devices", 1))
+    dims = known.get("shape_poly_state")
+    if dims is not None and len(dims.dim_vars) > dims.has_platform_index_argument:
+        hint = "f.trace(*args) in place of f.lower(*args), or f itself with example arguments"
+        raise CompileError.at(Loc(), "a jax.stages.Lowered with symbolic dims does not say whose they are", hint=hint)
+    leaves = lowered.in_tree.num_leaves
+    metadata = {
+        **from_jax.trees(lowered.in_tree, lowered.out_tree, leaves),
+        "kept": sorted(known.get("kept_var_idx", range(leaves))),
+        "platforms": list(getattr(lowered._lowering, "_platforms", None) or ("cpu",)),
+        "callbacks": records_of(known.get("host_callbacks", ())),
+        "checks": checks_of_results(lowered.out_tree, known.get("global_out_avals")),
+    }
+    return JaxProgram(jax_mlir.module_to_bytecode(lowered.compiler_ir("stablehlo")), metadata)
+
+
+def _check_devices(count: int) -> None:
+    if count > 1:
+        raise CompileError.at(Loc(), f"the program needs several devices: it is for {count}", hint=ONE_DEVICE)
+
+
+def _own_line(error: Exception) -> Loc:
+    """Return the last line of the user's own that ``error`` went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.lineno and not f.filename.startswith(from_jax.NOT_THE_USERS)]
+    return Loc(own[-1].filename, own[-1].lineno or 0) if own else Loc()

@@ -1,0 +1,259 @@
+"""Move assertions out of loops and branches, where the host program can judge them.
+
+Before: ``while(%x) { %ok = ...; assert(%ok, %v) {message}; ... }``. After: the loop carries ``%ok`` and ``%v``, ends
+when the first is false, and ``assert`` stands behind it. A branch hands them on as results, ``true`` where another is
+taken.
+
+``fail`` becomes an assertion of ``false``. It is no effect: one whose results nobody reads is gone before. A branch
+that fails for certain beside one that only hands values on is no branch at all: ``equinox.error_if`` costs its
+condition.
+
+Work behind a failed assertion is done on values that mean nothing, until the host program looks. So that it ends, a
+loop whose condition is more than a count stops at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from aotc.diagnostics import Loc
+from aotc.ir.opset import CHECKS, ORDERINGS
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.passes.dce import dce
+from aotc.lowering.passes.rewrite import Builder, Names
+from aotc.options import Options
+from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.messages import literal
+
+_TRUTH = TensorType("i1")
+
+
+def hoist_checks(module: Module, options: Options) -> Module:
+    """Return ``module`` with assertions in no loop and no branch, and without ``fail``."""
+    if not any(_checked(f.body) for f in module.functions.values()):
+        return module
+    clean = dce(module, options)
+    return clean.with_functions({name: _hoisted(f) for name, f in clean.functions.items()})
+
+
+def _hoisted(function: Function) -> Function:
+    if not _checked(function.body):
+        return function
+    return replace(function, body=_Hoister(Names(function.body)).entry(function.body))
+
+
+def _checked(region: Region) -> bool:
+    return any(op.name in CHECKS for op in walk(region))
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """An assertion on its way out: what must hold, the values of its message, the message."""
+
+    holds: Value
+    values: tuple[Value, ...]
+    message: str
+    loc: Loc
+
+    @property
+    def carried(self) -> tuple[Value, ...]:
+        """Return what loops and branches hand on of it."""
+        return self.holds, *self.values
+
+    def handed(self, values: Sequence[Value]) -> _Check:
+        """Return the check by the values that were handed on."""
+        return replace(self, holds=values[0], values=tuple(values[1:]))
+
+
+class _Hoister:
+    """Rebuilds one function."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.before: list[Value] = []  # what the checks so far demand, as far as it can be seen here
+
+    def entry(self, region: Region) -> Region:
+        """Return the body of a function with each check as an assertion where it was, or behind what it was in."""
+        b = Builder(self.names)
+        for op in region.ops:
+            for check in self.op(op, b):
+                b.loc = check.loc
+                b.append(Op("assert", check.carried, (), {"message": check.message}, (), check.loc))
+        return Region(region.params, tuple(b.ops), region.results)
+
+    def op(self, op: Op, b: Builder) -> list[_Check]:
+        """Append ``op`` without the checks in it, and return these."""
+        b.loc = op.loc
+        if op.name == "assert":
+            checks = [_Check(op.operands[0], op.operands[1:], op.attrs["message"], op.loc)]
+        elif op.name == "fail":
+            checks = self._fail(op, b)
+        elif op.name == "case" and any(map(_checked, op.regions)):
+            checks = self._only_way(op, b) or self._case(op, b)
+        elif op.name == "while" and (any(map(_checked, op.regions)) or (self.before and not _counts(op))):
+            checks = self._while(op, b)
+        else:
+            b.append(op)
+            checks = []
+        self.before += [check.holds for check in checks]
+        return checks
+
+    def inner(self, region: Region) -> tuple[Builder, list[_Check]]:
+        """Return the ops of a region without their checks, which end with it."""
+        b, seen = Builder(self.names), len(self.before)
+        checks = [check for op in region.ops for check in self.op(op, b)]
+        del self.before[seen:]
+        return b, checks
+
+    def _fail(self, op: Op, b: Builder) -> list[_Check]:
+        (index,), messages = op.operands, op.attrs["messages"]
+        for v in op.results:
+            zero = b.constant(0, TensorType(v.type.dtype))
+            b.append(Op("broadcast", (zero,), (v,), {"dims": ()}, (), op.loc))
+        checks = []
+        for n, message in enumerate(messages):
+            compare = "ne" if 0 < n < len(messages) - 1 else "gt" if n == 0 else "lt"
+            alone = len(messages) == 1
+            holds = b.constant(0, _TRUTH) if alone else b.make(compare, [index, b.constant(n, index.type)])
+            checks.append(_Check(holds, (), literal(message), op.loc))
+        return checks
+
+    def _only_way(self, op: Op, b: Builder) -> list[_Check]:
+        """Of two branches one fails and the other has no ops: take that one, and check that it is the one chosen."""
+        if len(op.regions) != 2:
+            return []
+        way = next((n for n, r in enumerate(op.regions) if not r.ops), None)
+        if way is None or not any(inner.name == "fail" for inner in op.regions[1 - way].ops):
+            return []
+        builder, checks = self.inner(op.regions[1 - way])
+        for made in builder.ops:
+            b.append(made)
+        zero = b.constant(0, op.operands[0].type)
+        chosen = b.make("ne" if way else "eq", [op.operands[0], zero])
+        for v, kept in zip(op.results, op.regions[way].results):
+            b.append(Op("reshape", (kept,), (v,), {}, (), op.loc))
+        return [replace(check, holds=b.make("or", [chosen, check.holds])) for check in checks]
+
+    def _case(self, op: Op, b: Builder) -> list[_Check]:
+        branches = [self.inner(region) for region in op.regions]
+        rows: list[list[Value]] = [list(region.results) for region in op.regions]
+        for n, (_, checks) in enumerate(branches):
+            for check in checks:
+                for k, (other, _) in enumerate(branches):
+                    rows[k] += check.carried if k == n else _nothing(check, other)
+        regions = tuple(Region((), tuple(made.ops), tuple(row)) for (made, _), row in zip(branches, rows))
+        every = [check for _, checks in branches for check in checks]
+        return self._handed(op, op.operands, regions, every, b)
+
+    def _while(self, op: Op, b: Builder) -> list[_Check]:
+        early: list[_Check] = []
+        seen = len(self.before)
+        if _checked(op.regions[0]):
+            op, early = self._turned(op, b)
+            self.before += [check.holds for check in early]
+        condition, body = op.regions
+        made, checks = self.inner(body)
+        starts = [v for check in checks for v in _nothing(check, b)]
+        params = [[Value(self.names.fresh(v.name), v.type) for v in starts] for _ in range(2)]
+        test = Builder(self.names, ops=list(condition.ops))
+        (going,) = condition.results
+        for holds in [v for v, _ in _per_check(params[0], checks)] + ([] if _counts(op) else self.before):
+            going = test.make("and", [going, holds])
+        del self.before[seen:]
+        carried = [v for check in checks for v in check.carried]
+        regions = (
+            Region((*condition.params, *params[0]), tuple(test.ops), (going,)),
+            Region((*body.params, *params[1]), tuple(made.ops), (*body.results, *carried)),
+        )
+        return [*early, *self._handed(op, (*op.operands, *starts), regions, checks, b)]
+
+    def _turned(self, op: Op, b: Builder) -> tuple[Op, list[_Check]]:
+        """Return a loop whose condition is computed at the end of the body, and what it checks before the first."""
+        condition, body = op.regions
+        first = Builder(self.names)
+        (start,) = self._copied(condition, op.operands, first)
+        made, checks = self.inner(Region((), tuple(first.ops), ()))
+        for inner in made.ops:
+            b.append(inner)
+        again = Builder(self.names, ops=list(body.ops))
+        (going,) = self._copied(condition, body.results, again)
+        params = [Value(self.names.fresh("going"), _TRUTH) for _ in range(2)]
+        held = [Value(self.names.fresh(v.name), v.type) for v in condition.params]
+        regions = (
+            Region((*held, params[0]), (), (params[0],)),
+            Region((*body.params, params[1]), tuple(again.ops), (*body.results, going)),
+        )
+        unread = Value(self.names.fresh("going"), _TRUTH)
+        turned = replace(op, operands=(*op.operands, start), results=(*op.results, unread), regions=regions)
+        return turned, checks
+
+    def _copied(self, region: Region, operands: Sequence[Value], b: Builder) -> list[Value]:
+        """Append a copy of a region's ops with ``operands`` for its parameters, and return its results."""
+        mapped = dict(zip(region.params, operands))
+        for op in region.ops:
+            b.append(self._copied_op(op, mapped))
+        return [mapped.get(v, v) for v in region.results]
+
+    def _copied_op(self, op: Op, mapped: dict[Value, Value]) -> Op:
+        regions = tuple(self._copied_region(r, mapped) for r in op.regions)
+        operands = tuple(mapped.get(v, v) for v in op.operands)
+        mapped.update((v, Value(self.names.fresh(v.name), v.type)) for v in op.results)
+        return replace(op, operands=operands, results=tuple(mapped[v] for v in op.results), regions=regions)
+
+    def _copied_region(self, region: Region, mapped: dict[Value, Value]) -> Region:
+        mapped.update((v, Value(self.names.fresh(v.name), v.type)) for v in region.params)
+        ops = tuple(self._copied_op(op, mapped) for op in region.ops)
+        return Region(tuple(mapped[v] for v in region.params), ops, tuple(mapped.get(v, v) for v in region.results))
+
+    def _handed(
+        self, op: Op, operands: Sequence[Value], regions: tuple[Region, ...], checks: list[_Check], b: Builder
+    ) -> list[_Check]:
+        """Append ``op`` with what its checks hand on as further results, and return the checks by these."""
+        more = [Value(self.names.fresh(v.name), v.type) for check in checks for v in check.carried]
+        b.append(replace(op, operands=tuple(operands), results=(*op.results, *more), regions=regions))
+        return [check.handed((holds, *values)) for (holds, values), check in zip(_per_check(more, checks), checks)]
+
+
+def _nothing(check: _Check, b: Builder) -> list[Value]:
+    """Return what is handed on of a check that was not reached."""
+    return [b.constant(n == 0, v.type) for n, v in enumerate(check.carried)]
+
+
+def _per_check(values: Sequence[Value], checks: Sequence[_Check]) -> list[tuple[Value, Sequence[Value]]]:
+    """Share out values that were handed on: what holds, and the values of the message."""
+    rest = list(values)
+    shared: list[tuple[Value, Sequence[Value]]] = []
+    for check in checks:
+        count = len(check.carried)
+        shared.append((rest[0], rest[1:count]))
+        del rest[:count]
+    return shared
+
+
+def _counts(op: Op) -> bool:
+    """Does a loop end when an integer, to which each turn adds a constant, comes to a bound that does not change?"""
+    condition, body = op.regions
+    test = _maker(condition, condition.results[0])
+    if test is None or test.name not in ORDERINGS:
+        return False
+    for counter, bound in (test.operands, test.operands[::-1]):
+        if counter in condition.params and _is_fixed(condition, bound) and kind_of(bound.type.dtype) in "iu":
+            at = condition.params.index(counter)
+            step = _maker(body, body.results[at])
+            adds = step is not None and step.name == "add" and body.params[at] in step.operands
+            return adds and step is not None and any(_is_constant(body, v) for v in step.operands)
+    return False
+
+
+def _maker(region: Region, v: Value) -> Op | None:
+    return next((op for op in region.ops if v in op.results), None)
+
+
+def _is_constant(region: Region, v: Value) -> bool:
+    made = _maker(region, v)
+    return made is not None and made.name == "constant"
+
+
+def _is_fixed(region: Region, v: Value) -> bool:
+    return v not in region.params and (_maker(region, v) is None or _is_constant(region, v))

@@ -1,0 +1,64 @@
+"""Messages with places for numbers: what a check says when it fails.
+
+``{0}`` is the integer 0 of the values that go with a message. ``{0:f32}`` is the float of type f32 whose bits it holds,
+``{0:f32[2,3]:.3f}`` an array of the six that begin there, formatted by ``.3f``; a complex number takes two values.
+``{{`` is a brace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.dtypes import DTYPES, to_numpy
+
+_FIELD = r"\{\{|\{(\d+)(?::(\w+)(?:\[([\d,]+)\])?(?::([^{}]*))?)?\}"
+
+
+def shown_as(dtype: str) -> str:
+    """Return the dtype as which a value of ``dtype`` is in a message: one whose bits fill an integer."""
+    row = DTYPES[dtype]
+    if row.kind == "f" and row.bits < 32:
+        return "f32"
+    return f"{row.kind}32" if row.kind in "iu" and row.bits < 8 else dtype
+
+
+def literal(text: str) -> str:
+    """Return ``text`` so that nothing in it is a place for a number."""
+    return text.replace("{", "{{")
+
+
+def field_text(number: int, dtype: str, shape: Sequence[int] = (), spec: str = "") -> str:
+    """Return the place of a value of ``dtype`` that begins at ``number``."""
+    dims = f"[{','.join(map(str, shape))}]" if shape else ""
+    return f"{{{number}:{dtype}{dims}{':' if spec else ''}{spec}}}"
+
+
+def render(message: str, values: Sequence[int]) -> str:
+    """Return ``message`` with ``values`` in their places."""
+    import re  # only a check that failed needs it
+
+    def shown(match: Any) -> str:
+        if match[0] == "{{":
+            return "{"
+        at, dtype = int(match[1]), match[2]
+        if at >= len(values):
+            return str(match[0])
+        return str(values[at]) if dtype is None else _array(values[at:], dtype, match[3] or "", match[4] or "")
+
+    return re.sub(_FIELD, shown, message)
+
+
+def _array(values: Sequence[int], name: str, dims: str, spec: str) -> str:
+    dtype = to_numpy(name)
+    shape = [int(n) for n in dims.split(",")] if dims else []
+    parts = 2 if dtype.kind == "c" else 1
+    bits = np.dtype(f"u{dtype.itemsize // parts}")
+    words = [v & (1 << 8 * bits.itemsize) - 1 for v in values[: parts * int(np.prod(shape, dtype=np.int64))]]
+    array = np.array(words, bits).view(dtype).reshape(shape)
+    try:
+        return format(array[()], spec)
+    except (TypeError, ValueError):  # the specification is the user's
+        return str(array)

@@ -1,0 +1,60 @@
+"""Exports for several platforms: one program for each target, loaded and run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import aotc
+from aotc.frontend.importer import import_model
+
+pytestmark = pytest.mark.ir
+
+X = np.array([[4.0, 1.0], [1.0, 3.0]], np.float32)
+
+
+def factor(x):
+    return {"factor": jnp.linalg.cholesky(x @ x.T + jnp.eye(x.shape[0])), "eigen": jnp.linalg.eigh(x)[0]}
+
+
+def by_platform(x):
+    return jax.lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: x + 2)
+
+
+@pytest.mark.parametrize("platforms", [("cpu", "cuda"), ("cuda", "cpu"), ("tpu", "cuda", "cpu")])
+def test_the_program_of_the_target_runs(platforms):
+    exported = export.export(jax.jit(by_platform), platforms=platforms)(X)
+    for model in (exported, bytes(exported.serialize())):
+        np.testing.assert_array_equal(aotc.load(aotc.compile(model))(X), X + 1)
+
+
+def test_each_target_has_its_own_program():
+    exported = export.export(jax.jit(by_platform), platforms=("cpu", "cuda"))(X)
+    data = aotc.compile(exported, target="cpu,cuda:sm_90")
+    module = aotc.load(data, devices="cpu")
+    assert [a["dims"] for a in module.main.signature.arguments] == [[2, 2]]
+    np.testing.assert_array_equal(module(X), X + 1)
+
+
+def test_functions_and_dims():
+    spec = jax.ShapeDtypeStruct(export.symbolic_shape("n, n"), np.float32)
+    exported = export.export(jax.jit(factor), platforms=("cpu", "cuda"))(spec)
+    module = aotc.load(aotc.compile(exported))
+    got, want = module(X), factor(X)
+    assert sorted(got) == sorted(want)
+    for name in want:
+        np.testing.assert_allclose(np.abs(got[name]), np.abs(want[name]), rtol=1e-5)
+
+
+def test_a_branch_of_another_platform_is_not_imported():
+    """Its custom calls may be none that a bundle can hold."""
+    text = """module { func.func public @main(%i: tensor<i32>, %x: tensor<2xf32>) -> tensor<2xf32> {
+      %zero = stablehlo.constant dense<0> : tensor<i32>
+      %r = "stablehlo.case"(%zero) ({ stablehlo.return %x : tensor<2xf32> }, {
+        %y = stablehlo.custom_call @"__gpu$xla.gpu.triton"(%x) : (tensor<2xf32>) -> tensor<2xf32>
+        stablehlo.return %y : tensor<2xf32> }) : (tensor<i32>) -> tensor<2xf32>
+      return %r : tensor<2xf32> } }"""
+    assert all(op.name != "case" for op in import_model(text).functions["main"].body.ops)

@@ -1,0 +1,161 @@
+"""What JAX makes of a function, and functions with static arguments, keywords and partial application."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import aotc
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
+
+pytestmark = pytest.mark.cpu
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def compiled(model, *args, **options):
+    return aotc.load(aotc.compile(model, *args, **options))
+
+
+def scaled(x, n, *, mode="plus", unused=None):
+    return {"y": x * n if mode == "times" else x + n}
+
+
+@pytest.mark.parametrize("static", [{"static_argnums": 1}, {"static_argnums": -1}, {"static_argnames": "n"}])
+def test_static_arguments_are_part_of_the_program(static):
+    module = compiled(jax.jit(scaled, **static), X, 3)
+    np.testing.assert_array_equal(module(X)["y"], X + 3)
+
+
+def test_static_keywords():
+    function = jax.jit(scaled, static_argnames=("mode", "n"))
+    module = compiled(function, X, kwargs={"n": 2, "mode": "times"})
+    np.testing.assert_array_equal(module(X)["y"], X * 2)
+    np.testing.assert_array_equal(compiled(function, X, 2, kwargs={"mode": "times"})(X)["y"], X * 2)
+
+
+def test_static_arguments_of_every_kind():
+    function = jax.jit(lambda x, dtype, shape, f: f(x.astype(dtype).reshape(shape)), static_argnums=(1, 2, 3))
+    module = compiled(function, X, jnp.int32, (3, 2), jnp.negative)
+    np.testing.assert_array_equal(module(X), -X.astype(np.int32).reshape(3, 2))
+
+
+def test_keyword_arguments():
+    module = compiled(scaled, X, kwargs={"n": X, "unused": {"a": X, "b": None}})
+    np.testing.assert_array_equal(module(X, n=X, unused={"a": X, "b": None})["y"], X + X)
+    with pytest.raises(CompileError, match="unexpected keyword argument 'm'"):
+        aotc.compile(scaled, X, kwargs={"m": X})
+
+
+@pytest.mark.parametrize("function", [
+    functools.partial(scaled, n=3, mode="times"),
+    functools.partial(jax.jit(scaled, static_argnames="mode"), n=3, mode="times"),
+    jax.jit(functools.partial(scaled, n=3, mode="times")), jax.tree_util.Partial(scaled, n=3, mode="times"),
+    lambda x: jax.jit(scaled, static_argnames="mode")(x, 3, mode="times"),
+])  # fmt: skip
+def test_partial_application(function):
+    np.testing.assert_array_equal(compiled(function, X)(X)["y"], X * 3)
+
+
+def test_a_number_has_the_dtype_that_jax_gives_it():
+    module = compiled(lambda x, s: x * s, jnp.ones(3, jnp.bfloat16), 2.0)
+    assert module.main.signature.results[0]["dtype"] == "bf16"
+    assert compiled(lambda x, s: x * s, X, 2).main.signature.arguments[1]["dtype"] == "i32"
+
+
+def unread(x, y, z):
+    return (x + z["a"],)
+
+
+STAGES = {
+    "function": lambda f, *args: (f, *args),
+    "traced": lambda f, *args: (jax.jit(f).trace(*args),),
+    "lowered": lambda f, *args: (jax.jit(f).lower(*args),),
+    "donated": lambda f, *args: (jax.jit(f, donate_argnums=0).trace(*args),),
+    "exported": lambda f, *args: (export.export(jax.jit(f))(*args),),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_takes_what_the_function_takes(stage):
+    args = X, np.int32(1), {"a": X, "b": np.ones(4, np.float32)}
+    module = compiled(*STAGES[stage](unread, *args))
+    (y,) = module(*args)
+    np.testing.assert_array_equal(y, X + X)
+    names = {argument["name"] for argument in module.main.signature.arguments}
+    assert {"args[0]", "args[2]['a']"} <= names <= {"args[0]", "args[1]", "args[2]['a']", "args[2]['b']"}
+    assert module.main.signature.arguments[0]["donatable"] == (stage == "donated")
+
+
+def test_symbolic_dims_of_a_trace():
+    spec = jax.ShapeDtypeStruct(export.symbolic_shape("n, 3"), np.float32)
+    module = compiled(jax.jit(jnp.sin).trace(spec))
+    np.testing.assert_allclose(module(X), np.sin(X), rtol=1e-6)
+    with pytest.raises(CompileError, match=r"try: f.trace\(\*args\)"):
+        aotc.compile(jax.jit(lambda x: x.reshape(-1)).lower(spec))
+
+
+def test_several_platforms_of_a_stage():
+    lowered = jax.jit(jnp.linalg.inv).trace(X[:, :2] + 1).lower(lowering_platforms=("cuda", "cpu"))
+    np.testing.assert_allclose(compiled(lowered)(X[:, :2] + 1), np.linalg.inv(X[:, :2] + 1), rtol=1e-4)
+
+
+def test_stages_have_their_arguments():
+    for model in (jax.jit(jnp.sin).trace(X), jax.jit(jnp.sin).lower(X), export.export(jax.jit(jnp.sin))(X)):
+        with pytest.raises(CompileError, match="has its arguments already"):
+            aotc.compile(model, X)
+    with pytest.raises(CompileError, match="machine code of XLA"):
+        aotc.compile(jax.jit(jnp.sin).lower(X).compile())
+
+
+def raises(x):
+    return x.reshape(5, 7)
+
+
+@pytest.mark.parametrize("function", [raises, jax.jit(raises), functools.partial(raises)])
+def test_an_error_while_tracing_is_at_the_users_line(function):
+    line = raises.__code__.co_firstlineno + 1
+    with pytest.raises(CompileError, match=rf"test_stages.py:{line}: error: jax.export cannot export.*reshape"):
+        aotc.compile(function, X)
+
+
+SHARDED = """
+import jax, numpy as np, aotc, sys
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+x = np.ones((4, 2), np.float32)
+for count in (2, 1):
+    where = NamedSharding(Mesh(jax.devices()[:count], "d"), P("d"))
+    f = jax.jit(lambda x: x @ x.T, in_shardings=where, out_shardings=where)
+    text = f.lower(x).as_text()
+    for model in ((f, x), (f.trace(x),), (f.lower(x),), (jax.export.export(f)(x),), (text,)):
+        try:
+            y = aotc.load(aotc.compile(*model))(x)
+            print(count, np.array_equal(y, x @ x.T))
+        except aotc.CompileError as error:
+            print(count, str(error).splitlines()[0])
+        except AttributeError as error:
+            print(error)
+"""
+
+
+def test_a_program_for_several_devices_is_refused():
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    run = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, env=environment, check=True)
+    lines = run.stdout.splitlines()
+    assert all("error: the program needs several devices: it is for 2" in line for line in lines[:5]), lines
+    assert lines[5:] == ["1 True"] * 5
+
+
+def test_text_that_is_divided_is_refused():
+    text = "module attributes {mhlo.num_partitions = 4 : i32} { func.func @main(%x: tensor<f32>) -> tensor<f32> {\n"
+    with pytest.raises(CompileError, match="the program needs several devices: it is for 4"):
+        import_model(text + "return %x : tensor<f32> } }")
