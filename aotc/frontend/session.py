@@ -277,9 +277,10 @@ class State:
         """Demand an asserted ``test`` of dims at every call; False if it is of something else or not always made."""
         relation, left, right = self.session.tests.get(test, ("", (), ()))
         values = [self.known.get(v, ()) for v in numbers]
-        if len(self.blocks) > 2 or any(len(v) != 1 for v in (left, right, *values)):
+        if len(self.blocks) > 2 or not left or len(left) != len(right) or any(len(v) != 1 for v in values):
             return False
-        self.session.assertions.append((relation, left[0], right[0], message, tuple(v[0] for v in values)))
+        shown = tuple(v[0] for v in values)
+        self.session.assertions += [(relation, a, b, message, shown) for a, b in zip(left, right)]
         return True
 
     def assume(self, test: Value) -> None:

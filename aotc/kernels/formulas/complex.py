@@ -29,7 +29,7 @@ def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``formula(m, roomy, *pairs)`` a function of either width; ``roomy`` says that the pairs came from 32 bits."""
+    """Make ``formula(m, roomy, *pairs)`` a function of either width; ``roomy`` says that they came from 32 bits."""
 
     def widened(m: Any, *args: Pair) -> Any:
         if m.bits == 64:
@@ -167,7 +167,8 @@ def _log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
         size = _larger(m, m.abs(a[0]), m.abs(a[1]))
         big, small = size > limits.SQUARE_LARGE, size < limits.SQUARE_SMALL
         scale = m.select(big, m.const(2.0**-600), m.select(small, m.const(2.0**600), m.const(1.0)))
-        shift = m.select(big, m.const(limits.LOG_OF_SHIFT), m.select(small, m.const(-limits.LOG_OF_SHIFT), m.const(0.0)))
+        shift = m.select(small, m.const(-limits.LOG_OF_SHIFT), m.const(0.0))
+        shift = m.select(big, m.const(limits.LOG_OF_SHIFT), shift)
     x, y = a[0] * scale, a[1] * scale
     square = m.fma(x, x, y * y)
     near = (square > limits.LOG_NEAR[0]) & (square < limits.LOG_NEAR[1])
@@ -304,8 +305,11 @@ def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
         # beyond the split both are e**|y| / 2
         half = real.exp(m, m.abs(y) - limits.EXP_SPLIT) * 0.5
         s, c = m.select(far, m.copysign(half, y), s), m.select(far, half, c)
-    found = [[m.select(u == 0.0, u * m.copysign(m.const(1.0), v), u * v * rest) for u in (sine, cosine)] for v in (c, s)]
-    return (found[0][0], found[0][1]), (found[1][0], found[1][1])
+    one = m.const(1.0)
+    by_cosh, by_sinh = (
+        [m.select(u == 0.0, u * m.copysign(one, v), u * v * rest) for u in (sine, cosine)] for v in (c, s)
+    )
+    return (by_cosh[0], by_cosh[1]), (by_sinh[0], by_sinh[1])
 
 
 @function("sin")

@@ -38,6 +38,7 @@ from aotc.kernels.formulas.log_gamma import log_gamma_of_positive
 from aotc.kernels.formulas.power import exp_of_two_words, log_in_two_words
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
 
+
 @function(f32=1, f64=1.5)
 def exp(m: Any, x: Any) -> Any:
     """``2**n * e**r``; the scale is applied in two steps so that subnormal results round once.

@@ -1,4 +1,4 @@
-"""Logarithm and exponential of ``pow`` in 64 bits: in two words, since an exponent of 1000 makes errors 1000 times larger.
+"""Logarithm and exponential of ``pow`` in 64 bits: in two words: an exponent multiplies errors.
 
 No tables: ``log(1 + f) = 2 s + 2/3 s**3 + 2/5 s**5 + ...`` with ``s = f / (2 + f)``, the first two terms in two words.
 """
