@@ -11,10 +11,21 @@ from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
+from aotc.kernels.formulas.complex_forms import (
+    Pair,
+    in_wide,
+    is_infinite,
+    larger,
+    log_of_size,
+    scaled,
+    size_of,
+    square_less_one,
+    sum_of_products,
+    to_one,
+)
 from aotc.kernels.formulas.forms import power_of_two
 
 COMPLEX: dict[str, Callable[..., Any]] = {}
-Pair = tuple[Any, Any]
 
 
 def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -26,20 +37,6 @@ def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return formula
 
     return add
-
-
-def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``formula(m, roomy, *pairs)`` a function of either width; ``roomy`` says that they came from 32 bits."""
-
-    def widened(m: Any, *args: Pair) -> Any:
-        if m.bits == 64:
-            return formula(m, False, *args)
-        found = formula(m.wide, True, *((m.widen(a[0]), m.widen(a[1])) for a in args))
-        return tuple(m.narrow(v) for v in found) if isinstance(found, tuple) else m.narrow(found)
-
-    widened.__name__ = formula.__name__
-    widened.__doc__ = formula.__doc__
-    return widened
 
 
 COMPLEX.update({
@@ -55,36 +52,6 @@ COMPLEX.update({
 })  # fmt: skip
 
 
-def _larger(m: Any, x: Any, y: Any) -> Any:
-    """Return the larger of two sizes; one that is NaN is not larger."""
-    return m.select(x < y, y, x)
-
-
-def _is_infinite(m: Any, a: Pair) -> Any:
-    return (m.abs(a[0]) == real.INF) | (m.abs(a[1]) == real.INF)
-
-
-def _to_one(m: Any, size: Any) -> tuple[Any, Any]:
-    """Return a power of two that brings ``size`` near 1, and its logarithm."""
-    exponent = m.shift_right_logical(m.to_bits(size), 52)
-    exponent = m.select(exponent > 2045, 2045, exponent)
-    exponent = m.select(exponent < 1, 1, exponent)
-    n = -exponent + 1023
-    return power_of_two(m, n), n
-
-
-def _scaled(m: Any, x: Any, n: Any) -> Any:
-    """Return ``x * 2**n`` for an integer ``|n| <= 2044``."""
-    half = n >> 1
-    return x * power_of_two(m, half) * power_of_two(m, n - half)
-
-
-def _sum_of_products(m: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Return ``a b + c d`` with an error of two units (Kahan)."""
-    p = c * d
-    return m.fma(a, b, p) + m.fma(c, d, -p)
-
-
 @function("div")
 @in_wide
 def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
@@ -92,7 +59,7 @@ def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     x, y = _quotient(m, roomy, a, b)
     lost = (x != x) & (y != y)
     by_zero = (b[0] == 0.0) & (b[1] == 0.0)
-    infinite, by_infinite = _is_infinite(m, a), _is_infinite(m, b)
+    infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
     pole = m.copysign(m.const(real.INF), b[0])
     x, y = (m.select(lost & by_zero, pole * v, q) for v, q in zip(a, (x, y)))
     unit = [m.copysign(m.select(m.abs(v) == real.INF, m.const(1.0), m.const(0.0)), v) for v in (*a, *b)]
@@ -109,30 +76,19 @@ def _quotient(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     if roomy:
         below = m.fma(b[0], b[0], b[1] * b[1])
         return (a[0] * b[0] + a[1] * b[1]) / below, (a[1] * b[0] - a[0] * b[1]) / below
-    to_a, n_a = _to_one(m, _larger(m, m.abs(a[0]), m.abs(a[1])))
-    to_b, n_b = _to_one(m, _larger(m, m.abs(b[0]), m.abs(b[1])))
+    to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
     (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)
     below, n = m.fma(c, c, d * d), n_b - n_a
-    above = _sum_of_products(m, x, c, y, d), _sum_of_products(m, y, c, -x, d)
-    return _scaled(m, above[0] / below, n), _scaled(m, above[1] / below, n)
-
-
-def _size(m: Any, roomy: bool, a: Pair) -> Any:
-    """Return ``|a|``, infinite if a part is."""
-    if roomy:
-        size = m.sqrt(m.fma(a[0], a[0], a[1] * a[1]))
-    else:
-        to_one, n = _to_one(m, _larger(m, m.abs(a[0]), m.abs(a[1])))
-        x, y = a[0] * to_one, a[1] * to_one
-        size = _scaled(m, m.sqrt(m.fma(x, x, y * y)), -n)
-    return m.select(_is_infinite(m, a), m.const(real.INF), size)
+    above = sum_of_products(m, x, c, y, d), sum_of_products(m, y, c, -x, d)
+    return scaled(m, above[0] / below, n), scaled(m, above[1] / below, n)
 
 
 @function("abs")
 @in_wide
 def absolute(m: Any, roomy: bool, a: Pair) -> Any:
     """The hypotenuse."""
-    return _size(m, roomy, a)
+    return size_of(m, roomy, a)
 
 
 @function("exp")
@@ -159,43 +115,10 @@ def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
     return x, m.select(a[1] == 0.0, a[1], y)
 
 
-def _log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
-    """Return ``log |a|``, where ``above`` is ``|a|**2 - 1`` without cancellation, to be used near 1."""
-    if roomy:
-        scale, shift = m.const(1.0), m.const(0.0)
-    else:
-        size = _larger(m, m.abs(a[0]), m.abs(a[1]))
-        big, small = size > limits.SQUARE_LARGE, size < limits.SQUARE_SMALL
-        scale = m.select(big, m.const(2.0**-600), m.select(small, m.const(2.0**600), m.const(1.0)))
-        shift = m.select(small, m.const(-limits.LOG_OF_SHIFT), m.const(0.0))
-        shift = m.select(big, m.const(limits.LOG_OF_SHIFT), shift)
-    x, y = a[0] * scale, a[1] * scale
-    square = m.fma(x, x, y * y)
-    near = (square > limits.LOG_NEAR[0]) & (square < limits.LOG_NEAR[1])
-    u = m.select(near, above + 1.0, square)
-    value = real.log(m, u)
-    near_one = m.select(m.abs(above) < limits.LOG1P_SERIES, real.log1p_series(m, above), value * (above / (u - 1.0)))
-    value = m.fma(m.select(near, near_one, value), m.const(0.5), shift)
-    return m.select(_is_infinite(m, a), m.const(real.INF), value)
-
-
-def _square_less_one(m: Any, less: Any, y: Any) -> Any:
-    """Return ``(1 + less)**2 + y**2 - 1``; what cancels is carried in two words."""
-    p, q = less * less, y * y
-    lost = m.fma(less, less, -p) + m.fma(y, y, -q)
-    t = p + q
-    back = t - p
-    lost = lost + ((p - (t - back)) + (q - back))
-    twice = less + less
-    total = twice + t
-    back = total - twice
-    return total + (lost + ((twice - (total - back)) + (t - back)))
-
-
 def _logarithm(m: Any, roomy: bool, a: Pair) -> Pair:
     x, y = m.abs(a[0]), m.abs(a[1])
-    large, small = _larger(m, x, y), m.select(x < y, x, y)
-    return _log_of_size(m, roomy, a, _square_less_one(m, large - 1.0, small)), real.atan2(m, a[1], a[0])
+    large, small = larger(m, x, y), m.select(x < y, x, y)
+    return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small)), real.atan2(m, a[1], a[0])
 
 
 @function("log")
@@ -220,7 +143,7 @@ def exponential_minus_one(m: Any, roomy: bool, a: Pair) -> Pair:
 def logarithm_of_one_plus(m: Any, roomy: bool, a: Pair) -> Pair:
     """``log |1 + z|``, near the unit circle from ``|1 + z|**2 - 1``."""
     x = a[0] + 1.0
-    return _log_of_size(m, roomy, (x, a[1]), _square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
+    return log_of_size(m, roomy, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
 
 
 @function("logistic")
@@ -230,6 +153,10 @@ def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
     left = a[0] < 0.0
     x, y = _exponential(m, roomy, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
     near = x + 1.0
+    if not roomy:  # next to poles, where the power is -1, that would leave no digits
+        half = real.cos(m, a[1] * 0.5)
+        exact = m.fma(real.expm1(m, -m.abs(a[0])), real.cos(m, a[1]), half * half * 2.0)
+        near = m.select((m.abs(a[0]) < 1.0) & (x < -0.5), exact, near)
     below = m.fma(near, near, y * y)
     return m.select(left, m.fma(x, near, y * y), near) / below, m.select(left, y, -y) / below
 
@@ -247,7 +174,7 @@ def _even_scale(m: Any, roomy: bool, a: Pair) -> tuple[Pair, Any]:
     """Return ``a`` times a power of 4 that brings it near 1, and the power's exponent; from 32 bits as it is."""
     if roomy:
         return a, None
-    _, n = _to_one(m, _larger(m, m.abs(a[0]), m.abs(a[1])))
+    _, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     n = (n >> 1) << 1
     scale = power_of_two(m, n)
     return (a[0] * scale, a[1] * scale), n
@@ -279,7 +206,7 @@ def reciprocal_root(m: Any, roomy: bool, a: Pair) -> Pair:
     x, y = x / size, -y / size
     if n is not None:
         x, y = (v * power_of_two(m, n >> 1) for v in (x, y))
-    gone, pole = _is_infinite(m, a), (a[0] == 0.0) & (a[1] == 0.0)
+    gone, pole = is_infinite(m, a), (a[0] == 0.0) & (a[1] == 0.0)
     x, y = m.select(pole, m.const(real.INF), x), m.select(pole, m.const(real.NAN), y)
     return m.select(gone, m.const(0.0), x), m.select(gone, m.copysign(m.const(0.0), -a[1]), y)
 
@@ -384,7 +311,7 @@ def tangent(m: Any, roomy: bool, a: Pair) -> Pair:
 @in_wide
 def cube_root(m: Any, roomy: bool, a: Pair) -> Pair:
     """The principal one of the three roots."""
-    size, turn = real.cbrt(m, _size(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
+    size, turn = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
     return size * real.cos(m, turn), size * real.sin(m, turn)
 
 
@@ -402,7 +329,7 @@ def sign(m: Any, roomy: bool, a: Pair) -> Pair:
     """``z / |z|``, and 0 for 0."""
     zero = (a[0] == 0.0) & (a[1] == 0.0)
     if not roomy:
-        scale, _ = _to_one(m, _larger(m, m.abs(a[0]), m.abs(a[1])))
+        scale, _ = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
         a = a[0] * scale, a[1] * scale
     size = m.sqrt(m.fma(a[0], a[0], a[1] * a[1]))
     return m.select(zero, a[0], a[0] / size), m.select(zero, a[1], a[1] / size)
@@ -429,7 +356,9 @@ def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
         lost = m.fma(b[1], turn, -drop)
         lost = m.select(lost == lost, lost, m.const(0.0))
         shrink = real.exp(m, -drop)
-        scale = real.pow(m, _size(m, roomy, a), b[0]) * m.fma(shrink, -lost, shrink)
+        size = size_of(m, roomy, a)
+        beyond = (size == real.INF) & (log_size < real.INF)  # of finite parts
+        scale = m.select(beyond, real.exp(m, b[0] * log_size), real.pow(m, size, b[0])) * m.fma(shrink, -lost, shrink)
     phase = _product(m, b[0], turn) + _product(m, b[1], log_size)
     gone = scale == 0.0
     x, y = (m.select(gone, m.const(0.0), _product(m, scale, f(m, phase))) for f in (real.cos, real.sin))

@@ -197,3 +197,21 @@ LOG_GAMMA_REFLECTED = -24.5
 why: above, there are zeros that numbers come close to, and products in two words are taken; below, the reflection
 from: reasoning: beyond -23 the zeros lie within half a unit in the last place of the poles
 """
+
+ERF_LINEAR = 2e-4
+"""unit: |x| of erf in 32 bits
+why: below, the result is 2 x / sqrt(pi), where products of the rational function would leave the normal range
+from: reasoning: the cubic term is less than 2**-25 of the first
+"""
+
+CBRT_SMALL = 2.0**-1022
+"""unit: |x| of cbrt in 64 bits
+why: below, the Newton step would have few digits
+from: the least normal number
+"""
+
+ERF_INV_FAR = 16.0
+"""unit: w = -log(1 - x**2) of erf_inv in 64 bits
+why: above, Giles' polynomial, which is for 32 bits, leads Newton's steps nowhere
+from: the largest w of 32 bits
+"""

@@ -166,8 +166,9 @@ def tanh(m: Any, x: Any) -> Any:
 
 @function(f32=3, f64=3)
 def logistic(m: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))``."""
-    return m.const(1.0) / (exp(m, -x) + 1.0)
+    """``1 / (1 + exp(-x))``, on the left ``exp(x) / (1 + exp(x))``, which does not overflow below."""
+    power = exp(m, -m.abs(x))
+    return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)
 
 
 @function(f32=6, f64=2)
@@ -182,7 +183,8 @@ def erf(m: Any, x: Any) -> Any:
                           -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02))  # fmt: skip
     q = polynomial(m, s, (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03,
                           -7.37332916720468e-03, -1.42647390514189e-02))  # fmt: skip
-    return m.select(x != x, x, y * p / q)
+    r = m.select(m.abs(x) < limits.ERF_LINEAR, x * 1.1283791670955126, y * p / q)
+    return m.select(x != x, x, r)
 
 
 @function(f32=2, f64=9)
@@ -206,16 +208,25 @@ _GILES_LARGE = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
 
 @function(f32=4, f64=16)
 @with_sign_of_first
-@in_wide
 def erf_inv(m: Any, x: Any) -> Any:
-    """Giles' polynomials, then two Newton steps on the tail probability."""
+    """Giles' polynomials, then two Newton steps on the tail probability; in 64 bits its asymptotic form and a third."""
+    if m.bits == 32:
+        w = m.wide
+        return m.narrow(_erf_inv(w, m.widen(x), 2))
+    return _erf_inv(m, x, 3)
+
+
+def _erf_inv(m: Any, x: Any, steps: int) -> Any:
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     small = polynomial(m, w - 2.5, _GILES_SMALL)
     tail = limits.ERF_INV_TAIL
     large = polynomial(m, m.sqrt(m.select(w < tail, m.const(tail), w)) - 3.0, _GILES_LARGE)
     y = m.select(w < tail, small, large) * a
-    for _ in range(2):
+    if steps > 2:
+        q = -log(m, 1.0 - a)
+        y = m.select(w > limits.ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
+    for _ in range(steps):
         error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, exp) - a, (1.0 - a) - erfc(m, y))
         y = y - error / (exp(m, -(y * y)) * 1.1283791670955126)
     y = m.select(a < limits.ERF_INV_LINEAR, a * 0.8862269254527580, y)
@@ -241,13 +252,14 @@ def rsqrt(m: Any, x: Any) -> Any:
 @with_sign_of_first
 @in_wide
 def cbrt(m: Any, x: Any) -> Any:
-    """``exp(log|x| / 3)`` and one Newton step."""
-    a = m.abs(x)
+    """``exp(log|x| / 3)`` and one Newton step; below the normal range 2**54 times larger."""
+    small = m.abs(x) < limits.CBRT_SMALL
+    a = m.select(small, m.abs(x) * 2.0**54, m.abs(x))
     y = exp(m, log(m, a) * (1.0 / 3.0))
     y = y - (y * y * y - a) / (y * y * 3.0)
     y = m.select(a == 0.0, a, y)
     y = m.select(a == INF, a, y)
-    return m.select(x != x, x, y)
+    return m.select(x != x, x, m.select(small, y * 2.0**-18, y))
 
 
 @function(f32=1, f64=1)
