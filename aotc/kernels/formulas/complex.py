@@ -56,7 +56,23 @@ COMPLEX.update({
 @in_wide
 def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     """``a conj(b) / |b|**2``; infinite operands and a zero divisor as C's annex G has them."""
-    x, y = _quotient(m, roomy, a, b)
+    return _short_quotient(m, a, b) if roomy else _long_quotient(m, a, b)
+
+
+def _short_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """Divide what came from 32 bits: with a large number for infinity nothing leaves the range."""
+    both = is_infinite(m, a) & is_infinite(m, b)
+    a, b = (tuple(m.select(m.abs(v) == real.INF, m.copysign(m.const(limits.BOXED), v), v) for v in p) for p in (a, b))
+    square = m.fma(b[0], b[0], b[1] * b[1])
+    inverse = 1.0 / square
+    x, y = (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
+    pole = m.copysign(inverse, b[0])
+    x, y = (m.select(square == 0.0, v * pole, q) for v, q in zip(a, (x, y)))
+    return m.select(both, m.const(real.NAN), x), m.select(both, m.const(real.NAN), y)
+
+
+def _long_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    x, y = _scaled_quotient(m, a, b)
     lost = (x != x) & (y != y)
     by_zero = (b[0] == 0.0) & (b[1] == 0.0)
     infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
@@ -71,11 +87,8 @@ def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     return x, y
 
 
-def _quotient(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
+def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
     """``a / b`` where nothing is special."""
-    if roomy:
-        below = m.fma(b[0], b[0], b[1] * b[1])
-        return (a[0] * b[0] + a[1] * b[1]) / below, (a[1] * b[0] - a[0] * b[1]) / below
     to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
     to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
     (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)

@@ -138,6 +138,12 @@ why: from here on all numbers are even
 from: the 53 bits of a double's significand
 """
 
+REM_STEPS = 6
+"""unit: steps of rem of 32 bits, of 52 bits of the quotient each
+why: enough for any two numbers of 32 bits
+from: reasoning: a quotient of two f32 has at most 277 bits
+"""
+
 REM_LARGE = 2.0**52
 """unit: quotient of rem
 why: below, the rounded quotient is at most 1 too large, and what one step leaves is exact
@@ -148,6 +154,12 @@ EXP_SPLIT = 700.0
 """unit: |x| of the functions of complex numbers that grow as e**|x|
 why: above, e**x leaves the range although its product with a sine may not; it is taken in two factors
 from: the logarithm of the largest number, rounded down
+"""
+
+BOXED = 2.0**300
+"""unit: parts of complex operands of 32 bits that are divided in 64
+why: infinity is replaced by it: a quotient by it rounds to 0 in 32 bits, and one of it to infinity
+from: the range of 32 bits, and that its square stays in the range of 64
 """
 
 EXP_OF_SPLIT = 1.0142320547350045e304

@@ -209,26 +209,27 @@ _GILES_LARGE = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
 @function(f32=4, f64=16)
 @with_sign_of_first
 def erf_inv(m: Any, x: Any) -> Any:
-    """Giles' polynomials, then two Newton steps on the tail probability; in 64 bits its asymptotic form and a third."""
+    """Giles' polynomials, then two Newton steps on the tail probability; in 64 bits an asymptotic start, Halley's."""
     if m.bits == 32:
         w = m.wide
-        return m.narrow(_erf_inv(w, m.widen(x), 2))
-    return _erf_inv(m, x, 3)
+        return m.narrow(_erf_inv(w, m.widen(x), False))
+    return _erf_inv(m, x, True)
 
 
-def _erf_inv(m: Any, x: Any, steps: int) -> Any:
+def _erf_inv(m: Any, x: Any, long: bool) -> Any:
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     small = polynomial(m, w - 2.5, _GILES_SMALL)
     tail = limits.ERF_INV_TAIL
     large = polynomial(m, m.sqrt(m.select(w < tail, m.const(tail), w)) - 3.0, _GILES_LARGE)
     y = m.select(w < tail, small, large) * a
-    if steps > 2:
+    if long:
         q = -log(m, 1.0 - a)
         y = m.select(w > limits.ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
-    for _ in range(steps):
+    for _ in range(2):
         error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, exp) - a, (1.0 - a) - erfc(m, y))
-        y = y - error / (exp(m, -(y * y)) * 1.1283791670955126)
+        slope = exp(m, -(y * y)) * 1.1283791670955126
+        y = y - error / (m.fma(error, y, slope) if long else slope)
     y = m.select(a < limits.ERF_INV_LINEAR, a * 0.8862269254527580, y)
     y = m.select(a == 1.0, m.const(INF), y)
     return m.select(a <= 1.0, y, m.const(NAN))
@@ -250,16 +251,22 @@ def rsqrt(m: Any, x: Any) -> Any:
 
 @function(f32=1, f64=2)
 @with_sign_of_first
-@in_wide
 def cbrt(m: Any, x: Any) -> Any:
-    """``exp(log|x| / 3)`` and one Newton step; below the normal range 2**54 times larger."""
-    small = m.abs(x) < limits.CBRT_SMALL
-    a = m.select(small, m.abs(x) * 2.0**54, m.abs(x))
+    """``exp(log|x| / 3)`` and one Newton step; in 64 bits 2**54 times larger below the normal range."""
+    a = m.abs(x)
+    if m.bits == 32:
+        return m.narrow(_cube_root(m.wide, m.widen(a)))
+    small = a < limits.CBRT_SMALL
+    y = _cube_root(m, m.select(small, a * 2.0**54, a))
+    return m.select(small, y * 2.0**-18, y)
+
+
+def _cube_root(m: Any, a: Any) -> Any:
     y = exp(m, log(m, a) * (1.0 / 3.0))
     y = y - (y * y * y - a) / (y * y * 3.0)
     y = m.select(a == 0.0, a, y)
     y = m.select(a == INF, a, y)
-    return m.select(x != x, x, m.select(small, y * 2.0**-18, y))
+    return m.select(a != a, a, y)
 
 
 @function(f32=1, f64=1)
@@ -300,9 +307,27 @@ def _power(m: Any, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
 
 @function(f32=0, f64=0)
 @with_sign_of_first
-@in_wide
 def rem(m: Any, x: Any, y: Any) -> Any:
-    """The remainder of truncated division: one exact step where the quotient has 52 bits, else by long division."""
+    """The remainder of truncated division; every step takes off 52 bits of the quotient, exactly.
+
+    Six are enough for any two numbers of 32 bits; in 64 bits it is one, or long division where that is not enough.
+    """
+    if m.bits == 32:
+        return m.narrow(_short_remainder(m.wide, m.widen(x), m.widen(y)))
+    return _long_remainder(m, x, y)
+
+
+def _short_remainder(m: Any, x: Any, y: Any) -> Any:
+    a, b = m.abs(x), m.abs(y)
+    r = a
+    for _ in range(limits.REM_STEPS):
+        r = m.fma(-m.trunc(r / b), b, r)
+    r = m.select(r < 0.0, r + b, r)
+    r = m.select(r >= b, r - b, r)
+    return m.select((b == INF) & (a < INF), a, r)
+
+
+def _long_remainder(m: Any, x: Any, y: Any) -> Any:
     a, b = m.abs(x), m.abs(y)
     quotient = a / b
     r = m.fma(-m.trunc(quotient), b, a)
