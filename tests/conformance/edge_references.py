@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +192,9 @@ def reference(operation: Operation, args: list[np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
         if args[0].dtype.kind != "c":
             return np.asarray(REAL[operation.name](*[a.astype(LONG) for a in args]))
-        parts = np.array([_complex(operation.name, xs) for xs in zip(*args, strict=True)], LONG)
+        worth = counts(operation, args)
+        rows = zip(*args, worth, strict=True)
+        parts = np.array([_complex(operation.name, xs) if w else _NOTHING for *xs, w in rows], LONG)
     if operation.result == "part":
         return parts[:, 0]
     found = np.empty(len(parts), LONG_COMPLEX)
@@ -201,6 +203,7 @@ def reference(operation: Operation, args: list[np.ndarray]) -> np.ndarray:
 
 
 _PHASE = 700.0
+_NOTHING = (LONG(np.nan), LONG(np.nan))
 
 
 def counts(operation: Operation, args: list[np.ndarray]) -> np.ndarray:
@@ -213,12 +216,11 @@ def counts(operation: Operation, args: list[np.ndarray]) -> np.ndarray:
         return (np.abs(logarithm) < _PHASE) & (logarithm.real < top)
 
 
-def _complex(name: str, xs: tuple[Any, ...]) -> tuple[Any, Any]:
+def _complex(name: str, xs: Sequence[Any]) -> tuple[Any, Any]:
     """Return the parts of a value: by mpmath, of arguments that are not finite by C; NaN where neither has one."""
-    nothing = (LONG(np.nan), LONG(np.nan))
     if not all(np.isfinite(x) for x in xs) or (name == "log" and xs[0] == 0):
         value = _C[name](*map(LONG_COMPLEX, xs)) if name in _C else None
-        return nothing if value is None else (value.real, value.imag)
+        return _NOTHING if value is None else (value.real, value.imag)
     if name == "pow" and xs[0] == 0 and xs[1].real > 0:
         return LONG(0), LONG(0)
     # mpmath has no -0: below a cut it is the conjugate of what lies above
@@ -228,6 +230,6 @@ def _complex(name: str, xs: tuple[Any, ...]) -> tuple[Any, Any]:
         try:
             value = mpmath.mpc(_MP[name](*numbers))
         except (ZeroDivisionError, ValueError, OverflowError):
-            return nothing
+            return _NOTHING
         real, imag = (LONG(mpmath.nstr(part, 30)) for part in (value.real, value.imag))
     return real, -imag if below else imag
