@@ -61,6 +61,12 @@ def selection() -> Iterator[Case]:
         x = rng.standard_normal(shape).astype("float32")
         for k in (1, 10, 100, 1000):
             yield Case(f"top_k {k} f32 {list(shape)}", lambda x, k=k: jax.lax.top_k(x, k), (x,), 0)
+    x = rng.standard_normal((16, 131_072)).astype("float32")
+    up = np.sort(x, 1)
+    for order, rows in (("random", x), ("ascending", up), ("descending", up[:, ::-1].copy()), ("equal", x * 0)):
+        for k in (8, 16, 64, 100, 1000):
+            name = f"top_k {k} f32 {list(x.shape)} {order}"
+            yield Case(name, lambda x, k=k: jax.lax.top_k(x, k), (rows,), 0)
 
 
 def indexing() -> Iterator[Case]:

@@ -1,7 +1,8 @@
 """Command line values, in IREE's syntax, to arrays of a function's types and back to ``.npy``.
 
 ``2x3xf32=1,2,3,4,5,6``  ``2x2xi32=[1 2][3 4]``  ``4xi32=7`` (splat)  ``4xf32`` (zeros)
-``f32=3`` or ``3`` (scalar)  ``2xf32=@raw.bin``  ``@x.npy``  ``@x.npz`` (all its arrays)
+``f32=3`` or ``3`` (scalar)  ``2xf32=@raw.bin``  ``@x.npy``  ``@x.npz`` (all its arrays; also ``.json``,
+``.safetensors``)  ``@x.bin`` (the bytes of one array of fixed sizes)
 
 A ``.npy`` cannot name bf16, f8 or i4: it holds their bits in the unsigned integer of that
 width, and the values of 4-bit and 2-bit integers in int8.
@@ -24,6 +25,7 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.files import append_whole, write_whole
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
+from aotc_cli.containers import by_name, read_arrays
 
 _TYPED = re.compile(r"&?((?:\d+x)*)([a-zA-Z][\w<>]*)(?:=(.*))?", re.DOTALL)
 _TOKEN = re.compile(r"\([^)]*\)|[^\s,\[\]]+")
@@ -164,9 +166,12 @@ def _read_raw(path: str, shape: tuple[int, ...], dtype: str, what: str) -> np.nd
 
 
 def _read_arrays(path: str, room: Sequence[Mapping[str, Any]], what: str) -> list[np.ndarray]:
+    found = read_arrays(path, room, what)
+    if found is not None:
+        return found
     try:
         loaded = np.load(path, allow_pickle=False)
-        arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
+        arrays = [loaded] if isinstance(loaded, np.ndarray) else by_name({k: loaded[k] for k in loaded.files}, room)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         reason = getattr(error, "strerror", None) or str(error)
         if "pickle" in reason:  # NumPy takes for a pickle what it does not know, and says how to load one

@@ -14,6 +14,7 @@ from aotc_cli.custom_calls import HELP, register_from
 if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule
 
+OUTPUTS = "Where results go: @y.npy, .bin; @y.npz, .json, .safetensors (all that are left); +y.npy (append); - (text)."
 SUMMARY = "Run a function of a bundle."
 EXAMPLES = """
 aotc run model.vmfb --input=2x3xf32=1,2,3,4,5,6
@@ -32,9 +33,9 @@ def command(
     bundle: Path = typer.Argument(..., help="The .vmfb file."),
     function: str = typer.Option("", help="Which function; main by default.", show_default=False),
     inputs: list[str] = typer.Option(
-        [], "--input", help="SHAPExTYPE=VALUES, a scalar, @x.npy or @x.npz; once per argument, in order."
+        [], "--input", help="SHAPExTYPE=VALUES, a scalar or @x.npy; @x.npz, .json, .safetensors, .bin; in order."
     ),
-    outputs: list[str] = typer.Option([], "--output", help="Where results go: @y.npy, +y.npy (append) or - (text)."),
+    outputs: list[str] = typer.Option([], "--output", help=OUTPUTS),
     expected: list[str] = typer.Option([], "--expected_output", help="Compare: as --input, or (ignored)."),
     rtol: float | None = typer.Option(None, min=0.0, help="Relative tolerance; by the dtype if not given."),
     atol: float | None = typer.Option(None, min=0.0, help="Absolute tolerance; by the dtype if not given."),
@@ -68,14 +69,13 @@ def command(
     signature = _signature(module, name)
     if len(outputs) > len(signature.results):
         raise typer.BadParameter(f"{len(outputs)} for {len(signature.results)} results", param_hint="--output")
-    if any(where in ("@", "+") for where in outputs):
-        raise typer.BadParameter("@ and + stand before the name of a file", param_hint="--output")
+    places = _places(outputs, signature.results)
     values = parse_values(inputs, signature.arguments)
     sizes = parse_sizes(dims, signature.arguments)
     if random or zeros:
         values += make_values(signature.arguments[len(values) :], sizes, random, seed)
     results, seconds = _call(module, name, values, repeat, trace)
-    _show(results, outputs, limit)
+    _show(results, signature.results, places, limit)
     if repeat > 1:
         from aotc_cli.sizes import time_text
 
@@ -114,16 +114,37 @@ def _call(module: LoadedModule, name: str, values: list[Any], repeat: int, trace
     return results, seconds
 
 
-def _show(results: list[Any], outputs: list[str], limit: int) -> None:
+def _places(outputs: list[str], results: list[dict[str, Any]]) -> list[tuple[str, bool, list[int]]]:
+    """Return where results go: a file, whether it is appended to, and which; ``-`` is text, "" nowhere.
+
+    The last file, if it is one of several arrays, takes all results that are left.
+    """
+    from aotc_cli.containers import check_output, holds_several
+
+    places: list[tuple[str, bool, list[int]]] = []
+    for number, where in enumerate(outputs or ["-"] * len(results)):
+        if where in ("@", "+"):
+            raise typer.BadParameter("@ and + stand before the name of a file", param_hint="--output")
+        path, numbers = where[1:] if where[:1] in ("@", "+") else where, [number]
+        if path not in ("", "-") and holds_several(path) and number == len(outputs) - 1:
+            numbers = list(range(number, len(results)))
+        if path not in ("", "-"):
+            check_output(path, where[:1] == "+", [results[n] for n in numbers])
+        places.append((path, where[:1] == "+", numbers))
+    return places
+
+
+def _show(
+    results: list[Any], named: list[dict[str, Any]], places: list[tuple[str, bool, list[int]]], limit: int
+) -> None:
+    from aotc_cli.containers import WRITERS, suffix_of, write_arrays
     from aotc_cli.inputs import save_array
     from aotc_cli.outputs import array_text
 
-    for number, result in enumerate(results):
-        where = outputs[number] if number < len(outputs) else ("" if outputs else "-")
-        if where[:1] in ("@", "+"):
-            save_array(where[1:], result, append=where[0] == "+")
-        elif where in ("", "-"):
-            if where:
-                print(f"result[{number}]: {array_text(result, limit)}")
-        else:
-            save_array(where, result, append=False)
+    for path, append, numbers in places:
+        if path == "-":
+            print(f"result[{numbers[0]}]: {array_text(results[numbers[0]], limit)}")
+        elif suffix_of(path) in WRITERS:
+            write_arrays(path, {named[n].get("name") or f"result[{n}]": results[n] for n in numbers})
+        elif path:
+            save_array(path, results[numbers[0]], append)

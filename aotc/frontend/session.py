@@ -311,16 +311,19 @@ class State:
 
         That a size of an argument is positive, as JAX assumes of each, is not: what needs an element asks for it.
         """
-        relation, left, right = self.session.tests.get(test) or ("eq", self.known.get(test, ()), (1,))
+        known = self.known.get(test, ())
+        relation, left, right = self.session.tests.get(test) or ("eq", known, (1,) * len(known))
         values = [self.known.get(v, ()) for v in numbers]
-        if any(len(v) != 1 for v in (left, right, *values)):
+        if not left or len(left) != len(right) or any(len(v) != 1 for v in values):
             return False
-        symbol = lone_atom(left[0])
         computed = {*self.session.sizes, *self.session.bound}
-        if (relation, right) == ("ge", (1,)) and isinstance(symbol, Sym) and symbol.name not in computed:
-            return True
-        row = (relation, left[0], right[0], message, tuple(v[0] for v in values))
-        self.session.assertions.setdefault(row, row)
+        shown = tuple(v[0] for v in values)
+        for a, b in zip(left, right):
+            symbol = lone_atom(a)
+            if (relation, b) == ("ge", 1) and isinstance(symbol, Sym) and symbol.name not in computed:
+                continue
+            row = (relation, a, b, message, shown)
+            self.session.assertions.setdefault(row, row)
         return True
 
     def assume(self, test: Value) -> None:

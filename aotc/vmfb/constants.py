@@ -16,14 +16,12 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.pointers import aligned_bytes
 
-# safetensors' names of dtypes, where they differ from ours in more than the letter case
-_SAFETENSORS = {
-    "BOOL": "i1",
-    "F8_E4M3": "f8E4M3FN",
-    "F8_E5M2": "f8E5M2",
-    "F8_E8M0": "f8E8M0FNU",
-    "F4": "f4E2M1FN",
-}
+SAFETENSORS = {
+    "BOOL": "i1", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "U8": "u8", "U16": "u16", "U32": "u32",
+    "U64": "u64", "F16": "f16", "BF16": "bf16", "F32": "f32", "F64": "f64", "C64": "c64", "F8_E4M3": "f8E4M3FN",
+    "F8_E5M2": "f8E5M2", "F8_E8M0": "f8E8M0FNU",
+}  # fmt: skip
+"""Our names of safetensors' dtypes of whole bytes."""
 
 
 class ConstantMemory:
@@ -118,7 +116,8 @@ def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict
     row = header.get(name)
     if not isinstance(row, dict):
         raise BundleError(path, f"no tensor {name!r}, which {bundle.where} needs", hint="the file that was compiled")
-    found = _SAFETENSORS.get(str(row.get("dtype")), str(row.get("dtype")).lower())
+    kind = str(row.get("dtype"))
+    found = SAFETENSORS.get(kind, "f4E2M1FN" if kind == "F4" else kind.lower())
     begin, end = row.get("data_offsets", (0, 0))
     if (found, row.get("shape"), end - begin) != (tensor["dtype"], tensor["shape"], tensor["size"]):
         raise BundleError(

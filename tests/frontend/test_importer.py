@@ -15,6 +15,7 @@ from support.growth import check_linear
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import make_context
+from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import walk
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_verify import verify
@@ -274,3 +275,34 @@ def test_chlo_ops_without_a_direct_form_are_decomposed():
     assert "chlo." in text
     for found, wanted in zip(interpret(import_model(text), x), fn(x), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+CONDITIONS = """func.func @main(%x: tensor<4xf32>, %z: tensor<4xf32>) -> tensor<4xf32> {
+  %p = stablehlo.compare LT, %x, %z : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xi1>
+  %n = stablehlo.constant dense<7> : tensor<i32>
+  stablehlo.custom_call @shape_assertion(%p, %n) {error_message = "beyond {0}", has_side_effect = true}
+    : (tensor<4xi1>, tensor<i32>) -> ()
+  return %x : tensor<4xf32>
+}"""
+SIZES = """func.func @main(%x: tensor<?x?xf32>) -> tensor<?x?xf32> {
+  %a = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x?xf32>) -> tensor<i32>
+  %b = stablehlo.get_dimension_size %x, dim = 1 : (tensor<?x?xf32>) -> tensor<i32>
+  %a1 = stablehlo.reshape %a : (tensor<i32>) -> tensor<1xi32>
+  %b1 = stablehlo.reshape %b : (tensor<i32>) -> tensor<1xi32>
+  %s = stablehlo.concatenate %a1, %b1, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> tensor<2xi32>
+  %n = stablehlo.constant dense<[2, 3]> : tensor<2xi32>
+  %p = stablehlo.compare GE, %s, %n : (tensor<2xi32>, tensor<2xi32>) -> tensor<2xi1>
+  stablehlo.custom_call @shape_assertion(%p, %b) {error_message = "too few: {0}", has_side_effect = true}
+    : (tensor<2xi1>, tensor<i32>) -> ()
+  return %x : tensor<?x?xf32>
+}"""
+
+
+def test_an_assertion_of_several_conditions_demands_all_of_them():
+    module = import_model(CONDITIONS)
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(interpret(module, x, x + 1)[0], x)
+    with pytest.raises(AssertionFailed, match="beyond 7"):
+        interpret(module, x, np.float32([9, 9, 2, 9]))
+    requirements = import_model(SIZES).functions["main"].attrs["requirements"]
+    assert [r[3] for r in requirements] == ["too few: {0}"] * 2

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -69,9 +70,9 @@ class Algebra:
     def shift_right_logical(self, i, by):
         return (np.asarray(i).view(f"u{self.bits // 8}") >> np.uint64(by).astype(f"u{self.bits // 8}")).view(self.integer)  # noqa: E501
 
-    def sine_of_large(self, condition, x, turns, usual):
-        with np.errstate(invalid="ignore"):
-            return np.where(condition, (np.sin, np.cos)[turns](x), usual)
+    def rarely(self, condition, name, args, usual):
+        with np.errstate(all="ignore"):
+            return np.where(condition, RARE[name](*args), usual)
 
     @property
     def wide(self):
@@ -93,6 +94,17 @@ class NoFma(Algebra):
     @property
     def wide(self):
         return NoFma(64)
+def log_gamma(x):
+    import scipy.special
+
+    return scipy.special.gammaln(np.asarray(x, np.float64))
+
+
+RARE = {
+    "sine_of_large": lambda x, turns: (np.sin, np.cos)[turns](x),
+    "remainder": np.fmod,
+    "log_gamma_of_negative": lambda x, opposite: log_gamma(x),
+}
 
 
 def two_products(a, b):
@@ -123,11 +135,16 @@ def by(function):
     return lambda *args: np.array([LONG(function(*map(float, row))) for row in zip(*args)], LONG)
 
 
+def exact_log_gamma(x):
+    with mpmath.workdps(40):
+        return np.array([LONG(mpmath.nstr(mpmath.loggamma(float(v)), 25)) for v in x], LONG)
+
+
 REFERENCE = {
     "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p, "tanh": np.tanh, "cbrt": np.cbrt,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "pow": np.power, "atan2": np.arctan2, "rem": np.fmod,
     "logistic": lambda x: 1 / (1 + np.exp(-x)), "rsqrt": lambda x: 1 / np.sqrt(x),
-    "erf": by(math.erf), "erfc": by(math.erfc),
+    "erf": by(math.erf), "erfc": by(math.erfc), "lgamma": exact_log_gamma,
 }  # fmt: skip
 
 RANGES = {
@@ -156,6 +173,8 @@ def samples(name, bits, seed=0):
     positive = np.concatenate([wide, near]).astype(kind)
     signed = (positive * r.choice([-1, 1], positive.size)).astype(kind)
     match name:
+        case "lgamma":
+            return (np.concatenate([positive[positive < 1e30], r.uniform(2.1, 20, count)])[::8].astype(kind),)
         case "log" | "rsqrt":
             return (positive,)
         case "log1p":

@@ -16,10 +16,11 @@ from aotc.frontend.calls.tpu_linalg import TPU_LINALG
 from aotc.frontend.importers.collective import COLLECTIVE_CALLS
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
+from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import get_value, integers, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Expr
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor_ir import TensorType, Value
 
 _BINARY = "its payload is code for one GPU or TPU, made by another compiler"
 _LIBRARY = "its payload is a plan for a library that aotc does not use"
@@ -47,13 +48,21 @@ def _shape_assertion(state: State, op: Any) -> None:
     test, *numbers = state.operands(op)
     known = state.known.get(test)
     message = get_value(op, "error_message", "a shape assertion failed")
-    if known is not None and not isinstance(known[0], Expr):
-        if not known[0]:
+    if known is not None and not any(isinstance(k, Expr) for k in known):
+        if not all(known):
             state.fail(f"a shape assertion never holds: {message}")
         return
     if not state.assert_dims(test, numbers, message):
-        state.emit("assert", [test, *numbers], {"message": message})
+        state.emit("assert", [_all_of(state, test), *numbers], {"message": message})
     state.assume(test)
+
+
+def _all_of(state: State, test: Value) -> Value:
+    """Return whether every element of ``test`` holds."""
+    if test.type.rank == 0:
+        return test
+    fails = state.one("not", [test])
+    return state.one("not", [sum_over(state, fails, tuple(range(test.type.rank)))])
 
 
 def _csr_dot(state: State, op: Any) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
 from aotc.frontend.calls.lapack import data_operands
+from aotc.frontend.importers.random import generate
 from aotc.frontend.mlir_types import DYNAMIC
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
@@ -93,9 +93,7 @@ def _dynamic_reduce_window(state: State, op: Any) -> None:
 def _dynamic_rng_bit_generator(state: State, op: Any) -> None:
     held, size = state.operands(op)
     dims = state.dims_of(size, "the shape of rng_bit_generator")
-    given = [held.type, state.type_with(op.results[1].type, dims)]
-    algorithm = stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value
-    state.bind(op, state.emit("rng_bit_generator", [held], {"algorithm": algorithm}, given))
+    generate(state, op, held, state.type_with(op.results[1].type, dims))
 
 
 def _buffer(state: State, op: Any) -> None:

@@ -32,7 +32,7 @@ DIRECT = {
 }  # fmt: skip
 CHLO = {
     "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
-    "chlo.next_after": "next_after", "chlo.tan": "tan",
+    "chlo.lgamma": "lgamma", "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
 
 

@@ -20,9 +20,27 @@ GOLDEN = 0x9E3779B97F4A7C15  # spreads the numbers of the generators over the ke
 
 
 def _rng_bit_generator(state: State, op: Any) -> None:
-    attrs = {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
-    given = [state.static_type(r.type) for r in op.results]
-    state.bind(op, state.emit("rng_bit_generator", state.operands(op), attrs, given))
+    (held,) = state.operands(op)
+    generate(state, op, held, state.static_type(op.results[1].type))
+
+
+def generate(state: State, op: Any, held: Value, result: TensorType) -> None:
+    """Bind the new state and the bits of a generator; other integers are taken by their bits, as JAX packs them."""
+    own, attrs = held.type, {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
+    parts = 64 // DTYPES[own.dtype].bits if kind_of(own.dtype) in "iu" and own.rank == 1 else 1
+    words = own
+    if own.dtype != "u64" and parts in (1, 2) and isinstance(own.shape[0], int) and own.shape[0] % parts == 0:
+        words = TensorType("u64", (own.shape[0] // parts,))
+        pairs = TensorType(own.dtype, (*words.shape, parts) if parts > 1 else words.shape)
+        held = state.one("bitcast", [_reshaped(state, held, pairs)], {}, [words])
+    after, bits = state.emit("rng_bit_generator", [held], attrs, [words, result])
+    if words != own:
+        after = _reshaped(state, state.one("bitcast", [after], {}, [pairs]), own)
+    state.bind(op, [after, bits])
+
+
+def _reshaped(state: State, v: Value, to: TensorType) -> Value:
+    return v if v.type == to else state.one("reshape", [v], {}, [to])
 
 
 def _threefry2x32(state: State, op: Any) -> None:

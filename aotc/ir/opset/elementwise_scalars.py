@@ -292,6 +292,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR),
     ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR),
+    ScalarOp("lgamma", 1, "f", "same", _special("gammaln"), work=_DEAR),
     ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
     ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
     ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),

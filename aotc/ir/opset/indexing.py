@@ -79,6 +79,9 @@ def _dynamic_update_slice(arrays: Arrays, attrs: Attrs, regions: tuple, types: T
     return [result]
 
 
+_BEYOND = 2**62  # an index that no array has; sums with it do not wrap
+
+
 def _batch_shape(indices: Sequence[Dim], vector_dim: int) -> tuple[Any, ...]:
     return tuple(d for i, d in enumerate(indices) if i != vector_dim)
 
@@ -121,10 +124,10 @@ def _gather_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constrai
 
 def _index_columns(indices: np.ndarray, vector_dim: int) -> list[np.ndarray]:
     """Return one array of the batch shape per component of the index vectors."""
-    if vector_dim == indices.ndim:
-        return [indices.astype(np.int64)]
-    wide = np.moveaxis(indices, vector_dim, 0)
-    return list(wide.astype(np.int64))
+    if indices.dtype == np.uint64:
+        indices = np.minimum(indices, np.uint64(_BEYOND))
+    wide = indices.astype(np.int64)
+    return [wide] if vector_dim == indices.ndim else list(np.moveaxis(wide, vector_dim, 0))
 
 
 def _gather(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

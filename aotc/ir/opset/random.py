@@ -18,8 +18,11 @@ PARITY = 0x1BD11BDA
 def _infer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     need(len(given) == 2, "rng_bit_generator: the result types must be given")
     need(given[0] == types[0], f"rng_bit_generator: the state is {types[0]} but {given[0]} comes back")
-    need(types[0].dtype == "u64" and types[0].rank == 1, f"rng_bit_generator: the state is {types[0]}, expected u64[2]")
     need(attrs["algorithm"] in ("DEFAULT", "THREE_FRY", "PHILOX"), f"rng_bit_generator: algorithm {attrs['algorithm']}")
+    rooms = (2,) if attrs["algorithm"] == "THREE_FRY" else (2, 3)
+    fits = types[0].dtype == "u64" and types[0].rank == 1 and types[0].shape[0] in rooms
+    expected = " or ".join(f"u64[{n}]" for n in rooms)
+    need(fits, f"rng_bit_generator: the state is {types[0]}, expected {expected}, or as many bits in other integers")
     return given
 
 

@@ -12,8 +12,8 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.kernels.formulas import math as formulas
-from aotc.kernels.formulas.large_angles import AngleAlgebra
 from aotc.kernels.formulas.llvm_values import ScalarValue, suffix
+from aotc.kernels.formulas.rare import FullAlgebra
 from aotc.kernels.llvm_types import F32, Register
 
 _NARROW = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
@@ -47,7 +47,7 @@ def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:
         function.linkage = "internal"
         function.attributes.add("alwaysinline")
         inner = ir.IRBuilder(function.append_basic_block("entry"))
-        algebra = AngleAlgebra(inner, 32 if kind == F32 else 64)
+        algebra = FullAlgebra(inner, 32 if kind == F32 else 64)
         inner.ret(formula(algebra, *[ScalarValue(inner, a) for a in function.args]).raw)
     return builder.call(function, args)
 
@@ -63,7 +63,7 @@ def reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) ->
     value, exponent, mantissa = args
     if not isinstance(exponent, ir.Constant) or not isinstance(mantissa, ir.Constant):
         raise InternalError("kernels: reduce_precision needs constant bits")
-    algebra = AngleAlgebra(builder, 32 if value.type == F32 else 64)
+    algebra = FullAlgebra(builder, 32 if value.type == F32 else 64)
     rounded_value = formulas.reduce_precision(
         algebra, ScalarValue(builder, value), int(exponent.constant), int(mantissa.constant)
     )

@@ -1,15 +1,31 @@
-"""Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``."""
+"""Functions of complex numbers, as pairs of scalars of the algebra of ``formulas.math``.
+
+Those of 32 bits are computed in 64 but for sums, products and what only moves: squares then neither overflow nor
+vanish, and what cancels has 29 bits to spare. In 64 bits operands are scaled by powers of two first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
-from aotc.kernels.formulas.limits import LOG1P_NEAR
+from aotc.kernels.formulas.complex_forms import (
+    Pair,
+    in_wide,
+    is_infinite,
+    larger,
+    log_of_size,
+    scaled,
+    size_of,
+    square_less_one,
+    sum_of_products,
+    to_one,
+)
+from aotc.kernels.formulas.forms import power_of_two
 
 COMPLEX: dict[str, Callable[..., Any]] = {}
-Pair = tuple[Any, Any]
 
 
 def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -37,107 +53,242 @@ COMPLEX.update({
 
 
 @function("div")
-def divide(m: Any, a: Pair, b: Pair) -> Pair:
-    """Smith's method: the divisor is scaled by its larger part."""
-    size = m.select(m.abs(b[0]) < m.abs(b[1]), m.abs(b[1]), m.abs(b[0]))
-    c, d = b[0] / size, b[1] / size
-    below = b[0] * c + b[1] * d
-    return (a[0] * c + a[1] * d) / below, (a[1] * c - a[0] * d) / below
+@in_wide
+def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
+    """``a conj(b) / |b|**2``; infinite operands and a zero divisor as C's annex G has them."""
+    return _short_quotient(m, a, b) if roomy else _long_quotient(m, a, b)
+
+
+def _short_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """Divide what came from 32 bits: with a large number for infinity nothing leaves the range."""
+    both = is_infinite(m, a) & is_infinite(m, b)
+    a, b = (tuple(m.select(m.abs(v) == real.INF, m.copysign(m.const(limits.BOXED), v), v) for v in p) for p in (a, b))
+    square = m.multiply_add(b[0], b[0], b[1] * b[1])
+    inverse = 1.0 / square
+    x, y = (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
+    pole = m.copysign(inverse, b[0])
+    x, y = (m.select(square == 0.0, v * pole, q) for v, q in zip(a, (x, y)))
+    return m.select(both, m.const(real.NAN), x), m.select(both, m.const(real.NAN), y)
+
+
+def _long_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    x, y = _scaled_quotient(m, a, b)
+    lost = (x != x) & (y != y)
+    by_zero = (b[0] == 0.0) & (b[1] == 0.0)
+    infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
+    pole = m.copysign(m.const(real.INF), b[0])
+    x, y = (m.select(lost & by_zero, pole * v, q) for v, q in zip(a, (x, y)))
+    unit = [m.copysign(m.select(m.abs(v) == real.INF, m.const(1.0), m.const(0.0)), v) for v in (*a, *b)]
+    finite_a, finite_b = ((m.abs(v[0]) < real.INF) & (m.abs(v[1]) < real.INF) for v in (a, b))
+    grows = [unit[0] * b[0] + unit[1] * b[1], unit[1] * b[0] - unit[0] * b[1]]
+    fades = [a[0] * unit[2] + a[1] * unit[3], a[1] * unit[2] - a[0] * unit[3]]
+    x, y = (m.select(lost & infinite & finite_b, g * real.INF, q) for g, q in zip(grows, (x, y)))
+    x, y = (m.select(lost & by_infinite & finite_a, f * 0.0, q) for f, q in zip(fades, (x, y)))
+    return x, y
+
+
+def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """``a / b`` where nothing is special."""
+    to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
+    (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)
+    below, n = m.multiply_add(c, c, d * d), n_b - n_a
+    above = sum_of_products(m, x, c, y, d), sum_of_products(m, y, c, -x, d)
+    return scaled(m, above[0] / below, n), scaled(m, above[1] / below, n)
 
 
 @function("abs")
-def absolute(m: Any, a: Pair) -> Any:
-    """The hypotenuse, scaled so that squares neither overflow nor vanish."""
-    x, y = m.abs(a[0]), m.abs(a[1])
-    large, small = m.select(x < y, y, x), m.select(x < y, x, y)
-    t = small / large
-    h = large * m.sqrt(m.multiply_add(t, t, m.const(1.0)))
-    h = m.select(large == 0.0, large, h)
-    h = m.select((x != x) | (y != y), x + y, h)
-    return m.select((x == real.INF) | (y == real.INF), m.const(real.INF), h)
+@in_wide
+def absolute(m: Any, roomy: bool, a: Pair) -> Any:
+    """The hypotenuse."""
+    return size_of(m, roomy, a)
 
 
 @function("exp")
-def exponential(m: Any, a: Pair) -> Pair:
-    """``e**x * (cos y + i sin y)``."""
-    size = real.exp(m, a[0])
-    return size * real.cos(m, a[1]), m.select(a[1] == 0.0, a[1], size * real.sin(m, a[1]))
+@in_wide
+def exponential(m: Any, roomy: bool, a: Pair) -> Pair:
+    """``e**x * (cos y + i sin y)``; a size beyond the range counts only together with the direction."""
+    return _exponential(m, roomy, a)
+
+
+def _exponential(m: Any, roomy: bool, a: Pair) -> Pair:
+    cosine, sine = real.cos(m, a[1]), m.select(a[1] == 0.0, a[1], real.sin(m, a[1]))
+    if roomy:
+        size, rest = real.exp(m, a[0]), m.const(1.0)
+    else:
+        far = m.abs(a[0]) > limits.EXP_SPLIT
+        size = real.exp(m, m.select(far, a[0] - m.copysign(m.const(limits.EXP_SPLIT), a[0]), a[0]))
+        beyond = m.select(a[0] > 0.0, m.const(limits.EXP_OF_SPLIT), m.const(1.0 / limits.EXP_OF_SPLIT))
+        rest = m.select(far, beyond, m.const(1.0))
+    x, y = size * cosine * rest, size * sine * rest
+    # e**-inf is 0 in every direction; e**inf times 0 is 0, and inf in a direction that is not known
+    gone = a[0] == -real.INF
+    x, y = (m.select(gone, m.copysign(m.const(0.0), v), v) for v in (x, y))
+    x = m.select((a[0] == real.INF) & (x != x), a[0], x)
+    return x, m.select(a[1] == 0.0, a[1], y)
+
+
+def _logarithm(m: Any, roomy: bool, a: Pair) -> Pair:
+    x, y = m.abs(a[0]), m.abs(a[1])
+    large, small = larger(m, x, y), m.select(x < y, x, y)
+    return log_of_size(m, roomy, a, square_less_one(m, large - 1.0, small)), real.atan2(m, a[1], a[0])
 
 
 @function("log")
-def logarithm(m: Any, a: Pair) -> Pair:
+@in_wide
+def logarithm(m: Any, roomy: bool, a: Pair) -> Pair:
     """``log |z| + i arg z``."""
-    return real.log(m, absolute(m, a)), real.atan2(m, a[1], a[0])
+    return _logarithm(m, roomy, a)
 
 
 @function("expm1")
-def exponential_minus_one(m: Any, a: Pair) -> Pair:
-    """``e**x cos y - 1`` without cancellation: ``(e**x - 1) cos y - 2 sin(y/2)**2``."""
+@in_wide
+def exponential_minus_one(m: Any, roomy: bool, a: Pair) -> Pair:
+    """``e**x cos y - 1`` without cancellation near 0: ``(e**x - 1) cos y - 2 sin(y/2)**2``."""
     half = real.sin(m, a[1] * 0.5)
-    x = m.fma(real.expm1(m, a[0]), real.cos(m, a[1]), half * half * -2.0)
-    return x, exponential(m, a)[1]
+    near = m.multiply_add(real.expm1(m, a[0]), real.cos(m, a[1]), half * half * -2.0)
+    x, y = _exponential(m, roomy, a)
+    return m.select(m.abs(a[0]) < 1.0, near, x - 1.0), y
 
 
 @function("log1p")
-def logarithm_of_one_plus(m: Any, a: Pair) -> Pair:
-    """``log |1 + z|`` from ``|1 + z|**2 - 1`` where z is small, else from the size."""
+@in_wide
+def logarithm_of_one_plus(m: Any, roomy: bool, a: Pair) -> Pair:
+    """``log |1 + z|``, near the unit circle from ``|1 + z|**2 - 1``."""
     x = a[0] + 1.0
-    near = real.log1p(m, m.fma(a[0], a[0] + 2.0, a[1] * a[1])) * 0.5
-    small = (m.abs(a[0]) < LOG1P_NEAR) & (m.abs(a[1]) < LOG1P_NEAR)
-    return m.select(small, near, real.log(m, absolute(m, (x, a[1])))), real.atan2(m, a[1], x)
+    return log_of_size(m, roomy, (x, a[1]), square_less_one(m, a[0], a[1])), real.atan2(m, a[1], x)
 
 
 @function("logistic")
-def logistic(m: Any, a: Pair) -> Pair:
-    """``1 / (1 + exp(-z))``, which is ``(1 + tanh(z/2)) / 2`` and so cannot overflow."""
-    x, y = hyperbolic_tangent(m, (a[0] * 0.5, a[1] * 0.5))
-    left = exponential(m, a)  # where e**z is small, 1 + tanh(z/2) cancels; there e**z / (1 + e**z) does not
-    below = divide(m, left, (left[0] + 1.0, left[1]))
-    negative = a[0] < 0.0
-    return m.select(negative, below[0], (x + 1.0) * 0.5), m.select(negative, below[1], y * 0.5)
+@in_wide
+def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
+    """``e**z / (1 + e**z)`` on the left, ``1 / (1 + e**-z)`` on the right: the power is at most 1 in size."""
+    left = a[0] < 0.0
+    x, y = _exponential(m, roomy, (m.select(left, a[0], -a[0]), m.select(left, a[1], -a[1])))
+    near = x + 1.0
+    if not roomy:  # next to poles, where the power is -1, that would leave no digits
+        half = real.cos(m, a[1] * 0.5)
+        exact = m.multiply_add(real.expm1(m, -m.abs(a[0])), real.cos(m, a[1]), half * half * 2.0)
+        near = m.select((m.abs(a[0]) < 1.0) & (x < -0.5), exact, near)
+    below = m.multiply_add(near, near, y * y)
+    return m.select(left, m.multiply_add(x, near, y * y), near) / below, m.select(left, y, -y) / below
 
 
-@function("sqrt")
-def root(m: Any, a: Pair) -> Pair:
-    """The root with a real part that is not negative; no cancellation on either side."""
-    t = m.sqrt((absolute(m, a) + m.abs(a[0])) * 0.5)
+def _root(m: Any, a: Pair) -> Pair:
+    """The root of a pair whose squares stay in the range."""
+    size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
+    t = m.sqrt((size + m.abs(a[0])) * 0.5)
     other = m.select(t == 0.0, m.const(0.0), m.abs(a[1]) / (t + t))
     right = a[0] >= 0.0
     return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
 
 
+def _even_scale(m: Any, roomy: bool, a: Pair) -> tuple[Pair, Any]:
+    """Return ``a`` times a power of 4 that brings it near 1, and the power's exponent; from 32 bits as it is."""
+    if roomy:
+        return a, None
+    _, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    n = (n >> 1) << 1
+    scale = power_of_two(m, n)
+    return (a[0] * scale, a[1] * scale), n
+
+
+@function("sqrt")
+@in_wide
+def root(m: Any, roomy: bool, a: Pair) -> Pair:
+    """The root with a real part that is not negative; no cancellation on either side."""
+    inner, n = _even_scale(m, roomy, a)
+    x, y = _root(m, inner)
+    if n is not None:
+        x, y = (v * power_of_two(m, -(n >> 1)) for v in (x, y))
+    upright, flat = m.abs(a[1]) == real.INF, m.abs(a[0]) == real.INF
+    right = a[0] > 0.0
+    x = m.select(flat, m.select(right, a[0], m.select(a[1] != a[1], a[1], m.const(0.0))), x)
+    y = m.select(flat, m.select(right, m.select(a[1] != a[1], a[1], m.copysign(m.const(0.0), a[1])),
+                                m.copysign(m.const(real.INF), a[1])), y)  # fmt: skip
+    return m.select(upright, m.const(real.INF), x), m.select(upright, a[1], y)
+
+
 @function("rsqrt")
-def reciprocal_root(m: Any, a: Pair) -> Pair:
-    """``1 / sqrt(z)``."""
-    return divide(m, (m.const(1.0), m.const(0.0)), root(m, a))
+@in_wide
+def reciprocal_root(m: Any, roomy: bool, a: Pair) -> Pair:
+    """``conj(sqrt z) / |z|``; of 0 it is infinite, of infinity 0."""
+    inner, n = _even_scale(m, roomy, a)
+    x, y = _root(m, inner)
+    size = m.sqrt(m.multiply_add(inner[0], inner[0], inner[1] * inner[1]))
+    x, y = x / size, -y / size
+    if n is not None:
+        x, y = (v * power_of_two(m, n >> 1) for v in (x, y))
+    gone, pole = is_infinite(m, a), (a[0] == 0.0) & (a[1] == 0.0)
+    x, y = m.select(pole, m.const(real.INF), x), m.select(pole, m.const(real.NAN), y)
+    return m.select(gone, m.const(0.0), x), m.select(gone, m.copysign(m.const(0.0), -a[1]), y)
 
 
 def _hyperbolic(m: Any, x: Any) -> Pair:
     """Return (sinh x, cosh x)."""
     less = real.expm1(m, m.abs(x))
     e = less + 1.0
-    return m.copysign((less + less / e) * 0.5, x), (e + 1.0 / e) * 0.5
+    sinh = m.select(e < real.INF, (less + less / e) * 0.5, e)
+    return m.copysign(sinh, x), (e + 1.0 / e) * 0.5
+
+
+def _turned(m: Any, roomy: bool, x: Any, y: Any) -> tuple[Pair, Pair]:
+    """Return ``(sin x, cos x)`` times cosh y, and times sinh y; 0 times infinity is 0."""
+    sine, cosine = real.sin(m, x), real.cos(m, x)
+    if roomy:
+        s, c = _hyperbolic(m, y)
+        rest = m.const(1.0)
+    else:
+        far = m.abs(y) > limits.EXP_SPLIT
+        s, c = _hyperbolic(m, m.select(far, y - m.copysign(m.const(limits.EXP_SPLIT), y), y))
+        rest = m.select(far, m.const(limits.EXP_OF_SPLIT), m.const(1.0))
+        # beyond the split both are e**|y| / 2
+        half = real.exp(m, m.abs(y) - limits.EXP_SPLIT) * 0.5
+        s, c = m.select(far, m.copysign(half, y), s), m.select(far, half, c)
+    one = m.const(1.0)
+    by_cosh, by_sinh = (
+        [m.select(u == 0.0, u * m.copysign(one, v), u * v * rest) for u in (sine, cosine)] for v in (c, s)
+    )
+    return (by_cosh[0], by_cosh[1]), (by_sinh[0], by_sinh[1])
 
 
 @function("sin")
-def sine(m: Any, a: Pair) -> Pair:
+@in_wide
+def sine(m: Any, roomy: bool, a: Pair) -> Pair:
     """``sin x cosh y + i cos x sinh y``."""
-    s, c = _hyperbolic(m, a[1])
-    return real.sin(m, a[0]) * c, real.cos(m, a[0]) * s
+    by_cosh, by_sinh = _turned(m, roomy, a[0], a[1])
+    return by_cosh[0], m.select(a[1] == 0.0, a[1], by_sinh[1])
 
 
 @function("cos")
-def cosine(m: Any, a: Pair) -> Pair:
+@in_wide
+def cosine(m: Any, roomy: bool, a: Pair) -> Pair:
     """``cos x cosh y - i sin x sinh y``."""
-    s, c = _hyperbolic(m, a[1])
-    return real.cos(m, a[0]) * c, -(real.sin(m, a[0]) * s)
+    by_cosh, by_sinh = _turned(m, roomy, a[0], a[1])
+    return by_cosh[1], -by_sinh[0]
 
 
 @function("tanh")
-def hyperbolic_tangent(m: Any, a: Pair) -> Pair:
-    """``(t + iu) / (1 + itu)`` with ``t = tanh x, u = tan y``."""
-    t, u = real.tanh(m, a[0]), real.tan(m, a[1])
-    return divide(m, (t, u), (m.const(1.0), t * u))
+@in_wide
+def hyperbolic_tangent(m: Any, roomy: bool, a: Pair) -> Pair:
+    """Kahan's form over ``t = tan y`` and ``s = sinh x``: ``(b r s + i t) / (1 + b s*s)`` with ``b = 1 + t*t``."""
+    return _hyperbolic_tangent(m, a)
+
+
+def _hyperbolic_tangent(m: Any, a: Pair) -> Pair:
+    far = m.abs(a[0]) > limits.COMPLEX_TANH_ONE
+    t = real.tan(m, a[1])
+    s, r = _hyperbolic(m, m.select(far, m.const(0.0), a[0]))
+    b = m.multiply_add(t, t, m.const(1.0))
+    below = m.multiply_add(b * s, s, m.const(1.0))
+    x, y = b * r * s / below, t / below
+    # far out it is 1 but for 4 sin y cos y e**-2|x|
+    drop = real.exp(m, -m.abs(a[0]))
+    tail = t / b * drop * drop * 4.0
+    tail = m.select(m.abs(a[1]) < real.INF, tail, m.const(0.0))
+    x = m.select(a[0] == 0.0, a[0], x)
+    x = m.select(far, m.copysign(m.const(1.0), a[0]), x)
+    return x, m.select(a[1] == 0.0, a[1], m.select(far, tail, y))
 
 
 def _after(m: Any, a: Pair, b: Pair) -> Any:
@@ -162,17 +313,19 @@ def minimum(m: Any, a: Pair, b: Pair) -> Pair:
 
 
 @function("tan")
-def tangent(m: Any, a: Pair) -> Pair:
+@in_wide
+def tangent(m: Any, roomy: bool, a: Pair) -> Pair:
     """``-i tanh(iz)``."""
-    x, y = hyperbolic_tangent(m, (-a[1], a[0]))
+    x, y = _hyperbolic_tangent(m, (-a[1], a[0]))
     return y, -x
 
 
 @function("cbrt")
-def cube_root(m: Any, a: Pair) -> Pair:
+@in_wide
+def cube_root(m: Any, roomy: bool, a: Pair) -> Pair:
     """The principal one of the three roots."""
-    size, angle = real.cbrt(m, absolute(m, a)), real.atan2(m, a[1], a[0]) / 3.0
-    return size * real.cos(m, angle), size * real.sin(m, angle)
+    size, turn = real.cbrt(m, size_of(m, roomy, a)), real.atan2(m, a[1], a[0]) / 3.0
+    return size * real.cos(m, turn), size * real.sin(m, turn)
 
 
 @function("atan2")
@@ -184,28 +337,45 @@ def angle(m: Any, a: Pair, b: Pair) -> Pair:
 
 
 @function("sign")
-def sign(m: Any, a: Pair) -> Pair:
+@in_wide
+def sign(m: Any, roomy: bool, a: Pair) -> Pair:
     """``z / |z|``, and 0 for 0."""
-    size = absolute(m, a)
-    zero = size == 0.0
+    zero = (a[0] == 0.0) & (a[1] == 0.0)
+    if not roomy:
+        scale, _ = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+        a = a[0] * scale, a[1] * scale
+    size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
     return m.select(zero, a[0], a[0] / size), m.select(zero, a[1], a[1] / size)
 
 
+def _product(m: Any, x: Any, y: Any) -> Any:
+    """Return ``x * y``, where 0 times infinity is 0."""
+    return m.select((x == 0.0) | (y == 0.0), m.const(0.0), x * y)
+
+
 @function("pow")
-def power(m: Any, a: Pair, b: Pair) -> Pair:
+@in_wide
+def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
     """``exp(b log a)``; a base of 0 gives 0, and 1 to the power of 0.
 
-    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``: a power carries its logarithm in two words, where the
-    error of a rounded one would grow with the exponent; so would that of the product in ``exp``.
+    The size is ``|a|**x * exp(-y arg a)`` for ``b = x + iy``. In 64 bits a power carries its logarithm in two words,
+    where the error of a rounded one would grow with the exponent; so would that of the product in ``exp``.
     """
-    size, turn = absolute(m, a), real.atan2(m, a[1], a[0])
-    drop = b[1] * turn
-    lost = m.fma(b[1], turn, -drop)
-    lost = m.select(lost == lost, lost, m.const(0.0))
-    shrink = real.exp(m, -drop)
-    scale = real.pow(m, size, b[0]) * m.multiply_add(shrink, -lost, shrink)
-    phase = m.fma(b[0], turn, b[1] * real.log(m, size))
-    x, y = scale * real.cos(m, phase), scale * real.sin(m, phase)
+    log_size, turn = _logarithm(m, roomy, a)
+    drop = _product(m, b[1], turn)
+    if roomy:
+        scale = real.exp(m, _product(m, b[0], log_size) - drop)
+    else:
+        lost = m.fma(b[1], turn, -drop)
+        lost = m.select(lost == lost, lost, m.const(0.0))
+        shrink = real.exp(m, -drop)
+        size = size_of(m, roomy, a)
+        beyond = (size == real.INF) & (log_size < real.INF)  # of finite parts
+        scale = m.select(beyond, real.exp(m, b[0] * log_size), real.pow(m, size, b[0])) * m.multiply_add(shrink, -lost, shrink)
+    phase = _product(m, b[0], turn) + _product(m, b[1], log_size)
+    gone = scale == 0.0
+    x, y = (m.select(gone, m.const(0.0), _product(m, scale, f(m, phase))) for f in (real.cos, real.sin))
     zero = (a[0] == 0.0) & (a[1] == 0.0)
-    one = m.select((b[0] == 0.0) & (b[1] == 0.0), m.const(1.0), m.const(0.0))
-    return m.select(zero, one, x), m.select(zero, m.const(0.0), y)
+    one = (b[0] == 0.0) & (b[1] == 0.0)
+    x, y = (m.select(zero, m.const(0.0), v) for v in (x, y))
+    return m.select(one, m.const(1.0), x), m.select(one, m.const(0.0), y)

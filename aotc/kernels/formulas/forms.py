@@ -10,6 +10,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 MAX_ULP: dict[str, tuple[float, float]] = {}
 
 INF, NAN = math.inf, math.nan
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # the first has 32 zeros at its end
 
 
 def function(f32: float, f64: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -58,3 +59,9 @@ def polynomial(m: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
     for c in coefficients[1:]:
         total = m.multiply_add(total, x, m.const(c))
     return total
+
+
+def power_of_two(m: Any, n: Any) -> Any:
+    """Return ``2**n`` for an integer ``n`` in the normal range."""
+    bias, shift = (127, 23) if m.bits == 32 else (1023, 52)
+    return m.from_bits((n + bias) << shift)

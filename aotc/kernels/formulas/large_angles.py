@@ -13,7 +13,7 @@ from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.formulas.trig import sine_and_cosine
 from aotc.kernels.llvm_types import F64, I64
 
-_NAME, _TABLE = "aotc.sine_of_large", "aotc.turns"
+_TABLE = "aotc.turns"
 _AHEAD = 64  # zero bits before the point, for exponents below that of an integer mantissa
 _WORDS = 20  # those, the 971 bits that the largest f64 skips, and the 192 that it takes
 _I128 = ir.IntType(128)
@@ -38,32 +38,9 @@ def _digits_of_turn() -> list[int]:
     return [(turn >> (64 * (_WORDS - 1 - n))) & (2**64 - 1) for n in range(_WORDS)]
 
 
-def sine_of_large(module: ir.Module) -> ir.Function:
-    """Return ``f64 f(f64 x, i64 n)``, the sine of ``x + n pi / 2`` for finite ``|x| > 1``; declare it if new."""
-    function = module.globals.get(_NAME)
-    if function is not None:
-        return function
-    function = ir.Function(module, ir.FunctionType(F64, (F64, I64)), _NAME)
-    function.linkage = "internal"
-    for attribute in ("noinline", "nounwind"):
-        function.attributes.add(attribute)
+def emit_sine_of_large(function: ir.Function) -> None:
+    """Emit ``f64 f(f64 x, i64 n)``, the sine of ``x + n pi / 2`` for finite ``|x| > 1``."""
     _Body(function).emit()
-    return function
-
-
-class AngleAlgebra(Algebra):
-    """The algebra with the sine of an angle of any size: what the formulas of trigonometry are written over."""
-
-    def sine_of_large(self, condition: ScalarValue, x: ScalarValue, turns: int, usual: ScalarValue) -> ScalarValue:
-        """Return ``usual``, but where the condition holds, which is rare, the sine of ``x + turns pi / 2``."""
-        before = self.builder.block
-        with self.builder.if_then(condition.raw, likely=False):
-            found = self.builder.call(sine_of_large(self.builder.module), [x.raw, ir.Constant(I64, turns)])
-            inside = self.builder.block
-        result = self.builder.phi(F64)
-        result.add_incoming(usual.raw, before)
-        result.add_incoming(found, inside)
-        return self._wrap(result)
 
 
 class _Body:

@@ -54,10 +54,10 @@ why: below, three terms of the series are exact, where Kahan's form may divide 0
 from: reasoning: the fourth term is less than 2**-50 of the first
 """
 
-TANH_ONE = (9.0, 22.0)
+TANH_ONE = (8.25, 22.0)
 """unit: |x| of tanh
-why: above, the result rounds to 1
-from: reasoning: 1 - tanh(x) is 2 exp(-2x), about half a step below 1 (32 bits), far less (64 bits)
+why: above, the result is 1
+from: reasoning: 1 - tanh(x) is 2 exp(-2x): two steps below 1 (32 bits), as many as the clamp is off; less than one (64)
 """
 
 TANH_CLAMP = 7.90531110763549805
@@ -139,13 +139,91 @@ from: the 53 bits of a double's significand
 """
 
 REM_STEPS = 6
-"""unit: steps of rem, of 52 bits of the quotient each
+"""unit: steps of rem of 32 bits, of 52 bits of the quotient each
 why: enough for any two numbers of 32 bits
 from: reasoning: a quotient of two f32 has at most 277 bits
 """
 
-LOG1P_NEAR = 0.5
-"""unit: |re z| and |im z| of the complex log1p
-why: below, |1 + z|**2 - 1 is computed without cancellation, above |1 + z|
+REM_LARGE = 2.0**52
+"""unit: quotient of rem
+why: below, the rounded quotient is at most 1 too large, and what one step leaves is exact
+from: the 53 bits of a double's significand
+"""
+
+EXP_SPLIT = 700.0
+"""unit: |x| of the functions of complex numbers that grow as e**|x|
+why: above, e**x leaves the range although its product with a sine may not; it is taken in two factors
+from: the logarithm of the largest number, rounded down
+"""
+
+BOXED = 2.0**300
+"""unit: parts of complex operands of 32 bits that are divided in 64
+why: infinity is replaced by it: a quotient by it rounds to 0 in 32 bits, and one of it to infinity
+from: the range of 32 bits, and that its square stays in the range of 64
+"""
+
+EXP_OF_SPLIT = 1.0142320547350045e304
+"""unit: a factor
+why: the second factor of those: e**EXP_SPLIT
+from: its definition
+"""
+
+SQUARE_LARGE = 2.0**500
+"""unit: the larger of |re z| and |im z| in the complex logarithm
+why: above, squares may overflow; both parts are scaled by 2**-600
+from: half of the exponents' range, rounded
+"""
+
+SQUARE_SMALL = 2.0**-500
+"""unit: the larger of |re z| and |im z| in the complex logarithm
+why: below, squares may lose digits; both parts are scaled by 2**600
+from: half of the exponents' range, rounded
+"""
+
+LOG_OF_SHIFT = 415.88830833596718565
+"""unit: a term
+why: what a scale of 2**600 adds to the logarithm
+from: its definition
+"""
+
+LOG_NEAR = (0.5, 2.0)
+"""unit: |z|**2 of the complex logarithm, |1 + z|**2 of log1p
+why: between, the logarithm is that of one plus a difference without cancellation
 from: chosen, not measured
+"""
+
+COMPLEX_TANH_ONE = 20.0
+"""unit: |re z| of the complex tanh
+why: above, the real part rounds to 1 and the imaginary part is one term
+from: reasoning: e**-40 is less than 2**-53
+"""
+
+LOG_GAMMA_STIRLING = 8.0
+"""unit: x of lgamma
+why: above, nine terms of Stirling's series are exact; below, the recurrence leads to the polynomial between 1 and 2
+from: reasoning: the tenth term is less than 2**-60 there
+"""
+
+LOG_GAMMA_REFLECTED = -24.5
+"""unit: x of lgamma
+why: above, there are zeros that numbers come close to, and products in two words are taken; below, the reflection
+from: reasoning: beyond -23 the zeros lie within half a unit in the last place of the poles
+"""
+
+ERF_LINEAR = 2e-4
+"""unit: |x| of erf in 32 bits
+why: below, the result is 2 x / sqrt(pi), where products of the rational function would leave the normal range
+from: reasoning: the cubic term is less than 2**-25 of the first
+"""
+
+CBRT_SMALL = 2.0**-1022
+"""unit: |x| of cbrt in 64 bits
+why: below, the Newton step would have few digits
+from: the least normal number
+"""
+
+ERF_INV_FAR = 16.0
+"""unit: w = -log(1 - x**2) of erf_inv in 64 bits
+why: above, Giles' polynomial, which is for 32 bits, leads Newton's steps nowhere
+from: the largest w of 32 bits
 """

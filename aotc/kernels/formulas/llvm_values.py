@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from llvmlite import ir
 
 from aotc.kernels.llvm_types import F32, F64, Emit
@@ -124,3 +126,25 @@ class ScalarValue:
         return self._compare("!=", other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def loop(
+    builder: ir.IRBuilder, state: Sequence[ScalarValue], more: Callable[..., ScalarValue],
+    turn: Callable[..., Sequence[ScalarValue]],
+) -> list[ScalarValue]:  # fmt: skip
+    """Emit ``while more(*state): state = turn(*state)``; return the last state."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block(f"loop.{part}") for part in ("head", "body", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    phis = [builder.phi(v.raw.type) for v in state]
+    held = [ScalarValue(builder, phi) for phi in phis]
+    builder.cbranch(more(*held).raw, body, after)
+    builder.position_at_end(body)
+    found = turn(*held)
+    for phi, first, last in zip(phis, state, found, strict=True):
+        phi.add_incoming(first.raw, before)
+        phi.add_incoming(last.raw, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return held

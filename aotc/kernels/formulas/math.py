@@ -16,6 +16,7 @@ whole range, in units in the last place, stands at each formula (:data:`MAX_ULP`
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas import limits
@@ -23,22 +24,19 @@ from aotc.kernels.formulas.erf import erf64, erf_tail
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
     INF,
+    LN2_HIGH,
+    LN2_LOW,
     MAX_ULP,
     NAN,
     function,
     in_wide,
     polynomial,
+    power_of_two,
     with_sign_of_first,
 )
+from aotc.kernels.formulas.log_gamma import log_gamma_of_positive
+from aotc.kernels.formulas.power import exp_of_two_words, log_in_two_words
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
-
-LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-
-
-def power_of_two(m: Any, n: Any) -> Any:
-    """Return ``2**n`` for an integer ``n`` in the normal range."""
-    bias, shift = (127, 23) if m.bits == 32 else (1023, 52)
-    return m.from_bits((n + bias) << shift)
 
 
 @function(f32=1, f64=1.5)
@@ -132,13 +130,18 @@ def expm1(m: Any, x: Any) -> Any:
     return m.select(x == 0.0, x, y)
 
 
+def log1p_series(m: Any, x: Any) -> Any:
+    """Return ``log(1 + x)`` for x below LOG1P_SERIES."""
+    return x - x * x * 0.5 + x * x * x * (1.0 / 3.0)
+
+
 @function(f32=1, f64=4)
 @in_wide
 def log1p(m: Any, x: Any) -> Any:
     """Kahan's form: the rounding of ``1 + x`` is divided out."""
     u = x + 1.0
     y = log(m, u) * (x / (u - 1.0))
-    y = m.select(m.abs(x) < limits.LOG1P_SERIES, x - x * x * 0.5 + x * x * x * (1.0 / 3.0), y)
+    y = m.select(m.abs(x) < limits.LOG1P_SERIES, log1p_series(m, x), y)
     y = m.select(u == 0.0, m.const(-INF), y)
     return m.select(u == INF, x, y)
 
@@ -163,8 +166,9 @@ def tanh(m: Any, x: Any) -> Any:
 
 @function(f32=3, f64=3)
 def logistic(m: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))``."""
-    return m.const(1.0) / (exp(m, -x) + 1.0)
+    """``1 / (1 + exp(-x))``, on the left ``exp(x) / (1 + exp(x))``, which does not overflow below."""
+    power = exp(m, -m.abs(x))
+    return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)
 
 
 @function(f32=6, f64=2)
@@ -179,7 +183,8 @@ def erf(m: Any, x: Any) -> Any:
                           -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02))  # fmt: skip
     q = polynomial(m, s, (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03,
                           -7.37332916720468e-03, -1.42647390514189e-02))  # fmt: skip
-    return m.select(x != x, x, y * p / q)
+    r = m.select(m.abs(x) < limits.ERF_LINEAR, x * 1.1283791670955126, y * p / q)
+    return m.select(x != x, x, r)
 
 
 @function(f32=2, f64=9)
@@ -203,21 +208,39 @@ _GILES_LARGE = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 
 
 @function(f32=4, f64=16)
 @with_sign_of_first
-@in_wide
 def erf_inv(m: Any, x: Any) -> Any:
-    """Giles' polynomials, then two Newton steps on the tail probability."""
+    """Giles' polynomials, then two Newton steps on the tail probability; in 64 bits an asymptotic start, Halley's."""
+    if m.bits == 32:
+        w = m.wide
+        return m.narrow(_erf_inv(w, m.widen(x), False))
+    return _erf_inv(m, x, True)
+
+
+def _erf_inv(m: Any, x: Any, long: bool) -> Any:
     a = m.abs(x)
     w = -log(m, (1.0 - a) * (a + 1.0))
     small = polynomial(m, w - 2.5, _GILES_SMALL)
     tail = limits.ERF_INV_TAIL
     large = polynomial(m, m.sqrt(m.select(w < tail, m.const(tail), w)) - 3.0, _GILES_LARGE)
     y = m.select(w < tail, small, large) * a
+    if long:
+        q = -log(m, 1.0 - a)
+        y = m.select(w > limits.ERF_INV_FAR, m.sqrt(q - log(m, q * math.pi) * 0.5), y)
     for _ in range(2):
         error = m.select(a < limits.ERF_INV_NEWTON, erf64(m, y, exp) - a, (1.0 - a) - erfc(m, y))
-        y = y - error / (exp(m, -(y * y)) * 1.1283791670955126)
+        slope = exp(m, -(y * y)) * 1.1283791670955126
+        y = y - error / (m.multiply_add(error, y, slope) if long else slope)
     y = m.select(a < limits.ERF_INV_LINEAR, a * 0.8862269254527580, y)
     y = m.select(a == 1.0, m.const(INF), y)
     return m.select(a <= 1.0, y, m.const(NAN))
+
+
+@function(f32=1, f64=4)
+@in_wide
+def lgamma(m: Any, x: Any) -> Any:
+    """``log |gamma(x)|``; poles are infinite."""
+    y = log_gamma_of_positive(m, m.abs(x), log)
+    return m.rarely(x < 0.0, "log_gamma_of_negative", (x, y), y)
 
 
 @function(f32=1.5, f64=1.5)
@@ -228,34 +251,49 @@ def rsqrt(m: Any, x: Any) -> Any:
 
 @function(f32=1, f64=2)
 @with_sign_of_first
-@in_wide
 def cbrt(m: Any, x: Any) -> Any:
-    """``exp(log|x| / 3)`` and one Newton step."""
+    """``exp(log|x| / 3)`` and one Newton step; in 64 bits 2**54 times larger below the normal range."""
     a = m.abs(x)
+    if m.bits == 32:
+        return m.narrow(_cube_root(m.wide, m.widen(a)))
+    small = a < limits.CBRT_SMALL
+    y = _cube_root(m, m.select(small, a * 2.0**54, a))
+    return m.select(small, y * 2.0**-18, y)
+
+
+def _cube_root(m: Any, a: Any) -> Any:
     y = exp(m, log(m, a) * (1.0 / 3.0))
     y = y - (y * y * y - a) / (y * y * 3.0)
     y = m.select(a == 0.0, a, y)
     y = m.select(a == INF, a, y)
-    return m.select(x != x, x, y)
+    return m.select(a != a, a, y)
 
 
-@function(f32=1, f64=8)
-@in_wide
+@function(f32=1, f64=1)
 def pow(m: Any, x: Any, y: Any) -> Any:
-    """``exp(y * log|x|)`` with the logarithm in two words; C's special cases."""
-    a = m.abs(x)
+    """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; C's special cases."""
+    if m.bits == 32:
+        w = m.wide
+        return m.narrow(_power(w, m.widen(x), m.widen(y), _short_power))
+    return _power(m, x, y, _long_power)
+
+
+def _short_power(m: Any, a: Any, y: Any) -> Any:
+    return exp(m, y * log(m, a))
+
+
+def _long_power(m: Any, a: Any, y: Any) -> Any:
     e, f = _log_parts(m, a)
-    high = m.multiply_add(e, m.const(LN2_HIGH), f)
-    lost = f - (high - e * LN2_HIGH)
-    low = m.multiply_add(e, m.const(LN2_LOW), _log64_correction(m, f)) + lost
-    total = high + low
-    low = low - (total - high)
-    p = y * total
-    rest = m.fma(y, total, -p) + y * low
-    plain = exp(m, y * _log_special(m, a, total))
-    usual = (m.abs(p) < limits.POW_USUAL) & (a > 0.0) & (a < INF)
-    rough = exp(m, m.select(usual, p, m.const(0.0)))
-    r = m.select(usual & (rough < INF), m.multiply_add(rough, rest, rough), plain)
+    high, low = log_in_two_words(m, e, f)
+    p = y * _log_special(m, a, high)
+    rest = m.fma(y, high, -p) + y * low
+    return exp_of_two_words(m, p, m.select(m.abs(p) < limits.POW_USUAL, rest, m.const(0.0)))
+
+
+def _power(m: Any, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
+    """Return ``x**y`` where ``of_size`` gives it for sizes of x; C's special cases."""
+    a = m.abs(x)
+    r = of_size(m, a, y)
     whole = m.trunc(y) == y
     half = m.trunc(y * 0.5) * 2.0 != y
     odd = whole & half & (m.abs(y) < limits.POW_ODD)
@@ -269,20 +307,34 @@ def pow(m: Any, x: Any, y: Any) -> Any:
 
 @function(f32=0, f64=0)
 @with_sign_of_first
-@in_wide
 def rem(m: Any, x: Any, y: Any) -> Any:
-    """The remainder of truncated division: every step takes off 52 bits of the quotient, exactly.
+    """The remainder of truncated division; every step takes off 52 bits of the quotient, exactly.
 
-    The steps are enough for any two f32; in f64 quotients may have 300 bits.
+    Six are enough for any two numbers of 32 bits; in 64 bits it is one, or long division where that is not enough.
     """
-    b = m.abs(y)
-    r = m.abs(x)
+    if m.bits == 32:
+        return m.narrow(_short_remainder(m.wide, m.widen(x), m.widen(y)))
+    return _long_remainder(m, x, y)
+
+
+def _short_remainder(m: Any, x: Any, y: Any) -> Any:
+    a, b = m.abs(x), m.abs(y)
+    r = a
     for _ in range(limits.REM_STEPS):
         r = m.fma(-m.trunc(r / b), b, r)
     r = m.select(r < 0.0, r + b, r)
     r = m.select(r >= b, r - b, r)
-    r = m.select((b == INF) & (m.abs(x) < INF), m.abs(x), r)
-    return r
+    return m.select((b == INF) & (a < INF), a, r)
+
+
+def _long_remainder(m: Any, x: Any, y: Any) -> Any:
+    a, b = m.abs(x), m.abs(y)
+    quotient = a / b
+    r = m.fma(-m.trunc(quotient), b, a)
+    r = m.select(r < 0.0, r + b, r)
+    r = m.select((b == INF) & (a < INF), a, r)
+    large = (quotient >= limits.REM_LARGE) & (a < INF) & (b > 0.0)
+    return m.rarely(large, "remainder", (a, b), r)
 
 
 def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int) -> Any:
@@ -294,7 +346,7 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int) -> Any:
         drop = width - mantissa
         last = m.shift_right_logical(bits, drop) & 1
         bits = (bits + last + ((1 << (drop - 1)) - 1)) & -(1 << drop)
-    y = m.from_bits(bits)
+    y = m.select(m.abs(x) < INF, m.from_bits(bits), x)
     top = (1 << (exponent - 1)) - 1
     if top < bias:
         limit = 2.0 ** (top + 1)

@@ -36,7 +36,7 @@ def _turned_sine(m: Any, x: Any, turns: int) -> Any:
     y = m.select((n & 1) != 0, cosine, sine)
     y = m.select((n & 2) != 0, -y, y)
     y = m.select(m.abs(x) < INF, y, m.const(NAN))
-    return m.sine_of_large((m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF), x, turns, y)
+    return m.rarely((m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF), "sine_of_large", (x, turns), y)
 
 
 @function(f32=1, f64=2)
@@ -60,8 +60,8 @@ def tan(m: Any, x: Any) -> Any:
     n, s, c = _quadrant(m, x)
     odd = (n & 1) != 0
     large = (m.abs(x) >= LARGE_ANGLE) & (m.abs(x) < INF)
-    above = m.sine_of_large(large, x, 0, m.select(odd, -c, s))
-    below = m.sine_of_large(large, x, 1, m.select(odd, s, c))
+    above = m.rarely(large, "sine_of_large", (x, 0), m.select(odd, -c, s))
+    below = m.rarely(large, "sine_of_large", (x, 1), m.select(odd, s, c))
     y = m.select(m.abs(x) < INF, above / below, m.const(NAN))
     return m.select(x == 0.0, x, y)
 

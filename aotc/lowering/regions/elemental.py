@@ -123,6 +123,8 @@ class Elements:
             return minimum(maximum(scalar.expr, 0), last)
         if last == 0:
             return 0
+        if scalar.dtype == "u64":  # as i64 the upper half would be negative
+            scalar = Apply("min", (scalar, IndexScalar(last, "u64")), "u64")
         wide: Scalar = scalar if scalar.dtype == "i64" else Apply("convert", (scalar,), "i64")
         wide = Apply("max", (wide, Const(0, "i64")), "i64")
         wide = Apply("min", (wide, IndexScalar(last)), "i64")

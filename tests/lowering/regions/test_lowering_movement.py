@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 from support.differential import LEVELS, check, integers, normal
 
+import aotc
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
+from aotc.ir.tensor_run import interpret
+
 pytestmark = pytest.mark.cpu
 
 lax = jax.lax
@@ -107,3 +112,63 @@ MOVEMENT = {
 def test_movement(name, level):
     function, args = MOVEMENT[name]
     check(function, args, level, 4)
+
+
+STATE = """func.func @main(%s: tensor<@S>) -> (tensor<@S>, tensor<3x5xui32>) {
+  %0, %1 = stablehlo.rng_bit_generator %s, algorithm = @A : (tensor<@S>) -> (tensor<@S>, tensor<3x5xui32>)
+  return %0, %1 : tensor<@S>, tensor<3x5xui32>
+}"""
+
+
+@pytest.mark.parametrize("algorithm", ["DEFAULT", "THREE_FRY", "PHILOX"])
+@pytest.mark.parametrize(("state", "dtype"), [("4xui32", "uint32"), ("4xi32", "int32"), ("2xi64", "int64")])
+def test_a_state_of_other_integers_is_one_of_the_same_bits(algorithm, state, dtype):
+    held = np.array([1, 2, 3, 2**32 - 1], np.uint32)
+    text = STATE.replace("@A", algorithm)
+    got = aotc.load(aotc.compile(text.replace("@S", state))).invoke("main", held.view(dtype))
+    device = jax.devices("cpu")[0]
+    with jax.enable_x64(True):
+        program = device.client.compile_and_load(text.replace("@S", "2xui64"), [device])
+        after, bits = map(np.asarray, program.execute([jax.device_put(held.view(np.uint64), device)]))
+    assert got[0].dtype == dtype
+    np.testing.assert_array_equal(got[0].view(np.uint64), after)
+    np.testing.assert_array_equal(got[1], bits)
+
+
+@pytest.mark.parametrize(("algorithm", "state"), [("THREE_FRY", "3xui64"), ("PHILOX", "1xui64"), ("DEFAULT", "2xui32")])
+def test_a_state_of_another_size_is_refused(algorithm, state):
+    with pytest.raises(CompileError, match=r"the state is u64\[\d\], expected u64\[2\]"):
+        aotc.compile(STATE.replace("@A", algorithm).replace("@S", state))
+
+
+INDEXED = """func.func @main(%x: tensor<4x5xf32>, %k: tensor<6x1xui64>, %i: tensor<ui64>)
+    -> (tensor<6x5xf32>, tensor<4x5xf32>, tensor<2x2xf32>, tensor<4x5xf32>) {
+  %0 = "stablehlo.gather"(%x, %k) <{dimension_numbers = #stablehlo.gather<offset_dims = [1],
+    collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 5>}>
+    : (tensor<4x5xf32>, tensor<6x1xui64>) -> tensor<6x5xf32>
+  %1 = "stablehlo.scatter"(%x, %k, %0) <{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+    inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    }) : (tensor<4x5xf32>, tensor<6x1xui64>, tensor<6x5xf32>) -> tensor<4x5xf32>
+  %2 = stablehlo.dynamic_slice %x, %i, %i, sizes = [2, 2]
+    : (tensor<4x5xf32>, tensor<ui64>, tensor<ui64>) -> tensor<2x2xf32>
+  %3 = stablehlo.dynamic_update_slice %x, %2, %i, %i
+    : (tensor<4x5xf32>, tensor<2x2xf32>, tensor<ui64>, tensor<ui64>) -> tensor<4x5xf32>
+  return %0, %1, %2, %3 : tensor<6x5xf32>, tensor<4x5xf32>, tensor<2x2xf32>, tensor<4x5xf32>
+}"""
+
+
+@pytest.mark.parametrize("start", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
+def test_indices_of_the_upper_half_of_u64(start):
+    x = np.arange(20, dtype=np.float32).reshape(4, 5)
+    k = np.array([[2**63], [2**64 - 1], [1], [3], [2**63 + 1], [0]], np.uint64)
+    args = [x, k, np.array(start, np.uint64)]
+    device = jax.devices("cpu")[0]
+    with jax.enable_x64(True):
+        program = device.client.compile_and_load(INDEXED, [device])
+        want = [np.asarray(r) for r in program.execute([jax.device_put(a, device) for a in args])]
+    for found in (interpret(import_model(INDEXED), *args), aotc.load(aotc.compile(INDEXED)).invoke("main", *args)):
+        for got, expected in zip(found, want, strict=True):
+            np.testing.assert_array_equal(got, expected)

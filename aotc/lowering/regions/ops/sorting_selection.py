@@ -1,18 +1,18 @@
 """top_k: the largest of each row, by insertion if they are few, else by cutting a buffer again and again.
 
-The buffer takes in what is larger than the k-th largest so far. When it holds ``2 k`` it is sorted and cut to ``k``,
-which raises the limit: ``k`` elements come in between two cuts, so a row of ``n`` takes ``O(n)`` steps in any order.
+The buffer takes in what is larger than the k-th largest so far. When it is full it is sorted and cut to ``k``, which
+raises the limit: at least ``k`` elements come in between two cuts, so a row of ``n`` takes ``O(n)`` steps in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import Dim, minimum, product, sym
+from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost import INSERTED
+from aotc.lowering.analysis.cost import INSERTED, INSERTED_ROW, SELECTION_SPARE
 from aotc.lowering.analysis.cost_work import TOP_K_WORK
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, integer, key_bytes, reader, unsigned_key
@@ -26,16 +26,17 @@ def lower_top_k(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     op = b.the_op("top_k")
     top = op.attrs["k"]
-    few = INSERTED.holds(top) or target.kind == "cuda"
+    n = op.operands[0].type.shape[-1]
+    few = INSERTED.holds(top) or INSERTED_ROW.holds(n) or target.kind == "cuda"
     return _by_insertion(b, op) if few else _by_selection(b, op)
 
 
 def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
-    """Gather what is larger than the k-th largest so far; sort and cut whenever there are ``2 k`` of them."""
+    """Gather what is larger than the k-th largest so far; sort and cut whenever the buffer is full."""
     (x,) = op.operands
     e = b.elements()
     n, top = x.type.shape[-1], op.attrs["k"]
-    room = 2 * top
+    room = top + maximum(top, SELECTION_SPARE.value)
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
     own, other = ([Buffer(b.fresh("run"), v.type.dtype, (room,), "scratch") for v in op.results] for _ in range(2))
     key_dtype = f"u{8 * key_bytes(x.type.dtype)}"

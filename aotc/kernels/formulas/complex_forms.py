@@ -1,0 +1,101 @@
+"""What the functions of complex numbers share: how to compute those of 32 bits in 64, scales, sizes and logarithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aotc.kernels.formulas import limits
+from aotc.kernels.formulas import math as real
+from aotc.kernels.formulas.forms import power_of_two
+
+Pair = tuple[Any, Any]
+
+
+def in_wide(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``formula(m, roomy, *pairs)`` a function of either width; ``roomy`` says that they came from 32 bits."""
+
+    def widened(m: Any, *args: Pair) -> Any:
+        if m.bits == 64:
+            return formula(m, False, *args)
+        found = formula(m.wide, True, *((m.widen(a[0]), m.widen(a[1])) for a in args))
+        return tuple(m.narrow(v) for v in found) if isinstance(found, tuple) else m.narrow(found)
+
+    widened.__name__ = formula.__name__
+    widened.__doc__ = formula.__doc__
+    return widened
+
+
+def larger(m: Any, x: Any, y: Any) -> Any:
+    """Return the larger of two sizes; one that is NaN is not larger."""
+    return m.select(x < y, y, x)
+
+
+def is_infinite(m: Any, a: Pair) -> Any:
+    return (m.abs(a[0]) == real.INF) | (m.abs(a[1]) == real.INF)
+
+
+def to_one(m: Any, size: Any) -> tuple[Any, Any]:
+    """Return a power of two that brings ``size`` near 1, and its logarithm."""
+    exponent = m.shift_right_logical(m.to_bits(size), 52)
+    exponent = m.select(exponent > 2045, 2045, exponent)
+    exponent = m.select(exponent < 1, 1, exponent)
+    n = -exponent + 1023
+    return power_of_two(m, n), n
+
+
+def scaled(m: Any, x: Any, n: Any) -> Any:
+    """Return ``x * 2**n`` for an integer ``|n| <= 2044``."""
+    half = n >> 1
+    return x * power_of_two(m, half) * power_of_two(m, n - half)
+
+
+def sum_of_products(m: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Return ``a b + c d`` with an error of two units (Kahan); infinite where it is without the correction."""
+    p = c * d
+    lost = m.fma(c, d, -p)
+    return m.fma(a, b, p) + m.select(lost == lost, lost, m.const(0.0))
+
+
+def size_of(m: Any, roomy: bool, a: Pair) -> Any:
+    """Return ``|a|``, infinite if a part is."""
+    if roomy:
+        size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
+    else:
+        near_one, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+        x, y = a[0] * near_one, a[1] * near_one
+        size = scaled(m, m.sqrt(m.multiply_add(x, x, y * y)), -n)
+    return m.select(is_infinite(m, a), m.const(real.INF), size)
+
+
+def log_of_size(m: Any, roomy: bool, a: Pair, above: Any) -> Any:
+    """Return ``log |a|``, where ``above`` is ``|a|**2 - 1`` without cancellation, to be used near 1."""
+    if roomy:
+        scale, shift = m.const(1.0), m.const(0.0)
+    else:
+        size = larger(m, m.abs(a[0]), m.abs(a[1]))
+        big, small = size > limits.SQUARE_LARGE, size < limits.SQUARE_SMALL
+        scale = m.select(big, m.const(2.0**-600), m.select(small, m.const(2.0**600), m.const(1.0)))
+        shift = m.select(small, m.const(-limits.LOG_OF_SHIFT), m.const(0.0))
+        shift = m.select(big, m.const(limits.LOG_OF_SHIFT), shift)
+    x, y = a[0] * scale, a[1] * scale
+    square = m.multiply_add(x, x, y * y)
+    near = (square > limits.LOG_NEAR[0]) & (square < limits.LOG_NEAR[1])
+    u = m.select(near, above + 1.0, square)
+    value = real.log(m, u)
+    near_one = m.select(m.abs(above) < limits.LOG1P_SERIES, real.log1p_series(m, above), value * (above / (u - 1.0)))
+    value = m.multiply_add(m.select(near, near_one, value), m.const(0.5), shift)
+    return m.select(is_infinite(m, a), m.const(real.INF), value)
+
+
+def square_less_one(m: Any, less: Any, y: Any) -> Any:
+    """Return ``(1 + less)**2 + y**2 - 1``; what cancels is carried in two words."""
+    p, q = less * less, y * y
+    lost = m.fma(less, less, -p) + m.fma(y, y, -q)
+    t = p + q
+    back = t - p
+    lost = lost + ((p - (t - back)) + (q - back))
+    twice = less + less
+    total = twice + t
+    back = total - twice
+    return total + (lost + ((twice - (total - back)) + (t - back)))
