@@ -88,7 +88,7 @@ class Callbacks:
 
     def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], given: Mapping[str, Function]) -> None:
         self.where = where
-        self._failed: list[tuple[str, Exception]] = []
+        self._failed: list[tuple[str, BaseException]] = []
         self._natives: dict[str, Any] = {}
         for row in calls:
             function = given.get(row["name"]) or _registered_function(row["name"])
@@ -111,6 +111,7 @@ class Callbacks:
         """Return ``function`` on addresses; what it raises is kept for :meth:`check`."""
         types = [(to_numpy(dtype), rank) for dtype, rank in (*row["operands"], *row["results"])]
         inputs, attributes = len(row["operands"]), row["attributes"]
+        failed = self._failed  # not this object, which holds what is made here: there must be no cycle
 
         def call(*addresses: int) -> None:
             arrays = _arrays(addresses, types)
@@ -118,10 +119,10 @@ class Callbacks:
                 array.flags.writeable = False
             try:
                 function(*arrays, **attributes)
-            except Exception as error:
+            except BaseException as error:  # also an interrupt, which would be printed and lost
                 for array in arrays[inputs:]:
                     array[...] = np.zeros((), array.dtype)
-                self._failed.append((row["name"], error))
+                failed.append((row["name"], error))
 
         return call
 
@@ -130,6 +131,8 @@ class Callbacks:
         if self._failed:
             name, error = self._failed[0]
             self._failed.clear()
+            if not isinstance(error, Exception):
+                raise error
             raise VmError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
 
 
