@@ -47,6 +47,7 @@ OTHER = {
     ("aotc/vmfb/devices/driver.py", "_NON_BLOCKING, _THREAD_LOCAL"): "CUDA's numbers",
     ("aotc/vmfb/devices/driver.py", "_OUT_OF_MEMORY"): "CUDA's numbers",
     ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
+    ("cli/interrupt.py", "_AGAIN_SECONDS"): "any short time",
     ("cli/native_code.py", "_PROGBITS, _RELA, _DYNSYM"): "the format of ELF",
     ("cli/native_code.py", "_EXECUTABLE"): "the format of ELF",
     ("cli/native_code.py", "_RELATIVE"): "the format of ELF",
