@@ -25,12 +25,6 @@ why: as SPINS while a run is active: its next graph is nearer than the next call
 from: chosen, not measured
 """
 
-HOST_PERIOD = 10_000_000
-"""unit: nanoseconds
-why: after so many without it the host has the word, for signals and cancellation; the clock ticks every 1 to 10 ms
-from: the promise of 20 ms
-"""
-
 HOST_SHARE = 20
 """unit: times as long as the host's last word took
 why: so long does the next one wait: where Python's other threads compute, its lock comes after 5 ms each time
@@ -49,9 +43,9 @@ why: the stop word is looked at, and the caller's clock, after so many
 from: chosen; it costs a participant that has nothing else to do
 """
 
-KEEP_SECONDS = 5
+KEEP_SECONDS = 2
 """unit: seconds
-why: a worker that no run of the last 5 to 10 seconds wanted ends; to start one takes some 30 us
+why: a worker that no run of the last 2 to 4 seconds wanted ends; to start one takes some 30 us
 from: chosen, not measured
 """
 

@@ -44,17 +44,19 @@ Command buffer
 
 Call block
     What one call into the executor needs, :data:`CALL_WORDS` words at a multiple of
-    64 bytes; the positions of the words are named ``CALL_``. The host fills in all up
-    to :data:`CALL_THREADS`, the executor keeps the rest. :data:`CALL_MONITOR` is what
-    the caller's kernels get as ``monitor``. A :data:`CALL_STOP` that is not 0 ends the
-    call: every participant looks at it between any two claims, and kernels as above.
+    64 bytes; the positions of the words are named ``CALL_``. The host fills in those
+    from :data:`CALL_POOL` to :data:`CALL_ARGUMENT`, the executor keeps the rest.
+    :data:`CALL_MONITOR` is what the caller's kernels get as ``monitor``. A
+    :data:`CALL_STOP` that is not 0 ends the call: every participant looks at it between
+    any two claims, and kernels as above.
 
 Pool
     The worker threads of a process, in memory of ``aotc_pool_bytes()`` zeroed bytes.
     The words :data:`POOL_HOST_WORDS` are the host language's, for it is to have the
     word again and again while a call is under way: the executor calls ``release()``
-    when it begins; ``regain(state)`` with what that returned when it ends; and, at
-    least every 20 ms in between, ``regain``, ``notice(argument)`` and ``release``. If
+    when it begins; ``regain(state)`` with what that returned when it ends; and, when it
+    is asked to poll and :data:`CALL_EVERY` nanoseconds are over since the last time,
+    ``regain``, ``notice`` of :data:`CALL_ARGUMENT`, and ``release``. If
     ``notice`` returns 0 the call is stopped, else what it returns goes to ``drop``.
     :data:`POOL_HALT` stops all calls of the process while it is not 0.
 
@@ -90,12 +92,12 @@ PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
 
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
-CALL_CODE, CALL_LENGTH, CALL_THREADS = range(8, 11)
+CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
 CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE = range(16, 20)
 CALL_WORDS = 24
 
 POOL_HALT = 0
-POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_ARGUMENT, POOL_DROP = tuple(range(1, 6))
+POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_DROP = tuple(range(1, 5))
 POOL_ALIVE = 16
 
 

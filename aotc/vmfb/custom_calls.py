@@ -15,6 +15,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.process.interruption import notice
 
 Function = Callable[..., Any]
 
@@ -114,17 +115,22 @@ class Callbacks:
         failed = self._failed  # not this object, which holds what is made here: there must be no cycle
 
         def call(*addresses: int) -> None:
-            arrays = _arrays(addresses, types)
-            for array in arrays[:inputs]:
-                array.flags.writeable = False
             try:
+                arrays = _arrays(addresses, types)
+                for array in arrays[:inputs]:
+                    array.flags.writeable = False
                 function(*arrays, **attributes)
             except BaseException as error:  # also an interrupt, which would be printed and lost
-                for array in arrays[inputs:]:
-                    array[...] = np.zeros((), array.dtype)
                 failed.append((row["name"], error))
+                for array in _arrays(addresses, types)[inputs:]:
+                    array[...] = np.zeros((), array.dtype)
 
         return call
+
+    def notice(self) -> None:
+        """End a call under way in which a function raised something, or that is to end for another reason."""
+        self.check()
+        notice()
 
     def check(self) -> None:
         """Raise what a function raised since the last check."""

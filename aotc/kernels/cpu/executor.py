@@ -83,11 +83,12 @@ from aotc.kernels.cpu.executor_words import (
     wait_a_little,
 )
 from aotc.kernels.cpu.executor_workers import have_workers, worker
-from aotc.kernels.limits import HOST_PERIOD, IDLE_TURNS, SMALL_TURNS
+from aotc.kernels.limits import IDLE_TURNS, SMALL_TURNS
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
     CALL_CELLS,
     CALL_CODE,
+    CALL_EVERY,
     CALL_LENGTH,
     CALL_MONITOR,
     CALL_PARAMS,
@@ -221,7 +222,7 @@ def run(call):
     call[CALL_MONITOR] = call_monitor()
     release(at(call, CALL_STOP), 0)
     call[CALL_SINCE] = 0
-    call[CALL_PERIOD] = HOST_PERIOD
+    call[CALL_PERIOD] = call[CALL_EVERY]
     call[CALL_TURNS] = SMALL_TURNS
     hosted = pool[POOL_RELEASE] != 0
     if hosted:

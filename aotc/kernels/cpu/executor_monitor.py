@@ -6,15 +6,16 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, at, call_host, clock, release, words_at
 from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, time_words
-from aotc.kernels.limits import HOST_PERIOD, HOST_SHARE, SMALL_TURNS
+from aotc.kernels.limits import HOST_SHARE, SMALL_TURNS
 from aotc.vmfb.abi import (
+    CALL_ARGUMENT,
+    CALL_EVERY,
     CALL_PERIOD,
     CALL_POOL,
     CALL_SINCE,
     CALL_STATE,
     CALL_STOP,
     CALL_TURNS,
-    POOL_ARGUMENT,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -27,14 +28,14 @@ from aotc.vmfb.abi import (
 def give_word(call, pool, now):
     """Let the host have the word; it may stop the call."""
     call_host(pool[POOL_REGAIN], call[CALL_STATE])
-    answer = call_host(pool[POOL_NOTICE], pool[POOL_ARGUMENT])
+    answer = call_host(pool[POOL_NOTICE], call[CALL_ARGUMENT])
     if answer == 0:
         release(at(call, CALL_STOP), 1)
     else:
         call_host(pool[POOL_DROP], answer)
     call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
     call[CALL_SINCE] = clock(time_words())
-    call[CALL_PERIOD] = max(HOST_PERIOD, HOST_SHARE * (call[CALL_SINCE] - now))
+    call[CALL_PERIOD] = max(call[CALL_EVERY], HOST_SHARE * (call[CALL_SINCE] - now))
 
 
 @njit
@@ -47,7 +48,7 @@ def poll(call):
         release(at(call, CALL_STOP), 1)
         return True
     now = clock(time_words())
-    if call[CALL_SINCE] == 0:
+    if call[CALL_SINCE] == 0 and call[CALL_EVERY] > 0:
         call[CALL_SINCE] = now
     elif now - call[CALL_SINCE] >= call[CALL_PERIOD] and pool[POOL_RELEASE] != 0:
         give_word(call, pool, now)

@@ -241,6 +241,8 @@ class BodyEmitter:
             case Tile():
                 self._emit_tile(self, stmt)
             case ExternalCall(function=function, args=args):
+                if self._polls is not None:
+                    self._polls.ask(self._heap)
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
             case Barrier():

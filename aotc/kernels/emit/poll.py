@@ -98,7 +98,7 @@ class Polls:
         if id(loop) not in self._work.counted:
             return
         builder = self._builder
-        due, leave, go = (builder.append_basic_block(n) for n in ("poll_due", "stopped", "go_on"))
+        due, go = (builder.append_basic_block(n) for n in ("poll_due", "go_on"))
         weight = ir.Constant(I64, self._work.turn[id(loop)])
         done = builder.add(builder.load(self._done), weight)
         builder.store(done, self._done)
@@ -106,15 +106,23 @@ class Polls:
         builder.cbranch(is_due, due, go).set_weights([1, 1000])
         builder.position_at_end(due)
         builder.store(ir.Constant(I64, 0), self._done)
-        builder.cbranch(self._ask(), leave, go).set_weights([1, 1000])
+        self.ask(heap)
+        builder.branch(go)
+        builder.position_at_end(go)
+
+    def ask(self, heap: Sequence[Sequence[ir.Value]]) -> None:
+        """Poll, and return if the kernel is to stop, after ``heap`` is freed."""
+        builder = self._builder
+        leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
+        builder.cbranch(self._answer(), leave, stay).set_weights([1, 1000])
         builder.position_at_end(leave)
         for block in heap:
             for address in block:
                 library.free(builder, address)
         builder.ret_void()
-        builder.position_at_end(go)
+        builder.position_at_end(stay)
 
-    def _ask(self) -> ir.Value:
+    def _answer(self) -> ir.Value:
         """Return whether to stop."""
         monitor = self._builder.function.args[4]
         function = invariant(self._builder.load(monitor, typ=I64))

@@ -19,8 +19,10 @@ import numpy as np
 
 from aotc.vmfb.abi import (
     ALIGNMENT,
+    CALL_ARGUMENT,
     CALL_CELLS,
     CALL_CODE,
+    CALL_EVERY,
     CALL_LENGTH,
     CALL_PARAMS,
     CALL_POOL,
@@ -50,8 +52,10 @@ from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
+from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.process.interruption import notice
 
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
@@ -121,6 +125,7 @@ class CpuExecutable:
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
+        self._notice = notice if self._callbacks is None else self._callbacks.notice
         self._buffers = self._load_buffers()
 
     def _load_buffers(self) -> list[_Buffer]:
@@ -229,8 +234,11 @@ class CpuExecutable:
         block[CALL_SCRATCH] = ctypes.addressof(scratch)
         block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
         block[CALL_THREADS] = self.threads
+        # A signal that arrives before a Python function is called would be handled where what it raises is lost.
+        block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
+        block[CALL_ARGUMENT] = id(self._notice)
         call = partial(self._executor.run, ctypes.c_void_p(address))
-        call.keepalive = (memory, values, slots, scratch, buffer)  # type: ignore[attr-defined]
+        call.keepalive = (memory, values, slots, scratch, buffer, self._notice)  # type: ignore[attr-defined]
         return call
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:

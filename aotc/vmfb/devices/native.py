@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 from aotc.vmfb.abi import (
     ALIGNMENT,
     EXECUTOR_VERSION,
-    POOL_ARGUMENT,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -29,7 +28,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.limits import EXIT_SECONDS
 from aotc.vmfb.pointers import WORDS, aligned_bytes
-from aotc.vmfb.process.interruption import is_calling, notice
+from aotc.vmfb.process.interruption import is_calling
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
 
 _SIGNATURES = {
@@ -108,7 +107,6 @@ class Executor:
         for word, name in _HOST.items():
             function = getattr(ctypes.pythonapi, name)
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
-        self[POOL_ARGUMENT] = id(notice)
 
     def __getitem__(self, word: int) -> int:
         return WORDS[(self.pool >> 3) + word]
