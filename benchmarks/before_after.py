@@ -1,8 +1,8 @@
-"""Compare two states of aotc: ``python benchmarks/before_after.py --before ../old --models diffrax_lorenz --threads 1``.
+"""Compare two states of aotc: ``python benchmarks/before_after.py ../old diffrax_lorenz mlp_bf16 --threads 1``.
 
-``--before`` is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` makes one. Each state
-compiles the model for itself and lives in a process of its own; they are asked in turn, round by round. The ratio is
-the median over the rounds of the ratio of medians, after to before.
+The first argument is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` makes one. Each
+state compiles the model for itself and lives in a process of its own; they are asked in turn, round by round. The ratio
+is the median over the rounds of the ratio of medians, after to before.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> s
 
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, "kept.npy"), export(name, Path(folder))["kept"])
-        command = [sys.executable, __file__, "--answer", folder, "--threads", str(threads)]
+        command = [sys.executable, str(HERE / "before_after.py"), "--answer", folder, "--threads", str(threads)]
         paths = [os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]) for root in (before, HERE.parent)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": folder}  # ``python -m`` looks here first
         states = [
             subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, text=True, **pipes)  # type: ignore[call-overload]
             for path in paths
@@ -71,8 +71,8 @@ def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> s
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--before", type=Path, help="the folder of the other state")
-    parser.add_argument("--models", default="tiny_add,diffrax_lorenz,mlp_bf16")
+    parser.add_argument("before", type=Path, nargs="?", help="the folder of the other state")
+    parser.add_argument("models", nargs="*")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=200)
@@ -81,7 +81,7 @@ def main() -> None:
     if given.answer:
         answer(given.answer, given.threads)
         return
-    for name in given.models.split(","):
+    for name in given.models:
         print(measure(name, given.before.resolve(), given.threads, given.rounds, given.calls), flush=True)
 
 

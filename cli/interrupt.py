@@ -27,7 +27,7 @@ def end_interrupted() -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise; a little later in a callback of the garbage collector (jax has one): there it would be printed and lost."""
+    """Raise; a little later in a callback of the garbage collector, as jax has one: there it would be lost."""
     codes = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
         if frame.f_code in codes:

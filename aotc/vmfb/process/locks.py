@@ -9,36 +9,23 @@ from __future__ import annotations
 import os
 from _thread import RLock, allocate_lock
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-
-class Lock(Protocol):
-    """A lock of the interpreter's own kind."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it."""
-
-    def release(self) -> None:
-        """Let it go."""
-
-    def __enter__(self) -> bool:
-        """Take it."""
-
-    def __exit__(self, *_: Any) -> None:
-        """Let it go."""
+if TYPE_CHECKING:
+    import threading
 
 
 LOCKS: WeakSet[Any] = WeakSet()
 _AFTER_FORK: list[Callable[[], None]] = []
 
 
-def new_lock() -> Lock:
+def new_lock() -> threading.Lock:
     """Return a lock that a forked child finds free."""
     return _listed(allocate_lock())
 
 
-def new_recursive_lock() -> Lock:
+def new_recursive_lock() -> threading.RLock:
     """Return a lock that its holder can take again, and that a forked child finds free."""
     return _listed(RLock())
 
