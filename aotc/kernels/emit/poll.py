@@ -44,7 +44,11 @@ class _Work:
     def __init__(self, kernel: Kernel) -> None:
         self.turn: dict[int, int] = {}  # by the identity of the statement
         self.counted: set[int] = set()
-        body = kernel.body[0].body if len(kernel.body) == 1 and isinstance(kernel.body[0], For) else kernel.body
+        match kernel.body:
+            case (For(kind="parallel", body=body),):
+                pass
+            case body:
+                pass
         if self._block(body) >= LONG_ITEM:
             self.counted |= {at for at, weight in self.turn.items() if weight >= COUNTED_TURN}
 
