@@ -17,6 +17,7 @@ import typer
 
 from aotc import __version__
 from aotc_cli import bench, check, compile, doctor, dump, inspect, lint, run, targets, verify
+from aotc_cli.interrupt import INTERRUPTED, end_interrupted, take_interrupts
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
 
@@ -81,10 +82,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    take_interrupts()
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(130)
+        end_interrupted()
+    except SystemExit as end:  # typer makes this of an interrupt, without a word
+        if end.code == INTERRUPTED:
+            end_interrupted()
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)

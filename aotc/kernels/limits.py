@@ -25,6 +25,62 @@ why: as SPINS while a run is active: its next graph is nearer than the next call
 from: chosen, not measured
 """
 
+HOST_SHARE = 20
+"""unit: times as long as the host's last word took
+why: so long does the next one wait: where Python's other threads compute, its lock comes after 5 ms each time
+from: chosen, so that at most a twentieth of the time is spent waiting for the lock
+"""
+
+SMALL_TURNS = 16
+"""unit: nodes of a command buffer
+why: the clock is read after so many, which are serial graphs and so of at most 6 us each: within 100 us
+from: the clock takes 5 ns, a loop's turn of two small kernels 50 ns
+"""
+
+IDLE_TURNS = 64
+"""unit: turns of a waiting loop, of some 15 ns
+why: the stop word is looked at, and the caller's clock, after so many
+from: chosen; it costs a participant that has nothing else to do
+"""
+
+KEEP_SECONDS = 2
+"""unit: seconds
+why: a worker that no run of the last 2 to 4 seconds wanted ends; to start one takes some 30 us
+from: chosen, not measured
+"""
+
+RETRY_SECONDS = 1
+"""unit: seconds
+why: a system that refused a thread is not asked for another before, as each refusal takes microseconds
+from: chosen, not measured
+"""
+
+# ---------------------------------------------------------------- kernels that may run long
+
+POLL_OPERATIONS = 20_000
+"""unit: scalar operations
+why: after so many a kernel that may run long asks whether to go on: 3 us of vector code, 100 us of slow functions
+from: the promise of 100 us; a poll takes 10 ns
+"""
+
+LONG_ITEM = 1_000_000
+"""unit: scalar operations of an item of the grid
+why: with so many a kernel may run long without a while: beyond 0.1 to 1 ms
+from: chosen; an item of a grid that was split for several threads has less
+"""
+
+COUNTED_TURN = 2_000
+"""unit: scalar operations of a turn of a loop without a while
+why: with fewer, counting turns would cost time, and stop LLVM from vectorizing
+from: chosen; there is a loop around it that has as many
+"""
+
+UNKNOWN_EXTENT = 1_000
+"""unit: turns of a loop whose extent is symbolic
+why: what the number of its operations is estimated from
+from: chosen
+"""
+
 # ---------------------------------------------------------------- tiles
 
 UNROLL = 4

@@ -1,11 +1,14 @@
 """The contracts between compiler and runtime: kernels, slots and command buffers.
 
 Kernel (CPU)
-    ``void kernel(void **buffers, int64_t *dims, int64_t begin, int64_t end, void *scratch)``
+    ``void kernel(void **buffers, int64_t *dims, int64_t begin, int64_t end, void *scratch, int64_t *monitor)``
     ``buffers`` holds the inputs, then the outputs; ``dims`` the kernel's int64
     parameters; ``[begin, end)`` is a range of its grid; ``scratch`` is 64-byte
     aligned memory that belongs to the calling worker, of the size the kernel
-    declares. A library of kernels exports one table, :data:`TABLE_SYMBOL`: an
+    declares. A kernel that may run long calls, now and then, the function whose
+    address is the first word of ``monitor``, ``int64_t poll(int64_t *monitor)``, and
+    returns at once if the answer is not 0; its outputs are then undefined. A library of
+    kernels exports one table, :data:`TABLE_SYMBOL`: an
     array of function addresses in the order of the bundle's kernel list. For each
     function that it imports from another library it exports a pointer,
     :data:`IMPORT_PREFIX` and the name, which the loader fills in.
@@ -39,6 +42,24 @@ Command buffer
     ``CASE, words, branches, slot, offset, words_0 ... words_{n-1}`` then the
     branches' nodes: runs branch number i32-at-place, the last if out of range.
 
+Call block
+    What one call into the executor needs, :data:`CALL_WORDS` words at a multiple of
+    64 bytes; the positions of the words are named ``CALL_``. The host fills in those
+    from :data:`CALL_POOL` to :data:`CALL_ARGUMENT`, the executor keeps the rest.
+    :data:`CALL_MONITOR` is what the caller's kernels get as ``monitor``. A
+    :data:`CALL_STOP` that is not 0 ends the call: every participant looks at it between
+    any two claims, and kernels as above.
+
+Pool
+    The worker threads of a process, in memory of ``aotc_pool_bytes()`` zeroed bytes.
+    The words :data:`POOL_HOST_WORDS` are the host language's, for it is to have the
+    word again and again while a call is under way: the executor calls ``release()``
+    when it begins; ``regain(state)`` with what that returned when it ends; and, when it
+    is asked to poll and :data:`CALL_EVERY` nanoseconds are over since the last time,
+    ``regain``, ``notice`` of :data:`CALL_ARGUMENT`, and ``release``. If
+    ``notice`` returns 0 the call is stopped, else what it returns goes to ``drop``.
+    :data:`POOL_HALT` stops all calls of the process while it is not 0.
+
     The numbers below are the positions of these words; nobody else counts them.
     :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
 """
@@ -48,7 +69,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 1
+EXECUTOR_VERSION = 2
 TABLE_SYMBOL = "aotc_kernels"
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
@@ -68,6 +89,16 @@ WHILE_CONDITION, WHILE_BODY, WHILE_SLOT, WHILE_OFFSET, WHILE_HEADER = range(NODE
 CASE_BRANCHES, CASE_SLOT, CASE_OFFSET, CASE_HEADER = range(NODE_HEADER, 6)
 KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEADER = range(9)
 PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
+
+# The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
+CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
+CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
+CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE = range(16, 20)
+CALL_WORDS = 24
+
+POOL_HALT = 0
+POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_DROP = tuple(range(1, 5))
+POOL_ALIVE = 16
 
 
 # ---------------------------------------------------------------- slots

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
@@ -54,8 +56,9 @@ class ArenaPool:
     def trim(self) -> int:
         """Free every arena that no call uses; return how many bytes that were."""
         freed = 0
-        while self._idle:
-            freed += self._idle.pop().size
+        with suppress(IndexError):  # other threads take arenas meanwhile
+            while True:
+                freed += self._idle.pop().size
         return freed
 
     def idle_bytes(self) -> int:

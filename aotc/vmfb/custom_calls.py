@@ -15,6 +15,7 @@ import numpy as np
 
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.process.interruption import notice
 
 Function = Callable[..., Any]
 
@@ -88,7 +89,7 @@ class Callbacks:
 
     def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], given: Mapping[str, Function]) -> None:
         self.where = where
-        self._failed: list[tuple[str, Exception]] = []
+        self._failed: list[tuple[str, BaseException]] = []
         self._natives: dict[str, Any] = {}
         for row in calls:
             function = given.get(row["name"]) or _registered_function(row["name"])
@@ -111,25 +112,33 @@ class Callbacks:
         """Return ``function`` on addresses; what it raises is kept for :meth:`check`."""
         types = [(to_numpy(dtype), rank) for dtype, rank in (*row["operands"], *row["results"])]
         inputs, attributes = len(row["operands"]), row["attributes"]
+        failed = self._failed  # not this object, which holds what is made here: there must be no cycle
 
         def call(*addresses: int) -> None:
-            arrays = _arrays(addresses, types)
-            for array in arrays[:inputs]:
-                array.flags.writeable = False
             try:
+                arrays = _arrays(addresses, types)
+                for array in arrays[:inputs]:
+                    array.flags.writeable = False
                 function(*arrays, **attributes)
-            except Exception as error:
-                for array in arrays[inputs:]:
+            except BaseException as error:  # also an interrupt, which would be printed and lost
+                failed.append((row["name"], error))
+                for array in _arrays(addresses, types)[inputs:]:
                     array[...] = np.zeros((), array.dtype)
-                self._failed.append((row["name"], error))
 
         return call
+
+    def notice(self) -> None:
+        """End a call under way in which a function raised something, or that is to end for another reason."""
+        self.check()
+        notice()
 
     def check(self) -> None:
         """Raise what a function raised since the last check."""
         if self._failed:
             name, error = self._failed[0]
             self._failed.clear()
+            if not isinstance(error, Exception):
+                raise error
             raise VmError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from _thread import allocate_lock
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from aotc.vmfb.errors import BundleError
+from aotc.vmfb.process.locks import after_fork, new_lock
 
 _SYMBOL = "scipy_{}_64_"
 _GET_THREADS, _SET_THREADS = "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"
@@ -38,9 +38,10 @@ class Lapack:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._lock = allocate_lock()
+        self._lock = new_lock()
         self._calls = 0
         self._before = 1
+        self._lowered = False
         self._get = getattr(library, _GET_THREADS, None)
         self._set = getattr(library, _SET_THREADS, None)
 
@@ -54,9 +55,10 @@ class Lapack:
         if self._get is None or self._set is None:
             return
         with self._lock:
-            if self._calls == 0:
+            if self._calls == 0 and not self._lowered:
                 self._before = self._get()
-                if self._before != 1:
+                self._lowered = self._before != 1
+                if self._lowered:
                     self._set(1)
             self._calls += 1
 
@@ -66,11 +68,34 @@ class Lapack:
             return
         with self._lock:
             self._calls -= 1
-            if self._calls == 0 and self._before != 1:
+            if self._calls == 0 and self._lowered:
+                self._lowered = False
                 self._set(self._before)
+
+    def begin_again(self) -> None:
+        """Forget the calls of the threads that a forked child lacks; its next call restores the number of threads."""
+        self._calls = 0
 
 
 _OPEN: list[Lapack] = []
+_LOCK = new_lock()
+
+
+def _first_that_loads(paths: Iterable[Path]) -> list[Lapack]:
+    for path in paths:
+        try:
+            return [Lapack(ctypes.CDLL(str(path)))]
+        except OSError:
+            continue
+    return []
+
+
+def _begin_again() -> None:
+    for lapack in _OPEN:
+        lapack.begin_again()
+
+
+after_fork(_begin_again)
 
 
 def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str, int]]:
@@ -90,13 +115,9 @@ def open_lapack(where: str, functions: Iterable[str]) -> tuple[Lapack, dict[str,
     """
     wanted = list(functions)
     searched = candidates()
-    if not _OPEN:
-        for path in searched:
-            try:
-                _OPEN.append(Lapack(ctypes.CDLL(str(path))))
-                break
-            except OSError:
-                continue
+    with _LOCK:
+        if not _OPEN:
+            _OPEN.extend(_first_that_loads(searched))
     if not _OPEN:
         raise BundleError(
             where,

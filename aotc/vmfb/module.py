@@ -230,7 +230,8 @@ class Entry:
     @cached_property
     def _flatten(self) -> trees.Flatten:
         tree = self.signature.in_tree
-        return self._positional if tree is None else trees.flattener(tree, self._function.where)
+        where = self._function.where
+        return _positional(self.signature, where) if tree is None else trees.flattener(tree, where)
 
     @cached_property
     def _unflatten(self) -> trees.Unflatten:
@@ -239,20 +240,23 @@ class Entry:
             return trees.unflattener(tree)
         return next if len(self.signature.results) == 1 else list
 
-    def _positional(self, call: tuple[tuple[Any, ...], dict[str, Any]], leaves: list[Any]) -> None:
+    def __repr__(self) -> str:
+        return repr(self.signature)
+
+
+def _positional(signature: Signature, where: str) -> trees.Flatten:
+    """Return what puts the arguments of a call in their order by their names."""
+
+    def flatten(call: tuple[tuple[Any, ...], dict[str, Any]], leaves: list[Any]) -> None:
         args, kwargs = call
         leaves += args
         if kwargs:
-            leaves += self._by_name(len(args), kwargs)
+            names = [argument["name"] for argument in signature.arguments[len(args) :]]
+            if sorted(names) != sorted(kwargs):
+                raise VmError(where, "wrong keyword arguments", ", ".join(kwargs), ", ".join(names))
+            leaves += [kwargs[name] for name in names]
 
-    def _by_name(self, given: int, kwargs: dict[str, Any]) -> list[Any]:
-        names = [argument["name"] for argument in self.signature.arguments[given:]]
-        if sorted(names) != sorted(kwargs):
-            raise VmError(self._function.where, "wrong keyword arguments", ", ".join(kwargs), ", ".join(names))
-        return [kwargs[name] for name in names]
-
-    def __repr__(self) -> str:
-        return repr(self.signature)
+    return flatten
 
 
 def _check_functions(bundle: Bundle) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.guard_pages import GUARDED, guarded_array, guarded_copy
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
 from aotc.vmfb.limits import MOST_BYTES, PLANS
+from aotc.vmfb.process.locks import new_lock
 
 _LOAD_SCALAR = BY_NAME["load_scalar"].opcode
 
@@ -113,7 +115,9 @@ class LoadedFunction:
     signature : Signature
     call : callable
         ``call(arrays) -> list of numpy.ndarray``: the fast way for positional
-        arguments, without donation or buffers of the caller.
+        arguments, without donation or buffers of the caller. Whoever keeps it
+        keeps the function too: it holds it weakly, for there must be no cycle
+        that keeps files open until the garbage collector comes.
     """
 
     def __init__(
@@ -130,7 +134,7 @@ class LoadedFunction:
         self._registers = program["registers"]
         self._planned = not GUARDED and all(line[0] != _LOAD_SCALAR for line in program["code"])
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
-        self.call: Callable[[Sequence[Any]], list[np.ndarray]] = self._first_call
+        self._lock = new_lock()
 
     def run(
         self, values: Sequence[Any], out: Sequence[np.ndarray | None] | None = None, donate: bool = False
@@ -251,28 +255,39 @@ class LoadedFunction:
                 tuple(n for n, shape in enumerate((*shapes, *made)) if 0 in shape),
             )
             found = plan, self.executable.replay(plan)
-            if len(self._plans) >= PLANS:
-                self._plans.pop(next(iter(self._plans)), None)
-            self._plans[shapes] = found
+            with self._lock:  # other threads make plans too, of these shapes or of others
+                if len(self._plans) >= PLANS:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[shapes] = found
         return found
 
     # ------------------------------------------------------------ the fast way
 
-    def _first_call(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """Choose the way for this function, then go it."""
+    def call(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """Go the way for this function; the first call puts the fast one, if there is one, in place of this."""
         if not self._planned or any(a.donated for a in self.arguments):
-            self.call = self.run
-        elif all(a.static for a in self.arguments):
-            self.call = self._static_call()
-        else:
-            self.call = self._dynamic_call()
-        return self.call(values)
+            return self.run(values)
+        fast = self._static_call() if all(a.static for a in self.arguments) else self._dynamic_call()
+        self.call = fast  # type: ignore[method-assign, assignment]
+        return fast(values)
+
+    def _slow_way(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+        """Return :meth:`run` for the fast calls, which this object holds: a cycle would be broken by the collector."""
+        method = WeakMethod(self.run)
+
+        def run(values: Sequence[Any]) -> list[np.ndarray]:
+            found = method()
+            assert found is not None
+            return found(values)
+
+        return run
 
     def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """Return a call that checks by identity, allocates and submits: nothing else."""
         plan, replay = self._plan(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
-        count, made, ndarray, empty, good, run = len(checks), plan.results, np.ndarray, np.empty, GOOD_FLAGS, self.run
+        count, made, ndarray, empty, good = len(checks), plan.results, np.ndarray, np.empty, GOOD_FLAGS
+        run = self._slow_way()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
             if len(values) != count:
@@ -300,7 +315,7 @@ class LoadedFunction:
             np.ndarray,
             np.empty,
             GOOD_FLAGS,
-            self.run,
+            self._slow_way(),
         )
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:

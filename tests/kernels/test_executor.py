@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cpu
 # stamp(clock, begin, end, counts; command, base): notes when the command first began and last ended, counts
 # each item, and marks its scratch memory while inside (counts[-1] counts strangers met there).
 KERNELS = """
-define void @stamp(ptr %buffers, ptr %dims, i64 %first, i64 %stop, ptr %scratch) {
+define void @stamp(ptr %buffers, ptr %dims, i64 %first, i64 %stop, ptr %scratch, ptr %monitor) {
 entry:
   %clock = load ptr, ptr %buffers
   %b1 = getelementptr ptr, ptr %buffers, i64 1
@@ -63,7 +63,7 @@ done:
   store atomic i64 0, ptr %scratch seq_cst, align 8
   ret void
 }
-define void @countdown(ptr %buffers, ptr %dims, i64 %first, i64 %stop, ptr %scratch) {
+define void @countdown(ptr %buffers, ptr %dims, i64 %first, i64 %stop, ptr %scratch, ptr %monitor) {
   %counter = load ptr, ptr %buffers
   %b1 = getelementptr ptr, ptr %buffers, i64 1
   %flag = load ptr, ptr %b1
@@ -116,14 +116,13 @@ def branch(branches: list[list[Node]], slot: int) -> list[Node]:
 
 
 class Executor:
-    """The executor in memory, with a pool of ``MOST - 1`` workers."""
+    """The executor in memory, and a pool."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(build_executor(host(), Options(cache=False)))
         self.library = ctypes.CDLL(str(path))
-        self.library.aotc_pool_bytes.restype = self.library.aotc_pool_start.restype = ctypes.c_int64
+        self.library.aotc_pool_bytes.restype = self.library.aotc_run.restype = ctypes.c_int64
         self.pool = aligned(self.library.aotc_pool_bytes() // 8)
-        assert self.library.aotc_pool_start(pointer(self.pool), ctypes.c_int64(MOST - 1)) == 0
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine()
@@ -142,13 +141,22 @@ class Executor:
         return code
 
     def run(self, code: np.ndarray, slots: list[np.ndarray], cells: np.ndarray, threads: int, values=()) -> None:
+        assert self.status(code, slots, cells, threads, values) == 0
+
+    def status(self, code: np.ndarray, slots: list[np.ndarray], cells: np.ndarray, threads: int, values=()) -> int:
         table = np.array([x.ctypes.data for x in slots], np.int64)
         params = np.array(values or (0,), np.int64)
         scratch = aligned(STRIDE // 8 * threads)
-        pointers = [pointer(x) for x in (table, params, cells, scratch)]
-        sizes = [ctypes.c_int64(STRIDE), ctypes.c_int64(threads)]
-        status = self.library.aotc_run(pointer(self.pool), pointer(code), ctypes.c_int64(len(code)), *pointers, *sizes)
-        assert status == 0
+        where = np.array([scratch.ctypes.data], np.int64)
+        block = aligned(abi.CALL_WORDS)
+        parts = {
+            abi.CALL_POOL: self.pool, abi.CALL_SLOTS: table, abi.CALL_PARAMS: params, abi.CALL_CELLS: cells,
+            abi.CALL_SCRATCH: where, abi.CALL_CODE: code,
+        }  # fmt: skip
+        for word, array in parts.items():
+            block[word] = array.ctypes.data
+        block[abi.CALL_STRIDE], block[abi.CALL_LENGTH], block[abi.CALL_THREADS] = STRIDE, len(code), threads
+        return self.library.aotc_run(pointer(block))
 
 
 def aligned(words: int) -> np.ndarray:
@@ -334,12 +342,28 @@ def test_many_commands(executor: Executor) -> None:
 def test_pool_stops_and_starts_again(executor: Executor) -> None:
     library, pool = executor.library, aligned(executor.library.aotc_pool_bytes() // 8)
     commands = [Command(0, [], [], 64, 1)]
+    mine, executor.pool = executor.pool, pool
     for _ in range(20):
-        assert library.aotc_pool_start(pointer(pool), ctypes.c_int64(2)) == 0
         trace = Trace(commands)
         code = executor.prepare(graph([Command(0, c.places, c.dims, 64) for c in commands]), 4, 1)
-        mine, executor.pool = executor.pool, pool
         executor.run(code, trace.slots, trace.cells, 3)
-        executor.pool = mine
         trace.check()
+        assert pool[abi.POOL_ALIVE] == 2
         library.aotc_pool_stop(pointer(pool))
+        assert pool[abi.POOL_ALIVE] == 0
+    executor.pool = mine
+
+
+@pytest.mark.parametrize("threads", [1, MOST])
+def test_a_halt_ends_every_loop(executor: Executor, threads: int) -> None:
+    """The loop's flag is never written, so that nothing else ends it; the pool works on afterwards."""
+    commands = [Command(0, [], [], 9, 2), Command(0, [], [], 5, 1, [0])]
+    trace = Trace(commands)
+    code = executor.prepare(loop(graph(commands), graph(commands), 4), 5, 2)
+    timer = threading.Timer(0.05, executor.pool.__setitem__, (abi.POOL_HALT, 1))
+    timer.start()
+    assert executor.status(code, [*trace.slots, np.ones(1, np.int8)], trace.cells, threads) == 1
+    executor.pool[abi.POOL_HALT] = 0
+    trace = Trace(commands)
+    executor.run(executor.prepare(graph(commands), 4, 2), trace.slots, trace.cells, threads)
+    trace.check()

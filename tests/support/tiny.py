@@ -22,10 +22,8 @@ EXECUTOR = r"""
 #include <string.h>
 typedef int64_t I;
 typedef void (*Kernel)(void **, I *, I, I, void *);
-I aotc_executor_version(void) { return 1; }
+I aotc_executor_version(void) { return 2; }
 I aotc_pool_bytes(void) { return 64; }
-I aotc_pool_start(void *pool, I workers) { *(I *)pool = workers; return 0; }
-void aotc_pool_stop(void *pool) { (void)pool; }
 static I value(I word, I *params) { return word & 1 ? params[word >> 1] : word >> 1; }
 static void graph(I *node, void **slots, I *params, void *scratch) {
   for (I c = 0; c < node[2]; c++) {
@@ -57,9 +55,9 @@ static void nodes(I *at, I *end, void **slots, I *params, void *scratch) {
     }
   }
 }
-I aotc_run(void *pool, I *code, I words, void **slots, I *params, I *cells, void *scratch, I stride, I threads) {
-  (void)pool, (void)cells, (void)stride, (void)threads;
-  nodes(code, code + words, slots, params, scratch);
+I aotc_run(I *call) {
+  I *code = (I *)call[8];
+  nodes(code, code + call[9], (void **)call[3], (I *)call[4], *(void **)call[7]);
   return 0;
 }
 """

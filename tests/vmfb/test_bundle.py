@@ -268,7 +268,7 @@ def test_a_library_that_is_none():
     ("source", "message"),
     [
         ("int aotc_pool_bytes;", "executor exports no 'aotc_executor_version'"),
-        (tiny.EXECUTOR.replace("return 1;", "return 99;", 1), "executor has another version"),
+        (tiny.EXECUTOR.replace("return 2;", "return 99;", 1), "executor has another version"),
     ],
 )
 def test_an_executor_that_does_not_fit(source, message, monkeypatch):

@@ -21,6 +21,13 @@ I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType(
 PTR = ir.PointerType()
 
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
+CLOCK_MONOTONIC_COARSE = 6
+
+SIG_SETMASK = 2
+# A worker blocks every signal but those that its own instructions raise (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS):
+# the rest are for the host's threads.
+BLOCKED = ~sum(1 << (number - 1) for number in (4, 5, 6, 7, 8, 11, 31)) & (1 << 64) - 1
+SIGNAL_SET_WORDS = 16
 
 _MACHINE = """
 declare void @{declared}
@@ -164,18 +171,56 @@ def stack_words(count: int) -> Callable:
 
 
 @intrinsic
-def call_kernel(typing_context, function, buffers, dims, begin, end, scratch):
+def call_kernel(typing_context, function, buffers, dims, begin, end, scratch, monitor):
     """Call a kernel by its address; see ``vmfb.abi`` for its arguments."""
 
     def generate(context, builder, signature, args):
-        kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64, PTR])
+        kind = ir.FunctionType(VOID, [PTR, PTR, I64, I64, PTR, PTR])
         target = builder.inttoptr(args[0], kind.as_pointer())
-        pointers = [builder.bitcast(args[1], PTR), builder.bitcast(args[2], PTR)]
-        builder.call(target, [*pointers, args[3], args[4], builder.inttoptr(args[5], PTR)])
+        buffers, dims, monitor = (builder.bitcast(a, PTR) for a in (args[1], args[2], args[6]))
+        builder.call(target, [buffers, dims, args[3], args[4], builder.inttoptr(args[5], PTR), monitor])
         return context.get_dummy_value()
 
     i = types.int64
-    return types.void(i, WORDS, WORDS, i, i, i), generate
+    return types.void(i, WORDS, WORDS, i, i, i, WORDS), generate
+
+
+@intrinsic
+def call_host(typing_context, function, argument):
+    """Call a function of the host by its address, with one word; return the word that it returns."""
+
+    def generate(context, builder, signature, args):
+        target = builder.inttoptr(args[0], ir.FunctionType(I64, [I64]).as_pointer())
+        return builder.call(target, [args[1]])
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def address_of_export(name: str) -> Callable:
+    """Return an intrinsic that gives the address of an exported function of a pointer that returns a word."""
+
+    @intrinsic
+    def address(typing_context):
+        def generate(context, builder, signature, args):
+            return builder.ptrtoint(_function(builder, name, I64, [PTR]), I64)
+
+        return types.int64(), generate
+
+    return address
+
+
+@intrinsic
+def clock(typing_context, memory):
+    """Return the nanoseconds of the coarse clock, which costs no system call; ``memory`` is two words to use."""
+
+    def generate(context, builder, signature, args):
+        function = _function(builder, "clock_gettime", I32, [I32, PTR])
+        builder.call(function, [ir.Constant(I32, CLOCK_MONOTONIC_COARSE), builder.bitcast(args[0], PTR)])
+        seconds = builder.load(args[0])
+        nanoseconds = builder.load(builder.gep(args[0], [ir.Constant(I64, 1)]))
+        return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), nanoseconds)
+
+    return types.int64(WORDS), generate
 
 
 @intrinsic
@@ -201,18 +246,18 @@ def yield_processor(typing_context):
 
 
 @intrinsic
-def futex(typing_context, word, operation, value):
-    """Wait while ``word``'s low half is ``value``, or wake ``value`` waiters."""
+def futex(typing_context, word, operation, value, timeout):
+    """Wait while ``word``'s low half is ``value``, ``timeout`` (seconds, nanoseconds) at most; or wake ``value``."""
 
     def generate(context, builder, signature, args):
         function = _function(builder, "syscall", I64, [I64], True)
         zero = ir.Constant(I64, 0)
         address = builder.ptrtoint(args[0], I64)
         number = builder.call(_function(builder, "aotc_futex_number", I64, []), [])
-        builder.call(function, [number, address, args[1], args[2], zero, zero, zero])
+        builder.call(function, [number, address, args[1], args[2], builder.ptrtoint(args[3], I64), zero, zero])
         return context.get_dummy_value()
 
-    return types.void(WORDS, types.int64, types.int64), generate
+    return types.void(WORDS, types.int64, types.int64, WORDS), generate
 
 
 @intrinsic
@@ -223,10 +268,17 @@ def start_thread(typing_context, argument):
         worker = _function(builder, "aotc_worker", VOID, [PTR])
         create = _function(builder, "pthread_create", I32, [PTR] * 4)
         detach = _function(builder, "pthread_detach", I32, [I64])
+        mask = _function(builder, "pthread_sigmask", I32, [I32, PTR, PTR])
         identity = cgutils.alloca_once(builder, I64)
+        sets = [cgutils.alloca_once(builder, ir.ArrayType(I64, SIGNAL_SET_WORDS)) for _ in range(2)]
+        blocked = ir.Constant(I64, BLOCKED)
+        builder.store(ir.Constant(ir.ArrayType(I64, SIGNAL_SET_WORDS), [blocked] * SIGNAL_SET_WORDS), sets[0])
+        own, before = (builder.bitcast(s, PTR) for s in sets)
         null = ir.Constant(PTR, None)
         pointer = builder.bitcast(args[0], PTR)
+        builder.call(mask, [ir.Constant(I32, SIG_SETMASK), own, before])  # a thread begins with its maker's mask
         error = builder.call(create, [builder.bitcast(identity, PTR), null, builder.bitcast(worker, PTR), pointer])
+        builder.call(mask, [ir.Constant(I32, SIG_SETMASK), before, null])
         with builder.if_then(builder.icmp_signed("==", error, ir.Constant(I32, 0))):
             builder.call(detach, [builder.load(identity)])
         return builder.sext(error, I64)

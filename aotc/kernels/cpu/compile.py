@@ -21,6 +21,7 @@ from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
+from aotc.kernels.emit.poll import annotate_polls
 from aotc.kernels.llvm_types import I64, PTR, VOID, KernelModule
 from aotc.targets import Target
 
@@ -28,27 +29,28 @@ _SHELL, _BODY = "aotc_shell", "aotc_body"
 
 
 @intrinsic
-def _body(typing_context, buffers, dims, item, scratch):
+def _body(typing_context, buffers, dims, item, scratch, monitor):
     """Call the body of the kernel for one item of the grid."""
 
     def generate(context, builder, signature, arguments):
         function = builder.module.globals.get(_BODY)
         if function is None:
-            function = ir.Function(builder.module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR]), _BODY)
+            function = ir.Function(builder.module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR, PTR]), _BODY)
         builder.call(function, [builder.bitcast(a, PTR) if a.type != I64 else a for a in arguments])
         return context.get_dummy_value()
 
-    return types.void(buffers, dims, item, scratch), generate
+    return types.void(buffers, dims, item, scratch, monitor), generate
 
 
-def _shell(buffers, dims, begin, end, scratch):
+def _shell(buffers, dims, begin, end, scratch, monitor):
     for item in range(begin, end):
-        _body(buffers, dims, item, scratch)
+        _body(buffers, dims, item, scratch, monitor)
 
 
 @cache
 def _shell_bitcode(target: Target) -> bytes:
-    arguments = (types.CPointer(types.voidptr), types.CPointer(types.int64), types.int64, types.int64, types.voidptr)
+    words = types.CPointer(types.int64)
+    arguments = (types.CPointer(types.voidptr), words, types.int64, types.int64, types.voidptr, words)
     module = aot.front_end(_SHELL, aot.Export(_shell, types.void, arguments), target)
     aot.optimize(module, target)
     return module.as_bitcode()
@@ -59,7 +61,7 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     body = KernelModule(kernel.name, target)
     body.data_layout = str(aot.target_machine(target).target_data)
     emit_body(body, _BODY, kernel, target, emit_tile)
-    module = llvm.parse_assembly(assembly_text(body))
+    module = llvm.parse_assembly(annotate_polls(assembly_text(body)))
     module.link_in(llvm.parse_bitcode(_shell_bitcode(target)))
     module.get_function(_SHELL).name = kernel.name
     aot.internalize(module, {kernel.name})

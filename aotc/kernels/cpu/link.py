@@ -21,8 +21,9 @@ from aotc.vmfb.abi import IMPORT_PREFIX, TABLE_SYMBOL
 from aotc.vmfb.files import work_folder
 
 ALLOWED_SYMBOLS = frozenset(
-    ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "pthread_create", "pthread_detach"]
+    ["memset", "memcpy", "memmove", "malloc", "free", "syscall", "sched_yield", "clock_gettime"]
 )
+THREAD_SYMBOLS = frozenset(["pthread_create", "pthread_detach", "pthread_sigmask"])
 
 
 @cache
@@ -95,7 +96,7 @@ def link(objects: Sequence[bytes], target: Target, allowed: Collection[str] = ()
         if result.returncode:
             raise InternalError(f"{Path(command[0]).name} failed: {result.stderr.strip()[:2000]}")
         data = (folder / "out.so").read_bytes()
-    missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - set(allowed))
+    missing = sorted(undefined_symbols(data) - ALLOWED_SYMBOLS - THREAD_SYMBOLS - set(allowed))
     if missing:
         raise InternalError(f"kernels need symbols that a bundle does not have: {', '.join(missing)}")
     return data

@@ -54,9 +54,9 @@ def _body(typing_context, buffers, dims, item):
     def generate(context, builder, signature, arguments):
         function = builder.module.globals.get(_BODY)
         if function is None:
-            function = ir.Function(builder.module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR]), _BODY)
+            function = ir.Function(builder.module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR, PTR]), _BODY)
         pointers = [builder.bitcast(a, PTR) for a in arguments[:2]]
-        builder.call(function, [*pointers, arguments[2], pointers[0]])
+        builder.call(function, [*pointers, arguments[2], pointers[0], pointers[0]])
         return context.get_dummy_value()
 
     return types.void(buffers, dims, item), generate

@@ -1,7 +1,7 @@
 """Loop IR to LLVM IR: one iteration of a kernel's grid as one function.
 
-The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch)``; who
-launches kernels on a kind of device puts a loop over items or a thread index
+The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``;
+who launches kernels on a kind of device puts a loop over items or a thread index
 around it.
 """
 
@@ -38,6 +38,7 @@ from aotc.kernels.emit import library, memory, scalar
 from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices
 from aotc.kernels.emit.metadata import Metadata, invariant
+from aotc.kernels.emit.poll import Polls
 from aotc.kernels.emit.scratch import bytes_of, scratch_layout
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
 from aotc.targets import Target
@@ -77,7 +78,7 @@ def emit_body(
     InternalError
         If the loop IR uses a name, op or dtype that does not exist.
     """
-    function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR]), name)
+    function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR, PTR]), name)
     function.attributes.add("alwaysinline")
     function.attributes.add("nounwind")
     entry = ir.IRBuilder(function.append_basic_block("entry"))
@@ -117,6 +118,7 @@ class BodyEmitter:
         """Emit the whole body."""
         self._bind_parameters()
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, self._scratch)
+        self._polls = Polls(self.builder, self.kernel) if self.target.kind == "cpu" else None
         item = self.builder.function.args[2]
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
@@ -239,6 +241,8 @@ class BodyEmitter:
             case Tile():
                 self._emit_tile(self, stmt)
             case ExternalCall(function=function, args=args):
+                if self._polls is not None:
+                    self._polls.ask(self._heap)
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
             case Barrier():
@@ -308,6 +312,7 @@ class BodyEmitter:
         variable.add_incoming(begin, before)
         self._indices.push()
         self._indices.bind(loop.var, variable)
+        self._turn(loop)
         self._block(loop.body)
         self._indices.pop()
         following = builder.add(variable, ir.Constant(I64, loop.step), flags=("nsw",))
@@ -315,6 +320,11 @@ class BodyEmitter:
         backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
         self._metadata.describe(loop, backedge)
         builder.position_at_end(after)
+
+    def _turn(self, loop: Stmt) -> None:
+        """Begin a turn of a loop; on a GPU nobody could be asked whether to go on."""
+        if self._polls is not None:
+            self._polls.turn(loop, self._heap)
 
     def _drop(self, block: ir.Block) -> None:
         self.builder.function.blocks.remove(block)
@@ -339,6 +349,7 @@ class BodyEmitter:
         test, body, after = (builder.append_basic_block(n) for n in ("while", "do", "end_while"))
         builder.branch(test)
         builder.position_at_end(test)
+        self._turn(stmt)
         self._indices.push()
         self._scalars.append({})
         for inner in stmt.cond:

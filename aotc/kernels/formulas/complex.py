@@ -371,7 +371,8 @@ def power(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
         shrink = real.exp(m, -drop)
         size = size_of(m, roomy, a)
         beyond = (size == real.INF) & (log_size < real.INF)  # of finite parts
-        scale = m.select(beyond, real.exp(m, b[0] * log_size), real.pow(m, size, b[0])) * m.multiply_add(shrink, -lost, shrink)
+        scale = m.select(beyond, real.exp(m, b[0] * log_size), real.pow(m, size, b[0]))
+        scale = scale * m.multiply_add(shrink, -lost, shrink)
     phase = _product(m, b[0], turn) + _product(m, b[1], log_size)
     gone = scale == 0.0
     x, y = (m.select(gone, m.const(0.0), _product(m, scale, f(m, phase))) for f in (real.cos, real.sin))

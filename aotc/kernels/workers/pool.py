@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import get_ident
 from typing import Any
 
 from aotc.diagnostics import CallbackFailed, InternalError
@@ -37,6 +38,7 @@ class CompilerPool:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._begin_again)
 
     def start(self, jobs: int) -> None:
         """Have at least ``jobs`` processes ready or starting."""
@@ -63,13 +65,15 @@ class CompilerPool:
         for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
             queue.put(n)
         finished = [0]
+        busy: dict[int, subprocess.Popen[bytes]] = {}
 
         def serve() -> None:
             process = self._take()
             try:
                 while not errors:
                     n = queue.get_nowait()
-                    answer, process = _ask(process, {**requests[n], "id": n})
+                    busy[get_ident()] = process
+                    answer, process = _ask(process, {**requests[n], "id": n}, errors)
                     if "refused" in answer:
                         errors.append(Refusal(requests[n]["symbol"], answer["refused"]))
                     elif "error" in answer:
@@ -89,11 +93,18 @@ class CompilerPool:
                 with self._lock:
                     self._idle.append(process)
 
-        threads = [threading.Thread(target=serve) for _ in range(min(jobs or default_jobs(), len(requests)))]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        count = min(jobs or default_jobs(), len(requests))
+        threads = [threading.Thread(target=serve, daemon=True) for _ in range(count)]
+        try:
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        except BaseException:  # an interrupt: what is being compiled is not wanted any more
+            errors.append("interrupted")
+            for process in list(busy.values()):
+                process.kill()
+            raise
         if errors and isinstance(errors[0], Exception):
             raise errors[0]
         if errors:
@@ -114,6 +125,11 @@ class CompilerPool:
             process.kill()
         self._idle.clear()
 
+    def _begin_again(self) -> None:
+        """Leave the processes to the parent, in a forked child; the lock may be that of a thread which is not there."""
+        self._lock = threading.Lock()
+        self._idle.clear()
+
 
 def _spawn() -> subprocess.Popen[bytes]:
     root = str(Path(__file__).parents[3])
@@ -124,11 +140,14 @@ def _spawn() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
+        process_group=0,  # Ctrl-C is for this process, which ends that one
     )
 
 
-def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
-    """Return the answer and the process that gave it; a dead process is replaced once."""
+def _ask(
+    process: subprocess.Popen[bytes], request: dict[str, Any], errors: Sequence[object]
+) -> tuple[dict[str, Any], subprocess.Popen[bytes]]:
+    """Return the answer and the process that gave it; a dead process is replaced once, unless there are ``errors``."""
     for attempt in range(2):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -141,6 +160,8 @@ def _ask(process: subprocess.Popen[bytes], request: dict[str, Any]) -> tuple[dic
             return answer, process
         process.kill()
         code = process.wait()
+        if errors:
+            break
         if attempt == 0:
             process = _spawn()
     what = request.get("text", "the executor")

@@ -1,8 +1,11 @@
 """The CPU device: loads kernels, owns the thread pool, submits command buffers.
 
 A submission is one native call that runs the whole command buffer on the pool with
-the GIL released. What a call needs besides its arrays (pointer table, parameters,
-command cells) is made once per concurrent call and reused.
+the GIL released; every few milliseconds it takes it for a moment, so that signals and
+cancellation end the call (:mod:`aotc.vmfb.process.interruption`). What a call needs besides its
+arrays (pointer table, parameters, command cells, call block) is made once per
+concurrent call and reused. A call that ends early leaves its own behind: nobody else
+ever had it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,18 @@ import numpy as np
 
 from aotc.vmfb.abi import (
     ALIGNMENT,
+    CALL_ARGUMENT,
+    CALL_CELLS,
+    CALL_CODE,
+    CALL_EVERY,
+    CALL_LENGTH,
+    CALL_PARAMS,
+    CALL_POOL,
+    CALL_SCRATCH,
+    CALL_SLOTS,
+    CALL_STRIDE,
+    CALL_THREADS,
+    CALL_WORDS,
     DISPATCH,
     IMPORT_PREFIX,
     STATE_WORDS,
@@ -35,11 +50,13 @@ from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import load_buffers, read_buffer
 from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError
 from aotc.vmfb.guard_pages import GUARDED
 from aotc.vmfb.lapack import Lapack, open_lapack
+from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
+from aotc.vmfb.process.interruption import notice
 
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
@@ -114,15 +131,14 @@ class CpuExecutable:
         self._bundle = bundle
         self._variant = variant
         self.threads = threads
-        executor = native.load_executor(bundle, variant.get("executor"))
-        self._run = executor.aotc_run
-        self._pool = native.worker_pool(executor, threads - 1)
+        self._executor = native.load_executor(bundle, variant.get("executor"))
         self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
+        self._notice = notice if self._callbacks is None else self._callbacks.notice
         self._buffers = self._load_buffers()
         self._begun = False
 
@@ -142,7 +158,8 @@ class CpuExecutable:
         if not count:
             return np.zeros(0, np.int64)
         own = self._callbacks is not None  # its pointers are this executable's
-        library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
+        self._library = native.load_library(self._bundle, self._variant.get("library"), "kernel library", own)
+        library = self._library.library
         try:
             table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
         except ValueError:
@@ -197,7 +214,7 @@ class CpuExecutable:
                 self._lapack.begin()
             try:
                 if run():
-                    raise VmError(self._bundle.where, "the executor refused a command buffer")
+                    raise SystemExit  # the interpreter ends: this is a daemon thread's call
             finally:
                 if self._lapack is not None:
                     self._lapack.end()
@@ -221,20 +238,21 @@ class CpuExecutable:
 
     def _call(self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
         values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
-        cells, cells_address = aligned_bytes(8 * STATE_WORDS * buffer.states, ALIGNMENT)
-        call = partial(
-            self._run,
-            ctypes.c_void_p(self._pool),
-            ctypes.c_void_p(buffer.address),
-            ctypes.c_int64(len(buffer.words)),
-            slots,
-            values,
-            ctypes.c_void_p(cells_address),
-            scratch,
-            ctypes.c_int64(self._stride),
-            ctypes.c_int64(self.threads),
-        )
-        call.keepalive = (cells, buffer)  # type: ignore[attr-defined]
+        memory, address = aligned_bytes(8 * (CALL_WORDS + STATE_WORDS * buffer.states), ALIGNMENT)
+        block = (ctypes.c_int64 * CALL_WORDS).from_address(address)
+        block[CALL_POOL] = self._executor.pool
+        block[CALL_SLOTS] = ctypes.addressof(slots)
+        block[CALL_PARAMS] = ctypes.addressof(values)
+        block[CALL_CELLS] = address + 8 * CALL_WORDS
+        block[CALL_STRIDE] = self._stride
+        block[CALL_SCRATCH] = ctypes.addressof(scratch)
+        block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
+        block[CALL_THREADS] = self.threads
+        # A signal that arrives before a Python function is called would be handled where what it raises is lost.
+        block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
+        block[CALL_ARGUMENT] = id(self._notice)
+        call = partial(self._executor.run, ctypes.c_void_p(address))
+        call.keepalive = (memory, values, slots, scratch, buffer, self._notice)  # type: ignore[attr-defined]
         return call
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
@@ -243,7 +261,7 @@ class CpuExecutable:
             self._lapack.begin()
         try:
             if self.call_of(number, slots, parameters, scratch)():
-                raise VmError("", "the executor refused a command buffer")
+                raise SystemExit  # the interpreter ends: this is a daemon thread's call
         finally:
             if self._lapack is not None:
                 self._lapack.end()
@@ -295,7 +313,7 @@ class CpuExecutable:
             try:
                 for call in calls:
                     if call():
-                        raise VmError(self._bundle.where, "the executor refused a command buffer")
+                        raise SystemExit  # the interpreter ends: this is a daemon thread's call
             finally:
                 if lapack is not None:
                     lapack.end()

@@ -9,7 +9,6 @@ executable run one after the other.
 
 from __future__ import annotations
 
-from _thread import RLock
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import MAX_THREADS
 from aotc.vmfb.pointers import address_of
+from aotc.vmfb.process.locks import new_recursive_lock
 
 
 def _architecture(variant: dict[str, Any]) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class CudaExecutable:
 
     def __init__(self, bundle: Bundle, variant: dict[str, Any], ordinal: int) -> None:
         _check_kernels(bundle, variant)
-        self.lock = RLock()
+        self.lock = new_recursive_lock()
         self.where = bundle.where
         self._variant = variant
         self._ordinal = ordinal

@@ -7,11 +7,11 @@ libcuda is loaded when it is first needed; a machine without it gets a reason fr
 from __future__ import annotations
 
 import ctypes
-from _thread import allocate_lock
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NON_BLOCKING, _THREAD_LOCAL = 1, 1
@@ -50,7 +50,7 @@ class _Driver:
     """libcuda, loaded and started once."""
 
     def __init__(self) -> None:
-        self.lock = allocate_lock()
+        self.lock = new_lock()
         self.library: ctypes.CDLL | None = None
         self.reason = ""
 

@@ -1,46 +1,125 @@
-"""Shared objects out of a bundle, and the one executor with its thread pools.
+"""Shared objects out of a bundle, the one executor and its one set of worker threads.
 
 Libraries are loaded from anonymous files in memory. The dynamic loader remembers a
 library by its path, and ``/proc/self/fd/N`` may come again once ``N`` is closed, so
-the descriptors stay open; equal contents are loaded once per process.
+the descriptor stays open until the library is unloaded, with the last executable that
+holds it; equal contents are loaded once per process.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
-from _thread import allocate_lock
-from typing import Any
+from collections.abc import Callable
+from time import monotonic, sleep
+from weakref import WeakValueDictionary
 
-from aotc.vmfb.abi import ALIGNMENT, EXECUTOR_VERSION
+from aotc.vmfb.abi import (
+    ALIGNMENT,
+    EXECUTOR_VERSION,
+    POOL_DROP,
+    POOL_HALT,
+    POOL_NOTICE,
+    POOL_REGAIN,
+    POOL_RELEASE,
+)
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.files import work_folder
-from aotc.vmfb.pointers import aligned_bytes
+from aotc.vmfb.limits import EXIT_SECONDS
+from aotc.vmfb.pointers import WORDS, aligned_bytes
+from aotc.vmfb.process.interruption import is_calling
+from aotc.vmfb.process.locks import after_fork, new_recursive_lock
 
 _SIGNATURES = {
     "aotc_executor_version": ctypes.c_int64,
     "aotc_pool_bytes": ctypes.c_int64,
-    "aotc_pool_start": ctypes.c_int64,
-    "aotc_pool_stop": None,
     "aotc_run": ctypes.c_int64,
 }
+# What the executor calls of CPython, to hand over its lock; they are of its stable interface.
+_HOST = {
+    POOL_RELEASE: "PyEval_SaveThread",
+    POOL_REGAIN: "PyEval_RestoreThread",
+    POOL_NOTICE: "PyObject_CallNoArgs",
+    POOL_DROP: "Py_DecRef",
+}
+
+
+class SharedObject:
+    """A shared object in memory, unloaded when nobody holds it any more."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._descriptor = -1
+        try:
+            self._descriptor = os.memfd_create("aotc")
+        except (AttributeError, OSError):
+            self.library = _open_from_file(data)
+        else:
+            _write_all(self._descriptor, data)
+            self.library = ctypes.CDLL(f"/proc/self/fd/{self._descriptor}")
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Not ctypes' own: the module is private. Kept by value, for names may be gone when the interpreter ends.
+        if "library" in self.__dict__:
+            _DLCLOSE(ctypes.c_void_p(self.library._handle))
+        if self._descriptor >= 0:
+            close(self._descriptor)
+
+
+_CALLERS = "aotc.vmfb.devices.cpu"
+_DLCLOSE = ctypes.CDLL(None).dlclose
 
 
 class _Process:
     """What this process has loaded; shared by all bundles."""
 
     def __init__(self) -> None:
-        self.lock = allocate_lock()
-        self.libraries: dict[bytes, ctypes.CDLL] = {}
-        self.executor: ctypes.CDLL | None = None
-        self.pools: dict[int, tuple[Any, int]] = {}  # number of workers -> memory, address
+        self.lock = new_recursive_lock()
+        self.libraries: WeakValueDictionary[bytes, SharedObject] = WeakValueDictionary()
+        self.executor: Executor | None = None
+
+
+class Executor:
+    """The executor of this process and its worker threads.
+
+    Attributes
+    ----------
+    run : callable
+        ``run(block) -> int`` runs the command buffer of a call block, given as ``c_void_p``; 1 if it was stopped
+        without an exception. It begins and ends with the interpreter's lock held, lets go of it in between, and
+        raises what :func:`aotc.vmfb.process.interruption.notice` or a signal handler raised.
+    pool : int
+        The address of the pool.
+    """
+
+    def __init__(self, library: SharedObject) -> None:
+        self.library = library
+        self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
+        self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), ALIGNMENT)
+        # Workers look at this memory until the process is gone, after Python has freed its objects.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make the pool as it is before it has workers: they are started when a call wants them."""
+        self._memory[:] = 0
+        for word, name in _HOST.items():
+            function = getattr(ctypes.pythonapi, name)
+            self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def __getitem__(self, word: int) -> int:
+        return WORDS[(self.pool >> 3) + word]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        WORDS[(self.pool >> 3) + word] = value
 
 
 _PROCESS = _Process()
 
 
-def load_library(bundle: Bundle, number: int | None, role: str, own: bool = False) -> ctypes.CDLL:
+def load_library(bundle: Bundle, number: int | None, role: str, own: bool = False) -> SharedObject:
     """Load a segment as a shared object; equal contents are loaded once, unless the caller wants its own copy.
 
     Raises
@@ -55,30 +134,22 @@ def load_library(bundle: Bundle, number: int | None, role: str, own: bool = Fals
     if own:
         return _open(bundle, data, role)
     with _PROCESS.lock:
-        if digest not in _PROCESS.libraries:
-            _PROCESS.libraries[digest] = _open(bundle, data, role)
-        return _PROCESS.libraries[digest]
+        found = _PROCESS.libraries.get(digest)
+        if found is None:
+            found = _PROCESS.libraries[digest] = _open(bundle, data, role)
+        return found
 
 
-def _open(bundle: Bundle, data: memoryview, role: str) -> ctypes.CDLL:
+def _open(bundle: Bundle, data: memoryview, role: str) -> SharedObject:
     try:
-        return _open_library(data)
+        return SharedObject(data)
     except OSError as error:
         raise BundleError(bundle.where, f"the system cannot load the {role}", error) from error
 
 
-def _open_library(data: memoryview) -> ctypes.CDLL:
-    try:
-        descriptor = os.memfd_create("aotc")
-    except (AttributeError, OSError):
-        return _open_from_file(data)
-    try:
-        while data.nbytes:
-            data = data[os.write(descriptor, data) :]
-    except OSError:
-        os.close(descriptor)
-        raise
-    return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data.nbytes:
+        data = data[os.write(descriptor, data) :]
 
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
@@ -89,7 +160,7 @@ def _open_from_file(data: memoryview) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
 
 
-def load_executor(bundle: Bundle, number: int | None) -> ctypes.CDLL:
+def load_executor(bundle: Bundle, number: int | None) -> Executor:
     """Return the process's executor; the first bundle brings it.
 
     Raises
@@ -97,50 +168,48 @@ def load_executor(bundle: Bundle, number: int | None) -> ctypes.CDLL:
     BundleError
         If the bundle's executor lacks a symbol or has another version.
     """
-    if _PROCESS.executor is None:
-        library = load_library(bundle, number, "executor")
-        for name, result in _SIGNATURES.items():
-            try:
-                getattr(library, name).restype = result
-            except AttributeError:
-                raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
-        version = library.aotc_executor_version()
-        if version != EXECUTOR_VERSION:
-            raise BundleError(
-                bundle.where,
-                "the executor has another version",
-                version,
-                f"{EXECUTOR_VERSION}, which this aotc runs",
-                "compile the model again with this version of aotc",
-            )
-        _PROCESS.executor = library
-    return _PROCESS.executor
-
-
-def worker_pool(executor: ctypes.CDLL, workers: int) -> int:
-    """Return the address of the process's pool of so many worker threads, starting it if needed."""
     with _PROCESS.lock:
-        if workers not in _PROCESS.pools:
-            memory, address = aligned_bytes(executor.aotc_pool_bytes(), ALIGNMENT)
-            _start_pool(address, workers)
-            # Workers look at this memory until the process is gone, after Python has freed its objects.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-            _PROCESS.pools[workers] = memory, address
-        return _PROCESS.pools[workers][1]
+        if _PROCESS.executor is None:
+            library = load_library(bundle, number, "executor")
+            _check_executor(bundle, library.library)
+            _PROCESS.executor = Executor(library)
+        return _PROCESS.executor
 
 
-def _start_pool(address: int, workers: int) -> None:
-    """Start worker threads; if the system grants fewer, the caller and those do the work."""
+def _check_executor(bundle: Bundle, library: ctypes.CDLL) -> None:
+    for name, result in _SIGNATURES.items():
+        try:
+            getattr(library, name).restype = result
+        except AttributeError:
+            raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
+    version = library.aotc_executor_version()
+    if version != EXECUTOR_VERSION:
+        raise BundleError(
+            bundle.where,
+            "the executor has another version",
+            version,
+            f"{EXECUTOR_VERSION}, which this aotc runs",
+            "compile the model again with this version of aotc",
+        )
+
+
+def _begin_again() -> None:
+    """A forked child has none of its parent's threads: it begins with no worker, and nobody's run."""
     if _PROCESS.executor is not None:
-        _PROCESS.executor.aotc_pool_start(ctypes.c_void_p(address), ctypes.c_int64(workers))
+        _PROCESS.executor.prepare()
 
 
-def _restart_after_fork() -> None:
-    """A child has none of its parent's threads: make the pools again, where they were."""
-    _PROCESS.lock = allocate_lock()
-    for workers, (memory, address) in _PROCESS.pools.items():
-        memory[:] = 0
-        _start_pool(address, workers)
+def _end_calls() -> None:
+    """Stop the calls of daemon threads before the interpreter frees their arrays; a library's function ends first."""
+    executor = _PROCESS.executor
+    if executor is None or not is_calling(_CALLERS):
+        return
+    executor[POOL_HALT] = 1
+    end = monotonic() + EXIT_SECONDS
+    while is_calling(_CALLERS) and monotonic() < end:
+        sleep(0.001)
+    executor[POOL_HALT] = 0
 
 
-os.register_at_fork(after_in_child=_restart_after_fork)
+after_fork(_begin_again)
+atexit.register(_end_calls)

@@ -1,0 +1,155 @@
+"""Graphs of commands: on one thread, and a participant's part in one that several run."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, words_at
+from aotc.kernels.cpu.executor_monitor import is_stopped, poll
+from aotc.kernels.cpu.executor_words import (
+    CALL,
+    CELLS,
+    DONE,
+    FINISHED,
+    MONITOR,
+    NEXT,
+    NODE,
+    PENDING,
+    READY,
+    STATE,
+    TAIL,
+    dim_words,
+    operand,
+    place,
+    place_words,
+    wait_a_little,
+)
+from aotc.kernels.limits import IDLE_TURNS
+from aotc.vmfb.abi import (
+    CALL_PARAMS,
+    CALL_SCRATCH,
+    CALL_SLOTS,
+    CALL_STRIDE,
+    COMMAND_HEADER,
+    COPY,
+    DIMS,
+    GRAIN,
+    GRAPH_COMMANDS,
+    GRAPH_HEADER,
+    GRAPH_SERIAL,
+    ITEMS,
+    KERNEL,
+    KIND,
+    PLACE_WORDS,
+    PLACES,
+    SUCCESSORS,
+)
+
+
+@njit
+def run_items(command, begin, end, slots, params, scratch, monitor):
+    """Run items ``[begin, end)`` of one command."""
+    first = COMMAND_HEADER + command[SUCCESSORS]
+    places = command[PLACES]
+    dims_at = first + PLACE_WORDS * places
+    if command[KIND] == COPY:
+        size = operand(command[dims_at], params)
+        copy_bytes(place(command, 1, first, slots, params), place(command, 0, first, slots, params), size)
+        return
+    buffers = place_words()
+    dims = dim_words()
+    for i in range(places):
+        buffers[i] = place(command, i, first, slots, params)
+    for i in range(command[DIMS]):
+        dims[i] = operand(command[dims_at + i], params)
+    call_kernel(command[KERNEL], buffers, dims, begin, end, scratch, monitor)
+
+
+@njit
+def run_alone(node, call, slots, params, scratch):
+    """Run a graph on this thread: its commands are in topological order."""
+    serial = node[GRAPH_SERIAL] == 1
+    for i in range(node[GRAPH_COMMANDS]):
+        command = at(node, node[GRAPH_HEADER + i])
+        items = operand(command[ITEMS], params)
+        grain = items if serial else max(operand(command[GRAIN], params), 1)
+        begin = 0
+        while begin < items:
+            end = min(begin + grain, items)
+            run_items(command, begin, end, slots, params, scratch, call)
+            begin = end
+            if not serial and poll(call):
+                return
+
+
+@njit
+def is_small(node, params):
+    """Is a graph marked as serial, or a single command that one participant would claim whole?"""
+    if node[GRAPH_SERIAL] == 1 or node[GRAPH_COMMANDS] == 0:
+        return True
+    command = at(node, node[GRAPH_HEADER])
+    return node[GRAPH_COMMANDS] == 1 and operand(command[ITEMS], params) <= operand(command[GRAIN], params)
+
+
+@njit
+def make_ready(pool, cells, number):
+    """Append a command to the ready list."""
+    entry = fetch_add(at(pool, TAIL), 1)
+    release(at(cells, entry * STATE + READY), number + 1)
+
+
+@njit
+def finish(pool, command, cells):
+    """Count down the successors of a finished command."""
+    for i in range(command[SUCCESSORS]):
+        successor = command[COMMAND_HEADER + i]
+        if fetch_add(at(cells, successor * STATE + PENDING), -1) == 1:
+            make_ready(pool, cells, successor)
+    fetch_add(at(pool, DONE), 1)
+
+
+@njit
+def should_leave(pool, call, me):
+    """Should this participant leave the run? The caller is number 0."""
+    return poll(call) if me == 0 else is_stopped(pool, call)
+
+
+@njit
+def take_part(pool, me):
+    """Claim and run items until the whole graph is finished, or the call is stopped."""
+    node, call, cells = words_at(pool[NODE]), words_at(pool[CALL]), words_at(pool[CELLS])
+    slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
+    scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
+    monitor = call if me == 0 else at(pool, MONITOR)
+    count = node[GRAPH_COMMANDS]
+    cursor = 0
+    idle = 0
+    while True:
+        number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
+        if number == 0:
+            if acquire(at(pool, DONE)) >= count:
+                return
+            idle += 1
+            if idle % IDLE_TURNS == 0 and should_leave(pool, call, me):
+                return
+            wait_a_little(idle)
+            continue
+        idle = 0
+        command = at(node, node[GRAPH_HEADER + number - 1])
+        cell = at(cells, (number - 1) * STATE)
+        items = operand(command[ITEMS], params)
+        whole = max(items, 1)
+        grain = max(operand(command[GRAIN], params), 1)
+        begin = whole
+        if acquire(at(cell, NEXT)) < whole:
+            begin = fetch_add(at(cell, NEXT), grain)
+        if begin >= whole:
+            cursor += 1
+            continue
+        end = min(begin + grain, whole)
+        if items > 0:
+            run_items(command, begin, end, slots, params, scratch, monitor)
+        if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
+            finish(pool, command, cells)
+        if should_leave(pool, call, me):
+            return

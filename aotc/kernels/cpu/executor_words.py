@@ -1,0 +1,56 @@
+"""What the parts of the executor share: the words of its memory, and how a command's are read."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.atomics import address_of_export, pause, stack_words, yield_processor
+from aotc.kernels.limits import YIELD_AFTER
+from aotc.vmfb import abi
+from aotc.vmfb.abi import PLACE_OFFSET, PLACE_SLOT, PLACE_WORDS, POOL_ALIVE
+
+# Words of the pool. Those of ``abi``, the monitor of all workers; then, each on a cache line of its own:
+MONITOR, MONITOR_POOL = 8, 9
+ALIVE = POOL_ALIVE
+LOCK, EPOCH, INSIDE, SLEEPERS, STOP, OPEN, JOINED, TAIL, DONE = range(24, 96, 8)
+# The description of the current run; then how many workers runs wanted in this window and the one before.
+NODE, CALL, CELLS, THREADS = range(96, 100)
+WANTED, WANTED_BEFORE, WINDOW, REFUSED = range(104, 108)
+POOL_WORDS = 112
+
+# Words of a command's cell.
+NEXT, FINISHED, PENDING, READY = range(4)
+STATE = abi.STATE_WORDS
+
+ALL = 1 << 30
+CONDITION, BODY, BRANCH = range(3)  # where in a loop or a branch the nodes stand that are run
+
+SECOND = 10**9
+call_monitor, worker_monitor = address_of_export("aotc_poll_call"), address_of_export("aotc_poll_worker")
+time_words = stack_words(2)
+place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
+nesting_words = stack_words(3 * abi.MAX_NESTING)
+
+
+@njit
+def operand(word, params):
+    """Return the value of an operand word."""
+    if word & 1:
+        return params[word >> 1]
+    return word >> 1
+
+
+@njit
+def place(command, number, first, slots, params):
+    """Return the address of place ``number`` of a command whose places start at word ``first``."""
+    at_place = first + PLACE_WORDS * number
+    return slots[command[at_place + PLACE_SLOT]] + operand(command[at_place + PLACE_OFFSET], params)
+
+
+@njit
+def wait_a_little(turns):
+    """Wait for a moment, the longer the more turns of waiting there were."""
+    if turns > YIELD_AFTER:
+        yield_processor()
+    else:
+        pause()

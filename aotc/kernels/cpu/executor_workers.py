@@ -1,0 +1,125 @@
+"""The worker threads of a process: how many there are, and the life of one."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.atomics import (
+    FUTEX_WAIT_PRIVATE,
+    acquire,
+    address_of,
+    at,
+    clock,
+    exchange,
+    fetch_add,
+    futex,
+    pause,
+    start_thread,
+    yield_processor,
+)
+from aotc.kernels.cpu.executor_graph import take_part
+from aotc.kernels.cpu.executor_words import (
+    ALIVE,
+    EPOCH,
+    INSIDE,
+    JOINED,
+    LOCK,
+    MONITOR,
+    MONITOR_POOL,
+    OPEN,
+    REFUSED,
+    SECOND,
+    SLEEPERS,
+    STOP,
+    THREADS,
+    WANTED,
+    WANTED_BEFORE,
+    WINDOW,
+    time_words,
+    worker_monitor,
+)
+from aotc.kernels.limits import ACTIVE_SPINS, KEEP_SECONDS, RETRY_SECONDS, SPINS
+
+
+@njit
+def start(pool, workers):
+    """Start threads; return how many of them the system refused."""
+    pool[MONITOR] = worker_monitor()
+    pool[MONITOR_POOL] = address_of(pool)
+    for started in range(workers):
+        fetch_add(at(pool, ALIVE), 1)
+        if start_thread(pool) != 0:
+            fetch_add(at(pool, ALIVE), -1)
+            return workers - started
+    return 0
+
+
+@njit
+def have_workers(pool, wanted):
+    """Start workers if there are fewer than ``wanted``; those that the system refuses are asked for later."""
+    pool[WANTED] = max(pool[WANTED], wanted)
+    alive = acquire(at(pool, ALIVE))
+    if alive >= wanted:
+        return
+    now = clock(time_words())
+    if pool[REFUSED] != 0 and now - pool[REFUSED] < RETRY_SECONDS * SECOND:
+        return
+    pool[REFUSED] = now if start(pool, wanted - alive) > 0 else 0
+
+
+@njit
+def is_surplus(pool):
+    """Should this worker end, as no run of this window and the one before wanted so many? Then it no longer counts."""
+    now = clock(time_words())
+    since = acquire(at(pool, WINDOW))
+    if now - since > KEEP_SECONDS * SECOND and exchange(at(pool, WINDOW), now) == since:
+        pool[WANTED_BEFORE] = pool[WANTED]
+        pool[WANTED] = 0
+    most = max(pool[WANTED], pool[WANTED_BEFORE])
+    if acquire(at(pool, ALIVE)) <= most:
+        return False
+    if fetch_add(at(pool, ALIVE), -1) > most:
+        return True
+    fetch_add(at(pool, ALIVE), 1)
+    return False
+
+
+@njit
+def sleep(pool, seen):
+    """Sleep until there is a run, or for as long as a worker is kept."""
+    timeout = time_words()
+    timeout[0], timeout[1] = KEEP_SECONDS, 0
+    fetch_add(at(pool, SLEEPERS), 1)
+    if fetch_add(at(pool, EPOCH), 0) == seen and acquire(at(pool, STOP)) == 0:
+        futex(at(pool, EPOCH), FUTEX_WAIT_PRIVATE, seen & 0xFFFFFFFF, timeout)
+    fetch_add(at(pool, SLEEPERS), -1)
+
+
+def worker(pool):
+    """The life of a worker thread."""
+    seen = 0
+    spins = 0
+    while acquire(at(pool, STOP)) == 0:
+        epoch = acquire(at(pool, EPOCH))
+        if epoch == seen:
+            spins += 1
+            if spins < SPINS:
+                pause()
+                continue
+            if spins < ACTIVE_SPINS and acquire(at(pool, LOCK)) == 1:
+                yield_processor()
+                continue
+            if is_surplus(pool):
+                return
+            sleep(pool, seen)
+            spins = 0
+            continue
+        seen = epoch
+        spins = 0
+        fetch_add(at(pool, INSIDE), 1)
+        if fetch_add(at(pool, OPEN), 0) == 1:
+            me = fetch_add(at(pool, JOINED), 1) + 1
+            if me < pool[THREADS]:
+                take_part(pool, me)
+        fetch_add(at(pool, INSIDE), -1)
+    fetch_add(at(pool, ALIVE), -1)

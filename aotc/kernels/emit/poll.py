@@ -1,0 +1,135 @@
+"""Where a kernel that may run long asks whether to go on: which loops count their work, and what they ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+from llvmlite import ir
+
+from aotc.ir.loop_ir import Apply, Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
+from aotc.kernels.emit import library
+from aotc.kernels.emit.metadata import invariant
+from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM, POLL_OPERATIONS, UNKNOWN_EXTENT
+from aotc.kernels.llvm_types import I64, PTR
+
+_CALL = re.compile(r'^( +%"poll[.\d]*" = call i64 .*\))', re.MULTILINE)
+
+
+def annotate_polls(text: str) -> str:
+    """Say in the assembly that a poll touches no memory of the kernel's, which llvmlite cannot write."""
+    return _CALL.sub(r"\1 cold nounwind memory(argmem: readwrite, inaccessiblemem: readwrite)", text)
+
+
+def _operations(scalar: Scalar) -> int:
+    """Return how many operations compute ``scalar``, one that is used twice counted once."""
+    seen: set[int] = set()
+    stack = [scalar]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            stack += node.args if isinstance(node, Apply) else ()
+    return len(seen)
+
+
+def _extent(dim: object) -> int:
+    return dim if isinstance(dim, int) else UNKNOWN_EXTENT
+
+
+class _Work:
+    """The operations of a turn of each loop of a kernel, estimated, and which loops count them."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.turn: dict[int, int] = {}  # by the identity of the statement
+        self.counted: set[int] = set()
+        match kernel.body:
+            case (For(kind="parallel", body=body),):
+                pass
+            case body:
+                pass
+        if self._block(body) >= LONG_ITEM:
+            self.counted |= {at for at, weight in self.turn.items() if weight >= COUNTED_TURN}
+
+    def _block(self, body: Sequence[Stmt]) -> int:
+        return sum(map(self._statement, body))
+
+    def _statement(self, stmt: Stmt) -> int:
+        match stmt:
+            case Let(value=value):
+                return 0 if isinstance(value, Const | Load) else _operations(value)
+            case Store(value=value):
+                return _operations(value)
+            case If(cond=cond, then=then, otherwise=otherwise):
+                return _operations(cond) + max(self._block(then), self._block(otherwise))
+            case Tile(rows=rows, cols=cols, levels=levels):
+                return rows * cols * prod(_extent(level[0]) for level in levels) // 16
+            case ExternalCall():
+                return POLL_OPERATIONS
+            case For(begin=begin, end=end, step=step, body=body):
+                self.turn[id(stmt)] = weight = self._block(body)
+                return max(_extent(end - begin) // step, 0) * weight
+            case While(cond=cond, pred=pred, body=body):
+                self.turn[id(stmt)] = weight = self._block(cond) + _operations(pred) + self._block(body)
+                self.counted.add(id(stmt))
+                return weight
+        return 0
+
+
+class Polls:
+    """Emits polls for one kernel.
+
+    Work is counted in a register, over all loops of the kernel together: a turn adds its operations, and after
+    ``POLL_OPERATIONS`` the kernel asks. If it is to stop it frees its memory and returns.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+        At the beginning of the body.
+    kernel : Kernel
+    """
+
+    def __init__(self, builder: ir.IRBuilder, kernel: Kernel) -> None:
+        self._builder = builder
+        self._work = _Work(kernel)
+        if self._work.counted:
+            self._done = builder.alloca(I64, name="work")
+            builder.store(ir.Constant(I64, 0), self._done)
+
+    def turn(self, loop: Stmt, heap: Sequence[Sequence[ir.Value]]) -> None:
+        """Count a turn of ``loop``, which begins here; ``heap`` is what a kernel that stops has to free."""
+        if id(loop) not in self._work.counted:
+            return
+        builder = self._builder
+        due, go = (builder.append_basic_block(n) for n in ("poll_due", "go_on"))
+        weight = ir.Constant(I64, self._work.turn[id(loop)])
+        done = builder.add(builder.load(self._done), weight)
+        builder.store(done, self._done)
+        is_due = builder.icmp_unsigned(">=", done, ir.Constant(I64, POLL_OPERATIONS))
+        builder.cbranch(is_due, due, go).set_weights([1, 1000])
+        builder.position_at_end(due)
+        builder.store(ir.Constant(I64, 0), self._done)
+        self.ask(heap)
+        builder.branch(go)
+        builder.position_at_end(go)
+
+    def ask(self, heap: Sequence[Sequence[ir.Value]]) -> None:
+        """Poll, and return if the kernel is to stop, after ``heap`` is freed."""
+        builder = self._builder
+        leave, stay = (builder.append_basic_block(n) for n in ("stopped", "not_stopped"))
+        builder.cbranch(self._answer(), leave, stay).set_weights([1, 1000])
+        builder.position_at_end(leave)
+        for block in heap:
+            for address in block:
+                library.free(builder, address)
+        builder.ret_void()
+        builder.position_at_end(stay)
+
+    def _answer(self) -> ir.Value:
+        """Return whether to stop."""
+        monitor = self._builder.function.args[4]
+        function = invariant(self._builder.load(monitor, typ=I64))
+        kind = ir.FunctionType(I64, [PTR])
+        answer = self._builder.call(self._builder.inttoptr(function, kind.as_pointer()), [monitor], name="poll")
+        return self._builder.icmp_signed("!=", answer, ir.Constant(I64, 0))

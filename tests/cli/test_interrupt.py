@@ -1,0 +1,95 @@
+"""Ctrl-C in a command: one line, exit code 130, no process and no file left."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("numba")
+
+from aotc_cli import interrupt
+
+pytestmark = pytest.mark.cpu
+
+# So many kernels that they take longer than any test waits.
+SUMS = "".join(
+    f"""
+func.func public @f{n}(%x: tensor<{n}x{n}xf32>) -> tensor<{n}x{n}xf32> {{
+  %d = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+    : (tensor<{n}x{n}xf32>, tensor<{n}x{n}xf32>) -> tensor<{n}x{n}xf32>
+  return %d : tensor<{n}x{n}xf32>
+}}"""
+    for n in range(100, 400)
+)
+
+
+def processes_of(group):
+    """Return the processes of a session: the command and its compiler processes."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as f:
+                fields = f.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == group and fields[0] != "Z":
+            found.append(int(name))
+    return found
+
+
+def wait_for(condition):
+    end = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
+@pytest.mark.parametrize("wait", [0.0, 3.0])
+def test_an_interrupted_compilation_leaves_nothing(tmp_path, wait):
+    """Its compiler processes start up, or compile."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "model.mlir").write_text(SUMS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "tmp")}
+    environment["AOTC_CACHE_DIR"] = str(tmp_path / "cache")
+    command = [sys.executable, "-m", "aotc_cli.main", "compile", "model.mlir", "-o", "out.vmfb", "--jobs=2"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            wait_for(lambda: len(processes_of(process.pid)) > 2)
+            time.sleep(wait)
+            os.killpg(process.pid, signal.SIGINT)
+            assert (process.communicate(timeout=60)[1], process.returncode) == ("interrupted\n", 130)
+            wait_for(lambda: not processes_of(process.pid))
+        finally:
+            for left in processes_of(process.pid):
+                os.kill(left, signal.SIGKILL)
+    assert sorted(p.name for p in tmp_path.iterdir()) in (["model.mlir", "tmp"], ["cache", "model.mlir", "tmp"])
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_an_interrupt_is_not_lost_in_a_callback_of_the_collector():
+    """As jax has one: what it raises is printed and ignored, so the interrupt comes again."""
+    sent = []
+
+    def callback(phase, info):
+        if not sent:
+            sent.append(phase)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt._interrupt)
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60)
+    finally:
+        gc.callbacks.remove(callback)
+        signal.signal(signal.SIGINT, before)
+    assert sent

@@ -1,0 +1,49 @@
+"""Every lock of the runtime is in the list of those that a forked child finds free."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from aotc.vmfb.process import locks
+
+pytestmark = pytest.mark.ir
+
+ROOT = Path(__file__).parents[2]
+OWNER = "aotc/vmfb/process/locks.py"
+MAKERS = ("Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier")
+
+# Locks outside of the runtime, which renew themselves: (file, maker).
+OTHER = {("aotc/kernels/workers/pool.py", "Lock")}
+
+
+def makers(tree):
+    """Yield the names under which a module takes what makes locks."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module="threading" | "_thread" | "multiprocessing" | "queue", names=names):
+                yield from (alias.name for alias in names if alias.name in MAKERS)
+            case ast.Attribute(value=ast.Name(id="threading" | "_thread" | "multiprocessing"), attr=name):
+                if name in MAKERS:
+                    yield name
+
+
+def test_a_lock_is_made_in_one_place():
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for folder in ("aotc", "cli")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in makers(ast.parse(path.read_text()))
+    }
+    found = {row for row in found if row[0] != OWNER}
+    assert found - OTHER == set(), "make it with aotc.vmfb.process.locks, so that a forked child finds it free"
+    assert found >= OTHER
+
+
+@pytest.mark.parametrize("make", [locks.new_lock, locks.new_recursive_lock])
+def test_a_renewed_lock_is_free(make):
+    lock = make()
+    lock.acquire()
+    assert lock in locks.LOCKS
+    locks._renew()
+    assert lock.acquire(blocking=False)
