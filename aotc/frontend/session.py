@@ -372,12 +372,13 @@ class State:
         """Return a region of the ops that ``make`` emits."""
         if self.session.depth > MOST_NESTED:
             self.fail(f"regions are nested more than {MOST_NESTED} deep", hint="select between values")
+        nested = bool(self.blocks)  # a function's body is no region of an op
         self.blocks.append([])
-        self.session.depth += 1
+        self.session.depth += nested
         try:
             results = make()
         finally:
-            self.session.depth -= 1
+            self.session.depth -= nested
             ops = self.blocks.pop()
         return Region(tuple(params), tuple(ops), tuple(results))
 

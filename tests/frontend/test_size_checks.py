@@ -219,10 +219,12 @@ def test_what_stands_in_a_loop_counts_although_it_does_not_run():
             module.invoke("main", f32(sizes[0]), f32(sizes[1]), np.int32(0))
 
 
-def test_an_assertion_on_data_in_a_loop_is_refused():
+def test_an_assertion_on_data_in_a_loop():
     """It was left out without a word."""
-    with pytest.raises(CompileError, match="an assertion on data stands inside a loop or a branch: at"):
-        aotc.compile(LOOP.replace("ASSERTION", OF_DATA).encode())
+    module = loaded(LOOP.replace("ASSERTION", OF_DATA))
+    np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(1))[0], -f32(3))
+    with pytest.raises(VmError, match="at 1"):
+        module.invoke("main", f32(3), -f32(3), np.int32(2))
 
 
 def test_branches_must_give_the_same_sizes():

@@ -4,12 +4,11 @@ import pytest
 
 pytest.importorskip("numba")
 
-from llvmlite import ir
-
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM
+from aotc.kernels.llvm_types import KernelModule
 from aotc.targets import host
 
 pytestmark = pytest.mark.cpu
@@ -32,8 +31,7 @@ def k(a0: "f32[]", /, o0: "f32[]", *, grid: "1"):
 
 def polls(text):
     """Return how many places of a kernel poll."""
-    module = ir.Module(name="kernel")
-    module.triple = host().triple
+    module = KernelModule("kernel", host())
     emit_body(module, "body", parse_kernel(text), host(), emit_tile)
     return str(module).count('"poll')
 

@@ -103,6 +103,12 @@ def _special(name: str) -> Callable[[Array], Array]:
     return call
 
 
+def _log_gamma(x: Array) -> Array:
+    import scipy.special
+
+    return np.where(np.isinf(x), np.inf, scipy.special.gammaln(x)).astype(x.dtype)  # SciPy has -inf at -inf
+
+
 def _complex_cbrt(x: Array) -> Array:
     return np.cbrt(x) if x.dtype.kind == "f" else np.power(x, 1 / 3)
 
@@ -292,7 +298,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR),
     ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR),
-    ScalarOp("lgamma", 1, "f", "same", _special("gammaln"), work=_DEAR),
+    ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR),
     ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
     ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
     ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),

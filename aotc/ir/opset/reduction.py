@@ -7,7 +7,7 @@ from itertools import product as all_pairs
 
 import numpy as np
 
-from aotc.ir.dims import Dim, floordiv, maximum
+from aotc.ir.dims import Dim, floordiv, maximum, minimum
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import (
     Arrays,
@@ -102,7 +102,9 @@ def _infer_reduce_window(types: Types, attrs: Attrs, regions: tuple, given: Type
 
 def _window_sizes(types: Types, attrs: Attrs, given: Types) -> Iterator[Constraint]:
     yield from _input_sizes(types, attrs, given)
-    for name in ("window", "strides", "base_dilations", "window_dilations"):
+    for n, extent in zip(attrs["window"], types[0].shape):  # one as long as an empty array is empty too
+        yield Constraint("le", minimum(1, extent), n, "a window of {1}, expected at least {0}")
+    for name in ("strides", "base_dilations", "window_dilations"):
         yield from at_least_one(attrs[name], name.replace("_", " "))
 
 
