@@ -6,7 +6,9 @@ Kernel (CPU)
     parameters; ``[begin, end)`` is a range of its grid; ``scratch`` is 64-byte
     aligned memory that belongs to the calling worker, of the size the kernel
     declares. A library of kernels exports one table, :data:`TABLE_SYMBOL`: an
-    array of function addresses in the order of the bundle's kernel list. For each
+    array of function addresses in the order of the bundle's kernel list, and
+    :data:`INTERFACE_SYMBOL`, the digest of what the manifest says about them
+    (:mod:`aotc.vmfb.safety.interface`); in the segment of cubins it is the last bytes. For each
     function that it imports from another library it exports a pointer,
     :data:`IMPORT_PREFIX` and the name, which the loader fills in.
 
@@ -50,6 +52,8 @@ from typing import TypeAlias
 
 EXECUTOR_VERSION = 1
 TABLE_SYMBOL = "aotc_kernels"
+INTERFACE_SYMBOL = "aotc_interface"
+INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.errors import VmError
 
 
 class Arena:
@@ -63,6 +64,9 @@ class ArenaPool:
 
     def _make(self, size: int) -> Arena:
         self.high_water = max(self.high_water, size)
-        memory = np.empty(size + ALIGNMENT, np.uint8)
+        try:
+            memory = np.empty(size + ALIGNMENT, np.uint8)
+        except MemoryError:
+            raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = memory.ctypes.data
         return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)

@@ -22,10 +22,7 @@ from aotc.vmfb.abi import (
     Node,
     WhileNode,
 )
-
-
-class Invalid(Exception):
-    """A program or a command buffer breaks a rule; the loader adds the bundle's name."""
+from aotc.vmfb.safety.interface import Invalid
 
 
 def read_commands(words: Sequence[int]) -> list[Node]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError
 
 
@@ -65,7 +66,17 @@ class DeviceSession(Protocol):
 
 
 class Executable(Protocol):
-    """A variant of a bundle, loaded on a device."""
+    """A variant of a bundle, loaded on a device.
+
+    Attributes
+    ----------
+    buffers : Buffers
+        Its command buffers, as :func:`aotc.vmfb.devices.buffers.load_buffers` read them.
+    constants_bytes : int
+    """
+
+    buffers: Buffers
+    constants_bytes: int
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs a plan on argument and result arrays."""

@@ -37,11 +37,15 @@ _VARIANT = {
         {
             "name": str,
             "scratch": int,
+            "inputs": int,
+            "dims": int,
+            "grid": (int, list),
+            "extents": [(int, list)],
+            "aliases": [int],
             "symbol?": str,
             "image?": [int],
             "threads?": int,
             "items?": int,
-            "inputs?": int,
         }
     ],
     "command_buffers": [{"code": int, "states": int, "parameters": int}],

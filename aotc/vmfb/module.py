@@ -15,7 +15,8 @@ from aotc.vmfb.constants import verify_external
 from aotc.vmfb.device import Executable, choose
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.verify import Invalid, check_program
+from aotc.vmfb.safety.interface import Invalid
+from aotc.vmfb.verify import check_program
 from aotc.vmfb.vm import LoadedFunction, Signature
 
 
@@ -40,7 +41,7 @@ def load(
         Threads to compute with, the caller's included. By default
         ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
-        Also compare large weights with their sha256.
+        Also compare large weights with their sha256, and prove now what the first call would prove.
     custom_calls : mapping of str to callable, optional
         Python functions of custom calls that are not compiled into the bundle, by
         name; see :func:`aotc.register_custom_call`.
@@ -84,7 +85,10 @@ def _load(
     variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
-    return LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+    module = LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+    if verify:
+        module.prove()
+    return module
 
 
 class LoadedModule:
@@ -163,6 +167,17 @@ class LoadedModule:
         if name not in self.functions:
             raise VmError(self.name, "no default function 'main'", expected=", ".join(self.functions))
         return self.functions[name](*args, **kwargs)
+
+    def prove(self) -> None:
+        """Prove all that the first call of each function would prove, as far as it does not depend on shapes.
+
+        Raises
+        ------
+        BundleError
+            If a program would touch what is not its own.
+        """
+        for function in self._functions.values():
+            function.prove()
 
     def __getattr__(self, name: str) -> Any:
         functions = self.__dict__.get("functions", {})

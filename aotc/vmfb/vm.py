@@ -9,6 +9,7 @@ program that loads scalars from memory is interpreted in each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ import numpy as np
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
-from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import VmError
+from aotc.vmfb.devices.buffers import Buffers
+from aotc.vmfb.dtypes import from_numpy, size_of, to_numpy
+from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
 from aotc.vmfb.limits import PLANS
+from aotc.vmfb.safety.call_memory import CallMemory
+from aotc.vmfb.safety.interface import Invalid
 
 _LOAD_SCALAR = BY_NAME["load_scalar"].opcode
 
@@ -44,18 +48,23 @@ def interpret(program: Program, frame: Frame) -> None:
 class _Recorder:
     """Notes what a program asks of the device."""
 
-    def __init__(self, results: int) -> None:
+    def __init__(self, buffers: Buffers, memory: CallMemory, results: int) -> None:
+        self.buffers = buffers
+        self.memory = memory
         self.shapes: list[tuple[int, ...] | None] = [None] * results
         self.size = 0
         self.submissions: list[tuple[int, tuple[int, ...]]] = []
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
+        self.memory.result(index, dims)
         self.shapes[index] = dims
 
     def arena(self, size: int) -> None:
+        self.memory.arena(size)
         self.size = max(self.size, size)
 
     def submit(self, number: int, parameters: list[int]) -> None:
+        self.memory.check(self.buffers.nodes[number], self.buffers.kernels, parameters)
         self.submissions.append((number, tuple(parameters)))
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
@@ -65,17 +74,37 @@ class _Recorder:
 class _Live:
     """Passes what a program asks on to a device session, and allocates the results."""
 
-    def __init__(self, function: LoadedFunction, out: Sequence[np.ndarray | None]) -> None:
+    def __init__(
+        self, function: LoadedFunction, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray | None]
+    ) -> None:
         self.function = function
+        self.memory = function.memory([x.nbytes for x in arrays])
         self.slots = Slots(len(function.arguments), len(function.result_dtypes))
         self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
-        self.arena = self.session.arena
-        self.submit = self.session.submit
-        self.load_scalar = self.session.load_scalar
+        self.run = self.session.submit
+
+    def arena(self, size: int) -> None:
+        self.memory.arena(size)
+        self.session.arena(size)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        proven, key = self.function.proven, (number, *parameters, *self.memory.sizes)
+        if key not in proven:
+            buffers = self.function.executable.buffers
+            self.memory.check(buffers.nodes[number], buffers.kernels, parameters)
+            if len(proven) >= PLANS:
+                proven.clear()
+            proven.add(key)
+        self.run(number, parameters)
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        self.memory.read(slot, offset, size_of(dtype))
+        return self.session.load_scalar(slot, offset, dtype)
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
+        self.memory.result(index, dims)
         found = _result(self.out[index], self.function.result_dtypes[index], dims, index, self.function.where)
         self.results[index] = found
         self.session.bind(self.slots.result(index), found)
@@ -83,7 +112,11 @@ class _Live:
 
 def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> np.ndarray:
     if given is None:
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError):
+            text = type_text(from_numpy(dtype), shape)
+            raise VmError(where, f"the system has no memory for result {number}, {text}") from None
     check_out(given, dtype, shape, number, where)
     return given
 
@@ -113,6 +146,7 @@ class LoadedFunction:
         self._program = decode(program["code"])
         self._registers = program["registers"]
         self._planned = all(line[0] != _LOAD_SCALAR for line in program["code"])
+        self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self.call: Callable[[Sequence[Any]], list[np.ndarray]] = self._first_call
 
@@ -191,15 +225,15 @@ class LoadedFunction:
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
     ) -> list[np.ndarray]:
-        live = _Live(self, out)
+        live = _Live(self, arrays, out)
         try:
             if trace:
                 if not hasattr(live.session, "tracer"):
                     raise VmError(self.where, "dispatches can be traced on the CPU only", hint="devices='cpu'")
-                live.submit = live.session.tracer(trace, self.where).submit
+                live.run = live.session.tracer(trace, self.where).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
-            interpret(self._program, self._frame([x.shape for x in arrays], live))
+            self._run_program([x.shape for x in arrays], live)
         finally:
             live.session.close()
         return [self._made(x, i) for i, x in enumerate(live.results)]
@@ -209,14 +243,37 @@ class LoadedFunction:
             raise VmError(self.where, f"the program returned without result {number}")
         return x
 
-    def _frame(self, dims: list[tuple[int, ...]], session: Any) -> Frame:
-        return Frame(self._registers, dims, session, self.where, self._names)
+    def _run_program(self, dims: list[tuple[int, ...]], session: Any) -> None:
+        try:
+            interpret(self._program, Frame(self._registers, dims, session, self.where, self._names))
+        except Invalid as error:
+            shapes = ", ".join(type_text(a.dtype_name, d) for a, d in zip(self.arguments, dims))
+            hint = "copy the file again from where it was made, or compile the model again"
+            what = f"the program is invalid: {error}"
+            raise BundleError(self.where, what, f"called with {shapes}", hint=hint) from None
+
+    def memory(self, arguments: Sequence[int]) -> CallMemory:
+        """Return what a call whose arguments have so many bytes begins with."""
+        donated = [a.donated for a in self.arguments]
+        return CallMemory(arguments, donated, self.signature.results, self.executable.constants_bytes)
+
+    def prove(self) -> None:
+        """Prove, before a call, all that does not depend on one: a program of fixed shapes.
+
+        Raises
+        ------
+        BundleError
+            If it would touch what is not its own.
+        """
+        if self._planned and all(a.static for a in self.arguments):
+            self._plan(tuple([a.dims for a in self.arguments]))
 
     def _plan(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Plan, Replay]:
         found = self._plans.get(shapes)
         if found is None:
-            recorder = _Recorder(len(self.result_dtypes))
-            interpret(self._program, self._frame(list(shapes), recorder))
+            bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
+            recorder = _Recorder(self.executable.buffers, self.memory(bytes_), len(self.result_dtypes))
+            self._run_program(list(shapes), recorder)
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
             plan = Plan(
                 len(self.arguments),

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -228,6 +229,7 @@ def test_the_best_variant_wins():
 
     feature = min(cpu_features())
     better = {**plain, "target": "cpu:better", "features": [feature]}
+    tiny.seal(better, segments)
     manifest["variants"] = [better, plain, {**plain, "target": "cpu:no", "features": ["sse99", feature]}]
     assert load(write_bundle(None, manifest, segments)).stats()["target"] == "cpu:better"
 
@@ -357,7 +359,7 @@ def test_external_weights_that_are_wrong(tmp_path):
 def test_the_example_of_the_page_runs():
     page = (Path(__file__).parents[2] / "docs" / "bundle.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {"executor": tiny.shared_object(tiny.EXECUTOR), "library": tiny.shared_object(tiny.KERNELS)}
+    names = {"executor": tiny.shared_object(tiny.EXECUTOR), "sealed": partial(tiny.sealed, tiny.KERNELS)}
     exec(code, names)
     x = np.arange(5, dtype=np.float32)
     assert load(names["data"])(x, x).tolist() == [0, 2, 4, 6, 8]
