@@ -17,6 +17,7 @@ from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
 from aotc.options import Options
+from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
@@ -61,6 +62,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         "target": v.target.name,
         "kind": v.target.kind,
         "features": list(v.target.features),
+        "commands_version": COMMANDS_VERSION,
         "command_buffers": [
             {
                 "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
@@ -80,6 +82,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         entry["cubin"] = add("cubin", built.data)
     else:
         users = native_calls(v)
+        entry["executor_version"] = EXECUTOR_VERSION
         needed = imported(v.kernels, users)
         entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
         entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]

@@ -50,7 +50,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 1
+EXECUTOR_VERSION = 1  # of the executor's functions and of kernels
+COMMANDS_VERSION = 1  # of the words of command buffers
+# What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
+EXECUTOR_VERSIONS = frozenset({EXECUTOR_VERSION})
+COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32

@@ -26,6 +26,8 @@ _VARIANT = {
     "target": str,
     "kind": str,
     "features": [str],
+    "commands_version": int,
+    "executor_version?": int,
     "executor?": (int, NONE),
     "library?": (int, NONE),
     "imports?": {str: [str]},

@@ -97,6 +97,7 @@ def kernel(name, inputs, extents, dims=1, grid=None, aliases=()):
     return {"name": name, "scratch": 0, **about, "aliases": list(aliases), "flops": 0, "bytes": 0}
 
 
+VERSIONS = {"executor_version": 1, "commands_version": 1}
 FLOATS = ["*", 4, [0]]  # as many as the kernel's dim says
 INTERFACE = [
     kernel("add", 2, [FLOATS] * 3, aliases=[0, 0]),
@@ -277,7 +278,7 @@ def parts(weights=None):
     buffers = command_buffers()
     segments = [
         ("executor", shared_object(EXECUTOR)),
-        ("library", sealed(KERNELS, {"kind": "cpu", "features": [], "kernels": INTERFACE})),
+        ("library", sealed(KERNELS, {**VERSIONS, "kind": "cpu", "features": [], "kernels": INTERFACE})),
         ("constants", constants().tobytes() if weights is None else weights),
         *((f"commands{i}", np.array(words, "<i8").tobytes()) for i, (words, _, _) in enumerate(buffers)),
     ]
@@ -285,6 +286,7 @@ def parts(weights=None):
         "target": "cpu:any",
         "kind": "cpu",
         "features": [],
+        **VERSIONS,
         "executor": 0,
         "library": 1,
         "kernels": [dict(entry) for entry in INTERFACE],

@@ -283,6 +283,32 @@ def test_an_executor_that_does_not_fit(source, message, monkeypatch):
         load(write_bundle(None, manifest, segments))
 
 
+def test_each_version_has_an_executor_of_its_own(monkeypatch):
+    from aotc.vmfb import device
+    from aotc.vmfb.devices import native
+
+    monkeypatch.setattr(native, "_PROCESS", native._Process())
+    monkeypatch.setattr(device, "EXECUTOR_VERSIONS", frozenset({1, 2}))
+    manifest, segments = tiny.parts()
+    (variant,) = manifest["variants"]
+    variant["executor_version"] = 2
+    tiny.seal(variant, segments)
+    segments[0] = ("executor", tiny.shared_object(tiny.EXECUTOR.replace("return 1;", "return 2;", 1)))
+    modules = [load(data, threads=1) for data in (tiny.bundle(), write_bundle(None, manifest, segments))]
+    x = np.ones(4, np.float32)
+    assert [m(x, x).tolist() for m in modules] == [[2] * 4] * 2
+    assert set(native._PROCESS.executors) == {1, 2}
+    assert modules[0]._executable._run is not modules[1]._executable._run
+
+
+@pytest.mark.parametrize("key", ["commands_version", "executor_version"])
+def test_a_version_that_is_not_known(key):
+    manifest, segments = tiny.parts()
+    manifest["variants"][0][key] = 99
+    with pytest.raises(BundleError, match=f"{key.replace('_', ' ')} is 99, this aotc runs 1"):
+        load(write_bundle(None, manifest, segments))
+
+
 # ---------------------------------------------------------------- external weights
 
 

@@ -160,7 +160,7 @@ def test_a_static_program_is_proven_at_load_when_asked():
 
 def test_another_bundles_library_is_refused():
     manifest, segments = tiny.parts()
-    other = {"kind": "cpu", "features": [], "kernels": tiny.INTERFACE[:2]}
+    other = {**tiny.VERSIONS, "kind": "cpu", "features": [], "kernels": tiny.INTERFACE[:2]}
     segments[1] = ("library", tiny.sealed(tiny.KERNELS, other))
     with pytest.raises(BundleError, match="not what the manifest describes"):
         call(manifest, segments, "main")

@@ -18,6 +18,7 @@ from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.abi import COMMANDS_VERSION
 from aotc.vmfb.safety.interface import digest
 
 
@@ -98,7 +99,7 @@ def build_library(
         raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
     _EXECUTORS[target] = executor
     infos = tuple(KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes) for k in kernels)
-    about = described or {"kind": target.kind, "features": list(target.features)}
+    about = described or {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
     seal = digest({**about, "kernels": [info.entry() for info in infos]})
     own = {c.symbol for c in custom}
     table = function_table([symbols[t] for t in texts], target, imported(kernels, ()), own, seal)

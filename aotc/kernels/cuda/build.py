@@ -17,6 +17,7 @@ from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.abi import COMMANDS_VERSION
 from aotc.vmfb.safety.interface import digest
 
 
@@ -101,7 +102,7 @@ def build_cubins(
         threads = block_threads(k)
         shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
         found.append(CudaKernel(k.name, symbols[text], places[text], *shape, interface(k), k.flops, k.bytes))
-    about = described or {"kind": target.kind, "features": list(target.features)}
+    about = described or {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
     seal = digest({**about, "kernels": [k.entry() for k in found]})
     return Cubins(b"".join([*(images[text] for text in order), seal]), tuple(found))
 

@@ -103,9 +103,9 @@ class CpuExecutable:
         self._bundle = bundle
         self._variant = variant
         self.threads = threads
-        executor = native.load_executor(bundle, variant.get("executor"))
-        self._run = executor.aotc_run
-        self._pool = native.worker_pool(executor, threads - 1)
+        executor = native.load_executor(bundle, variant.get("executor"), variant.get("executor_version", 0))
+        self._run = executor.library.aotc_run
+        self._pool = executor.pool(threads - 1)
         self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""Shared objects out of a bundle, and the one executor with its thread pools.
+"""Shared objects out of a bundle, and the executors, one of each version, with their thread pools.
 
 Libraries are loaded from anonymous files in memory. The dynamic loader remembers a
 library by its path, and ``/proc/self/fd/N`` may come again once ``N`` is closed, so
@@ -12,7 +12,7 @@ import os
 from _thread import allocate_lock
 from typing import Any
 
-from aotc.vmfb.abi import ALIGNMENT, EXECUTOR_VERSION
+from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.pointers import aligned_bytes
@@ -32,8 +32,36 @@ class _Process:
     def __init__(self) -> None:
         self.lock = allocate_lock()
         self.libraries: dict[bytes, ctypes.CDLL] = {}
-        self.executor: ctypes.CDLL | None = None
+        self.executors: dict[int, Executor] = {}  # by version
+
+
+class Executor:
+    """An executor and its pools of worker threads."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
         self.pools: dict[int, tuple[Any, int]] = {}  # number of workers -> memory, address
+
+    def pool(self, workers: int) -> int:
+        """Return the address of the pool of so many worker threads, starting it if needed."""
+        with _PROCESS.lock:
+            if workers not in self.pools:
+                memory, address = aligned_bytes(self.library.aotc_pool_bytes(), ALIGNMENT)
+                self._start(address, workers)
+                # Workers look at this memory until the process is gone, after Python has freed its objects.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+                self.pools[workers] = memory, address
+            return self.pools[workers][1]
+
+    def restart(self) -> None:
+        """Make the pools again, where they were: this process has none of its parent's threads."""
+        for workers, (memory, address) in self.pools.items():
+            memory[:] = 0
+            self._start(address, workers)
+
+    def _start(self, address: int, workers: int) -> None:
+        """Start worker threads; if the system grants fewer, the caller and those do the work."""
+        self.library.aotc_pool_start(ctypes.c_void_p(address), ctypes.c_int64(workers))
 
 
 _PROCESS = _Process()
@@ -93,58 +121,37 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def load_executor(bundle: Bundle, number: int | None) -> ctypes.CDLL:
-    """Return the process's executor; the first bundle brings it.
+def load_executor(bundle: Bundle, number: int | None, wanted: int) -> Executor:
+    """Return the process's executor of version ``wanted``; the first bundle of that version brings it.
 
     Raises
     ------
     BundleError
-        If the bundle's executor lacks a symbol or has another version.
+        If the bundle's executor lacks a symbol or has another version than its manifest says.
     """
-    if _PROCESS.executor is None:
-        library = load_library(bundle, number, "executor")
-        for name, result in _SIGNATURES.items():
-            try:
-                getattr(library, name).restype = result
-            except AttributeError:
-                raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
-        version = library.aotc_executor_version()
-        if version != EXECUTOR_VERSION:
-            raise BundleError(
-                bundle.where,
-                "the executor has another version",
-                version,
-                f"{EXECUTOR_VERSION}, which this aotc runs",
-                "compile the model again with this version of aotc",
-            )
-        _PROCESS.executor = library
-    return _PROCESS.executor
-
-
-def worker_pool(executor: ctypes.CDLL, workers: int) -> int:
-    """Return the address of the process's pool of so many worker threads, starting it if needed."""
     with _PROCESS.lock:
-        if workers not in _PROCESS.pools:
-            memory, address = aligned_bytes(executor.aotc_pool_bytes(), ALIGNMENT)
-            _start_pool(address, workers)
-            # Workers look at this memory until the process is gone, after Python has freed its objects.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-            _PROCESS.pools[workers] = memory, address
-        return _PROCESS.pools[workers][1]
-
-
-def _start_pool(address: int, workers: int) -> None:
-    """Start worker threads; if the system grants fewer, the caller and those do the work."""
-    if _PROCESS.executor is not None:
-        _PROCESS.executor.aotc_pool_start(ctypes.c_void_p(address), ctypes.c_int64(workers))
+        found = _PROCESS.executors.get(wanted)
+    if found is not None:
+        return found
+    library = load_library(bundle, number, "executor")
+    for name, result in _SIGNATURES.items():
+        try:
+            getattr(library, name).restype = result
+        except AttributeError:
+            raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
+    version = library.aotc_executor_version()
+    if version != wanted:
+        what = "the executor has another version than the manifest says"
+        raise BundleError(bundle.where, what, version, wanted, "compile the model again")
+    with _PROCESS.lock:
+        return _PROCESS.executors.setdefault(wanted, Executor(library))
 
 
 def _restart_after_fork() -> None:
-    """A child has none of its parent's threads: make the pools again, where they were."""
+    """A child has none of its parent's threads."""
     _PROCESS.lock = allocate_lock()
-    for workers, (memory, address) in _PROCESS.pools.items():
-        memory[:] = 0
-        _start_pool(address, workers)
+    for executor in _PROCESS.executors.values():
+        executor.restart()
 
 
 os.register_at_fork(after_in_child=_restart_after_fork)

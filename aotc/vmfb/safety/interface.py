@@ -61,7 +61,8 @@ def digest(variant: Mapping[str, Any]) -> bytes:
 
     calls = [[c["symbol"], c["operands"], c["results"]] for c in variant.get("custom_calls", ())]
     kernels = [[k.get(key) for key in _SEALED] for k in variant["kernels"]]
-    said = [variant["kind"], variant["features"], variant.get("imports", {}), calls, kernels]
+    versions = [variant.get("executor_version"), variant["commands_version"]]
+    said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]
     return sha256(msgpack.packb(said)).digest()
 
 
