@@ -1,5 +1,6 @@
 # make test: a fresh environment, linters and the tests; make demo: a model from Keras to a bundle.
 # make test-all: the slow tests too; make test-cuda: those that need an NVIDIA GPU; make check: seconds, no Numba.
+# make fuzz: bundles, modules and calls that nobody meant.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -9,7 +10,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-cuda demo check clean
+.PHONY: test test-all test-cuda demo check clean fuzz
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -21,6 +22,14 @@ test-all: .venv-test/ready
 
 test-cuda: .venv-test/ready
 	.venv-test/bin/python -m pytest -m cuda
+
+# Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 CALLS=100 runs so many of each.
+BUNDLES ?= 100000
+MODULES ?= 100000
+CALLS ?= 100000
+
+fuzz: .venv-test/ready
+	.venv-test/bin/python tests/fuzz/run.py --bundles=$(BUNDLES) --modules=$(MODULES) --calls=$(CALLS)
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

@@ -66,7 +66,7 @@ class ArenaPool:
         self.high_water = max(self.high_water, size)
         try:
             memory = np.empty(size + ALIGNMENT, np.uint8)
-        except MemoryError:
+        except (MemoryError, ValueError):
             raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = memory.ctypes.data
         return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)

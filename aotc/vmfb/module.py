@@ -57,7 +57,7 @@ def load(
     VmError
         If ``threads`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
-    calls = custom_calls or {}
+    calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
@@ -152,6 +152,8 @@ class LoadedModule:
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
+        if not isinstance(donate, bool | np.bool_ | int):
+            raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")

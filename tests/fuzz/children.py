@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 
-PATIENCE = 10.0  # seconds without a word from a child
+PATIENCE = 60.0  # seconds without a word from a child
 MEMORY = 6 << 30  # bytes of address space for what a child takes besides what its parent has
 Case = Callable[[int], str]
 
@@ -24,12 +24,16 @@ def never(number: int) -> bool:
 
 
 def run(
-    case: Case, numbers: range, seconds: float = float("inf"), may_hang: Callable[[int], bool] = never
+    case: Case,
+    numbers: range,
+    seconds: float = float("inf"),
+    may_hang: Callable[[int], bool] = never,
+    patience: float = PATIENCE,
 ) -> tuple[Counter[str], list[str]]:
     """Run ``case(number)`` for each number, until the time is over.
 
     A case returns a word for what became of it. What it raises, what ends its process and what takes longer than
-    :data:`PATIENCE`, though it may not, is a failure.
+    ``patience`` seconds, though it may not, is a failure.
 
     Returns
     -------
@@ -43,13 +47,15 @@ def run(
     end = time.monotonic() + seconds
     at = numbers.start
     while at < numbers.stop and time.monotonic() < end:
-        at = _child(case, range(at, numbers.stop), end, outcomes, failures)
+        at = _child(case, range(at, numbers.stop), end, patience, outcomes, failures)
         if failures and failures[-1].endswith(": hangs") and may_hang(at - 1):
             failures.pop()
     return outcomes, failures
 
 
-def _child(case: Case, numbers: range, end: float, outcomes: Counter[str], failures: list[str]) -> int:
+def _child(
+    case: Case, numbers: range, end: float, patience: float, outcomes: Counter[str], failures: list[str]
+) -> int:
     """Run cases in one child until it ends; return the number to go on with."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -60,7 +66,7 @@ def _child(case: Case, numbers: range, end: float, outcomes: Counter[str], failu
     current, words = numbers.start, b""
     with os.fdopen(reader, "rb", buffering=0) as pipe:
         while True:
-            ready, _, _ = select.select([pipe], [], [], PATIENCE)
+            ready, _, _ = select.select([pipe], [], [], patience)
             data = pipe.read(1 << 16) if ready else b""
             words += data
             *lines, words = words.split(b"\n")

@@ -35,7 +35,7 @@ def main() -> int:
         module = import_module(f"fuzz.{kind}")
         begin = time.monotonic()
         numbers = range(options.first, options.first + count)
-        outcomes, failures = children.run(module.case, numbers, options.seconds, module.may_hang)
+        outcomes, failures = children.run(module.case, numbers, options.seconds, module.may_hang, module.PATIENCE)
         words = ", ".join(f"{n} {word}" for word, n in outcomes.most_common())
         seconds = time.monotonic() - begin
         print(f"{kind}: {sum(outcomes.values())} in {seconds:.0f} s: {words}; {len(failures)} failures", flush=True)
