@@ -13,7 +13,7 @@ import sys
 import typer
 
 from aotc import __version__
-from aotc_cli import bench, check, compile, doctor, dump, inspect, lint, run, targets, verify
+from aotc_cli import bench, check, compile, doctor, dump, inspect, lint, run, sign, targets, verify
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (compile, run, lint, check, inspect, dump, bench, verify, targets, doctor):
+for module in (compile, run, lint, check, inspect, dump, bench, verify, sign, targets, doctor):
     name = module.__name__.rpartition(".")[2]
     app.command(name, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
 

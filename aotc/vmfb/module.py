@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.verify import check_program
 from aotc.vmfb.vm import LoadedFunction, Signature
 
+# Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
+SIGNATURES = "aotc.tools.sign"
+
 
 def load(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview,
@@ -27,6 +31,7 @@ def load(
     threads: int | None = None,
     verify: bool = False,
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
+    trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -45,6 +50,10 @@ def load(
     custom_calls : mapping of str to callable, optional
         Python functions of custom calls that are not compiled into the bundle, by
         name; see :func:`aotc.register_custom_call`.
+    trusted_keys : sequence, optional
+        Public keys: paths of files that ``aotc sign --new-key`` or openssl wrote, their contents, or 64 hexadecimal
+        digits. The bundle must be signed with one of them, and every byte of it is compared before anything of it
+        runs; it runs no executor but those of bundles with the same key. Needs ``aotc[sign]``.
 
     Returns
     -------
@@ -53,7 +62,8 @@ def load(
     Raises
     ------
     BundleError
-        If it is no bundle, is damaged, or this machine cannot run it, or what it calls is missing.
+        If it is no bundle, is damaged, is not signed as asked, or this machine cannot run it, or what it calls is
+        missing.
     VmError
         If ``threads`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
@@ -61,7 +71,8 @@ def load(
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
-        return _load(source, devices, threads, verify, calls)
+        approve = None if trusted_keys is None else import_module(SIGNATURES).approval(trusted_keys)
+        return _load(source, devices, threads, verify, calls, approve)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -77,10 +88,14 @@ def _load(
     threads: int | None,
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
+    approve: Callable[[Bundle], bytes] | None,
 ) -> LoadedModule:
     bundle = open_bundle(source)
+    verify = verify or approve is not None
     if verify:
         bundle.verify_all()
+    if approve is not None:
+        bundle.signer = approve(bundle)
     _check_functions(bundle)
     variant, device, ordinal = choose(bundle, devices)
     if verify:

@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.limits", "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),
+    "aotc.tools.sign": ("cryptography", "aotc.vmfb"),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
     "cli": ("numpy", "typer", "rich", "aotc", "aotc_cli"),
@@ -66,6 +67,7 @@ ONLY = {
     "numba": ("aotc.kernels",),
     "llvmlite": ("aotc.kernels",),
     "pickle": (),
+    "cryptography": ("aotc.tools.sign",),
 }
 
 
@@ -144,7 +146,7 @@ def test_no_circle_of_imports():
     assert not circles
 
 
-SLOW_TO_IMPORT = ("jax", "jaxlib", "numba", "llvmlite", "cuda", "scipy", "ml_dtypes")
+SLOW_TO_IMPORT = ("jax", "jaxlib", "numba", "llvmlite", "cuda", "scipy", "ml_dtypes", "cryptography")
 QUICK_TO_START = ("aotc.vmfb", "aotc.__init__", "cli")
 
 

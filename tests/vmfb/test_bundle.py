@@ -112,7 +112,8 @@ def test_a_manifest_with_junk_loads_or_is_refused(key, junk):
     [
         (lambda b: b"\x7fELF" + b[4:], "not an aotc bundle"),
         (lambda b: b[:8] + b"\x07" + b[9:], "version 7"),
-        (lambda b: b[:12] + b"\x01" + b[13:], "unknown flags"),
+        (lambda b: b[:12] + b"\x02" + b[13:], "unknown flags"),
+        (lambda b: b[:12] + b"\x01" + b[13:], "the signature is damaged"),
         (lambda b: b[:-1], "truncated"),
         (lambda b: b[:70] + bytes([b[70] ^ 4]) + b[71:], "manifest is damaged"),
         (lambda b: b[:-128] + bytes([b[-128] ^ 4]) + b[-127:], "is damaged"),
@@ -297,7 +298,7 @@ def test_each_version_has_an_executor_of_its_own(monkeypatch):
     modules = [load(data, threads=1) for data in (tiny.bundle(), write_bundle(None, manifest, segments))]
     x = np.ones(4, np.float32)
     assert [m(x, x).tolist() for m in modules] == [[2] * 4] * 2
-    assert set(native._PROCESS.executors) == {1, 2}
+    assert set(native._PROCESS.executors) == {(1, b""), (2, b"")}
     assert modules[0]._executable._run is not modules[1]._executable._run
 
 

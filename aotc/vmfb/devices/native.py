@@ -1,4 +1,4 @@
-"""Shared objects out of a bundle, and the executors, one of each version, with their thread pools.
+"""Shared objects out of a bundle, and the executors, one of each version and signer, with their thread pools.
 
 Libraries are loaded from anonymous files in memory. The dynamic loader remembers a
 library by its path, and ``/proc/self/fd/N`` may come again once ``N`` is closed, so
@@ -31,8 +31,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = allocate_lock()
-        self.libraries: dict[bytes, ctypes.CDLL] = {}
-        self.executors: dict[int, Executor] = {}  # by version
+        self.libraries: dict[tuple[bytes, bytes], ctypes.CDLL] = {}  # by signer and sha256
+        self.executors: dict[tuple[int, bytes], Executor] = {}  # by version and signer
 
 
 class Executor:
@@ -78,7 +78,7 @@ def load_library(bundle: Bundle, number: int | None, role: str, own: bool = Fals
     if number is None:
         raise BundleError(bundle.where, f"the variant has no {role}")
     data = bundle.checked(number)
-    digest = bundle.digest(number)
+    digest = bundle.signer, bundle.digest(number)
     if own:
         return _open(bundle, data, role)
     with _PROCESS.lock:
@@ -122,7 +122,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def load_executor(bundle: Bundle, number: int | None, wanted: int) -> Executor:
-    """Return the process's executor of version ``wanted``; the first bundle of that version brings it.
+    """Return the process's executor of version ``wanted``; the first bundle of that version and signer brings it.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def load_executor(bundle: Bundle, number: int | None, wanted: int) -> Executor:
         If the bundle's executor lacks a symbol or has another version than its manifest says.
     """
     with _PROCESS.lock:
-        found = _PROCESS.executors.get(wanted)
+        found = _PROCESS.executors.get((wanted, bundle.signer))
     if found is not None:
         return found
     library = load_library(bundle, number, "executor")
@@ -144,7 +144,7 @@ def load_executor(bundle: Bundle, number: int | None, wanted: int) -> Executor:
         what = "the executor has another version than the manifest says"
         raise BundleError(bundle.where, what, version, wanted, "compile the model again")
     with _PROCESS.lock:
-        return _PROCESS.executors.setdefault(wanted, Executor(library))
+        return _PROCESS.executors.setdefault((wanted, bundle.signer), Executor(library))
 
 
 def _restart_after_fork() -> None:
