@@ -33,6 +33,8 @@ from aotc.vmfb.abi import (
     CALL_WORDS,
     DISPATCH,
     IMPORT_PREFIX,
+    INTERFACE_BYTES,
+    INTERFACE_SYMBOL,
     STATE_WORDS,
     TABLE_SYMBOL,
     Command,
@@ -48,15 +50,15 @@ from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import load_buffers, read_buffer
+from aotc.vmfb.devices.buffers import check_digest, load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.guard_pages import GUARDED
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.safety.guard_pages import GUARDED
 
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
@@ -131,7 +133,7 @@ class CpuExecutable:
         self._bundle = bundle
         self._variant = variant
         self.threads = threads
-        self._executor = native.load_executor(bundle, variant.get("executor"))
+        self._executor = native.load_executor(bundle, variant.get("executor"), variant.get("executor_version", 0))
         self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
@@ -139,14 +141,15 @@ class CpuExecutable:
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
         self._notice = notice if self._callbacks is None else self._callbacks.notice
+        self.buffers = load_buffers(bundle, variant)
+        self.constants_bytes = self._constants.size
         self._buffers = self._load_buffers()
         self._begun = False
 
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
         buffers = []
-        loaded = load_buffers(self._bundle, self._variant)
-        for row, (stored, nodes) in zip(self._variant["command_buffers"], loaded):
+        for row, stored, nodes in zip(self._variant["command_buffers"], self.buffers.words, self.buffers.nodes):
             words = stored.astype(np.int64)
             patches = kernel_words(nodes)
             if patches:
@@ -164,11 +167,20 @@ class CpuExecutable:
             table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
         except ValueError:
             raise BundleError(self._bundle.where, f"the kernel library exports no {TABLE_SYMBOL!r}") from None
+        self._check_interface(library)
         self._bind_imports(library)
         addresses = np.array(table, np.int64)
         if not addresses.all():
             raise BundleError(self._bundle.where, "the kernel library's table holds a null address")
         return addresses
+
+    def _check_interface(self, library: ctypes.CDLL) -> None:
+        """Refuse a library whose kernels are not those that the manifest describes."""
+        try:
+            sealed = bytes((ctypes.c_uint8 * INTERFACE_BYTES).in_dll(library, INTERFACE_SYMBOL))
+        except ValueError:
+            raise BundleError(self._bundle.where, f"the kernel library exports no {INTERFACE_SYMBOL!r}") from None
+        check_digest(self._bundle.where, self._variant, sealed)
 
     def _bind_imports(self, library: ctypes.CDLL) -> None:
         """Give the library the addresses of the functions that it calls in others."""
@@ -225,7 +237,7 @@ class CpuExecutable:
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
-        return read_buffer(self._bundle, self._variant["command_buffers"][number])[1]  # checked when it was loaded
+        return self.buffers.nodes[number]
 
     def kernel_texts(self) -> list[tuple[str, str, str]] | None:
         """Return name, text and line of the model of each kernel; None without debug information."""
@@ -342,7 +354,7 @@ class CpuExecutable:
             "arena_peak": self._variant.get("arena_peak"),
             "arena_idle_bytes": ARENAS.idle_bytes(),
             "arena_high_water": ARENAS.high_water,
-            "constants_bytes": self._constants.size,
+            "constants_bytes": self.constants_bytes,
             "constants_copied": self._constants.copied,
         }
 
