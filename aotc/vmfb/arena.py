@@ -8,7 +8,7 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.safety.guard_pages import guarded_bytes
+from aotc.vmfb.safety.guard_pages import GUARDED, guarded_bytes
 
 
 class Arena:
@@ -87,3 +87,7 @@ class GuardedPool(ArenaPool):
 
     def give(self, arena: Arena) -> None:
         """Let an arena go: it is unmapped."""
+
+
+ARENAS = GuardedPool() if GUARDED else ArenaPool()
+"""What the functions of this process borrow from."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb import trees
+from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.constants import verify_external
 from aotc.vmfb.device import Executable, choose, device_module
@@ -18,7 +19,7 @@ from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.verify import check_program
-from aotc.vmfb.vm import LoadedFunction, Signature
+from aotc.vmfb.vm import LoadedFunction
 
 _LEAF = {"kind": "leaf"}
 # Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.

@@ -16,7 +16,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, sharing_memory, type_text
+from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.dtypes import from_numpy, size_of, to_numpy
@@ -384,32 +384,3 @@ class LoadedFunction:
             return results
 
         return call
-
-
-class Signature:
-    """What a function takes and gives; ``str`` is for people.
-
-    Attributes
-    ----------
-    name : str
-    arguments, results : list of dict
-        As in the manifest: name, dtype, dims (and donated).
-    in_tree, out_tree : dict or None
-        Pytrees, see :mod:`aotc.vmfb.trees`.
-    """
-
-    def __init__(self, name: str, entry: dict[str, Any]) -> None:
-        self.name = name
-        self.arguments: list[dict[str, Any]] = entry["arguments"]
-        self.results: list[dict[str, Any]] = entry["results"]
-        self.in_tree: dict[str, Any] | None = entry.get("in_tree")
-        self.out_tree: dict[str, Any] | None = entry.get("out_tree")
-
-    def __repr__(self) -> str:
-        takes = ", ".join(
-            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}" for a in self.arguments
-        )
-        gives = ", ".join(
-            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) for r in self.results
-        )
-        return f"{self.name}({takes}) -> ({gives})"

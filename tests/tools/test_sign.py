@@ -102,7 +102,7 @@ def test_an_executor_of_another_bundle_never_serves_a_trusted_one(path, keys, mo
     segments[0] = ("executor", tiny.shared_object(counted))
     evil = aotc.load(write_bundle(None, manifest, segments), threads=1)
     evil(X, X)
-    runs = ctypes.c_int64.in_dll(native._PROCESS.executors[1, b""].library, "runs")
+    runs = ctypes.c_int64.in_dll(native._PROCESS.executors[2, b""].library.library, "runs")
     assert runs.value == 1
     aotc.load(tiny.bundle(), threads=1)(X, X)
     assert runs.value == 2, "an unsigned bundle shares the executor of the first"

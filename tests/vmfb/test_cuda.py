@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.growing import GROWING, check_growing
-from support.simulated_gpu import install
 from support.small_models import MODELS, array, close
+from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle

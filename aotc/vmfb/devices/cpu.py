@@ -43,7 +43,7 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import Arena, ArenaPool, GuardedPool
+from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import ConstantMemory, load_constants
@@ -51,19 +51,16 @@ from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
-from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.devices.cpu_session import CpuSession
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
-from aotc.vmfb.safety.guard_pages import GUARDED
 
 if TYPE_CHECKING:
-    from aotc.vmfb.trace import Tracer
-
-ARENAS = GuardedPool() if GUARDED else ArenaPool()
+    pass
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -375,51 +372,3 @@ def _without_empty(
         run(every[: plan.arguments], every[plan.arguments :])
 
     return call
-
-
-class CpuSession:
-    """One call of a function whose course depends on its data."""
-
-    def __init__(self, executable: CpuExecutable, layout: Slots, constants: int, scratch_bytes: int) -> None:
-        self._executable = executable
-        self._slots = (ctypes.c_int64 * layout.count)()
-        self._slots[layout.constants] = constants
-        self._arena_slot = layout.arena
-        self._arena: Arena | None = None
-        self._arena_bytes = 0
-        self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
-        self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
-
-    def arena(self, size: int) -> None:
-        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
-        found = ARENAS.take(size)
-        if self._arena is not None:
-            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
-            ARENAS.give(self._arena)
-        self._arena, self._arena_bytes = found, size
-        self._slots[self._arena_slot] = found.address
-
-    def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the pointer table."""
-        self._slots[slot] = address_of(array if array.size else EMPTY)
-
-    def tracer(self, folder: str, where: str) -> Tracer:
-        """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
-        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
-
-        return Tracer(self._executable, self._slots, self._scratch, folder, where)
-
-    def submit(self, number: int, parameters: list[int]) -> None:
-        """Run a command buffer and wait for it."""
-        self._executable.run_alone(number, self._slots, parameters, self._scratch)
-
-    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
-        """Return the integer at a byte offset of a slot."""
-        element = to_numpy(dtype)
-        return int(np.frombuffer(ctypes.string_at(self._slots[slot] + offset, element.itemsize), element)[0])
-
-    def close(self) -> None:
-        """Give the memory back."""
-        for arena in (self._arena, self._scratch_arena):
-            if arena is not None:
-                ARENAS.give(arena)
