@@ -95,7 +95,7 @@ def test_what_is_no_key(trusted):
 def test_an_executor_of_another_bundle_never_serves_a_trusted_one(path, keys, monkeypatch):
     """The evil one is loaded first: its executor counts its runs."""
     monkeypatch.setattr(native, "_PROCESS", native._Process())
-    counted = tiny.EXECUTOR.replace("(void)stride, (void)threads;", "(void)stride, (void)threads; runs++;").replace(
+    counted = tiny.EXECUTOR.replace("I *code = (I *)call[8];", "I *code = (I *)call[8]; runs++;").replace(
         "typedef int64_t I;", "typedef int64_t I; I runs;", 1
     )
     manifest, segments = tiny.parts()
