@@ -23,7 +23,7 @@ from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu import link
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.compile_executor import compile_executor
-from aotc.kernels.formulas.large_angles import AngleAlgebra
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, F64, I64, PTR, VOID, KernelModule
 from aotc.targets import TARGETS
@@ -122,7 +122,7 @@ def fma_kernels():
         n = b.phi(I64)
         *operands, place = [b.gep(a, [n], source_etype=kind) for a in arrays]
         values = [ScalarValue(b, b.load(p, typ=kind)) for p in operands]
-        b.store(AngleAlgebra(b, bits).fma(*values).raw, place)
+        b.store(Algebra(b, bits).fma(*values).raw, place)
         following = b.add(n, ir.Constant(I64, 1))
         n.add_incoming(ir.Constant(I64, 0), before)
         n.add_incoming(following, loop)
