@@ -1,6 +1,7 @@
 # make test: a fresh environment, linters and the tests; make demo: a model from Keras to a bundle.
 # make test-all: the slow tests too; make test-cuda: those that need an NVIDIA GPU; make check: seconds, no Numba;
-# make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross).
+# make test-aarch64: bundles for aarch64 and for old x86 processors under qemu (apt install qemu-user libc6-arm64-cross);
+# make fuzz: bundles, modules and calls that nobody meant.
 # Needs Python >= 3.11 and pip; everything else is installed into .venv*.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -10,7 +11,7 @@ DEMO ?= resnet50v2
 OUT = build/demo-$(DEMO)
 PIP = bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: test test-all test-cuda test-aarch64 demo check clean
+.PHONY: test test-all test-cuda test-aarch64 demo check clean fuzz
 
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
@@ -25,6 +26,14 @@ test-cuda: .venv-test/ready
 
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs
+
+# Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 CALLS=100 runs so many of each.
+BUNDLES ?= 100000
+MODULES ?= 100000
+CALLS ?= 100000
+
+fuzz: .venv-test/ready
+	.venv-test/bin/python tests/fuzz/run.py --bundles=$(BUNDLES) --modules=$(MODULES) --calls=$(CALLS)
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

@@ -14,9 +14,10 @@ from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
-from aotc.kernels.cpu.build import NativeCall, build_executor, build_library
+from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
 from aotc.options import Options
+from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
@@ -61,6 +62,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         "target": v.target.name,
         "kind": v.target.kind,
         "features": list(v.target.features),
+        "commands_version": COMMANDS_VERSION,
         "command_buffers": [
             {
                 "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
@@ -76,14 +78,16 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
     if v.target.kind == "cuda":
         from aotc.kernels.cuda.build import build_cubins
 
-        built: Any = build_cubins(v.kernels, v.target, options)
+        built: Any = build_cubins(v.kernels, v.target, options, entry)
         entry["cubin"] = add("cubin", built.data)
     else:
         users = native_calls(v)
-        built = build_library(v.kernels, v.target, options, users)
+        entry["executor_version"] = EXECUTOR_VERSION
+        needed = imported(v.kernels, users)
+        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
+        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
+        built = build_library(v.kernels, v.target, options, users, entry)
         entry["library"] = add("kernels.so", built.data)
-        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in built.imports if n not in v.custom]) else {}
-        entry["custom_calls"] = [v.custom[n].entry() for n in built.imports if n in v.custom]
         entry["executor"] = add("executor.so", build_executor(v.target, options))
     entry["kernels"] = [k.entry() for k in built.kernels]
     entry["constants"] = _constants(v, add, options)

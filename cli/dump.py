@@ -91,7 +91,8 @@ def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.devices.buffers import load_buffers
 
     names = [kernel["name"] for kernel in variant["kernels"]]
-    for number, (words, nodes) in enumerate(load_buffers(opened, variant)):
+    buffers = load_buffers(opened, variant)
+    for number, (words, nodes) in enumerate(zip(buffers.words, buffers.nodes)):
         parameters = variant["command_buffers"][number]["parameters"]
         yield f"# {variant['target']} command buffer {number}: {len(words)} words, {parameters} parameters"
         yield from node_lines(nodes, names)

@@ -89,7 +89,7 @@ def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | N
 
 
 def _show(facts: dict[str, Any]) -> None:
-    from aotc.vmfb.vm import Signature
+    from aotc.vmfb.arguments import Signature
     from aotc_cli.sizes import size_text
     from aotc_cli.tables import print_line, print_table
 

@@ -16,6 +16,9 @@ aotc verify model.vmfb
 
 def command(
     bundle: Path = typer.Argument(..., help="The .vmfb file."),
+    trusted_key: list[str] = typer.Option(
+        [], "--trusted-key", help="A public key, as a file or 64 digits: the bundle must be signed with it."
+    ),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
 ) -> None:
     """Compare every segment with its sha256, check programs and command buffers, and load the bundle."""
@@ -25,6 +28,6 @@ def command(
     opened = open_bundle(str(bundle))
     opened.verify_all()
     register_from(custom_calls)
-    module = aotc.load(str(bundle), verify=True)
+    module = aotc.load(str(bundle), verify=True, trusted_keys=trusted_key or None)
     count = len(opened.manifest["segments"])
     print(f"{bundle}: ok, {count} segments match their sha256; runs here as {module.stats()['target']}")

@@ -20,8 +20,9 @@ from aotc.lowering.program.emit_program import Program, Stage
 from aotc.lowering.program.schedule import CommandBuffer
 from aotc.lowering.program.verify_schedule import verify_schedule
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.commands import Invalid, read_commands
-from aotc.vmfb.verify import check_commands, check_program
+from aotc.vmfb.commands import read_commands
+from aotc.vmfb.safety.interface import Invalid
+from aotc.vmfb.safety.verify import check_commands, check_program
 
 
 def after_region(kernel: Kernel) -> None:

@@ -9,7 +9,9 @@ Kernel (CPU)
     address is the first word of ``monitor``, ``int64_t poll(int64_t *monitor)``, and
     returns at once if the answer is not 0; its outputs are then undefined. A library of
     kernels exports one table, :data:`TABLE_SYMBOL`: an
-    array of function addresses in the order of the bundle's kernel list. For each
+    array of function addresses in the order of the bundle's kernel list, and
+    :data:`INTERFACE_SYMBOL`, the digest of what the manifest says about them
+    (:mod:`aotc.vmfb.safety.interface`); in the segment of cubins it is the last bytes. For each
     function that it imports from another library it exports a pointer,
     :data:`IMPORT_PREFIX` and the name, which the loader fills in.
 
@@ -69,8 +71,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 2
+EXECUTOR_VERSION = 2  # of the executor's functions and of kernels
+COMMANDS_VERSION = 1  # of the words of command buffers
+# What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
+EXECUTOR_VERSIONS = frozenset({EXECUTOR_VERSION})
+COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
 TABLE_SYMBOL = "aotc_kernels"
+INTERFACE_SYMBOL = "aotc_interface"
+INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
 

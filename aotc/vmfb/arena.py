@@ -7,7 +7,8 @@ from contextlib import suppress
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.guard_pages import guarded_bytes
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.safety.guard_pages import GUARDED, guarded_bytes
 
 
 class Arena:
@@ -67,7 +68,10 @@ class ArenaPool:
 
     def _make(self, size: int) -> Arena:
         self.high_water = max(self.high_water, size)
-        memory = np.empty(size + 2 * ALIGNMENT, np.uint8)  # behind the last array, which may be empty: see EMPTY
+        try:
+            memory = np.empty(size + 2 * ALIGNMENT, np.uint8)  # behind the last array, which may be empty: see EMPTY
+        except (MemoryError, ValueError):
+            raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = memory.ctypes.data
         return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)
 
@@ -83,3 +87,7 @@ class GuardedPool(ArenaPool):
 
     def give(self, arena: Arena) -> None:
         """Let an arena go: it is unmapped."""
+
+
+ARENAS = GuardedPool() if GUARDED else ArenaPool()
+"""What the functions of this process borrow from."""

@@ -161,3 +161,32 @@ def check_out(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], number: 
         raise VmError(where, f"out[{number}] does not fit result {number}", found, expected)
     if out.flags.num & GOOD_FLAGS != GOOD_FLAGS or not out.flags.writeable:
         raise VmError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")
+
+
+class Signature:
+    """What a function takes and gives; ``str`` is for people.
+
+    Attributes
+    ----------
+    name : str
+    arguments, results : list of dict
+        As in the manifest: name, dtype, dims (and donated).
+    in_tree, out_tree : dict or None
+        Pytrees, see :mod:`aotc.vmfb.trees`.
+    """
+
+    def __init__(self, name: str, entry: dict[str, Any]) -> None:
+        self.name = name
+        self.arguments: list[dict[str, Any]] = entry["arguments"]
+        self.results: list[dict[str, Any]] = entry["results"]
+        self.in_tree: dict[str, Any] | None = entry.get("in_tree")
+        self.out_tree: dict[str, Any] | None = entry.get("out_tree")
+
+    def __repr__(self) -> str:
+        takes = ", ".join(
+            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}" for a in self.arguments
+        )
+        gives = ", ".join(
+            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) for r in self.results
+        )
+        return f"{self.name}({takes}) -> ({gives})"

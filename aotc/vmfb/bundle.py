@@ -5,6 +5,7 @@ Layout (``docs/bundle.md`` has the promises that go with it)::
     header     64 bytes   magic, version, flags, manifest length, manifest sha256, file length
     manifest   msgpack, then zeros up to a multiple of 64
     segments   each at a multiple of 64 from here, zeros between
+    signature  128 bytes, if the header's flags say so: of the header, which holds the sums of all the rest
 
 The file is mapped, never read: weights stay in the page cache, shared by every
 process that runs the same bundle.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -30,6 +31,9 @@ FORMAT = 1
 ALIGNMENT = 64
 
 _HEADER = struct.Struct("<8sIIQ32sQ")
+SIGNED = 1  # the flag
+_SIGNATURE = struct.Struct("<8s32s64s24x")  # magic, public key, Ed25519 signature
+_SIGNATURE_MAGIC = b"AOTCSIGN"
 
 
 def _align(size: int) -> int:
@@ -152,6 +156,10 @@ class Bundle:
         As :data:`aotc.vmfb.manifest.SCHEMA` says.
     copied : bool
         Files that belong to it are copied too, not mapped.
+    signature : tuple of (bytes, bytes, bytes) or None
+        Public key, signature, and the signed message: nobody has checked them.
+    signer : bytes
+        The public key of a signature that was checked, else nothing.
     """
 
     copied = False
@@ -159,6 +167,8 @@ class Bundle:
     def __init__(self, where: str, path: str | None, data: memoryview, file: MappedFile | None = None) -> None:
         self.where = where
         self.path = path
+        self.signer = b""
+        self.signature, data = _read_signature(where, data)
         self._data = data
         self._files = [file] if file else []
         self.manifest, self._start = _read_manifest(where, data)
@@ -279,12 +289,42 @@ def open_bundle(source: Any, copy: bool = False) -> Bundle:
         raise BundleError(repr(path), f"cannot open the bundle: {error}") from error
 
 
+def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, bytes] | None, memoryview]:
+    """Return the signature of a file, if its header says that it has one, and the file without it."""
+    if data.nbytes < _HEADER.size or _HEADER.unpack_from(data)[:3] != (MAGIC, VERSION, SIGNED):
+        return None, data
+    end = data.nbytes - _SIGNATURE.size
+    if end < _HEADER.size or data.nbytes != _HEADER.unpack_from(data)[5]:
+        raise BundleError(where, "truncated, or longer than its header says", data.nbytes, hint="copy it again")
+    magic, key, signature = _SIGNATURE.unpack_from(data, end)
+    if magic != _SIGNATURE_MAGIC or any(data[-24:]):
+        raise BundleError(where, "the signature is damaged", hint="sign the bundle again")
+    return (key, signature, _SIGNATURE_MAGIC + bytes(data[: _HEADER.size])), data[:end]
+
+
+def signed(opened: Bundle, sign: Callable[[bytes], tuple[bytes, bytes]]) -> list[Any]:
+    """Return the parts of a bundle's file with a signature; one that it had is replaced.
+
+    Parameters
+    ----------
+    opened : Bundle
+        All of whose sums were compared.
+    sign : callable
+        Public key and signature of a message.
+    """
+    data = opened._data
+    magic, version, _, length, digest, _ = _HEADER.unpack_from(data)
+    header = _HEADER.pack(magic, version, SIGNED, length, digest, data.nbytes + _SIGNATURE.size)
+    return [header, data[_HEADER.size :], _SIGNATURE.pack(_SIGNATURE_MAGIC, *sign(_SIGNATURE_MAGIC + header))]
+
+
 def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
     if data.nbytes < _HEADER.size:
         if bytes(data[:8]) != MAGIC[: data.nbytes] or not data.nbytes:
             raise _not_a_bundle(where, data)
         raise BundleError(where, "truncated", f"{data.nbytes} bytes", f"a header of {_HEADER.size}", "copy it again")
     magic, version, flags, length, digest, total = _HEADER.unpack_from(data)
+    total -= _SIGNATURE.size if flags == SIGNED else 0
     if magic != MAGIC:
         raise _not_a_bundle(where, data)
     if version != VERSION:
@@ -295,7 +335,7 @@ def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
             f"version {VERSION}, which this aotc reads",
             "a newer aotc, or compile the model again",
         )
-    if flags:
+    if flags & ~SIGNED:
         raise BundleError(where, "unknown flags in the header", f"{flags:#x}", "0", "a newer aotc")
     if data.nbytes != total:
         what = "truncated" if data.nbytes < total else "longer than its header says"

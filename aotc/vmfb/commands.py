@@ -1,7 +1,7 @@
 """The one reader of command buffers: words to the records of :mod:`aotc.vmfb.abi`.
 
 What it returns is well formed: all lengths agree. What the records may name, kernels,
-slots and so on, :mod:`aotc.vmfb.verify` checks.
+slots and so on, :mod:`aotc.vmfb.safety.verify` checks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from aotc.vmfb.abi import (
     Node,
     WhileNode,
 )
-
-
-class Invalid(Exception):
-    """A program or a command buffer breaks a rule; the loader adds the bundle's name."""
+from aotc.vmfb.safety.interface import Invalid
 
 
 def read_commands(words: Sequence[int]) -> list[Node]:

@@ -72,8 +72,12 @@ def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
     shifts = {start + place - tensor["offset"] for tensor, place in zip(entry["tensors"], places)}
     base = np.frombuffer(data, np.uint8)
     if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
-        return ConstantMemory(base.ctypes.data + min(shifts), entry["size"], False, base)
-    memory, address = aligned_bytes(entry["size"], ALIGNMENT)
+        size = min(entry["size"], base.nbytes - min(shifts))  # the last weight may end the file without padding
+        return ConstantMemory(base.ctypes.data + min(shifts), size, False, base)
+    try:
+        memory, address = aligned_bytes(entry["size"], ALIGNMENT)
+    except (MemoryError, ValueError):
+        raise BundleError(bundle.where, f"the system has no memory for {entry['size']:,} bytes of constants") from None
     origin = address - memory.ctypes.data
     for tensor, place in zip(entry["tensors"], places):
         to, source = origin + tensor["offset"], start + place
@@ -119,7 +123,7 @@ def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict
     kind = str(row.get("dtype"))
     found = SAFETENSORS.get(kind, "f4E2M1FN" if kind == "F4" else kind.lower())
     begin, end = row.get("data_offsets", (0, 0))
-    if (found, row.get("shape"), end - begin) != (tensor["dtype"], tensor["shape"], tensor["size"]):
+    if begin < 0 or (found, row.get("shape"), end - begin) != (tensor["dtype"], tensor["shape"], tensor["size"]):
         raise BundleError(
             path,
             f"tensor {name!r} is not the one that was compiled",

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aotc.vmfb.abi import Slots
+from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS, Slots
 from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError
 
 
@@ -68,7 +69,17 @@ class DeviceSession(Protocol):
 
 
 class Executable(Protocol):
-    """A variant of a bundle, loaded on a device."""
+    """A variant of a bundle, loaded on a device.
+
+    Attributes
+    ----------
+    buffers : Buffers
+        Its command buffers, as :func:`aotc.vmfb.devices.buffers.load_buffers` read them.
+    constants_bytes : int
+    """
+
+    buffers: Buffers
+    constants_bytes: int
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs a plan on argument and result arrays."""
@@ -151,7 +162,9 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
             obstacles.append(f"{target}: devices={devices!r} was asked for")
             continue
         module = device_module(kind)
-        obstacle = module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
+        obstacle = _version_problem(variant) or (
+            module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
+        )
         if obstacle:
             obstacles.append(f"{target}: {obstacle}")
         else:
@@ -164,6 +177,16 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
     first = usable[0][0]
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
+
+
+def _version_problem(variant: dict[str, Any]) -> str:
+    """Return which version this loader does not run, or an empty string."""
+    newest = {"commands_version": COMMANDS_VERSIONS, "executor_version": EXECUTOR_VERSIONS}
+    for key, known in newest.items():
+        if key in variant and variant[key] not in known:
+            shown = ", ".join(map(str, sorted(known)))
+            return f"its {key.replace('_', ' ')} is {variant[key]}, this aotc runs {shown}"
+    return ""
 
 
 def device_module(kind: str) -> Any:

@@ -178,25 +178,25 @@ def dim(vm: Frame, out: Out, argument: Arg, axis: Axis) -> None:
 @instruction(0x03)
 def add(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a + b"""
-    vm.registers[out] = vm.registers[a] + vm.registers[b]
+    vm.registers[out] = _word(vm, vm.registers[a] + vm.registers[b])
 
 
 @instruction(0x04)
 def sub(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a - b"""
-    vm.registers[out] = vm.registers[a] - vm.registers[b]
+    vm.registers[out] = _word(vm, vm.registers[a] - vm.registers[b])
 
 
 @instruction(0x05)
 def mul(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a * b"""
-    vm.registers[out] = vm.registers[a] * vm.registers[b]
+    vm.registers[out] = _word(vm, vm.registers[a] * vm.registers[b])
 
 
 @instruction(0x06)
 def floordiv(vm: Frame, out: Out, a: In, b: In) -> None:
     """out = a / b, rounded down; fails if b is 0"""
-    vm.registers[out] = vm.registers[a] // _divisor(vm, b)
+    vm.registers[out] = _word(vm, vm.registers[a] // _divisor(vm, b))
 
 
 @instruction(0x07)
@@ -330,6 +330,12 @@ def return_(vm: Frame) -> int:
     return END
 
 
+def _word(vm: Frame, value: int) -> int:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise VmError(vm.where, "the shape arithmetic of this function leaves 64 bits for these arguments")
+    return value
+
+
 def _divisor(vm: Frame, register: int) -> int:
     value = vm.registers[register]
     if value == 0:
@@ -381,15 +387,8 @@ def document() -> str:
 
 
 def _example(kind: type) -> str:
-    match kind.prefix:  # type: ignore[attr-defined]
-        case '"':
-            return '"n is {0}"'
-        case "[":
-            return "[r0, r1]"
-        case "%":
-            return "%i32"
-        case prefix:
-            return f"{prefix}3"
+    prefix: str = kind.prefix  # type: ignore[attr-defined]
+    return {'"': '"n is {0}"', "[": "[r0, r1]", "%": "%i32"}.get(prefix, f"{prefix}3")
 
 
 if __name__ == "__main__":

@@ -55,3 +55,21 @@ MOST_BYTES = 1 << 56
 why: no machine addresses so many; sums of a hundred such sizes still fit 64 bits, in which kernels compute places
 from: reasoning
 """
+
+MAX_BYTES = 1 << 47
+"""unit: bytes of a result or an arena
+why: no process has so much address space; a program of fixed sizes that asks for more is broken
+from: the user half of a 48-bit address space
+"""
+
+MAX_ITEMS = 1 << 48
+"""unit: items of a grid
+why: as MAX_BYTES; with MAX_GRAIN it keeps the executor's counters within 64 bits
+from: each item writes a byte at least
+"""
+
+MAX_GRAIN = 1 << 48
+"""unit: items that a worker claims at once
+why: every worker may add it once more to a counter that is already behind the grid
+from: 64 bits hold it for 2^14 workers
+"""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from aotc.vmfb import trees
+from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.constants import verify_external
 from aotc.vmfb.device import Executable, choose, device_module
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.verify import Invalid, check_program
-from aotc.vmfb.vm import LoadedFunction, Signature
+from aotc.vmfb.safety.interface import Invalid
+from aotc.vmfb.safety.verify import check_program
+from aotc.vmfb.vm import LoadedFunction
 
 _LEAF = {"kind": "leaf"}
+# Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
+SIGNATURES = "aotc.tools.sign"
 
 
 def load(
@@ -29,6 +34,7 @@ def load(
     verify: bool = False,
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
     copy: bool = False,
+    trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -43,13 +49,17 @@ def load(
         Threads to compute with, the caller's included. By default
         ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
-        Also compare large weights with their sha256.
+        Also compare large weights with their sha256, and prove now what the first call would prove.
     custom_calls : mapping of str to callable, optional
         Python functions of custom calls that are not compiled into the bundle, by
         name; see :func:`aotc.register_custom_call`.
     copy : bool
         Read files into memory instead of mapping them: for files that somebody may overwrite
         in place, or on disks that may go away, while the module is in use.
+    trusted_keys : sequence, optional
+        Public keys: paths of files that ``aotc sign --new-key`` or openssl wrote, their contents, or 64 hexadecimal
+        digits. The bundle must be signed with one of them, and every byte of it is compared before anything of it
+        runs; it runs no executor but those of bundles with the same key. Needs ``aotc[sign]``.
 
     Returns
     -------
@@ -58,15 +68,17 @@ def load(
     Raises
     ------
     BundleError
-        If it is no bundle, is damaged, or this machine cannot run it, or what it calls is missing.
+        If it is no bundle, is damaged, is not signed as asked, or this machine cannot run it, or what it calls is
+        missing.
     VmError
         If ``threads`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
-    calls = custom_calls or {}
+    calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
-        return _load(source, devices, threads, verify, calls, copy)
+        approve = None if trusted_keys is None else import_module(SIGNATURES).approval(trusted_keys)
+        return _load(source, devices, threads, verify, calls, copy, approve)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -83,15 +95,22 @@ def _load(
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
     copy: bool,
+    approve: Callable[[Bundle], bytes] | None,
 ) -> LoadedModule:
     bundle = open_bundle(source, copy)
+    verify = verify or approve is not None
     if verify:
         bundle.verify_all()
+    if approve is not None:
+        bundle.signer = approve(bundle)
     _check_functions(bundle)
     variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
-    return LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+    module = LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+    if verify:
+        module.prove()
+    return module
 
 
 def check_bundle(source: bytes) -> None:
@@ -174,6 +193,8 @@ class LoadedModule:
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
+        if not isinstance(donate, bool | np.bool_ | int):
+            raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
@@ -189,6 +210,17 @@ class LoadedModule:
         if name not in self.functions:
             raise VmError(self.name, "no default function 'main'", expected=", ".join(self.functions))
         return self.functions[name](*args, **kwargs)
+
+    def prove(self) -> None:
+        """Prove all that the first call of each function would prove, as far as it does not depend on shapes.
+
+        Raises
+        ------
+        BundleError
+            If a program would touch what is not its own.
+        """
+        for function in self._functions.values():
+            function.prove()
 
     def __getattr__(self, name: str) -> Any:
         functions = self.__dict__.get("functions", {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.guard_pages import GUARDED, guarded_bytes
+from aotc.vmfb.safety.guard_pages import GUARDED, guarded_bytes
 
 # All of the address space as words: reading one word is a single indexing.
 WORDS: Any = (ctypes.c_int64 * (1 << 59)).from_address(0)

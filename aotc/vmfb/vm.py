@@ -16,14 +16,17 @@ from weakref import WeakMethod
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.arguments import GOOD_FLAGS, Argument, check_out, own_donated, sharing_memory, type_text
+from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
-from aotc.vmfb.dtypes import to_numpy
-from aotc.vmfb.errors import VmError
-from aotc.vmfb.guard_pages import GUARDED, guarded_array, guarded_copy
+from aotc.vmfb.devices.buffers import Buffers
+from aotc.vmfb.dtypes import from_numpy, size_of, to_numpy
+from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import BY_NAME, ISA, Frame
-from aotc.vmfb.limits import MOST_BYTES, PLANS
+from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.process.locks import new_lock
+from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
+from aotc.vmfb.safety.guard_pages import GUARDED, guarded_array, guarded_copy
+from aotc.vmfb.safety.interface import Invalid
 
 _LOAD_SCALAR = BY_NAME["load_scalar"].opcode
 
@@ -48,18 +51,23 @@ def interpret(program: Program, frame: Frame) -> None:
 class _Recorder:
     """Notes what a program asks of the device."""
 
-    def __init__(self, results: int) -> None:
+    def __init__(self, buffers: Buffers, memory: CallMemory, results: int) -> None:
+        self.buffers = buffers
+        self.memory = memory
         self.shapes: list[tuple[int, ...] | None] = [None] * results
         self.size = 0
         self.submissions: list[tuple[int, tuple[int, ...]]] = []
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
+        self.memory.result(index, dims)
         self.shapes[index] = dims
 
     def arena(self, size: int) -> None:
+        self.memory.arena(size)
         self.size = max(self.size, size)
 
     def submit(self, number: int, parameters: list[int]) -> None:
+        self.memory.check(self.buffers.nodes[number], self.buffers.kernels, parameters)
         self.submissions.append((number, tuple(parameters)))
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
@@ -69,18 +77,38 @@ class _Recorder:
 class _Live:
     """Passes what a program asks on to a device session, and allocates the results."""
 
-    def __init__(self, function: LoadedFunction, out: Sequence[np.ndarray | None]) -> None:
+    def __init__(
+        self, function: LoadedFunction, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray | None]
+    ) -> None:
         self.function = function
+        self.memory = function.memory([x.nbytes for x in arrays])
         self.slots = Slots(len(function.arguments), len(function.result_dtypes))
         self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
         self.guarded: dict[int, np.ndarray] = {}  # results in debugging, see AOTC_GUARD
-        self.arena = self.session.arena
-        self.submit = self.session.submit
-        self.load_scalar = self.session.load_scalar
+        self.run = self.session.submit
+
+    def arena(self, size: int) -> None:
+        self.memory.arena(size)
+        self.session.arena(size)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        proven, key = self.function.proven, (number, *parameters, *self.memory.sizes)
+        if key not in proven:
+            buffers = self.function.executable.buffers
+            self.memory.check(buffers.nodes[number], buffers.kernels, parameters)
+            if len(proven) >= PLANS:
+                proven.clear()
+            proven.add(key)
+        self.run(number, parameters)
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        self.memory.read(slot, offset, size_of(dtype))
+        return self.session.load_scalar(slot, offset, dtype)
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
+        self.memory.result(index, dims)
         dtype = self.function.result_dtypes[index]
         found = _result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
@@ -101,7 +129,11 @@ class _Live:
 
 def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> np.ndarray:
     if given is None:
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError):
+            text = type_text(from_numpy(dtype), shape)
+            raise VmError(where, f"the system has no memory for result {number}, {text}") from None
     check_out(given, dtype, shape, number, where)
     return given
 
@@ -133,6 +165,7 @@ class LoadedFunction:
         self._program = decode(program["code"])
         self._registers = program["registers"]
         self._planned = not GUARDED and all(line[0] != _LOAD_SCALAR for line in program["code"])
+        self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self._lock = new_lock()
 
@@ -211,16 +244,16 @@ class LoadedFunction:
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
     ) -> list[np.ndarray]:
-        live = _Live(self, out)
+        live = _Live(self, arrays, out)
         arrays = [guarded_copy(x) for x in arrays] if GUARDED else arrays
         try:
             if trace:
                 if not hasattr(live.session, "tracer"):
                     raise VmError(self.where, "dispatches can be traced on the CPU only", hint="devices='cpu'")
-                live.submit = live.session.tracer(trace, self.where).submit
+                live.run = live.session.tracer(trace, self.where).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
-            interpret(self._program, self._frame([x.shape for x in arrays], live))
+            self._run_program([x.shape for x in arrays], live)
         finally:
             live.session.close()
         return [self._made(live.made(i), i) for i in range(len(live.results))]
@@ -230,23 +263,41 @@ class LoadedFunction:
             raise VmError(self.where, f"the program returned without result {number}")
         return x
 
-    def _check_sizes(self, shapes: Sequence[tuple[int, ...]], arena: int) -> None:
-        """Refuse results, or working memory, of more bytes than there are addresses."""
-        sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, self.result_dtypes)]
-        if max([*sizes, arena]) > MOST_BYTES:
-            what = "arguments of these sizes need more memory than there are addresses"
-            raise VmError(self.where, what, f"{max([*sizes, arena]):,} bytes", f"at most {MOST_BYTES:,}")
+    def _run_program(self, dims: list[tuple[int, ...]], session: Any) -> None:
+        try:
+            interpret(self._program, Frame(self._registers, dims, session, self.where, self._names))
+        except Invalid as error:
+            if isinstance(error, TooLarge) and not all(a.static for a in self.arguments):
+                what = "arguments of these sizes need more memory than there are addresses"
+                raise VmError(self.where, what, f"{error.size:,} bytes", f"at most {MAX_BYTES:,}") from None
+            shapes = ", ".join(type_text(a.dtype_name, d) for a, d in zip(self.arguments, dims))
+            hint = "copy the file again from where it was made, or compile the model again"
+            what = f"the program is invalid: {error}"
+            raise BundleError(self.where, what, f"called with {shapes}", hint=hint) from None
 
-    def _frame(self, dims: list[tuple[int, ...]], session: Any) -> Frame:
-        return Frame(self._registers, dims, session, self.where, self._names)
+    def memory(self, arguments: Sequence[int]) -> CallMemory:
+        """Return what a call whose arguments have so many bytes begins with."""
+        donated = [a.donated for a in self.arguments]
+        return CallMemory(arguments, donated, self.signature.results, self.executable.constants_bytes)
+
+    def prove(self) -> None:
+        """Prove, before a call, all that does not depend on one: a program of fixed shapes.
+
+        Raises
+        ------
+        BundleError
+            If it would touch what is not its own.
+        """
+        if self._planned and all(a.static for a in self.arguments):
+            self._plan(tuple([a.dims for a in self.arguments]))
 
     def _plan(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Plan, Replay]:
         found = self._plans.get(shapes)
         if found is None:
-            recorder = _Recorder(len(self.result_dtypes))
-            interpret(self._program, self._frame(list(shapes), recorder))
+            bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
+            recorder = _Recorder(self.executable.buffers, self.memory(bytes_), len(self.result_dtypes))
+            self._run_program(list(shapes), recorder)
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
-            self._check_sizes(made, recorder.size)
             plan = Plan(
                 len(self.arguments),
                 tuple(zip(made, self.result_dtypes)),
@@ -333,32 +384,3 @@ class LoadedFunction:
             return results
 
         return call
-
-
-class Signature:
-    """What a function takes and gives; ``str`` is for people.
-
-    Attributes
-    ----------
-    name : str
-    arguments, results : list of dict
-        As in the manifest: name, dtype, dims (and donated).
-    in_tree, out_tree : dict or None
-        Pytrees, see :mod:`aotc.vmfb.trees`.
-    """
-
-    def __init__(self, name: str, entry: dict[str, Any]) -> None:
-        self.name = name
-        self.arguments: list[dict[str, Any]] = entry["arguments"]
-        self.results: list[dict[str, Any]] = entry["results"]
-        self.in_tree: dict[str, Any] | None = entry.get("in_tree")
-        self.out_tree: dict[str, Any] | None = entry.get("out_tree")
-
-    def __repr__(self) -> str:
-        takes = ", ".join(
-            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}" for a in self.arguments
-        )
-        gives = ", ".join(
-            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) for r in self.results
-        )
-        return f"{self.name}({takes}) -> ({gives})"

@@ -217,8 +217,8 @@ def test_inspect(aotc, bundle):
 def test_dump(aotc, bundle):
     code, out, _ = aotc("dump", bundle, "--bytecode", "--command-buffers")
     assert code == 0
-    assert "0: add(slot0, slot1, slot2) x4 by 1" in out
-    assert "0: add(slot0, slot0, slot2) xp0 by 1 then 1" in out
+    assert "0: add(slot0, slot1, slot2) dims(4) x4 by 1" in out
+    assert "0: add(slot0, slot0, slot2) dims(p0) xp0 by 1 then 1" in out
     assert "while slot2: condition" in out
     assert "case slot0 == 1" in out
     assert "submit cb0, []" in out

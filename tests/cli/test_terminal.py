@@ -45,6 +45,11 @@ FILES = {
     "two.mlir": MODEL.format("cosine %x"),
     "call.mlir": MODEL.format(f"custom_call @{UNKNOWN_CALL}(%x)").replace(" : ", " : (tensor<4xf32>) -> ", 1),
 }
+# The example of RFC 8410.
+KEY = """-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2VwBCIEINTuctv5E1hK1bbY8fdp+K06/nwoy/HU++CXqI9EdVhC
+-----END PRIVATE KEY-----
+"""
 CASES = {
     "compile": ("m.mlir", "-o", "m.vmfb"),
     "run": ("tiny.vmfb", "--zeros"),
@@ -54,6 +59,7 @@ CASES = {
     "dump": ("tiny.vmfb", "--bytecode", "--command-buffers"),
     "bench": ("tiny.vmfb", "--against=tiny.vmfb", "--seconds=0.02", "--rounds=1"),
     "verify": ("tiny.vmfb",),
+    "sign": ("tiny.vmfb", "--key=me.key", "-o", "signed.vmfb"),
     "targets": (),
     "doctor": (),
 }
@@ -115,7 +121,7 @@ def folder(tmp_path_factory):
     """A folder with models and the tiny bundle, in which commands run."""
     path = tmp_path_factory.mktemp("terminal")
     (path / "tiny.vmfb").write_bytes(tiny.bundle())
-    for name, text in FILES.items():
+    for name, text in {**FILES, "me.key": KEY}.items():
         (path / name).write_text(text)
     return path
 
@@ -202,6 +208,8 @@ def test_every_command_has_a_case():
 @pytest.mark.parametrize("words", marked((name, *words) for name, words in CASES.items()))
 def test_command(words, folder):
     """On a terminal a command says the same as in a pipe, laid out to its width."""
+    if words[0] == "sign":
+        pytest.importorskip("cryptography")
     name, seen, plain = words[0], on_terminal(folder, *words), piped(folder, *words)
     assert (seen.code, plain.returncode) == (0, 0), seen.text + plain.stderr
     assert plain.stderr == ""

@@ -142,3 +142,14 @@ def test_impossible_shapes_are_refused_at_compile_time():
     }"""
     with pytest.raises(CompileError, match="never holds: size is"):
         import_model(text)
+
+
+@pytest.mark.parametrize(("dim", "batch"), [(2, 0), (1, 3), (0, 1), (-3, 0)])
+def test_torch_index_select_of_dims_that_are_not_there(dim, batch):
+    text = f"""func.func @main(%a: tensor<3x4xf32>, %b: tensor<2xi32>) -> tensor<3x2xf32> {{
+      %y = "stablehlo.torch_index_select"(%a, %b) {{dim = {dim} : i64, batch_dims = {batch} : i64}}
+          : (tensor<3x4xf32>, tensor<2xi32>) -> tensor<3x2xf32>
+      return %y : tensor<3x2xf32>
+    }}"""
+    with pytest.raises(CompileError, match="torch_index_select"):
+        import_model(text)

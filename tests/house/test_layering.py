@@ -14,8 +14,10 @@ pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
 COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
-CONTRACTS = ("aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.isa",
-             "aotc.vmfb.messages")  # fmt: skip
+CONTRACTS = (
+    "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.safety.interface",
+    "aotc.vmfb.isa", "aotc.vmfb.messages",
+)  # fmt: skip
 LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 
 # For each room of the house: what it may import besides the standard library and itself. A name of a folder stands for
@@ -33,7 +35,8 @@ MAY_IMPORT = {
     "aotc.lowering.regions": ("numpy", *LOWERING),
     "aotc.lowering.program": ("numpy", *LOWERING),
     "aotc.lowering.verify": (
-        "aotc.ir", "aotc.lowering", "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.verify", *COMMON,
+        "aotc.ir", "aotc.lowering", "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.safety.interface",
+        "aotc.vmfb.safety.verify", *COMMON,
     ),
     "aotc.lowering.lower": (
         "aotc.ir", "aotc.lowering", "aotc.guard", "aotc.vmfb.abi", "aotc.vmfb.custom_calls", *COMMON,
@@ -57,6 +60,7 @@ MAY_IMPORT = {
         "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),
+    "aotc.tools.sign": ("cryptography", "aotc.vmfb"),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
     "cli": ("numpy", "typer", "rich", "aotc", "aotc_cli"),
@@ -70,6 +74,7 @@ ONLY = {
     "numba": ("aotc.kernels",),
     "llvmlite": ("aotc.kernels",),
     "pickle": (),
+    "cryptography": ("aotc.tools.sign",),
 }
 
 
@@ -148,7 +153,7 @@ def test_no_circle_of_imports():
     assert not circles
 
 
-SLOW_TO_IMPORT = ("jax", "jaxlib", "numba", "llvmlite", "cuda", "scipy", "ml_dtypes")
+SLOW_TO_IMPORT = ("jax", "jaxlib", "numba", "llvmlite", "cuda", "scipy", "ml_dtypes", "cryptography")
 QUICK_TO_START = ("aotc.vmfb", "aotc.__init__", "cli")
 
 

@@ -48,6 +48,8 @@ OTHER = {
     ("aotc/lowering/regions/contract_cuda.py", "PAD"): "words that keep threads of a warp off each other's banks",
     ("aotc/lowering/regions/ops/sorting_radix.py", "RADIX"): "the values of a byte",
     ("aotc/vmfb/arguments.py", "GOOD_FLAGS"): "NumPy's flags",
+    ("aotc/tools/sign.py", "KEY_BYTES"): "Ed25519",
+    ("aotc/vmfb/bundle.py", "SIGNED"): "the format of a bundle",
     ("aotc/vmfb/bundle.py", "VERSION"): "the format of a bundle",
     ("aotc/vmfb/bundle.py", "FORMAT"): "the format of a bundle",
     ("aotc/vmfb/bundle.py", "ALIGNMENT"): "the format of a bundle",

@@ -20,7 +20,7 @@ from aotc.targets import host
 from aotc.vmfb import abi
 from aotc.vmfb.abi import Node, constant, parameter
 from aotc.vmfb.commands import kernel_words, read_commands
-from aotc.vmfb.verify import check_commands
+from aotc.vmfb.safety.verify import check_commands
 
 pytestmark = pytest.mark.cpu
 

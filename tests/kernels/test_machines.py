@@ -23,8 +23,8 @@ from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu import link
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.compile_executor import compile_executor
+from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.formulas.rare import FullAlgebra
 from aotc.kernels.llvm_types import F32, F64, I64, PTR, VOID, KernelModule
 from aotc.targets import TARGETS
 from aotc.vmfb.dtypes import DTYPES, size_of, to_numpy
@@ -85,9 +85,8 @@ def test_kernels_need_nothing_that_a_bundle_does_not_have(target, dtypes):
     kernels += [tile(form, a_dtype, target) for form, a_dtype in TILES]
     objects = [compile_kernel(k, target) for k in (*kernels, parse_kernel(LIBRARY))]
     table = link.function_table([*(k.name for k in kernels), "calls"], target, ["dgetrf"])
-    assert link.undefined_symbols(link.link([*objects, table], target)) <= link.ALLOWED_SYMBOLS
-    executor = link.link([compile_executor(target)], target)
-    assert link.undefined_symbols(executor) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
+    for data in (link.link([*objects, table], target), link.link([compile_executor(target)], target)):
+        assert link.undefined_symbols(data) <= link.ALLOWED_SYMBOLS | link.THREAD_SYMBOLS
 
 
 @pytest.mark.emulated
@@ -123,7 +122,7 @@ def fma_kernels():
         n = b.phi(I64)
         *operands, place = [b.gep(a, [n], source_etype=kind) for a in arrays]
         values = [ScalarValue(b, b.load(p, typ=kind)) for p in operands]
-        b.store(FullAlgebra(b, bits).fma(*values).raw, place)
+        b.store(Algebra(b, bits).fma(*values).raw, place)
         following = b.add(n, ir.Constant(I64, 1))
         n.add_incoming(ir.Constant(I64, 0), before)
         n.add_incoming(following, loop)

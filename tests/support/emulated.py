@@ -26,12 +26,12 @@ from aotc.kernels.cpu.compile_executor import compile_executor
 from aotc.kernels.cpu.link import function_table, link
 from aotc.kernels.emit.scratch import scratch_bytes
 from aotc.targets import Target
-from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Node, Slots, constant, encode
+from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant, encode
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words, read_commands
 from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 
@@ -81,6 +81,11 @@ def rank(variant: dict[str, Any]) -> int:
     return 0
 
 
+def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+    """Check what needs no machine."""
+    load_buffers(bundle, variant)
+
+
 def open_executable(
     bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> EmulatedExecutable:
@@ -93,21 +98,27 @@ def open_executable(
     segments = [variant[name] for name in ("executor", "library")]
     libraries = _written([b"" if n is None else bytes(bundle.checked(n)) for n in segments])
     states = [row["states"] for row in variant["command_buffers"]]
-    buffers = [(*pair, count) for pair, count in zip(load_buffers(bundle, variant), states, strict=True)]
     scratch = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
-    return EmulatedExecutable(variant["target"], libraries, buffers, scratch, constants, threads or THREADS)
+    buffers = load_buffers(bundle, variant)
+    return EmulatedExecutable(variant["target"], libraries, buffers, states, scratch, constants, threads or THREADS)
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedExecutable:
-    """A variant: its libraries (executor, kernels) in files, its command buffers (words, nodes, how many states)."""
+    """A variant: its libraries (executor, kernels) in files, its command buffers, how many states each has."""
 
     target: str
     libraries: list[Path]
-    buffers: list[tuple[np.ndarray, list[Node], int]]
+    buffers: Buffers
+    states: list[int]
     scratch: int
     constants: np.ndarray
     threads: int = THREADS
+
+    @property
+    def constants_bytes(self) -> int:
+        """The bytes of the constants."""
+        return self.constants.nbytes
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs a plan: a session that begins anew."""
@@ -156,7 +167,8 @@ class EmulatedSession:
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run a command buffer under qemu; its walls must stand."""
-        words, nodes, states = self.executable.buffers[number]
+        buffers, states = self.executable.buffers, self.executable.states[number]
+        words, nodes = buffers.words[number], buffers.nodes[number]
         patches = kernel_words(nodes)
         scratch = -(-self.executable.scratch // ALIGNMENT) * ALIGNMENT
         head = [len(words), len(patches), len(self.slots), len(parameters), states, scratch]
@@ -213,8 +225,10 @@ def run_kernel(kernel: Kernel, arrays: Sequence[np.ndarray], grid: int, target: 
     places = [(slot, constant(0)) for slot in range(len(arrays))]
     command = Command(DISPATCH, 0, constant(grid), constant(1 + grid // 3), 0, (), places, ())
     words = np.array(encode([Graph([command], state=0, serial=False)]), np.int64)
-    buffers = [(words, read_commands(words.tolist()), 1)]
-    alone = EmulatedExecutable(target.name, libraries, buffers, scratch_bytes(kernel), np.zeros(0, np.uint8))
+    buffers = Buffers([])
+    buffers.words.append(words)
+    buffers.nodes.append(read_commands(words.tolist()))
+    alone = EmulatedExecutable(target.name, libraries, buffers, [1], scratch_bytes(kernel), np.zeros(0, np.uint8))
     session = alone.session(Slots(len(arrays), 0))
     for slot, array in enumerate(arrays):
         session.bind(slot, array)

@@ -47,8 +47,9 @@ class NumpyExecutable:
     def __init__(self, bundle: Bundle, variant: dict[str, Any]) -> None:
         texts = bytes(bundle.checked(variant["texts"])).decode().split("\0")[:-1]
         self.kernels = [(parse_kernel(text), text) for text in texts]
-        self.buffers = [nodes for _, nodes in load_buffers(bundle, variant)]
+        self.buffers = load_buffers(bundle, variant)
         self._constants = load_constants(bundle, variant.get("constants"))
+        self.constants_bytes = self._constants.size
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs ``plan`` on argument and result arrays."""
@@ -97,7 +98,7 @@ class NumpySession:
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run a command buffer."""
-        self._run(self._executable.buffers[number], parameters)
+        self._run(self._executable.buffers.nodes[number], parameters)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""

@@ -21,6 +21,9 @@
 
 typedef int64_t word;
 enum { CODE, KERNELS, SLOTS, PARAMETERS, STATES, SCRATCH, HEADER };
+/* The call block, as aotc/vmfb/abi.py counts its words. */
+enum { CALL_POOL = 2, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH, CALL_CODE, CALL_LENGTH,
+       CALL_THREADS, CALL_WORDS = 24 };
 enum { ALIGNMENT = 64, STATE_BYTES = 64 };
 
 static void *library(const char *path) {
@@ -84,18 +87,23 @@ int main(int count, char **arguments) {
         slots[n] += (word)job;
 
     word (*pool_bytes)(void) = symbol(executor, "aotc_pool_bytes");
-    word (*start)(word *, word) = symbol(executor, "aotc_pool_start");
     void (*stop)(word *) = symbol(executor, "aotc_pool_stop");
-    word (*run)(word *, word *, word, word *, word *, word *, word, word, word) = symbol(executor, "aotc_run");
+    word (*run)(word *) = symbol(executor, "aotc_run");
 
     word *pool = memory((size_t)pool_bytes(), 0);
     word *states = memory((size_t)header[STATES] * STATE_BYTES, 0xA5);
     char *scratch = memory((size_t)(header[SCRATCH] * threads), 0xA5);
-    if (start(pool, threads - 1)) {
-        fprintf(stderr, "a thread did not start\n");
-        return 1;
-    }
-    word failed = run(pool, code, header[CODE], slots, parameters, states, (word)scratch, header[SCRATCH], threads);
+    word *call = memory(CALL_WORDS * sizeof(word), 0);
+    call[CALL_POOL] = (word)pool;
+    call[CALL_SLOTS] = (word)slots;
+    call[CALL_PARAMS] = (word)parameters;
+    call[CALL_CELLS] = (word)states;
+    call[CALL_STRIDE] = header[SCRATCH];
+    call[CALL_SCRATCH] = (word)&scratch;
+    call[CALL_CODE] = (word)code;
+    call[CALL_LENGTH] = header[CODE];
+    call[CALL_THREADS] = threads;
+    word failed = run(call);
     stop(pool);
     return failed ? 1 : 0;
 }

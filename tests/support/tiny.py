@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.vmfb.abi import COPY, DISPATCH, Case, Command, Graph, WhileNode, constant, encode, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, INTERFACE_SYMBOL, Case, Command, Graph, WhileNode, constant, encode, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.safety.interface import digest
 
 EXECUTOR = r"""
 #include <stdint.h>
@@ -88,6 +89,22 @@ void *aotc_kernels[4] = {add, scale, count, iota};
 ADD, SCALE, COUNT, IOTA = range(4)
 
 
+def kernel(name, inputs, extents, dims=1, grid=None, aliases=()):
+    """The manifest's entry of a kernel; its grid is its dim if it is not said."""
+    about = {"inputs": inputs, "dims": dims, "grid": [0] if grid is None else grid, "extents": extents}
+    return {"name": name, "scratch": 0, **about, "aliases": list(aliases), "flops": 0, "bytes": 0}
+
+
+VERSIONS = {"executor_version": 2, "commands_version": 1}
+FLOATS = ["*", 4, [0]]  # as many as the kernel's dim says
+INTERFACE = [
+    kernel("add", 2, [FLOATS] * 3, aliases=[0, 0]),
+    kernel("scale", 2, [FLOATS, 4, FLOATS]),
+    kernel("count", 1, [8, 8, 1], grid=1),
+    kernel("iota", 0, [FLOATS]),
+]
+
+
 @cache
 def shared_object(source: str) -> bytes:
     """Return C source as a shared object; skips the test on a machine without a C compiler."""
@@ -101,13 +118,27 @@ def shared_object(source: str) -> bytes:
         return out.read_bytes()
 
 
+def sealed(source: str, variant: dict) -> bytes:
+    """C source of kernels as the library that a variant describes."""
+    numbers = ", ".join(map(str, digest(variant)))
+    return shared_object(f"{source}\nconst unsigned char {INTERFACE_SYMBOL}[32] = {{{numbers}}};\n")
+
+
+def seal(variant, segments, source=KERNELS):
+    """Give a variant that was changed a library of its own, which says the same."""
+    segments.append(("library", sealed(source, variant)))
+    variant["library"] = len(segments) - 1
+    return variant
+
+
 def place(slot, offset=0):
     """A place; ``offset`` is an operand if it is odd."""
     return slot, offset if offset & 1 else constant(offset)
 
 
-def dispatch(kernel, items, places, dims=()):
-    """A dispatch: ``items`` and ``dims`` are operands."""
+def dispatch(kernel, items, places, dims=None):
+    """A dispatch: ``items`` and ``dims`` are operands; a kernel's dim is its items if it is not said."""
+    dims = [items] if dims is None else dims
     return Command(DISPATCH, kernel, items, constant(1), 0, (), places, dims)
 
 
@@ -245,7 +276,7 @@ def parts(weights=None):
     buffers = command_buffers()
     segments = [
         ("executor", shared_object(EXECUTOR)),
-        ("library", shared_object(KERNELS)),
+        ("library", sealed(KERNELS, {**VERSIONS, "kind": "cpu", "features": [], "kernels": INTERFACE})),
         ("constants", constants().tobytes() if weights is None else weights),
         *((f"commands{i}", np.array(words, "<i8").tobytes()) for i, (words, _, _) in enumerate(buffers)),
     ]
@@ -253,11 +284,10 @@ def parts(weights=None):
         "target": "cpu:any",
         "kind": "cpu",
         "features": [],
+        **VERSIONS,
         "executor": 0,
         "library": 1,
-        "kernels": [
-            {"name": name, "scratch": 0, "flops": 0, "bytes": 0} for name in ("add", "scale", "count", "iota")
-        ],
+        "kernels": [dict(entry) for entry in INTERFACE],
         "command_buffers": [
             {"code": 3 + i, "states": states, "parameters": parameters}
             for i, (_, states, parameters) in enumerate(buffers)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -111,7 +112,8 @@ def test_a_manifest_with_junk_loads_or_is_refused(key, junk):
     [
         (lambda b: b"\x7fELF" + b[4:], "not an aotc bundle"),
         (lambda b: b[:8] + b"\x07" + b[9:], "version 7"),
-        (lambda b: b[:12] + b"\x01" + b[13:], "unknown flags"),
+        (lambda b: b[:12] + b"\x02" + b[13:], "unknown flags"),
+        (lambda b: b[:12] + b"\x01" + b[13:], "the signature is damaged"),
         (lambda b: b[:-1], "truncated"),
         (lambda b: b[:70] + bytes([b[70] ^ 4]) + b[71:], "manifest is damaged"),
         (lambda b: b[:-128] + bytes([b[-128] ^ 4]) + b[-127:], "is damaged"),
@@ -228,6 +230,7 @@ def test_the_best_variant_wins():
 
     feature = min(cpu_features())
     better = {**plain, "target": "cpu:better", "features": [feature]}
+    tiny.seal(better, segments)
     manifest["variants"] = [better, plain, {**plain, "target": "cpu:no", "features": ["sse99", feature]}]
     assert load(write_bundle(None, manifest, segments)).stats()["target"] == "cpu:better"
 
@@ -278,6 +281,32 @@ def test_an_executor_that_does_not_fit(source, message, monkeypatch):
     manifest, segments = tiny.parts()
     segments[0] = ("executor", tiny.shared_object(source))
     with pytest.raises(BundleError, match=message):
+        load(write_bundle(None, manifest, segments))
+
+
+def test_each_version_has_an_executor_of_its_own(monkeypatch):
+    from aotc.vmfb import device
+    from aotc.vmfb.devices import native
+
+    monkeypatch.setattr(native, "_PROCESS", native._Process())
+    monkeypatch.setattr(device, "EXECUTOR_VERSIONS", frozenset({2, 3}))
+    manifest, segments = tiny.parts()
+    (variant,) = manifest["variants"]
+    variant["executor_version"] = 3
+    tiny.seal(variant, segments)
+    segments[0] = ("executor", tiny.shared_object(tiny.EXECUTOR.replace("return 2;", "return 3;", 1)))
+    modules = [load(data, threads=1) for data in (tiny.bundle(), write_bundle(None, manifest, segments))]
+    x = np.ones(4, np.float32)
+    assert [m(x, x).tolist() for m in modules] == [[2] * 4] * 2
+    assert set(native._PROCESS.executors) == {(2, b""), (3, b"")}
+    assert modules[0]._executable._executor is not modules[1]._executable._executor
+
+
+@pytest.mark.parametrize(("key", "known"), [("commands_version", 1), ("executor_version", 2)])
+def test_a_version_that_is_not_known(key, known):
+    manifest, segments = tiny.parts()
+    manifest["variants"][0][key] = 99
+    with pytest.raises(BundleError, match=f"{key.replace('_', ' ')} is 99, this aotc runs {known}"):
         load(write_bundle(None, manifest, segments))
 
 
@@ -357,7 +386,7 @@ def test_external_weights_that_are_wrong(tmp_path):
 def test_the_example_of_the_page_runs():
     page = (Path(__file__).parents[2] / "docs" / "bundle.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {"executor": tiny.shared_object(tiny.EXECUTOR), "library": tiny.shared_object(tiny.KERNELS)}
+    names = {"executor": tiny.shared_object(tiny.EXECUTOR), "sealed": partial(tiny.sealed, tiny.KERNELS)}
     exec(code, names)
     x = np.arange(5, dtype=np.float32)
     assert load(names["data"])(x, x).tolist() == [0, 2, 4, 6, 8]

@@ -7,8 +7,9 @@ from support import tiny
 
 from aotc.vmfb import abi
 from aotc.vmfb.abi import COPY, DISPATCH, GRAPH, WHILE, Case, Command, Graph, WhileNode, constant, encode, parameter
-from aotc.vmfb.commands import Invalid, all_commands, kernel_words, read_commands
-from aotc.vmfb.verify import check_commands
+from aotc.vmfb.commands import all_commands, kernel_words, read_commands
+from aotc.vmfb.safety.interface import Invalid
+from aotc.vmfb.safety.verify import check_commands
 
 pytestmark = pytest.mark.ir
 

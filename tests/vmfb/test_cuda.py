@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.growing import GROWING, check_growing
-from support.simulated_gpu import install
 from support.small_models import MODELS, array, close
+from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
@@ -243,7 +243,7 @@ def test_incomplete_entries_are_refused(monkeypatch):
     from aotc.vmfb.devices import cuda as cuda_device
 
     broken = {**variant, "kernels": [{**variant["kernels"][0], "image": [0, 1 << 40]}]}
-    with pytest.raises(BundleError, match="outside of the cubins"):
+    with pytest.raises(BundleError, match="not what the manifest describes"):
         cuda_device.open_executable(bundle, broken, None, 0, {})
     broken = {**variant, "kernels": [{"name": "k", "scratch": 0}]}
     with pytest.raises(BundleError, match="incomplete"):

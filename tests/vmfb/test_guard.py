@@ -29,12 +29,17 @@ np.testing.assert_array_equal(found, out)
 assert main.call([x])[0].shape == (1024,)
 print("right")
 """
-OVERREAD = """
+# As if the kernels' entries said less than their code does; else the call would be refused.
+UNPROVEN = """
+from aotc.vmfb.safety.call_memory import CallMemory
+CallMemory.check = CallMemory.result = lambda *_: None
+"""
+OVERREAD = f"""{UNPROVEN}
 main.arguments[0].dims = (1023,)
 main.run([x[:1023]])
 print("unnoticed")
 """
-OVERWRITE = """
+OVERWRITE = f"""{UNPROVEN}
 from aotc.vmfb.isa import BY_NAME
 const = BY_NAME["const"].run
 main._program = [(run, [ops[0], 1023] if run is const and ops[1] == 1024 else ops) for run, ops in main._program]

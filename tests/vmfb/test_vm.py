@@ -265,7 +265,7 @@ def test_a_forked_child_can_call(tmp_path):
 
 def test_no_memfd(monkeypatch):
     manifest, segments = tiny.parts()
-    segments[1] = ("library", tiny.shared_object(tiny.KERNELS + "\nint another;"))
+    tiny.seal(manifest["variants"][0], segments, tiny.KERNELS + "\nint another;")
     monkeypatch.delattr(native.os, "memfd_create")
     assert load(write_bundle(None, manifest, segments))(X, Y).tolist() == [10, 11, 12, 13]
 

@@ -52,6 +52,9 @@ def _torch_index_select(state: State, op: Any) -> None:
     x, indices = state.operands(op)
     dim, batch = op.attributes["dim"].value, op.attributes["batch_dims"].value
     dim, batch = dim + x.type.rank * (dim < 0), batch + indices.type.rank * (batch < 0)
+    if not 0 <= batch <= dim < x.type.rank or batch > indices.type.rank:
+        ranks = f"operands of rank {x.type.rank} and {indices.type.rank}"
+        state.fail(f"torch_index_select: dim {dim} and batch_dims {batch} do not fit {ranks}")
     chosen = indices.type.rank - batch  # these dims of the result take the place of dim
     pairs = tuple(range(batch))
     attrs = {

@@ -12,11 +12,14 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.emit.scratch import scratch_bytes
+from aotc.kernels.interface import interface
 from aotc.kernels.workers import cache
 from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.abi import COMMANDS_VERSION
+from aotc.vmfb.safety.interface import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +28,22 @@ class KernelInfo:
 
     name: str
     scratch: int
+    interface: Mapping[str, Any]
     flops: Dim
     bytes: Dim
 
     def entry(self) -> dict[str, Any]:
         """Return the manifest's entry."""
-        return {"name": self.name, "scratch": self.scratch, "flops": str(self.flops), "bytes": str(self.bytes)}
+        work = {"flops": str(self.flops), "bytes": str(self.bytes)}
+        return {"name": self.name, "scratch": self.scratch, **self.interface, **work}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A shared library, the kernels in its table in order, and the functions it needs from other libraries."""
+    """A shared library, and the kernels in its table in order."""
 
     data: bytes
     kernels: tuple[KernelInfo, ...]
-    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,15 @@ def start_workers(options: Options) -> None:
 
 
 def build_library(
-    kernels: Sequence[Kernel], target: Target, options: Options, custom: Sequence[NativeCall] = ()
+    kernels: Sequence[Kernel],
+    target: Target,
+    options: Options,
+    custom: Sequence[NativeCall] = (),
+    described: Mapping[str, Any] | None = None,
 ) -> Library:
     """Compile and link ``kernels`` and the user's functions; those that the cache holds are not compiled again.
+
+    ``described`` is what the manifest says of the variant besides its kernels; the library is sealed with all of it.
 
     Raises
     ------
@@ -88,12 +98,18 @@ def build_library(
     except Refusal as refusal:
         raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
     _EXECUTORS[target] = executor
-    needed = sorted({name for k in kernels for name in imports(k)})
+    infos = tuple(KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes) for k in kernels)
+    about = described or {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
+    seal = digest({**about, "kernels": [info.entry() for info in infos]})
     own = {c.symbol for c in custom}
-    table = function_table([symbols[t] for t in texts], target, needed, own)
-    infos = [KernelInfo(k.name, scratch_bytes(k), k.flops, k.bytes) for k in kernels]
-    data = link([*objects, table], target, math_symbols() if custom else ())
-    return Library(data, tuple(infos), tuple(n for n in needed if n not in own))
+    table = function_table([symbols[t] for t in texts], target, imported(kernels, ()), own, seal)
+    return Library(link([*objects, table], target, math_symbols() if custom else ()), infos)
+
+
+def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[str]:
+    """Return the functions that kernels need from outside of a library that holds those of ``custom``."""
+    own = {c.symbol for c in custom}
+    return sorted({name for k in kernels for name in imports(k)} - own)
 
 
 def symbol_of(text: str) -> str:

@@ -17,7 +17,7 @@ from llvmlite import ir
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
 from aotc.kernels import numba_aot as aot
 from aotc.targets import Target, host
-from aotc.vmfb.abi import IMPORT_PREFIX, TABLE_SYMBOL
+from aotc.vmfb.abi import IMPORT_PREFIX, INTERFACE_BYTES, INTERFACE_SYMBOL, TABLE_SYMBOL
 from aotc.vmfb.files import work_folder
 
 ALLOWED_SYMBOLS = frozenset(
@@ -49,9 +49,13 @@ def linker(native: bool) -> tuple[str, ...]:
 
 
 def function_table(
-    names: Sequence[str], target: Target, imports: Sequence[str] = (), own: Collection[str] = ()
+    names: Sequence[str],
+    target: Target,
+    imports: Sequence[str] = (),
+    own: Collection[str] = (),
+    interface: bytes = bytes(INTERFACE_BYTES),
 ) -> bytes:
-    """Return an object that defines the table of kernel addresses and the pointers of ``vmfb.abi``.
+    """Return an object that defines the table of kernel addresses, the interface and the pointers of ``vmfb.abi``.
 
     Pointers to functions in ``own``, which the library defines itself, are filled in.
     """
@@ -65,6 +69,10 @@ def function_table(
     table = ir.GlobalVariable(module, array, TABLE_SYMBOL)
     table.initializer = ir.Constant(array, functions)
     table.global_constant = True
+    said = ir.Constant(ir.ArrayType(ir.IntType(8), INTERFACE_BYTES), bytearray(interface))
+    seal = ir.GlobalVariable(module, said.type, INTERFACE_SYMBOL)
+    seal.initializer = said
+    seal.global_constant = True
     for name in imports:
         variable = ir.GlobalVariable(module, pointer, IMPORT_PREFIX + name)
         variable.initializer = ir.Function(module, kind, name) if name in own else ir.Constant(pointer, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,13 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.cpu.build import compile_texts, symbol_of
 from aotc.kernels.cuda.emit import block_threads
+from aotc.kernels.interface import interface
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.abi import COMMANDS_VERSION
+from aotc.vmfb.safety.interface import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,8 @@ class CudaKernel:
         Of a block.
     items : int
         How many items of the grid a block runs.
-    inputs : int
-        How many of a command's places are only read.
+    interface : mapping
+        What it touches.
     flops, bytes : Dim
         Work of the whole grid.
     """
@@ -43,7 +46,7 @@ class CudaKernel:
     image: tuple[int, int]
     threads: int
     items: int
-    inputs: int
+    interface: Mapping[str, Any]
     flops: Dim
     bytes: Dim
 
@@ -56,7 +59,7 @@ class CudaKernel:
             "image": list(self.image),
             "threads": self.threads,
             "items": self.items,
-            "inputs": self.inputs,
+            **self.interface,
             "flops": str(self.flops),
             "bytes": str(self.bytes),
         }
@@ -64,14 +67,18 @@ class CudaKernel:
 
 @dataclass(frozen=True, slots=True)
 class Cubins:
-    """All cubins one after the other, and the kernels in them."""
+    """All cubins one after the other, then what seals them, and the kernels in them."""
 
     data: bytes
     kernels: tuple[CudaKernel, ...]
 
 
-def build_cubins(kernels: Sequence[Kernel], target: Target, options: Options) -> Cubins:
+def build_cubins(
+    kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None
+) -> Cubins:
     """Compile ``kernels``; those that the cache holds are not compiled again.
+
+    ``described`` is what the manifest says of the variant besides its kernels; the cubins are sealed with all of it.
 
     Raises
     ------
@@ -94,8 +101,10 @@ def build_cubins(kernels: Sequence[Kernel], target: Target, options: Options) ->
     for k, text in zip(kernels, texts, strict=True):
         threads = block_threads(k)
         shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
-        found.append(CudaKernel(k.name, symbols[text], places[text], *shape, len(k.inputs), k.flops, k.bytes))
-    return Cubins(b"".join(images[text] for text in order), tuple(found))
+        found.append(CudaKernel(k.name, symbols[text], places[text], *shape, interface(k), k.flops, k.bytes))
+    about = described or {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
+    seal = digest({**about, "kernels": [k.entry() for k in found]})
+    return Cubins(b"".join([*(images[text] for text in order), seal]), tuple(found))
 
 
 def _need_linker(target: Target) -> None:

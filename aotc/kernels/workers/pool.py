@@ -60,10 +60,7 @@ class CompilerPool:
         """
         results: list[bytes | None] = [None] * len(requests)
         errors: list[str | Exception] = []
-        queue: SimpleQueue[int] = SimpleQueue()
-        sizes = [len(r["text"]) if "text" in r else LONGEST_TEXT for r in requests]
-        for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
-            queue.put(n)
+        queue = _largest_first(requests)
         finished = [0]
         busy: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -105,10 +102,8 @@ class CompilerPool:
             for process in list(busy.values()):
                 process.kill()
             raise
-        if errors and isinstance(errors[0], Exception):
-            raise errors[0]
         if errors:
-            raise InternalError(f"a kernel could not be compiled:\n{errors[0]}")
+            raise _failure(errors[0])
         return [r for r in results if r is not None]
 
     def _take(self) -> subprocess.Popen[bytes]:
@@ -129,6 +124,19 @@ class CompilerPool:
         """Leave the processes to the parent, in a forked child; the lock may be that of a thread which is not there."""
         self._lock = threading.Lock()
         self._idle.clear()
+
+
+def _largest_first(requests: Sequence[dict[str, Any]]) -> SimpleQueue[int]:
+    """Return the numbers of the requests, in the order in which they are to be begun."""
+    sizes = [len(r["text"]) if "text" in r else LONGEST_TEXT for r in requests]
+    queue: SimpleQueue[int] = SimpleQueue()
+    for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
+        queue.put(n)
+    return queue
+
+
+def _failure(found: str | Exception) -> Exception:
+    return found if isinstance(found, Exception) else InternalError(f"a kernel could not be compiled:\n{found}")
 
 
 def _spawn() -> subprocess.Popen[bytes]:

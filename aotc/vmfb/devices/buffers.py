@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from aotc.vmfb.abi import Node, Slots
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import Invalid, read_commands
+from aotc.vmfb.commands import read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
-from aotc.vmfb.verify import check_commands
+from aotc.vmfb.safety.interface import Interface, Invalid, digest
+from aotc.vmfb.safety.verify import check_commands
 
 
-def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[np.ndarray, list[Node]]]:
-    """Return the command buffers of a variant: the words, in the bundle's memory, and the records.
+class Buffers:
+    """The command buffers of a variant.
+
+    Attributes
+    ----------
+    words : list of numpy.ndarray
+        In the bundle's memory.
+    nodes : list of list of Node
+        As records, with the numbers of kernels.
+    """
+
+    def __init__(self, kernels: list[dict[str, Any]]) -> None:
+        self.words: list[np.ndarray] = []
+        self.nodes: list[list[Node]] = []
+        self._entries = kernels
+
+    @cached_property
+    def kernels(self) -> list[Interface]:
+        """What each kernel touches; for the first call, which a process that only loads need not pay for."""
+        return [Interface(row) for row in self._entries]
+
+
+def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
+    """Return the command buffers of a variant.
 
     Raises
     ------
@@ -23,15 +47,35 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[np.ndarr
         If one breaks the rules.
     """
     rows = variant["command_buffers"]
-    buffers = []
+    found = Buffers(variant["kernels"])
     for number, (row, slots) in enumerate(zip(rows, _fewest_slots(bundle, variant), strict=True)):
         try:
             words, nodes = read_buffer(bundle, row)
             check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
         except Invalid as error:
             raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
-        buffers.append((words, nodes))
-    return buffers
+        found.words.append(words)
+        found.nodes.append(nodes)
+    return found
+
+
+def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
+    """Compare what machine code was sealed with and what the manifest says about it.
+
+    Raises
+    ------
+    BundleError
+        If they differ.
+    """
+    said = digest(variant)
+    if said != sealed:
+        raise BundleError(
+            where,
+            "the machine code is not what the manifest describes",
+            f"sealed {sealed.hex()}",
+            f"{said.hex()}, of the kernels' entries, imports and features",
+            "copy the file again from where it was made, or compile the model again",
+        )
 
 
 def read_buffer(bundle: Bundle, row: dict[str, Any]) -> tuple[np.ndarray, list[Node]]:

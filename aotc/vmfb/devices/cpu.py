@@ -33,6 +33,8 @@ from aotc.vmfb.abi import (
     CALL_WORDS,
     DISPATCH,
     IMPORT_PREFIX,
+    INTERFACE_BYTES,
+    INTERFACE_SYMBOL,
     STATE_WORDS,
     TABLE_SYMBOL,
     Command,
@@ -41,17 +43,16 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import Arena, ArenaPool, GuardedPool
+from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import load_buffers, read_buffer
-from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.devices.buffers import check_digest, load_buffers
+from aotc.vmfb.devices.cpu_session import CpuSession
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.guard_pages import GUARDED
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
@@ -59,9 +60,7 @@ from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_byt
 from aotc.vmfb.process.interruption import notice
 
 if TYPE_CHECKING:
-    from aotc.vmfb.trace import Tracer
-
-ARENAS = GuardedPool() if GUARDED else ArenaPool()
+    pass
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -131,7 +130,7 @@ class CpuExecutable:
         self._bundle = bundle
         self._variant = variant
         self.threads = threads
-        self._executor = native.load_executor(bundle, variant.get("executor"))
+        self._executor = native.load_executor(bundle, variant.get("executor"), variant.get("executor_version", 0))
         self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
         widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
         self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
@@ -139,14 +138,15 @@ class CpuExecutable:
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
         self._notice = notice if self._callbacks is None else self._callbacks.notice
+        self.buffers = load_buffers(bundle, variant)
+        self.constants_bytes = self._constants.size
         self._buffers = self._load_buffers()
         self._begun = False
 
     def _load_buffers(self) -> list[_Buffer]:
         self._addresses = self._kernel_addresses(len(self._variant["kernels"]))
         buffers = []
-        loaded = load_buffers(self._bundle, self._variant)
-        for row, (stored, nodes) in zip(self._variant["command_buffers"], loaded):
+        for row, stored, nodes in zip(self._variant["command_buffers"], self.buffers.words, self.buffers.nodes):
             words = stored.astype(np.int64)
             patches = kernel_words(nodes)
             if patches:
@@ -164,11 +164,20 @@ class CpuExecutable:
             table = (ctypes.c_int64 * count).in_dll(library, TABLE_SYMBOL)
         except ValueError:
             raise BundleError(self._bundle.where, f"the kernel library exports no {TABLE_SYMBOL!r}") from None
+        self._check_interface(library)
         self._bind_imports(library)
         addresses = np.array(table, np.int64)
         if not addresses.all():
             raise BundleError(self._bundle.where, "the kernel library's table holds a null address")
         return addresses
+
+    def _check_interface(self, library: ctypes.CDLL) -> None:
+        """Refuse a library whose kernels are not those that the manifest describes."""
+        try:
+            sealed = bytes((ctypes.c_uint8 * INTERFACE_BYTES).in_dll(library, INTERFACE_SYMBOL))
+        except ValueError:
+            raise BundleError(self._bundle.where, f"the kernel library exports no {INTERFACE_SYMBOL!r}") from None
+        check_digest(self._bundle.where, self._variant, sealed)
 
     def _bind_imports(self, library: ctypes.CDLL) -> None:
         """Give the library the addresses of the functions that it calls in others."""
@@ -225,7 +234,7 @@ class CpuExecutable:
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
-        return read_buffer(self._bundle, self._variant["command_buffers"][number])[1]  # checked when it was loaded
+        return self.buffers.nodes[number]
 
     def kernel_texts(self) -> list[tuple[str, str, str]] | None:
         """Return name, text and line of the model of each kernel; None without debug information."""
@@ -342,7 +351,7 @@ class CpuExecutable:
             "arena_peak": self._variant.get("arena_peak"),
             "arena_idle_bytes": ARENAS.idle_bytes(),
             "arena_high_water": ARENAS.high_water,
-            "constants_bytes": self._constants.size,
+            "constants_bytes": self.constants_bytes,
             "constants_copied": self._constants.copied,
         }
 
@@ -363,51 +372,3 @@ def _without_empty(
         run(every[: plan.arguments], every[plan.arguments :])
 
     return call
-
-
-class CpuSession:
-    """One call of a function whose course depends on its data."""
-
-    def __init__(self, executable: CpuExecutable, layout: Slots, constants: int, scratch_bytes: int) -> None:
-        self._executable = executable
-        self._slots = (ctypes.c_int64 * layout.count)()
-        self._slots[layout.constants] = constants
-        self._arena_slot = layout.arena
-        self._arena: Arena | None = None
-        self._arena_bytes = 0
-        self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
-        self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
-
-    def arena(self, size: int) -> None:
-        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
-        found = ARENAS.take(size)
-        if self._arena is not None:
-            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
-            ARENAS.give(self._arena)
-        self._arena, self._arena_bytes = found, size
-        self._slots[self._arena_slot] = found.address
-
-    def bind(self, slot: int, array: np.ndarray) -> None:
-        """Put an argument or a result in the pointer table."""
-        self._slots[slot] = address_of(array if array.size else EMPTY)
-
-    def tracer(self, folder: str, where: str) -> Tracer:
-        """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
-        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
-
-        return Tracer(self._executable, self._slots, self._scratch, folder, where)
-
-    def submit(self, number: int, parameters: list[int]) -> None:
-        """Run a command buffer and wait for it."""
-        self._executable.run_alone(number, self._slots, parameters, self._scratch)
-
-    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
-        """Return the integer at a byte offset of a slot."""
-        element = to_numpy(dtype)
-        return int(np.frombuffer(ctypes.string_at(self._slots[slot] + offset, element.itemsize), element)[0])
-
-    def close(self) -> None:
-        """Give the memory back."""
-        for arena in (self._arena, self._scratch_arena):
-            if arena is not None:
-                ARENAS.give(arena)

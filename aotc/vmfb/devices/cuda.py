@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Node, Slots
+from aotc.vmfb.abi import COPY, INTERFACE_BYTES, Node, Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.buffers import check_digest, load_buffers
 from aotc.vmfb.devices.cuda_program import CudaMemory, CudaProgram
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
@@ -80,7 +80,7 @@ def open_executable(
 
 def _check_kernels(bundle: Bundle, variant: dict[str, Any]) -> None:
     for kernel in variant["kernels"]:
-        fits = len(kernel.get("image", ())) == 2 and "inputs" in kernel and "symbol" in kernel
+        fits = len(kernel.get("image", ())) == 2 and "symbol" in kernel
         if not fits or not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
     if variant["kernels"] and "cubin" not in variant:
@@ -91,7 +91,9 @@ def _images(bundle: Bundle, variant: dict[str, Any]) -> list[memoryview]:
     """Return the code of each kernel."""
     if not variant["kernels"]:
         return []
-    data = bundle.checked(variant["cubin"])
+    whole = bundle.checked(variant["cubin"])
+    check_digest(bundle.where, variant, bytes(whole[-INTERFACE_BYTES:]))
+    data = whole[:-INTERFACE_BYTES]
     images = []
     for kernel in variant["kernels"]:
         begin, size = kernel["image"]
@@ -133,13 +135,13 @@ class CudaExecutable:
         self.where = bundle.where
         self._variant = variant
         self._ordinal = ordinal
-        self.buffers = [nodes for _, nodes in load_buffers(bundle, variant)]
+        self.buffers = load_buffers(bundle, variant)
         self.gpu = cuda_driver.Gpu(ordinal)
         self.kernels = variant["kernels"]
-        self.writes = [_slots_written(nodes, self.kernels) for nodes in self.buffers]
+        self.writes = [_slots_written(nodes, self.kernels) for nodes in self.buffers.nodes]
         self.functions = self._load_functions(bundle)
-        self.constants, self._constant_bytes = self._upload_constants(bundle)
-        self.bytes = self._constant_bytes
+        self.constants, self.constants_bytes = self._upload_constants(bundle)
+        self.bytes = self.constants_bytes
         self._memories: list[CudaMemory] = []
 
     def _load_functions(self, bundle: Bundle) -> list[Any]:
@@ -174,7 +176,8 @@ class CudaExecutable:
                 if not memory.ready:
                     sizes = [x.nbytes for x in (*arrays, *results)]
                     memory.reserve([*sizes, plan.arena])
-                    programs[:] = [CudaProgram(self, memory, self.buffers[n], values) for n, values in plan.submissions]
+                    nodes = self.buffers.nodes
+                    programs[:] = [CudaProgram(self, memory, nodes[n], values) for n, values in plan.submissions]
                 for slot, x in enumerate(arrays):
                     self.gpu.upload(memory.slots[slot], address_of(x), x.nbytes)
                 for program in programs:
@@ -195,9 +198,9 @@ class CudaExecutable:
             "target": self._variant["target"],
             "device": cuda_driver.device_name(self._ordinal),
             "kernels": len(self.kernels),
-            "command_buffers": len(self.buffers),
+            "command_buffers": len(self.buffers.nodes),
             "arena_peak": self._variant.get("arena_peak"),
-            "constants_bytes": self._constant_bytes,
+            "constants_bytes": self.constants_bytes,
             "device_bytes": self.bytes,
         }
 
@@ -242,7 +245,7 @@ class CudaSession:
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
-        nodes = self._executable.buffers[number]
+        nodes = self._executable.buffers.nodes[number]
         CudaProgram(self._executable, self._memory, nodes, parameters, record=False).run()
         for slot in self._executable.writes[number] & self._arrays.keys():
             array = self._arrays[slot]

@@ -1,4 +1,4 @@
-"""Shared objects out of a bundle, the one executor and its one set of worker threads.
+"""Shared objects out of a bundle, and the executors, one of each version and signer, with their thread pools.
 
 Libraries are loaded from anonymous files in memory. The dynamic loader remembers a
 library by its path, and ``/proc/self/fd/N`` may come again once ``N`` is closed, so
@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 from aotc.vmfb.abi import (
     ALIGNMENT,
-    EXECUTOR_VERSION,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -76,12 +75,12 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = new_recursive_lock()
-        self.libraries: WeakValueDictionary[bytes, SharedObject] = WeakValueDictionary()
-        self.executor: Executor | None = None
+        self.libraries: WeakValueDictionary[tuple[bytes, bytes], SharedObject] = WeakValueDictionary()
+        self.executors: dict[tuple[int, bytes], Executor] = {}
 
 
 class Executor:
-    """The executor of this process and its worker threads.
+    """An executor and its worker threads; a process has one of each version and signer.
 
     Attributes
     ----------
@@ -130,7 +129,7 @@ def load_library(bundle: Bundle, number: int | None, role: str, own: bool = Fals
     if number is None:
         raise BundleError(bundle.where, f"the variant has no {role}")
     data = bundle.checked(number)
-    digest = bundle.digest(number)
+    digest = bundle.signer, bundle.digest(number)
     if own:
         return _open(bundle, data, role)
     with _PROCESS.lock:
@@ -160,55 +159,53 @@ def _open_from_file(data: memoryview) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
 
 
-def load_executor(bundle: Bundle, number: int | None) -> Executor:
-    """Return the process's executor; the first bundle brings it.
+def load_executor(bundle: Bundle, number: int | None, version: int) -> Executor:
+    """Return the process's executor of ``version``; the first bundle of that version and signer brings it.
 
     Raises
     ------
     BundleError
-        If the bundle's executor lacks a symbol or has another version.
+        If the bundle's executor lacks a symbol or has another version than its manifest says.
     """
     with _PROCESS.lock:
-        if _PROCESS.executor is None:
+        found = _PROCESS.executors.get((version, bundle.signer))
+        if found is None:
             library = load_library(bundle, number, "executor")
-            _check_executor(bundle, library.library)
-            _PROCESS.executor = Executor(library)
-        return _PROCESS.executor
+            _check_executor(bundle, library.library, version)
+            found = _PROCESS.executors[version, bundle.signer] = Executor(library)
+        return found
 
 
-def _check_executor(bundle: Bundle, library: ctypes.CDLL) -> None:
+def _check_executor(bundle: Bundle, library: ctypes.CDLL, wanted: int) -> None:
     for name, result in _SIGNATURES.items():
         try:
             getattr(library, name).restype = result
         except AttributeError:
             raise BundleError(bundle.where, f"the executor exports no {name!r}") from None
     version = library.aotc_executor_version()
-    if version != EXECUTOR_VERSION:
-        raise BundleError(
-            bundle.where,
-            "the executor has another version",
-            version,
-            f"{EXECUTOR_VERSION}, which this aotc runs",
-            "compile the model again with this version of aotc",
-        )
+    if version != wanted:
+        what = "the executor has another version than the manifest says"
+        raise BundleError(bundle.where, what, version, wanted, "compile the model again")
 
 
 def _begin_again() -> None:
     """A forked child has none of its parent's threads: it begins with no worker, and nobody's run."""
-    if _PROCESS.executor is not None:
-        _PROCESS.executor.prepare()
+    for executor in _PROCESS.executors.values():
+        executor.prepare()
 
 
 def _end_calls() -> None:
     """Stop the calls of daemon threads before the interpreter frees their arrays; a library's function ends first."""
-    executor = _PROCESS.executor
-    if executor is None or not is_calling(_CALLERS):
+    if not is_calling(_CALLERS):
         return
-    executor[POOL_HALT] = 1
+    executors = list(_PROCESS.executors.values())  # a daemon thread may load another
+    for executor in executors:
+        executor[POOL_HALT] = 1
     end = monotonic() + EXIT_SECONDS
     while is_calling(_CALLERS) and monotonic() < end:
         sleep(0.001)
-    executor[POOL_HALT] = 0
+    for executor in executors:
+        executor[POOL_HALT] = 0
 
 
 after_fork(_begin_again)

@@ -10,12 +10,12 @@ from typing import Any
 
 from aotc.vmfb import abi
 from aotc.vmfb.abi import Command, Graph, Node, Place, Slots
-from aotc.vmfb.commands import Invalid, all_nodes
+from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.isa import BY_NAME, ISA, Arg, Axis, Cb, Dt, Imm, In, Ins, Out, Res, Slot, Target, Text
+from aotc.vmfb.safety.interface import Invalid
 
 _RETURN = BY_NAME["return"].opcode
-_BRANCH = BY_NAME["branch"].opcode
 _SUBMIT = BY_NAME["submit"].opcode
 _RESULT = BY_NAME["result"].opcode
 _SCALARS = frozenset(name for name, row in DTYPES.items() if row.kind in "biu" and row.bits in (1, 8, 16, 32, 64))
@@ -44,8 +44,10 @@ def check_program(
     Invalid
         Names the instruction and the rule.
     """
-    if not code or code[-1][:1] not in ([_RETURN], [_BRANCH]):
-        raise Invalid("the program does not end with return or branch")
+    if not code or code[-1][:1] != [_RETURN]:
+        raise Invalid("the program does not end with return")
+    if registers > len(code):
+        raise Invalid(f"{registers} registers for {len(code)} instructions")
     ranks = [len(value["dims"]) for value in signature["arguments"]]
     results = [len(value["dims"]) for value in signature["results"]]
     limits = {
@@ -68,6 +70,8 @@ def check_program(
             problem = _operand_problem(kind, value, limits, ranks[argument] if kind is Axis else 0)
             if problem:
                 raise Invalid(f"instruction {number}: {row.name}: {problem}")
+            if kind is Target and value <= number:
+                raise Invalid(f"instruction {number}: {row.name} goes back to {value}: a program has no loops")
             argument = value if kind is Arg else argument
         if line[0] == _RESULT and len(line[2]) != results[line[1]]:
             raise Invalid(f"instruction {number}: result {line[1]} has rank {results[line[1]]}, not {len(line[2])}")
@@ -118,14 +122,18 @@ def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int,
         Names the word where the node begins, and the rule.
     """
     limits = _Limits(kernels, slots, states, parameters)
+    commands = 0
     for node in all_nodes(nodes):
         try:
             if isinstance(node, Graph):
+                commands += len(node.commands)
                 _check_graph(node, limits)
             else:
                 _check_operands({node.place}, set(), limits)
         except Invalid as error:
             raise Invalid(f"word {node.at}: {error}") from None
+    if states > commands:
+        raise Invalid(f"{states} cells for {commands} commands")
 
 
 def _check_graph(graph: Graph, limits: _Limits) -> None:

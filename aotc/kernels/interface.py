@@ -1,0 +1,43 @@
+"""What the bundle says of a kernel's arrays and grid, so that a loader can check every place that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.ir.dims import Dim, Expr, Sym, product
+from aotc.ir.loop_ir import Kernel
+from aotc.vmfb.dtypes import size_of
+from aotc.vmfb.safety.interface import Size
+
+
+def interface(kernel: Kernel) -> dict[str, Any]:
+    """Return the keys of a kernel's entry in the manifest that :mod:`aotc.vmfb.safety.interface` reads."""
+    numbers = {name: n for n, name in enumerate(kernel.dims)}
+    return {
+        "inputs": len(kernel.inputs),
+        "dims": len(kernel.dims),
+        "grid": _size(kernel.grid, numbers),
+        "extents": [
+            _size(product(b.shape) * size_of(b.dtype), numbers) for b in (*kernel.inputs, *kernel.outputs)
+        ],
+        "aliases": [number for pair in kernel.aliases for number in pair],
+    }
+
+
+def _size(e: Dim, numbers: Mapping[str, int]) -> Size:
+    if not isinstance(e, Expr):
+        return int(e)
+    terms: list[Size] = []
+    for monomial, coefficient in e.terms:
+        factors: list[Size] = [_atom(atom, numbers) for atom in monomial]
+        factors += [coefficient] if coefficient != 1 else []
+        terms.append(["*", *factors] if len(factors) > 1 else factors[0])
+    terms += [e.const] if e.const else []
+    return ["+", *terms] if len(terms) > 1 else terms[0]
+
+
+def _atom(atom: Any, numbers: Mapping[str, int]) -> Size:
+    if isinstance(atom, Sym):
+        return [numbers[atom.name]]
+    return [atom.fn, _size(atom.a, numbers), _size(atom.b, numbers)]

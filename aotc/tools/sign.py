@@ -1,0 +1,128 @@
+"""Signatures of bundles: Ed25519, of the header, which holds the sums of the manifest and so of every segment.
+
+Keys are PEM files, as openssl writes and reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aotc.vmfb.bundle import Bundle, open_bundle, signed, write_file
+from aotc.vmfb.errors import BundleError
+
+KEY_BYTES = 32
+
+
+def _ed25519() -> Any:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise BundleError("", f"signatures need cryptography: {error}", hint="pip install 'aotc[sign]'") from None
+    return ed25519
+
+
+def new_key(path: str) -> str:
+    """Write a private key to ``path`` and its public key to ``path.pub``; return the latter's path.
+
+    Raises
+    ------
+    BundleError
+        If a file is there, or cannot be written.
+    """
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = _ed25519().Ed25519PrivateKey.generate()
+    private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    public = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    for name, data, mode in ((path, private, 0o600), (f"{path}.pub", public, 0o644)):
+        try:
+            with os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as f:
+                f.write(data)
+        except (OSError, ValueError) as error:
+            hint = "another name: a key is not replaced"
+            raise BundleError(name, f"cannot write the key: {error}", hint=hint) from None
+    return f"{path}.pub"
+
+
+def sign_bundle(path: str, key: str, output: str = "") -> None:
+    """Sign the bundle at ``path`` with the private key of a file; in place unless ``output`` is given.
+
+    Raises
+    ------
+    BundleError
+        If the bundle is damaged, or the key cannot be read.
+    """
+    private = _private_key(key)
+    opened = open_bundle(path)
+    opened.verify_all()
+    public = private.public_key().public_bytes_raw()
+    write_file(output or path, signed(opened, lambda message: (public, private.sign(message))))
+
+
+def approval(trusted: Sequence[str | os.PathLike[str] | bytes]) -> Callable[[Bundle], bytes]:
+    """Return what refuses a bundle that none of the ``trusted`` public keys has signed, for the loader.
+
+    Raises
+    ------
+    BundleError
+        If a key cannot be read.
+    """
+    if isinstance(trusted, str | bytes | os.PathLike) or not isinstance(trusted, Sequence) or not trusted:
+        raise BundleError("", "trusted_keys are no keys", repr(trusted)[:100], "a list of public keys")
+    keys = {_public_key(key) for key in trusted}
+
+    def approve(opened: Bundle) -> bytes:
+        from cryptography.exceptions import InvalidSignature
+
+        if opened.signature is None:
+            raise BundleError(opened.where, "the bundle is not signed", hint="aotc sign --key")
+        key, signature, message = opened.signature
+        if key not in keys:
+            raise BundleError(
+                opened.where, "the bundle is signed with a key that is not trusted", key.hex(),
+                ", ".join(sorted(k.hex() for k in keys)),
+            )  # fmt: skip
+        try:
+            _ed25519().Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            raise BundleError(opened.where, "the signature is wrong", hint="do not run this bundle") from None
+        return key
+
+    return approve
+
+
+def _private_key(path: str) -> Any:
+    kind = _ed25519().Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        with open(path, "rb") as f:
+            found = load_pem_private_key(f.read(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise BundleError(repr(path), f"cannot read the private key: {error}", hint="aotc sign --new-key") from None
+    if not isinstance(found, kind):
+        raise BundleError(path, "the key is of another kind", type(found).__name__, "Ed25519")
+    return found
+
+
+def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
+    """Return the 32 bytes of a public key: a PEM file, what is in one, or hexadecimal digits."""
+    kind = _ed25519().Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        if isinstance(key, str) and len(key) == 2 * KEY_BYTES and not os.path.exists(key):
+            return bytes.fromhex(key)
+        if isinstance(key, bytes):
+            data = key
+        else:
+            with open(key, "rb") as f:
+                data = f.read()
+        found = load_pem_public_key(data)
+    except (OSError, ValueError, TypeError) as error:
+        raise BundleError(repr(key)[:100], f"cannot read the public key: {error}", hint="aotc sign --new-key") from None
+    if not isinstance(found, kind):
+        raise BundleError(repr(key)[:100], "the key is of another kind", type(found).__name__, "Ed25519")
+    return found.public_bytes_raw()

@@ -1,0 +1,64 @@
+"""A call on the CPU that goes an instruction of its program at a time, for its course depends on data."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotc.vmfb.abi import Slots
+from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.pointers import EMPTY, address_of
+
+if TYPE_CHECKING:
+    from aotc.vmfb.trace import Tracer
+
+
+class CpuSession:
+    """One call of a function whose course depends on its data, on a :class:`~aotc.vmfb.devices.cpu.CpuExecutable`."""
+
+    def __init__(self, executable: Any, layout: Slots, constants: int, scratch_bytes: int) -> None:
+        self._executable = executable
+        self._slots = (ctypes.c_int64 * layout.count)()
+        self._slots[layout.constants] = constants
+        self._arena_slot = layout.arena
+        self._arena: Arena | None = None
+        self._arena_bytes = 0
+        self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
+        self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
+
+    def arena(self, size: int) -> None:
+        """Take an arena of ``size`` bytes; what an earlier one held is kept."""
+        found = ARENAS.take(size)
+        if self._arena is not None:
+            ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
+            ARENAS.give(self._arena)
+        self._arena, self._arena_bytes = found, size
+        self._slots[self._arena_slot] = found.address
+
+    def bind(self, slot: int, array: np.ndarray) -> None:
+        """Put an argument or a result in the pointer table."""
+        self._slots[slot] = address_of(array if array.size else EMPTY)
+
+    def tracer(self, folder: str, where: str) -> Tracer:
+        """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
+        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
+
+        return Tracer(self._executable, self._slots, self._scratch, folder, where)
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Run a command buffer and wait for it."""
+        self._executable.run_alone(number, self._slots, parameters, self._scratch)
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return the integer at a byte offset of a slot."""
+        element = to_numpy(dtype)
+        return int(np.frombuffer(ctypes.string_at(self._slots[slot] + offset, element.itemsize), element)[0])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for arena in (self._arena, self._scratch_arena):
+            if arena is not None:
+                ARENAS.give(arena)

@@ -1,0 +1,1 @@
+"""What is checked of a bundle from a stranger besides its form."""
