@@ -370,9 +370,9 @@ class State:
 
     def _collected(self, params: Sequence[Value], make: Callable[[], Sequence[Value]]) -> Region:
         """Return a region of the ops that ``make`` emits."""
-        if self.session.depth > MOST_NESTED:
+        nested = len(self.blocks) > 1  # a function's body is no region of an op
+        if nested and self.session.depth >= MOST_NESTED:
             self.fail(f"regions are nested more than {MOST_NESTED} deep", hint="select between values")
-        nested = bool(self.blocks)  # a function's body is no region of an op
         self.blocks.append([])
         self.session.depth += nested
         try:

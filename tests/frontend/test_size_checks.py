@@ -222,9 +222,9 @@ def test_what_stands_in_a_loop_counts_although_it_does_not_run():
 def test_an_assertion_on_data_in_a_loop():
     """It was left out without a word."""
     module = loaded(LOOP.replace("ASSERTION", OF_DATA))
-    np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(1))[0], -f32(3))
+    np.testing.assert_array_equal(module.invoke("main", f32(3), -f32(3), np.int32(0))[0], f32(3))
     with pytest.raises(VmError, match="at 1"):
-        module.invoke("main", f32(3), -f32(3), np.int32(2))
+        module.invoke("main", f32(3), -f32(3), np.int32(1))
 
 
 def test_branches_must_give_the_same_sizes():

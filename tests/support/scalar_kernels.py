@@ -107,6 +107,17 @@ def agree(name, dtype, got, want):
     assert ulps(got, want).max() <= slack + 1, name
 
 
+def log_gamma(x, other):
+    """Return the logarithm of the size of gamma at ``x`` to all digits, or ``other`` at a pole or beyond."""
+    import mpmath
+
+    value = float(x)
+    if not np.isfinite(value) or (value <= 0 and value == int(value)):
+        return other
+    with mpmath.workdps(40):
+        return float(mpmath.loggamma(value).real)
+
+
 def check_every_op(dtype, run_kernel):
     """Compare each scalar op on ``dtype`` with NumPy; ``run_kernel(kernel, arrays, grid)`` runs them all at once."""
     rows = list(every_op(dtype))
@@ -116,6 +127,8 @@ def check_every_op(dtype, run_kernel):
     problems = []
     for (scalar, result), got in zip(rows, outs, strict=True):
         want = apply(scalar, [a, b][: scalar.arity], result)
+        if scalar.name == "lgamma":  # SciPy's loses digits beside its negative zeros
+            want = np.array([log_gamma(x, w) for x, w in zip(a, want)]).astype(want.dtype)
         try:
             agree(scalar.name, dtype, got, want)
         except AssertionError as error:
