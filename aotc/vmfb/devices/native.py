@@ -45,6 +45,9 @@ _HOST = {
 }
 
 
+_DLCLOSE = ctypes.CDLL(None).dlclose  # not ctypes' own: the module is private
+
+
 class SharedObject:
     """A shared object in memory, unloaded when nobody holds it any more."""
 
@@ -58,16 +61,20 @@ class SharedObject:
             _write_all(self._descriptor, data)
             self.library = ctypes.CDLL(f"/proc/self/fd/{self._descriptor}")
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # Not ctypes' own: the module is private. Kept by value, for names may be gone when the interpreter ends.
+    def __del__(
+        self,
+        unload: Callable[[ctypes.c_void_p], int] = _DLCLOSE,
+        pointer: type[ctypes.c_void_p] = ctypes.c_void_p,
+        close: Callable[[int], None] = os.close,
+    ) -> None:
+        # All kept by value: modules and what they hold may be gone when the interpreter ends.
         if "library" in self.__dict__:
-            _DLCLOSE(ctypes.c_void_p(self.library._handle))
+            unload(pointer(self.library._handle))
         if self._descriptor >= 0:
             close(self._descriptor)
 
 
 _CALLERS = "aotc.vmfb.devices.cpu"
-_DLCLOSE = ctypes.CDLL(None).dlclose
 
 
 class _Process:
