@@ -51,9 +51,9 @@ def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def fresh_runtime() -> Iterator[None]:
-    """Let a module's tests load an executor of their own: a process keeps the first that it loads."""
+    """Let each module's tests load an executor of their own: a process keeps the first, which may be a test's own."""
     from aotc.vmfb.devices import native
 
     before, native._PROCESS = native._PROCESS, native._Process()
