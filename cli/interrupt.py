@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 import threading
-from types import FrameType
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -15,9 +13,9 @@ _AGAIN_SECONDS = 0.01
 
 
 def take_interrupts() -> None:
-    """Have SIGINT raise KeyboardInterrupt where it is not lost; this is the program's own process."""
+    """Have an interrupt come again where it is lost; this is the program's own process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = _come_again
 
 
 def end_interrupted() -> NoReturn:
@@ -26,14 +24,11 @@ def end_interrupted() -> NoReturn:
     sys.exit(INTERRUPTED)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise; a little later in a callback of the garbage collector, as jax has one: there it would be lost."""
-    codes = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    while frame is not None:
-        if frame.f_code in codes:
-            timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
-            timer.daemon = True
-            timer.start()
-            return
-        frame = frame.f_back
-    raise KeyboardInterrupt
+def _come_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Interrupt a little later: what a finalizer or a callback of the garbage collector raises ends there."""
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+        return
+    timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()

@@ -16,7 +16,7 @@ from aotc_cli import main as cli_main
 from aotc_cli.inputs import dim_value, from_storage, parse_values, to_storage
 from aotc_cli.outputs import array_text, check_results
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 
 @pytest.fixture

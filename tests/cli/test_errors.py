@@ -20,8 +20,6 @@ ADD = """module @demo {
 }
 """
 
-pytestmark = pytest.mark.usefixtures("fresh_runtime")
-
 
 def refused(model, *parts, **options):
     """Compile must fail with a message that holds every part."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -74,22 +75,65 @@ def test_an_interrupted_compilation_leaves_nothing(tmp_path, wait):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_an_interrupt_is_not_lost_in_a_callback_of_the_collector():
-    """As jax has one: what it raises is printed and ignored, so the interrupt comes again."""
+def interrupt_once():
     sent = []
 
-    def callback(phase, info):
+    def callback(*args):
         if not sent:
-            sent.append(phase)
+            sent.append(args)
             os.kill(os.getpid(), signal.SIGINT)
+            bool(sent)  # some versions of Python run the handler only at the next call or jump
 
-    before = signal.signal(signal.SIGINT, interrupt._interrupt)
+    return callback
+
+
+@pytest.fixture
+def interrupts(monkeypatch):
+    """The handlers of the ``aotc`` command; those of the tests' process come back."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt.take_interrupts()
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_is_not_lost_in_a_callback_of_the_collector(interrupts):
+    """As jax has one: what it raises ends there, so the interrupt comes again."""
+    callback = interrupt_once()
     gc.callbacks.append(callback)
     try:
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            gc.collect()  # some versions of Python run the handler here, behind the callback
+            gc.collect()
             time.sleep(60)
     finally:
         gc.callbacks.remove(callback)
-        signal.signal(signal.SIGINT, before)
-    assert sent
+
+
+def test_an_interrupt_is_not_lost_in_a_finalizer(interrupts):
+    class Watched:
+        __del__ = interrupt_once()
+
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        Watched()
+        time.sleep(60)
+
+
+def test_an_interrupt_is_not_lost_in_a_callback_of_a_weak_reference(interrupts):
+    class Watched:
+        pass
+
+    watched = Watched()
+    reference = weakref.ref(watched, interrupt_once())
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        del watched
+        time.sleep(60)
+    assert reference() is None
+
+
+def test_what_else_is_lost_is_still_printed(interrupts, capsys):
+    class Watched:
+        def __del__(self):
+            raise ValueError("in a finalizer")
+
+    Watched()
+    assert "ValueError: in a finalizer" in capsys.readouterr().err

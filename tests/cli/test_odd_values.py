@@ -12,7 +12,7 @@ import aotc
 from aotc import BundleError, CompileError, VmError
 from aotc_cli import main
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 X = np.ones(3, "f4")
 MODEL = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n return %x : tensor<4xf32>\n}"

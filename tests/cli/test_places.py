@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import tiny
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 COMPILE = "import aotc; aotc.compile = lambda *a, **k: open('m.vmfb', 'rb').read()\n"
 

@@ -13,7 +13,7 @@ from aotc.vmfb.devices import native
 from aotc.vmfb.errors import BundleError
 
 pytest.importorskip("cryptography")
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 X = np.arange(4, dtype=np.float32)
 

@@ -19,7 +19,7 @@ from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 
 def empty(**more):

@@ -9,7 +9,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import cpu
 from aotc.vmfb.module import load
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 FOLDER = Path(__file__).parents[1] / "golden_bundles"
 PATHS = sorted(FOLDER.glob("*.vmfb"))

@@ -11,7 +11,7 @@ from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.limits import EAGER_BYTES
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 X = np.arange(4, dtype="f4")
 

@@ -17,7 +17,7 @@ from aotc.targets import host
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.module import load
 
-pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.cpu
 
 X = np.arange(4, dtype=np.float32)
 Y = np.full(4, 10, np.float32)

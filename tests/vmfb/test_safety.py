@@ -13,7 +13,7 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
 from aotc.vmfb.safety.interface import Invalid, digest, evaluate
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 X, Y = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
 ARGUMENTS = {"main": [X, Y], "grow": [X], "count": [np.int64(3)], "upto": [np.int64(3)], "update": [X, Y]}

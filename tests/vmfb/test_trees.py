@@ -12,7 +12,7 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 X = np.arange(4, dtype=np.float32)
 Y = np.full(4, 10, np.float32)

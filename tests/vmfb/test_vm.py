@@ -21,7 +21,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.module import load
 from aotc.vmfb.pointers import DATA_FIELD, address_of
 
-pytestmark = [pytest.mark.ir, pytest.mark.usefixtures("fresh_runtime")]
+pytestmark = pytest.mark.ir
 
 X = np.arange(4, dtype=np.float32)
 Y = np.full(4, 10, np.float32)
