@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,23 +27,24 @@ from aotc.weights import write_weights
 def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
     """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
     segments: list[tuple[str, Any]] = []
-    main = next(f for f in module.functions.values() if f.public)
-    path = main.loc.path
+    path = next(f for f in module.functions.values() if f.public).loc.path
     with guard("while compiling the kernels", options, path=path):
         entries = [_variant_entry(v, segments, options) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
-        return _written(module, main, entries, segments, _debug(variants) if options.debug_info else None)
+        return _written(module, variants, entries, segments, _debug(variants) if options.debug_info else None)
 
 
 def _written(
-    module: Module, main: Function, entries: list[dict[str, Any]], segments: list[tuple[str, Any]], debug: Any
+    module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]], debug: Any
 ) -> bytes:
+    main = next(f for f in module.functions.values() if f.public)
+    devices = variants[0].devices
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
         "name": module.name,
-        "functions": {f.name: signature(f) for f in module.functions.values() if f.public},
+        "functions": {f.name: signature(f, devices.get(f.name)) for f in module.functions.values() if f.public},
         "symbols": sorted(dims),
         "variants": entries,
         "debug": debug,
@@ -73,6 +74,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         ],
         "functions": {n: {"registers": p.registers, "code": p.code} for n, p in v.programs.items()},
         "specialized": v.specialized,
+        **_devices(v),
         "arena_peak": v.arena,
     }
     if v.target.kind == "cuda":
@@ -94,6 +96,13 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
     return entry
 
 
+def _devices(v: Variant) -> dict[str, Any]:
+    """Return the kind of each device that the model names, and the transfers between them; nothing if it names none."""
+    if not v.devices:
+        return {}
+    return {"devices": {name: v.target.kind for name in v.device_names}, "transfers": v.transfers}
+
+
 def native_calls(v: Variant) -> list[NativeCall]:
     """Return the user's functions that are compiled into the bundle."""
     return [
@@ -111,8 +120,9 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     return {"segment": add("constants", v.constants.parts())}
 
 
-def signature(f: Function) -> dict[str, Any]:
-    """Return what the manifest says about a public function: arguments, results, pytrees."""
+def signature(f: Function, devices: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+    """Return what the manifest says about a public function: arguments, results, pytrees; ``devices`` of these."""
+    homes = devices or {}
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
     donated = f.attrs.get("donated", ())
@@ -121,20 +131,24 @@ def signature(f: Function) -> dict[str, Any]:
         in_tree = mark_unused(in_tree, f.attrs["kept"])
     return {
         "arguments": [
-            {**_value(name, v.type), "donated": False, "donatable": n in donated}
+            {**_value(name, v.type, homes.get("arguments"), n), "donated": False, "donatable": n in donated}
             for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
         ],
-        "results": [_value(name, v.type) for name, v in zip(results, f.body.results, strict=True)],
+        "results": [
+            _value(name, v.type, homes.get("results"), n)
+            for n, (name, v) in enumerate(zip(results, f.body.results, strict=True))
+        ],
         "in_tree": in_tree,
         "out_tree": f.attrs.get("out_tree"),
     }
 
 
-def _value(name: str, type_: TensorType) -> dict[str, Any]:
+def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
     return {
         "name": name,
         "dtype": type_.dtype,
         "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
+        **({"device": devices[number]} if devices else {}),
     }
 
 

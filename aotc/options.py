@@ -49,6 +49,12 @@ class Options:
         Leave out the optional passes after this number; -1 means none.
     timings : bool
         Print the time of every pass.
+    devices : mapping of str to str
+        The devices that the model names, with a target for each: ``{"d0": "cpu:x86-64-v3"}``; others take ``target``.
+    default_device : str
+        Where ops and arguments go that nothing places; empty refuses them where there are several devices.
+    max_transfers : int
+        Refuse the model if it takes more transfers between devices; -1 means any number.
     callbacks : str
         ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
     progress : callable or None
@@ -68,6 +74,9 @@ class Options:
     stop_after: str = ""
     bisect: int = -1
     timings: bool = False
+    devices: Mapping[str, str] = field(default_factory=dict)
+    default_device: str = ""
+    max_transfers: int = -1
     callbacks: str = REFUSE
     progress: Callable[[int, int, str], None] | None = None
 
@@ -112,6 +121,10 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")
     if not _are_sizes(options.specialize):
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    if not _are_names(options.devices):
+        raise _wrong(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")
+    if options.max_transfers < -1:
+        raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
 
@@ -122,6 +135,11 @@ def _are_sizes(specialize: Any) -> bool:
         return False
     kept = all(isinstance(sizes, Collection) and not isinstance(sizes, str) for sizes in specialize.values())
     return kept and all(isinstance(n, Integral) for sizes in specialize.values() for n in sizes)
+
+
+def _are_names(devices: Any) -> bool:
+    """Tell whether ``devices`` maps names to names."""
+    return isinstance(devices, Mapping) and all(isinstance(name, str) and name for pair in devices.items() for name in pair)
 
 
 def _wrong(message: str, hint: str) -> CompileError:

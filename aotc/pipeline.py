@@ -36,6 +36,7 @@ from aotc.kernels.cpu.build import start_workers
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering.lower import lower
 from aotc.lowering.passes import invariants
+from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse
@@ -46,6 +47,8 @@ from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
 from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.inline import inline
+from aotc.lowering.passes.isolate_devices import isolate_devices
+from aotc.lowering.passes.join_devices import join_devices
 from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
@@ -53,7 +56,7 @@ from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.options import Options, check_options
-from aotc.targets import Target, resolve
+from aotc.targets import Target, check_devices, resolve
 from aotc.vmfb.module import check_bundle
 
 Run = Callable[[Module, Options], Module]
@@ -85,6 +88,8 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize),
     Pass(cse),
     Pass(licm),
+    Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
+    Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
     Pass(canonicalize_dot, required=True, establishes=invariants.products_are_matmul),
     Pass(decompose_convolution, required=True, establishes=invariants.convolutions_are_conv),
     Pass(decompose_fft, required=True, establishes=invariants.transforms_are_dft),
@@ -97,6 +102,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(cse),
     Pass(dce),
     Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
+    Pass(join_devices, required=True, establishes=invariants.no_device_regions),
 )
 
 _NO_LOWERING = "lowering has no rule for what the first replaces"
@@ -109,6 +115,11 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
     (lower_collectives, fuse, _NO_LOWERING),
+    (licm, assign_devices, "what does not change in a loop would be moved to another device in each iteration"),
+    (assign_devices, isolate_devices, "regions are of the devices that it assigns"),
+    (isolate_devices, canonicalize_dot, "what that makes of an op is on its device because it stands in its region"),
+    (isolate_devices, fuse, "a kernel would hold ops of several devices"),
+    (fuse, join_devices, "only a dispatch says where it runs"),
     (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
     (canonicalize_dot, pack_contractions, "only matmul is packed"),
     (canonicalize_dot, fuse, _NO_LOWERING),
@@ -241,6 +252,7 @@ def compile(
     """
     chosen = checked_options(options, flags)
     targets = resolve(chosen.target)
+    check_devices(chosen.devices, targets)
     if callable(model):  # tracing takes longer than the compilers need to start
         _start_compilers(chosen)
     with guard("while importing the compiler", chosen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
@@ -118,6 +119,22 @@ def _cache_bytes(level: int) -> int:
         except (OSError, ValueError):
             continue
     return 0
+
+
+def check_devices(devices: Mapping[str, str], targets: Sequence[Target]) -> None:
+    """Refuse devices of a model that are of another target than the bundle's.
+
+    Raises
+    ------
+    CompileError
+        Names the first device that is.
+    """
+    for name, target in devices.items():
+        (found, *more) = resolve(target)
+        if more or [found] != list(targets):
+            offered = ",".join(t.name for t in targets)
+            message = f"device {name!r} is {target}, the bundle is for {offered}: all devices of a model are of one target"
+            raise CompileError.at(UNKNOWN, message, hint=f"--target={found.name} for all of them")
 
 
 def resolve(name: str) -> tuple[Target, ...]:

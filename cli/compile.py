@@ -56,6 +56,9 @@ def command(
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
+    device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
+    default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
+    max_transfers: int = typer.Option(-1, min=-1, help="Refuse a model that takes more transfers; -1 is any number."),
     callbacks: str = typer.Option("refuse", help="drop: leave out calls back into Python whose results nobody reads."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
@@ -78,6 +81,9 @@ def command(
         verify_each=verify_each,
         bisect=bisect,
         timings=timings,
+        devices=_devices(device),
+        default_device=default_device,
+        max_transfers=max_transfers,
         callbacks=callbacks,
     )
     if str(output) == "-" and not stop_after:
@@ -135,6 +141,17 @@ def _check_output(output: Path) -> None:
         raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
     if not os.access(folder, os.W_OK):
         raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
+
+
+def _devices(texts: list[str]) -> dict[str, str]:
+    """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
+    devices = {}
+    for text in texts:
+        name, _, target = text.partition("=")
+        if not name or not target:
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
+        devices[name] = target
+    return devices
 
 
 def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:

@@ -72,6 +72,8 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "kernels": kernels,
         "command_buffers": len(variant["command_buffers"]),
         "specialized": variant.get("specialized", {}),
+        "devices": variant.get("devices", {}),
+        "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": (variant.get("imports") or {}).get("lapack", []),
@@ -126,6 +128,10 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     for name, choices in variant["specialized"].items():
         sizes = "; ".join(", ".join(f"{dim}={size}" for dim, size in choice.items()) for choice in choices)
         lines.append(f"{name} has code of its own for {sizes}")
+    if variant["devices"]:
+        lines.append(f"devices: {', '.join(f'{name} ({kind})' for name, kind in variant['devices'].items())}")
+        lines.append(f"{len(variant['transfers'])} transfers")
+        lines += [f"  {t['type']} from {t['from']} to {t['to']}: {t['reason']}" for t in variant["transfers"]]
     lines.append(f"{len(variant['kernels'])} kernels, {variant['command_buffers']} command buffers")
     return lines
 

@@ -15,7 +15,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.program_ir import Buffered, Check, Constants, stretches
 from aotc.ir.program_text import print_program
-from aotc.ir.tensor_ir import Function, Module
+from aotc.ir.tensor_ir import Function, Module, Op, walk
 from aotc.lowering import verify
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
@@ -48,6 +48,14 @@ class Variant:
     custom: dict[str, CustomCall]
     steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    transfers: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def device_names(self) -> list[str]:
+        """Return the devices that functions name, in order of first use."""
+        rows = (names for f in self.devices.values() for names in (f["known"], f["arguments"], f["results"]))
+        return list(dict.fromkeys(name for row in rows for name in row))
 
     @property
     def text(self) -> str:
@@ -86,6 +94,8 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     names, unique = _deduplicate(every)
     locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
+    variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
+    variant.transfers = [_transfer(name, op) for name, f in public.items() for op in walk(f.body) if op.name == "transfer"]
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
@@ -105,6 +115,13 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             for name, program in variant.programs.items():
                 verify.after_emit(program, public[name], variant.command_buffers)
     return variant
+
+
+def _transfer(function: str, op: Op) -> dict[str, str]:
+    """Return what the bundle says about a transfer."""
+    source, to, reason = (op.attrs[key] for key in ("source", "device", "reason"))
+    loc = op.loc.traced_by or str(op.loc)
+    return {"function": function, "from": source, "to": to, "type": str(op.result.type), "reason": reason, "loc": loc}
 
 
 def _lower_regions(

@@ -184,9 +184,14 @@ class Signature:
 
     def __repr__(self) -> str:
         takes = ", ".join(
-            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}" for a in self.arguments
+            f"{a['name']}: {type_text(a['dtype'], a['dims'])}{' donated' * a['donated']}{_home(a)}"
+            for a in self.arguments
         )
         gives = ", ".join(
-            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) for r in self.results
+            (f"{r['name']}: " if r["name"] else "") + type_text(r["dtype"], r["dims"]) + _home(r) for r in self.results
         )
         return f"{self.name}({takes}) -> ({gives})"
+
+
+def _home(entry: dict[str, Any]) -> str:
+    return f" on {entry['device']}" if "device" in entry else ""

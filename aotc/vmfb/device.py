@@ -128,13 +128,47 @@ class Device(Protocol):
 DEVICES = {"cpu": "aotc.vmfb.devices.cpu", "cuda": "aotc.vmfb.devices.cuda"}
 
 
-def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[str, Any], Any, int]:
+def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[str, str]:
+    """Return the device of this machine for each device that the model names.
+
+    Parameters
+    ----------
+    devices : mapping of str to str, or anything else
+        ``{"d0": "cpu:0", "d1": "cpu:1"}``; if it is no mapping, each gets the next one of its kind.
+
+    Raises
+    ------
+    BundleError
+        If a device is missing, unknown, or of another kind than the model's; lists both sides.
+    """
+    wanted: dict[str, str] = variant.get("devices", {})
+    if not isinstance(devices, Mapping):
+        counts: dict[str, int] = {}
+        bound = {}
+        for name, kind in wanted.items():
+            counts[kind] = counts.get(kind, -1) + 1
+            bound[name] = f"{kind}:{counts[kind]}"
+        return bound
+    model = ", ".join(f"{name}: {kind}" for name, kind in wanted.items()) or "no devices"
+    if set(devices) != set(wanted):
+        raise BundleError(bundle.where, "devices= and the model name different devices", _listed(devices), model)
+    for name, kind in wanted.items():
+        if str(devices[name]).partition(":")[0] != kind:
+            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed(devices), model)
+    return dict(devices)
+
+
+def _listed(devices: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {place}" for name, place in devices.items()) or "none"
+
+
+def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> tuple[dict[str, Any], Any, int]:
     """Return the variant to run, the module of its device and the device's number.
 
     Parameters
     ----------
     bundle : Bundle
-    devices : str, sequence of str, or None
+    devices : str, sequence or mapping of str, or None
         ``cpu``, ``cuda:0``...; None takes the first kind, in the bundle's order,
         that this machine can run.
 
@@ -143,6 +177,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | None) -> tuple[dict[st
     BundleError
         If no variant can run; lists each variant with the reason.
     """
+    devices = list(devices.values()) if isinstance(devices, Mapping) else devices
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     ordinals: dict[str, int] = {}
     for name in () if devices is None else devices if several else (devices,):

@@ -14,7 +14,7 @@ from typing import Any
 ANY = object()
 NONE = type(None)
 
-_VALUE = {"name": str, "dtype": str, "dims": [(int, str)]}
+_VALUE = {"name": str, "dtype": str, "dims": [(int, str)], "device?": str}
 
 _EXTERNAL = {
     "file": str,
@@ -52,6 +52,8 @@ _VARIANT = {
     ],
     "command_buffers": [{"code": int, "states": int, "parameters": int}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
+    "devices?": {str: str},
+    "transfers?": [{"function": str, "from": str, "to": str, "type": str, "reason": str, "loc": str}],
     "arena_peak?": (int, NONE),
     "constants?": ({"segment?": int, "external?": _EXTERNAL}, NONE),
 }

@@ -14,7 +14,8 @@ from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.constants import verify_external
-from aotc.vmfb.device import Executable, choose, device_module
+from aotc.vmfb.device import Executable, bind_devices, choose, device_module
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.safety.interface import Invalid
@@ -22,6 +23,7 @@ from aotc.vmfb.safety.verify import check_program
 from aotc.vmfb.vm import LoadedFunction
 
 _LEAF = {"kind": "leaf"}
+_RESULTS = ("numpy", "device")
 # Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
 SIGNATURES = "aotc.tools.sign"
 
@@ -29,7 +31,7 @@ SIGNATURES = "aotc.tools.sign"
 def load(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview,
     *,
-    devices: str | Sequence[str] | None = None,
+    devices: str | Sequence[str] | Mapping[str, str] | None = None,
     threads: int | None = None,
     verify: bool = False,
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
@@ -42,9 +44,10 @@ def load(
     ----------
     source : str, path, bytes or buffer
         A path is mapped: weights are not copied.
-    devices : str or sequence of str, optional
+    devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that
-        this machine can run.
+        this machine can run. For a model that names devices ``{"d0": "cpu:0", "d1": "cpu:1"}``;
+        by default each has the next one of its kind.
     threads : int, optional
         Threads to compute with, the caller's included. By default
         ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
@@ -90,7 +93,7 @@ def load(
 
 def _load(
     source: Any,
-    devices: str | Sequence[str] | None,
+    devices: str | Sequence[str] | Mapping[str, str] | None,
     threads: int | None,
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
@@ -107,7 +110,9 @@ def _load(
     variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
-    module = LoadedModule(bundle, variant, device.open_executable(bundle, variant, threads, ordinal, custom_calls))
+    bound = bind_devices(bundle, variant, devices)
+    executable = device.open_executable(bundle, variant, threads, ordinal, custom_calls)
+    module = LoadedModule(bundle, variant, executable, bound)
     if verify:
         module.prove()
     return module
@@ -143,11 +148,16 @@ class LoadedModule:
     ----------
     name : str
     functions : dict of str to Entry
+    devices : dict of str to str
+        The device of this machine for each that the model names.
     """
 
-    def __init__(self, bundle: Bundle, variant: dict[str, Any], executable: Executable) -> None:
+    def __init__(
+        self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str]
+    ) -> None:
         entries = bundle.manifest["functions"]
         self.name: str = bundle.manifest["name"]
+        self.devices = dict(devices)
         self._bundle = bundle
         self._executable = executable
         self._functions = {
@@ -163,7 +173,8 @@ class LoadedModule:
         out: Sequence[np.ndarray | None] | None = None,
         donate: bool = False,
         trace: str | os.PathLike[str] = "",
-    ) -> list[np.ndarray]:
+        results: str = "numpy",
+    ) -> list[Any]:
         """Run a function on flat arrays.
 
         Parameters
@@ -179,10 +190,12 @@ class LoadedModule:
         trace : path, optional
             Run one dispatch at a time and write the arrays that each reads and writes
             to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
+        results : str
+            ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are.
 
         Returns
         -------
-        list of numpy.ndarray
+        list of numpy.ndarray or of DeviceArray
 
         Raises
         ------
@@ -195,6 +208,12 @@ class LoadedModule:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
         if not isinstance(donate, bool | np.bool_ | int):
             raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
+        if results not in _RESULTS:
+            raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
+        if results == "device":
+            homes = [row.get("device", "") for row in function.signature.results]
+            own = self.invoke(name, *arrays, out=out, donate=donate, trace=trace)
+            return [DeviceArray(x, device) for x, device in zip(own, homes)]
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
@@ -233,8 +252,8 @@ class LoadedModule:
         return "\n".join(lines + [f"  {function.signature!r}" for function in self._functions.values()])
 
     def stats(self) -> dict[str, Any]:
-        """Return target, threads, kernels and memory (bytes) of the loaded bundle."""
-        return self._executable.stats()
+        """Return target, devices, threads, kernels and memory (bytes) of the loaded bundle."""
+        return {**self._executable.stats(), **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:
         """Free working memory that no call uses; return how many bytes that were."""

@@ -122,7 +122,17 @@ _ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SP
                 "SPMDShardToFullShape", "xla.sdy.FuncResultSharding", "Pin", "Unpin", "dce_sink",
                 "control_dep")  # fmt: skip
 
+def _transfer(state: State, op: Any) -> None:
+    """Move a value to the device that ``aotc.to`` names."""
+    to = op.attributes.get("aotc.to")
+    if not isinstance(to, ir.StringAttr) or not to.value:
+        shown = "nothing" if to is None else str(to)
+        state.fail(f"custom call @aotc.transfer says {shown} for aotc.to", 'write {aotc.to = "d1"}')
+    state.bind(op, [state.one("transfer", state.operands(op), {"device": to.value})])
+
+
 KNOWN_CALLS: dict[str, Importer] = {
+    "aotc.transfer": _transfer,
     **dict.fromkeys(_ANNOTATIONS, _hand_on),
     **dict.fromkeys(("AllocateBuffer", "CreateBuffer"), _buffer),
     **dict.fromkeys(("ApproxTopK", "stablehlo.dynamic_approx_top_k"), _approximate_top_k),

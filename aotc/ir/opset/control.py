@@ -1,4 +1,4 @@
-"""Control: while, case, call, assert, custom calls."""
+"""Control: while, case, call, assert, custom calls; which device runs what."""
 
 from __future__ import annotations
 
@@ -108,10 +108,31 @@ def _bind_dim(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> lis
     return []
 
 
+def _infer_on(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(not types, f"on: takes no operands, found {_list(types)}")
+    need(not (regions and regions[0].params), "on: its region takes parameters")
+    return tuple(r.type for r in regions[0].results)
+
+
+def _on(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    return regions[0]()
+
+
+def _infer_transfer(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(len(types) == 1, f"transfer: takes one value, found {_list(types)}")
+    return types
+
+
+def _transfer(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
+    return [np.array(arrays[0])]
+
+
 CONTROL = table(
     OpSpec("bind_dim", _infer_bind_dim, _bind_dim, ("dim",), effect=True),
     OpSpec("while", _infer_while, _while, regions=2, branches=True),
     OpSpec("case", _infer_case, _case, regions=-1, branches=True),
+    OpSpec("on", _infer_on, _on, ("device",), 1, branches=True, made_by="isolate_devices", removed_by="join_devices"),
+    OpSpec("transfer", _infer_transfer, _transfer, ("device",), tolerance=0),
     OpSpec("call", _infer_given, _not_here, ("callee",), effect=True, of_format=True, removed_by="inline"),
     OpSpec("dispatch", _infer_given, _not_here, ("callee",), of_format=True, made_by="fuse"),
     OpSpec("assert", _infer_assert, _assert, ("message",), effect=True),
@@ -119,5 +140,8 @@ CONTROL = table(
     OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
 )
 
-HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant", "reshape"})
+VIEWS = frozenset({"reshape", "transfer"})
+"""What gives its operand's memory another shape, or hands it to another device that shares it."""
+
+HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant", "reshape", "on", "transfer"})
 """What a function is made of once its ops are in regions: the order of kernels, and the buffers and views they read."""

@@ -71,7 +71,8 @@ def work_of(op: Op) -> int:
     return DEAR_WORK.value if op.name in EXPENSIVE else 1
 
 
-def _guess(value: Dim) -> int:
+def guess(value: Dim) -> int:
+    """Return a number for a dim, as if what only a call knows were of medium size."""
     if not isinstance(value, Expr):
         return int(value)
     return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
@@ -79,18 +80,18 @@ def _guess(value: Dim) -> int:
 
 def copy_nanoseconds(size: Dim) -> float:
     """Return a rough time of a copy of ``size`` bytes on one core."""
-    return COPY_NS.value + _guess(size) / COPIED_BYTES.value
+    return COPY_NS.value + guess(size) / COPIED_BYTES.value
 
 
 def nanoseconds(kernel: Kernel) -> float:
     """Return a rough time of a kernel on one core: arithmetic, by tiles or in loops, against memory traffic."""
     tiles = any(isinstance(s, Tile) for s in walk(kernel.body))
     rate = (PRODUCT_RATE if tiles else LOOP_RATE).value
-    return LAUNCH_NS.value + max(_guess(kernel.flops) / rate, _guess(kernel.bytes) / MOVED_BYTES.value)
+    return LAUNCH_NS.value + max(guess(kernel.flops) / rate, guess(kernel.bytes) / MOVED_BYTES.value)
 
 
 def grain(kernel: Kernel) -> int:
     """Return how many grid items to claim at once: each claim worth some microseconds."""
-    items = max(_guess(kernel.grid), 1)
+    items = max(guess(kernel.grid), 1)
     claims = max(1, min(items, MAX_CLAIMS.value, int(nanoseconds(kernel) // CLAIM_NS.value)))
     return -(-items // claims)

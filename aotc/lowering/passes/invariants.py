@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from aotc.diagnostics import Finding
+from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.opset.collective import COLLECTIVES
 from aotc.ir.opset.control import HOST
-from aotc.ir.tensor_ir import Function, Module, Op, walk
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 
 Predicate = Callable[[Module], list[Finding]]
 
@@ -58,6 +59,22 @@ def transforms_are_dft(module: Module) -> list[Finding]:
     return _ops(module, lambda op: op.name == "fft", "is no dft yet")
 
 
+def operands_are_on_their_devices(module: Module) -> list[Finding]:
+    """An op reads values of its own device only; a transfer moves one to another."""
+    return [f for function in module.functions.values() if "devices" in function.attrs for f in _strangers(function)]
+
+
+def transfers_are_outside(module: Module) -> list[Finding]:
+    """No transfer stands in the region of a device."""
+    inner = [i for f in module.functions.values() for op in walk(f.body) if op.name == "on" for i in walk(op.regions[0])]
+    return [Finding("transfer is in the region of a device", op.loc) for op in inner if op.name in ("transfer", "on")]
+
+
+def no_device_regions(module: Module) -> list[Finding]:
+    """Each dispatch says where it runs, not a region around it."""
+    return _ops(module, lambda op: op.name == "on", "is still there")
+
+
 def ops_are_in_regions(module: Module) -> list[Finding]:
     """A public function only dispatches regions, which exist, and decides which; each region says what kind it is."""
     public = {name: f for name, f in module.functions.items() if f.public}
@@ -66,6 +83,49 @@ def ops_are_in_regions(module: Module) -> list[Finding]:
     loose += [Finding(f"region @{name} does not exist") for name in sorted(regions - set(module.functions))]
     private = (f for f in module.functions.values() if not f.public)
     return loose + [Finding(f"@{f.name} is no region: it has no kind", f.loc) for f in private if "kind" not in f.attrs]
+
+
+def _strangers(function: Function) -> Iterator[Finding]:
+    """Yield what reads a value of another device; what constants make is of none."""
+    home: dict[Value, str] = dict(zip(function.body.params, function.attrs["devices"]["arguments"]))
+    yield from _strangers_in(function.body, "", home)
+    for v, device in zip(function.body.results, function.attrs["devices"]["results"]):
+        if home.get(v, device) != device:
+            yield Finding(f"result {v} of @{function.name} is on {home[v]}, not on {device}", function.loc)
+
+
+def _strangers_in(region: Region, around: str, home: dict[Value, str]) -> Iterator[Finding]:
+    for op in region.ops:
+        device = around or str(op.attrs.get("device", ""))
+        if op.name == "transfer":
+            source = op.attrs["source"]
+            if home.get(op.operands[0], source) != source:
+                yield Finding(f"transfer of {op.operands[0]} from {source}: it is on {home[op.operands[0]]}", op.loc)
+        elif device:
+            reads = (*op.operands, *(v for r in op.regions for v in captured(r)))
+            yield from (
+                Finding(f"{op.name} on {device} reads {v}, which is on {home[v]}", op.loc)
+                for v in reads
+                if home.get(v, device) != device
+            )
+        elif op.name == "while":
+            for v, result, *params in zip(op.operands, op.results, *(r.params for r in op.regions)):
+                home.update((w, home[v]) for w in (result, *params) if v in home)
+        if op.name in CONTROL_FLOW:
+            for inner in op.regions:
+                yield from _strangers_in(inner, device, home)
+                yield from _handed_on(op, inner, home)
+        if device:
+            home.update((v, device) for v in op.results)
+
+
+def _handed_on(op: Op, region: Region, home: dict[Value, str]) -> Iterator[Finding]:
+    """Yield the results of a loop's body or of a branch that are not where others of them are."""
+    if op.name == "on" or (op.name == "while" and region is op.regions[0]):
+        return
+    for v, result in zip(region.results, op.results, strict=True):
+        if v in home and home.setdefault(result, home[v]) != home[v]:
+            yield Finding(f"{op.name}: {result} is on {home[result]}, {v} on {home[v]}", op.loc)
 
 
 def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Finding]:

@@ -15,6 +15,7 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
+from aotc.ir.opset.control import VIEWS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
 from aotc.lowering.analysis.in_place import overwritten
@@ -71,7 +72,7 @@ class _Bufferizer:
         for v, storage in zip(body.results, results, strict=True):
             self.wanted.setdefault(v, storage)
         for op in body.ops:
-            if op.name == "reshape" and op.result in self.wanted:
+            if op.name in VIEWS and op.result in self.wanted:
                 self.wanted.setdefault(op.operands[0], self.wanted[op.result])
         steps = self.region(body)
         for v, storage in zip(body.results, results, strict=True):
@@ -128,7 +129,7 @@ class _Bufferizer:
             match op.name:
                 case "constant":
                     self.constant_ops[op.result] = op
-                case "reshape":
+                case "reshape" | "transfer":
                     self._view(op)
                 case "dispatch":
                     steps += self._launch(op)
@@ -281,10 +282,10 @@ class _Bufferizer:
         roots = {p: p for p in region.params}
         last: dict[Value, int] = {}
         for n, op in enumerate(region.ops):
-            if op.name == "reshape" and op.operands[0] in roots:
+            if op.name in VIEWS and op.operands[0] in roots:
                 roots[op.result] = roots[op.operands[0]]
             for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                if v in roots and op.name != "reshape":
+                if v in roots and op.name not in VIEWS:
                     last[roots[v]] = n
         held = {roots[v] for v in region.results if v in roots}
         for p, v, carry in zip(region.params, region.results, carries, strict=True):

@@ -41,7 +41,7 @@ from aotc.vmfb.dtypes import size_of
 def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
     inner = [o for r in op.regions for o in walk(r)]
-    if any(o.name in EFFECTS for o in inner):
+    if any(o.name in EFFECTS or o.name == "transfer" for o in inner):
         return False
     values = {v for o in inner for v in o.results} | {p for r in op.regions for p in r.params}
     if not all(is_static(v.type.shape) for v in values):

@@ -1,0 +1,222 @@
+"""Give every op a device, and move values to where they are read.
+
+Before, with the affinities ``d0``, ``d0``, ``d1`` of the arguments::
+
+    %0 = dot_general %x, %w0                              %1 = dot_general %0, %w1
+
+After::
+
+    %0 = dot_general %x, %w0 {device = "d0"}              %0_d1 = transfer %0 {device = "d1"}
+    %1 = dot_general %0_d1, %w1 {device = "d1"}
+
+A value is moved to a device once, right after it is made: so a transfer is never repeated, and stands outside of
+loops that do not change the value. Constants are made again on each device that reads them. A function that names no
+device is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.ir.opset import CONTROL_FLOW, SOURCES
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.lowering.analysis.devices import Placement, named, place, shown, size_in_bytes
+from aotc.lowering.passes.rewrite import Names
+from aotc.options import Options
+
+_ASKED = "the model says so"
+
+
+def assign_devices(module: Module, options: Options) -> Module:
+    """Return ``module`` with a device for each op of functions that name devices, and transfers between them.
+
+    Raises
+    ------
+    CompileError
+        If nothing decides where an op or an argument belongs and ``options`` names no default device, or there are
+        more transfers than ``options`` allow.
+    """
+    if not options.devices and not any(True for f in module.functions.values() for _ in named(f)):
+        return module
+    functions = {name: _assigned(f, options) if f.public else f for name, f in module.functions.items()}
+    transfers = [op for f in functions.values() for op in walk(f.body) if op.name == "transfer"]
+    if 0 <= options.max_transfers < len(transfers):
+        message = f"{len(transfers)} transfers between devices, at most {options.max_transfers} are allowed"
+        rows = [Finding(_described(op), op.loc) for op in transfers[: CompileError.LIMIT - 1]]
+        raise CompileError([Finding(message, hint="allow more, or move affinities so that fewer are needed"), *rows])
+    return module.with_functions(functions)
+
+
+def _described(op: Op) -> str:
+    v, attrs = op.operands[0], op.attrs
+    return f"{v}, {shown(size_in_bytes(v))}, from {attrs['source']} to {attrs['device']}: {attrs['reason']}"
+
+
+def _assigned(function: Function, options: Options) -> Function:
+    known = list(dict.fromkeys((*options.devices, *named(function))))
+    solution = place(function, options.default_device or (known[0] if len(known) == 1 else ""))
+    if solution.unplaced:
+        raise CompileError([_unplaced(thing, function, known) for thing in solution.unplaced])
+    mover = _Mover(function, solution, known[0])
+    devices = {"known": known, **mover.signature()}
+    return replace(function, body=mover.function(), attrs={**function.attrs, "devices": devices})
+
+
+def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Finding:
+    hint = "give an argument or a result an affinity, or compile with --default-device"
+    candidates = f"expected one of {', '.join(known)}"
+    if isinstance(thing, Op):
+        return Finding(f"nothing says on which device {thing.name} runs; {candidates}", thing.loc, hint=hint)
+    names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
+    name = names[function.body.params.index(thing)]
+    message = f"nothing says on which device argument {name!r} of @{function.name} is; {candidates}"
+    return Finding(message, function.loc, hint=hint)
+
+
+class _Mover:
+    """Rebuilds a function so that each op reads values on its own device.
+
+    Values keep their names where they are made; ``copies`` are those on other devices.
+    """
+
+    def __init__(self, function: Function, solution: Placement, first: str) -> None:
+        self.original, self.solution, self.first = function, solution, first
+        self.names = Names(function.body)
+        self.origins: dict[Value, Value] = {}  # of what transfers of the model make: what they move
+        self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
+        self.sources: dict[Value, Op] = {}
+        self.copies: dict[tuple[Value, str], Value] = {}
+        affinity = function.attrs.get("affinity", {})
+        self.demands = affinity.get("results") or [""] * len(function.body.results)
+        for op in walk(function.body):
+            if op.name == "transfer":
+                self.origins[op.result] = self._origin(op.operands[0])
+            elif op.name in SOURCES:
+                self.sources[op.result] = op
+        for op in walk(function.body):
+            self._wants_of(op)
+        for v, device in zip(function.body.results, self.demands, strict=True):
+            self._want(v, device, "affinity of the result", function.loc)
+
+    def device(self, v: Value) -> str:
+        """Return where ``v`` is made; what is of no device, a constant, is where the first device is."""
+        return self.solution.values.get(v) or self.first
+
+    def signature(self) -> dict[str, list[str]]:
+        """Return the devices of arguments and results."""
+        body = self.original.body
+        results = [w or self.device(v) for v, w in zip(body.results, self.demands, strict=True)]
+        return {"arguments": [self.device(v) for v in body.params], "results": results}
+
+    # --- what has to move ---
+
+    def _wants_of(self, op: Op) -> None:
+        if op.name == "transfer":
+            self._want(op.result, op.attrs["device"], _ASKED, op.loc)
+        elif op.name in CONTROL_FLOW:
+            for row in [op.operands, op.regions[1].results] if op.name == "while" else [r.results for r in op.regions]:
+                for v, result in zip(row, op.results, strict=True):
+                    self._want(v, self.device(result), f"{result} is there", op.loc)
+        elif op in self.solution.ops:
+            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+                self._want(v, self.solution.ops[op], f"{op.name} reads it there", op.loc)
+
+    def _origin(self, v: Value) -> Value:
+        return self.origins.get(v, v)
+
+    def _want(self, v: Value, device: str, reason: str, loc: Loc) -> None:
+        origin = self._origin(v)
+        if device and origin not in self.sources and device != self.device(origin):
+            known = self.wanted.setdefault(origin, {})
+            if device not in known or reason == _ASKED:
+                known[device] = reason, loc
+
+    # --- the new function ---
+
+    def function(self) -> Region:
+        """Return the new body."""
+        body = self.original.body
+        rebuilt = self._region(body, ())
+        ops = list(rebuilt.ops)
+        wishes = zip(body.results, self.demands, strict=True)
+        results = tuple(self._read(v, w or self.device(v), ops) for v, w in wishes)
+        return Region(body.params, tuple(ops), results)
+
+    def _region(self, region: Region, results: tuple[str, ...]) -> Region:
+        """Return a region whose results are on the devices ``results``; constants that it makes are its own."""
+        around = dict(self.copies)
+        ops: list[Op] = []
+        for v in region.params:
+            self._move(v, ops)
+        for op in region.ops:
+            if op.name == "transfer" or (op.name in SOURCES and op.result in self.sources):
+                continue
+            ops.append(self._op(op, ops))
+            for v in op.results:
+                self._move(v, ops)
+        values = tuple(self._read(v, device, ops) for v, device in zip(region.results, results))
+        if results or region is not self.original.body:
+            self.copies = around
+        return Region(region.params, tuple(ops), values)
+
+    def _move(self, v: Value, ops: list[Op]) -> None:
+        """Append the transfers of ``v``, which has just been made."""
+        for device, (reason, loc) in self.wanted.get(v, {}).items():
+            copy = self.copies[v, device] = Value(self.names.fresh(f"{v.name}_{device}"), v.type)
+            attrs = {"device": device, "source": self.device(v), "reason": reason}
+            ops.append(Op("transfer", (v,), (copy,), attrs, (), loc))
+
+    def _read(self, v: Value, device: str, ops: list[Op]) -> Value:
+        """Return ``v`` as it is called on ``device``; a constant is made there."""
+        origin = self._origin(v)
+        if origin not in self.sources:
+            return origin if device == self.device(origin) else self.copies[origin, device]
+        found = self.copies.get((origin, device))
+        if found is None:
+            source = self.sources[origin]
+            found = self.copies[origin, device] = Value(self.names.fresh(f"{origin.name}_{device}"), origin.type)
+            ops.append(replace(source, results=(found,), attrs={**source.attrs, "device": device}))
+        return found
+
+    def _op(self, op: Op, ops: list[Op]) -> Op:
+        """Return ``op`` with operands, and what its regions use from around it, on its device."""
+        if op.name in CONTROL_FLOW:
+            return self._control(op, ops)
+        device = self.solution.ops.get(op, "")
+        operands = tuple(self._read(v, device or self.device(v), ops) for v in op.operands)
+        if not device:
+            return replace(op, operands=operands)
+        attrs = {**op.attrs, "device": device, "reason": self.solution.reasons[op]}
+        outer = {v: self._read(v, device, ops) for r in op.regions for v in captured(r)}
+        return replace(op, operands=operands, attrs=attrs, regions=tuple(_renamed(r, outer) for r in op.regions))
+
+    def _control(self, op: Op, ops: list[Op]) -> Op:
+        devices = tuple(self.device(v) for v in op.results)
+        if op.name == "while":
+            operands = tuple(self._read(v, d, ops) for v, d in zip(op.operands, devices, strict=True))
+            condition, body = op.regions
+            test = (self.device(self._origin(condition.results[0])),)
+            regions = self._region(condition, test), self._region(body, devices)
+        else:
+            test = (self.device(self._origin(op.operands[0])),)
+            operands = (self._read(op.operands[0], test[0], ops),)
+            regions = tuple(self._region(r, devices) for r in op.regions)
+        moved = replace(op, operands=operands, regions=regions)
+        every = {*test, *devices, *(inner.attrs.get("device", "") for r in regions for inner in r.ops)}
+        return replace(moved, attrs={**op.attrs, "device": every.pop()}) if len(every) == 1 else moved
+
+
+def _renamed(region: Region, outer: dict[Value, Value]) -> Region:
+    """Return a region of scalars that uses other values from around it."""
+    if all(a is b for a, b in outer.items()):
+        return region
+    ops = tuple(
+        replace(
+            op, operands=tuple(outer.get(v, v) for v in op.operands),
+            regions=tuple(_renamed(r, outer) for r in op.regions),
+        )
+        for op in region.ops
+    )  # fmt: skip
+    return Region(region.params, ops, tuple(outer.get(v, v) for v in region.results))

@@ -1,0 +1,124 @@
+"""Put what runs on one device into regions of its own, so that no later pass mixes devices.
+
+Before: ``%0 = dot_general ... {device = "d0"}``, ``%1 = exp %0 {device = "d0"}``. After::
+
+    %1_2 = on {device = "d0"} {
+      %0 = dot_general ...    %1 = exp %0
+    } -> %1
+
+Passes work inside of a region as they do inside of a branch; only transfers, and loops and branches over several
+devices, stand between regions. An op is in the region of its device and *level*: the number of transfers on the longest
+way to it. ``join_devices`` takes the regions away when ops have become kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aotc.ir.opset import CONTROL_FLOW, EFFECTS
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured
+from aotc.lowering.passes.rewrite import Names
+from aotc.options import Options
+
+_NOTES = ("device", "reason")
+
+
+def isolate_devices(module: Module, options: Options) -> Module:
+    """Return ``module`` with ops in regions of their devices."""
+    return module.with_functions(
+        {n: replace(f, body=_Isolator(f).region(f.body)) for n, f in module.functions.items() if "devices" in f.attrs}
+    )
+
+
+def device_of(op: Op) -> str:
+    """Return the only device that ``op`` runs on, or an empty string: between devices, or several."""
+    return "" if op.name == "transfer" else str(op.attrs.get("device", ""))
+
+
+class _Isolator:
+    def __init__(self, function: Function) -> None:
+        self.names = Names(function.body)
+
+    def region(self, region: Region) -> Region:
+        """Return ``region`` with the ops of each level and device in a region."""
+        levels = _levels(region)
+        order = sorted(range(len(region.ops)), key=lambda n: (levels[n], device_of(region.ops[n]), n))
+        groups: list[list[Op]] = []
+        last = None
+        for n in order:
+            key = levels[n], device_of(region.ops[n])
+            if key != last or not key[1]:
+                groups.append([])
+            groups[-1].append(region.ops[n])
+            last = key
+        read = _reads(groups, region.results)
+        outer: dict[Value, Value] = {}
+        ops = [self._group(group, outer, later) for group, later in zip(groups, read, strict=True)]
+        return Region(region.params, tuple(ops), tuple(outer.get(v, v) for v in region.results))
+
+    def _group(self, group: Sequence[Op], outer: dict[Value, Value], later: set[Value]) -> Op:
+        """Return the op that stands for ``group``; ``outer`` says what values of earlier groups are called."""
+        device = device_of(group[0])
+        if not device:
+            (op,) = group
+            op = _renamed(op, outer)
+            return replace(op, regions=tuple(self.region(r) for r in op.regions) if op.name in CONTROL_FLOW else ())
+        ops = tuple(_plain(_renamed(op, outer)) for op in group)
+        results = tuple(v for op in ops for v in op.results if v in later)
+        made = tuple(Value(self.names.fresh(v.name), v.type) for v in results)
+        outer.update(zip(results, made, strict=True))
+        return Op("on", (), made, {"device": device}, (Region((), ops, results),), group[0].loc)
+
+
+def _levels(region: Region) -> list[int]:
+    """Return the level of each op: even in regions of devices, odd between them.
+
+    What binds a size parts what is before from what is after it; ops with an effect keep their order.
+    """
+    level: dict[Value, int] = {}
+    least = effect = top = 0
+    levels = []
+    for op in region.ops:
+        between = not device_of(op)
+        need = least
+        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+            made = level.get(v, 0)
+            need = max(need, made + (made % 2 != int(between)))
+        if between and need % 2 == 0:
+            need += 1
+        if op.name == "bind_dim":
+            need = top + 1 + top % 2
+            least = need + 1
+        if op.name in EFFECTS:
+            need = effect = max(need, effect + (effect % 2 != int(between)))
+        top = max(top, need)
+        levels.append(need)
+        level.update((v, need) for v in op.results)
+    return levels
+
+
+def _reads(groups: Sequence[Sequence[Op]], results: Sequence[Value]) -> list[set[Value]]:
+    """Return what is read after each group."""
+    later = set(results)
+    read: list[set[Value]] = []
+    for group in reversed(groups):
+        read.append(set(later))
+        for op in group:
+            later.update((*op.operands, *(v for r in op.regions for v in captured(r))))
+    return read[::-1]
+
+
+def _plain(op: Op) -> Op:
+    """Return an op that stands in a region of its device, and need not say so."""
+    attrs = {k: v for k, v in op.attrs.items() if k not in _NOTES}
+    return replace(op, attrs=attrs, regions=tuple(replace(r, ops=tuple(map(_plain, r.ops))) for r in op.regions))
+
+
+def _renamed(op: Op, names: dict[Value, Value]) -> Op:
+    operands = tuple(names.get(v, v) for v in op.operands)
+    regions = tuple(
+        Region(r.params, tuple(_renamed(i, names) for i in r.ops), tuple(names.get(v, v) for v in r.results))
+        for r in op.regions
+    )
+    return replace(op, operands=operands, regions=regions)

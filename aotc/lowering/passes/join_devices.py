@@ -1,0 +1,34 @@
+"""Take away the regions of devices when ops have become kernels: each dispatch says itself where it runs.
+
+Before: ``%1_2 = on {device = "d0"} { %1 = dispatch %x {callee = "k0"} } -> %1``. After:
+``%1 = dispatch %x {callee = "k0", device = "d0"}``. Loops and branches within one device say it inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.options import Options
+
+
+def join_devices(module: Module, options: Options) -> Module:
+    """Return ``module`` without ``on``."""
+    changed = {n: replace(f, body=_joined(f.body, {}, "")) for n, f in module.functions.items() if "devices" in f.attrs}
+    return module.with_functions(changed)
+
+
+def _joined(region: Region, names: dict[Value, Value], device: str) -> Region:
+    """Return ``region`` with the ops of its ``on`` in their places; what these made are ``names`` of values inside."""
+    ops: list[Op] = []
+    for op in region.ops:
+        operands = tuple(names.get(v, v) for v in op.operands)
+        if op.name == "on":
+            inner = _joined(op.regions[0], names, op.attrs["device"])
+            ops += inner.ops
+            names.update(zip(op.results, inner.results, strict=True))
+            continue
+        attrs = {**op.attrs, "device": device} if device and op.name == "dispatch" else op.attrs
+        regions = tuple(_joined(r, names, device) for r in op.regions)
+        ops.append(replace(op, operands=operands, attrs=attrs, regions=regions))
+    return Region(region.params, tuple(ops), tuple(names.get(v, v) for v in region.results))
