@@ -100,7 +100,7 @@ def _devices(v: Variant) -> dict[str, Any]:
     """Return the kind of each device that the model names, and the transfers between them; nothing if it names none."""
     if not v.devices:
         return {}
-    return {"devices": {name: v.target.kind for name in v.device_names}, "transfers": v.transfers}
+    return {"devices": dict.fromkeys(v.device_names, v.target.kind), "transfers": v.transfers}
 
 
 def native_calls(v: Variant) -> list[NativeCall]:

@@ -139,7 +139,9 @@ def _are_sizes(specialize: Any) -> bool:
 
 def _are_names(devices: Any) -> bool:
     """Tell whether ``devices`` maps names to names."""
-    return isinstance(devices, Mapping) and all(isinstance(name, str) and name for pair in devices.items() for name in pair)
+    if not isinstance(devices, Mapping):
+        return False
+    return all(isinstance(name, str) and name for pair in devices.items() for name in pair)
 
 
 def _wrong(message: str, hint: str) -> CompileError:

@@ -133,7 +133,7 @@ def check_devices(devices: Mapping[str, str], targets: Sequence[Target]) -> None
         (found, *more) = resolve(target)
         if more or [found] != list(targets):
             offered = ",".join(t.name for t in targets)
-            message = f"device {name!r} is {target}, the bundle is for {offered}: all devices of a model are of one target"
+            message = f"device {name!r} is {target}, the bundle is for {offered}; they must be of one target"
             raise CompileError.at(UNKNOWN, message, hint=f"--target={found.name} for all of them")
 
 

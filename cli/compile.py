@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aotc.options import Options
 
 SUMMARY = "Compile a model to a bundle."
+ASSIGN = "assign-devices"
 EXAMPLES = """
 aotc compile model.mlir -o model.vmfb
 
@@ -59,6 +60,10 @@ def command(
     device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
     default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
     max_transfers: int = typer.Option(-1, min=-1, help="Refuse a model that takes more transfers; -1 is any number."),
+    annotate_affinities: bool = typer.Option(
+        False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
+    ),
+    annotate_input_affinities: bool = typer.Option(False, "--annotate-input-affinities", hidden=True),
     callbacks: str = typer.Option("refuse", help="drop: leave out calls back into Python whose results nobody reads."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
@@ -67,6 +72,10 @@ def command(
     from aotc.options import Options
     from aotc.vmfb.bundle import write_file
 
+    if annotate_affinities or annotate_input_affinities:
+        if print_after not in ("", ASSIGN):
+            raise typer.BadParameter(f"it prints the IR after {ASSIGN}: leave out --print-after={print_after}")
+        print_after = ASSIGN
     options = Options(
         target=target,
         opt_level=opt_level,
@@ -81,7 +90,7 @@ def command(
         verify_each=verify_each,
         bisect=bisect,
         timings=timings,
-        devices=_devices(device),
+        devices=devices_of(device),
         default_device=default_device,
         max_transfers=max_transfers,
         callbacks=callbacks,
@@ -143,7 +152,7 @@ def _check_output(output: Path) -> None:
         raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
 
 
-def _devices(texts: list[str]) -> dict[str, str]:
+def devices_of(texts: list[str]) -> dict[str, str]:
     """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
     devices = {}
     for text in texts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.program_ir import Buffered, Check, Constants, stretches
 from aotc.ir.program_text import print_program
-from aotc.ir.tensor_ir import Function, Module, Op, walk
+from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
@@ -95,7 +95,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
     variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
-    variant.transfers = [_transfer(name, op) for name, f in public.items() for op in walk(f.body) if op.name == "transfer"]
+    variant.transfers = [row for f in public.values() for row in _transfers(f)]
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
@@ -117,11 +117,18 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     return variant
 
 
-def _transfer(function: str, op: Op) -> dict[str, str]:
-    """Return what the bundle says about a transfer."""
-    source, to, reason = (op.attrs[key] for key in ("source", "device", "reason"))
-    loc = op.loc.traced_by or str(op.loc)
-    return {"function": function, "from": source, "to": to, "type": str(op.result.type), "reason": reason, "loc": loc}
+def _transfers(function: Function) -> Iterator[dict[str, str]]:
+    """Yield what the bundle says about each transfer."""
+    for op in walk(function.body):
+        if op.name == "transfer":
+            yield {
+                "function": function.name,
+                "from": op.attrs["source"],
+                "to": op.attrs["device"],
+                "type": str(op.result.type),
+                "reason": op.attrs["reason"],
+                "loc": op.loc.traced_by or str(op.loc),
+            }
 
 
 def _lower_regions(

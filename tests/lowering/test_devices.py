@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import numpy as np
 import pytest
 
@@ -153,7 +152,7 @@ def test_stages_on_as_many_devices(count):
         for n in range(count)
     )
     weights = ", ".join(f'%w{n}: {T} {{aotc.affinity = "d{n}"}}' for n in range(count))
-    text = f'func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, {weights}) -> {T} {{ {body} return %b{count - 1} : {T} }}'
+    text = f"func.func public @main(%x: {T} {FIRST}, {weights}) -> {T} {{ {body} return %b{count - 1} : {T} }}"
     data = aotc.compile(text, verify_each=True)
     module = aotc.load(data)
     assert module.devices == {f"d{n}": f"cpu:{n}" for n in range(count)}
@@ -213,7 +212,7 @@ def test_devices_of_another_target_are_refused():
 def test_devices_at_load_are_those_of_the_model(devices):
     with pytest.raises(BundleError) as caught:
         aotc.load(aotc.compile(stages()), devices=devices)
-    assert "d0" in str(caught.value) and "d1" in str(caught.value)
+    assert "d0: cpu, d1: cpu" in str(caught.value)
 
 
 def test_devices_at_load_are_kept():
@@ -245,8 +244,8 @@ def test_a_transfer_says_where():
 
 def test_symbolic_sizes():
     """Sizes that the host program reads part what is before from what is after."""
-    text = """func.func public @main(%x: tensor<?x8xf32> {aotc.affinity = "d0"}, %w: tensor<8x8xf32> {aotc.affinity = "d1"})
-        -> tensor<?x8xf32> {
+    text = """func.func public @main(%x: tensor<?x8xf32> {aotc.affinity = "d0"},
+        %w: tensor<8x8xf32> {aotc.affinity = "d1"}) -> tensor<?x8xf32> {
       %0 = stablehlo.sine %x : tensor<?x8xf32>
       %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0]
         : (tensor<?x8xf32>, tensor<8x8xf32>) -> tensor<?x8xf32>
@@ -272,7 +271,9 @@ def random_program(rng):
             case 1:
                 return made, f"{made} = {product(a, b)}\n"
             case 2:
-                return made, f"%c{prefix}{n} = stablehlo.constant dense<0.5> : {T}\n{made} = stablehlo.multiply {a}, %c{prefix}{n} : {T}"
+                half = f"%c{prefix}{n}"
+                constant = f"{half} = stablehlo.constant dense<0.5> : {T}"
+                return made, f"{constant}\n{made} = stablehlo.multiply {a}, {half} : {T}"
             case _:
                 return made, f"{made} = stablehlo.{OPS[int(rng.integers(4))]} {a}, {b} : {T}"
 

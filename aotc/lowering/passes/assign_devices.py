@@ -194,6 +194,7 @@ class _Mover:
 
     def _control(self, op: Op, ops: list[Op]) -> Op:
         devices = tuple(self.device(v) for v in op.results)
+        regions: tuple[Region, ...]
         if op.name == "while":
             operands = tuple(self._read(v, d, ops) for v, d in zip(op.operands, devices, strict=True))
             condition, body = op.regions

@@ -66,7 +66,8 @@ def operands_are_on_their_devices(module: Module) -> list[Finding]:
 
 def transfers_are_outside(module: Module) -> list[Finding]:
     """No transfer stands in the region of a device."""
-    inner = [i for f in module.functions.values() for op in walk(f.body) if op.name == "on" for i in walk(op.regions[0])]
+    regions = [op.regions[0] for f in module.functions.values() for op in walk(f.body) if op.name == "on"]
+    inner = [op for region in regions for op in walk(region)]
     return [Finding("transfer is in the region of a device", op.loc) for op in inner if op.name in ("transfer", "on")]
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
 from aotc.ir.opset.control import VIEWS
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
 from aotc.lowering.analysis.in_place import overwritten

@@ -1,0 +1,94 @@
+"""``aotc explain affinity``: rows and picture of where ops run."""
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from aotc.tools.explain_affinity import explain_affinity
+from aotc_cli.main import app
+
+pytestmark = pytest.mark.ir
+
+T = "tensor<8x8xf32>"
+ARGUMENTS = f'%x: {T} {{aotc.affinity = "d0"}}, %w: {T} {{aotc.affinity = "d1"}}'
+MODEL = f"""func.func public @main({ARGUMENTS}, %y: {T}) -> {T} {{
+  %c = stablehlo.constant dense<2.0> : {T}
+  %0 = stablehlo.multiply %x, %c : {T}
+  %1 = stablehlo.custom_call @aotc.transfer(%0) {{aotc.to = "d1"}} : ({T}) -> {T}
+  %2 = stablehlo.multiply %1, %w : {T}
+  %3 = stablehlo.add %2, %y : {T}
+  return %3 : {T} }}"""
+LOOP = f"""func.func public @main({ARGUMENTS}) -> {T} {{
+  %r = stablehlo.while(%y = %x) : {T}
+    cond {{
+      %v = stablehlo.slice %y [0:1, 0:1] : ({T}) -> tensor<1x1xf32>
+      %s = stablehlo.reshape %v : (tensor<1x1xf32>) -> tensor<f32>
+      %b = stablehlo.constant dense<9.0> : tensor<f32>
+      %t = stablehlo.compare LT, %s, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %t : tensor<i1> }}
+    do {{
+      %0 = stablehlo.custom_call @aotc.transfer(%y) {{aotc.to = "d1"}} : ({T}) -> {T}
+      %1 = stablehlo.add %0, %w : {T}
+      stablehlo.return %1 : {T} }}
+  return %r : {T} }}"""
+
+
+def test_rows():
+    report = explain_affinity(MODEL)
+    assert report.devices == ("d0", "d1")
+    assert [(r.name, r.device, r.reason) for r in report.rows] == [
+        ("arg0", "d0", "affinity of the argument"),
+        ("arg1", "d1", "affinity of the argument"),
+        ("arg2", "d1", "where it is read"),
+        ("constant", "d0", "free: a constant is on each device that reads it"),
+        ("mul", "d0", "its operands are there"),
+        ("transfer %1 (f32[8, 8], 256 B)", "d1", "the model says so"),
+        ("mul", "d1", "its operands are there"),
+        ("add", "d1", "its operands are there"),
+    ]
+    (transfer,) = report.transfers
+    assert (transfer.source, transfer.device) == ("d0", "d1")
+
+
+@pytest.mark.parametrize(("model", "frames", "arrows"), [(MODEL, 0, 1), (LOOP, 1, 2)])
+def test_picture(model, frames, arrows):
+    """Lanes side by side, boxes in their lanes, an arrow for each transfer, a frame around a loop."""
+    root = ET.fromstring(explain_affinity(model).picture)
+    kinds = [node.get("class") for node in root.iter()]
+    assert (kinds.count("device"), kinds.count("frame"), kinds.count("arrow")) == (2, frames, arrows)
+    width, height = float(root.get("width")), float(root.get("height"))
+    for node in root.iter():
+        if node.get("class") in ("box", "frame"):
+            assert float(node.get("x")) >= 0
+            assert float(node.get("x")) + float(node.get("width")) <= width
+            assert float(node.get("y")) + float(node.get("height")) <= height
+
+
+def test_command(tmp_path):
+    path = tmp_path / "m.mlir"
+    path.write_text(MODEL)
+    shown = CliRunner().invoke(app, ["explain", "affinity", str(path), f"--picture={tmp_path / 'a.svg'}"])
+    assert shown.exit_code == 0
+    assert "1 transfers" in shown.output
+    ET.parse(tmp_path / "a.svg")
+    facts = json.loads(CliRunner().invoke(app, ["explain", "affinity", str(path), "--json"]).output)
+    assert facts["devices"] == ["d0", "d1"]
+    assert len(facts["rows"]) == 8
+
+
+def test_a_model_without_devices(tmp_path):
+    path = tmp_path / "m.mlir"
+    path.write_text(f"func.func public @main(%x: {T}) -> {T} {{ return %x : {T} }}")
+    assert CliRunner().invoke(app, ["explain", "affinity", str(path)]).output == "the model names no device\n"
+
+
+@pytest.mark.parametrize("flag", ["--annotate-affinities", "--annotate-input-affinities"])
+def test_compile_prints_the_solution(tmp_path, flag):
+    path = tmp_path / "m.mlir"
+    path.write_text(MODEL)
+    done = CliRunner().invoke(app, ["compile", str(path), "-o", str(tmp_path / "m.vmfb"), flag, "--quiet"])
+    assert done.exit_code == 0
+    assert 'device = "d1", source = "d0", reason = "the model says so"' in done.output
+    assert CliRunner().invoke(app, ["compile", str(path), "-o", "-", flag, "--print-after=fuse"]).exit_code == 2
