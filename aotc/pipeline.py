@@ -115,7 +115,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (specialize, split_reductions, "a sum is split by its size, which only the copy for that size knows"),
     (specialize, fuse, "a copy's host program sizes buffers by its own dims: it needs regions of its own"),
     (lower_collectives, fuse, _NO_LOWERING),
-    (licm, assign_devices, "what does not change in a loop would be moved to another device in each iteration"),
+    (licm, isolate_devices, "what does not change in a loop would be moved to another device in each iteration"),
     (assign_devices, isolate_devices, "regions are of the devices that it assigns"),
     (isolate_devices, canonicalize_dot, "what that makes of an op is on its device because it stands in its region"),
     (isolate_devices, fuse, "a kernel would hold ops of several devices"),

@@ -70,12 +70,7 @@ def command(
 ) -> None:
     """Compile a model to a bundle that runs without JAX, Numba or a compiler."""
     from aotc.options import Options
-    from aotc.vmfb.bundle import write_file
 
-    if annotate_affinities or annotate_input_affinities:
-        if print_after not in ("", ASSIGN):
-            raise typer.BadParameter(f"it prints the IR after {ASSIGN}: leave out --print-after={print_after}")
-        print_after = ASSIGN
     options = Options(
         target=target,
         opt_level=opt_level,
@@ -85,7 +80,7 @@ def command(
         cache=cache,
         jobs=jobs,
         dump_ir=dump_ir,
-        print_after=print_after,
+        print_after=_printed(print_after, annotate_affinities or annotate_input_affinities),
         stop_after=stop_after,
         verify_each=verify_each,
         bisect=bisect,
@@ -95,14 +90,29 @@ def command(
         max_transfers=max_transfers,
         callbacks=callbacks,
     )
-    if str(output) == "-" and not stop_after:
+    _compile(model, output, options, custom_calls, quiet)
+
+
+def _printed(print_after: str, annotate: bool) -> str:
+    """Return the pass after which to print the IR."""
+    if annotate and print_after not in ("", ASSIGN):
+        message = f"it prints the IR after {ASSIGN}: leave out --print-after={print_after}"
+        raise typer.BadParameter(message, param_hint="--annotate-affinities")
+    return ASSIGN if annotate else print_after
+
+
+def _compile(model: str, output: Path, options: Options, custom_calls: list[str], quiet: bool) -> None:
+    """Write the bundle, or the IR after the pass that is the last one."""
+    from aotc.vmfb.bundle import write_file
+
+    if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
     _check_output(output)
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     with catch_warnings(record=True) as warned:
         simplefilter("always", UserWarning)
-        if stop_after:
+        if options.stop_after:
             text = _stopped(source, options)
             print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
         else:

@@ -15,11 +15,11 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.program_ir import Buffered, Check, Constants, stretches
 from aotc.ir.program_text import print_program
+from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
-from aotc.lowering.passes.substitute_dims import free_loop_names
 from aotc.lowering.program.bufferize import bufferize
 from aotc.lowering.program.emit_program import Stage, emit_program
 from aotc.lowering.program.join_programs import join_programs

@@ -28,13 +28,13 @@ from aotc.guard import THEIRS, guard
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
+from aotc.ir.tensor_dims import with_dims
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.ir.tensor_run import Activation, ArgumentError, Hooks, bind_arguments, interpret
 from aotc.ir.tensor_wide import wide_call, wide_results
 from aotc.limits import MOST_ITERATIONS
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
-from aotc.lowering.passes.substitute_dims import with_dims
 from aotc.options import Options
 from aotc.pipeline import Pass, run_passes
 from aotc.targets import resolve

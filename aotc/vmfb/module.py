@@ -45,9 +45,8 @@ def load(
     source : str, path, bytes or buffer
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that
-        this machine can run. For a model that names devices ``{"d0": "cpu:0", "d1": "cpu:1"}``;
-        by default each has the next one of its kind.
+        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
+        ``{"d0": "cpu:0", "d1": "cpu:1"}`` for a model that names devices; by default each has the next of its kind.
     threads : int, optional
         Threads to compute with, the caller's included. By default
         ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.

@@ -94,10 +94,10 @@ def test_options_of_compile(refused, words):
     refused("compile", "m.mlir", "-o", "o.vmfb", *words)
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "dump", "verify", "bench", "lint", "check"])
+@pytest.mark.parametrize("command", ["run", "inspect", "dump", "verify", "bench", "lint", "check", "explain affinity"])
 @pytest.mark.parametrize("file", ["junk", "nope", ".", "/dev/null", "\udcff", "x" * 300, ""])
 def test_files_of_every_command(refused, command, file):
-    refused(command, file)
+    refused(*command.split(), file)
 
 
 # ---------------------------------------------------------------- variables, and arguments of the API

@@ -42,6 +42,7 @@ MODEL = (
 UNKNOWN_CALL = "a_custom_call_whose_name_is_longer_than_the_terminal_has_columns_for_in_a_table"
 FILES = {
     "m.mlir": MODEL.format("sine %x"),
+    "devices.mlir": MODEL.format("cosine %x").replace("tensor<4xf32>)", 'tensor<4xf32> {aotc.affinity = "d0"})', 1),
     "two.mlir": MODEL.format("cosine %x"),
     "call.mlir": MODEL.format(f"custom_call @{UNKNOWN_CALL}(%x)").replace(" : ", " : (tensor<4xf32>) -> ", 1),
 }
@@ -54,6 +55,7 @@ CASES = {
     "compile": ("m.mlir", "-o", "m.vmfb"),
     "run": ("tiny.vmfb", "--zeros"),
     "lint": ("m.mlir", "--target=cpu,cuda:sm_90"),
+    "explain": ("affinity", "devices.mlir", "--picture=affinity.svg"),
     "check": ("m.mlir",),
     "inspect": ("tiny.vmfb",),
     "dump": ("tiny.vmfb", "--bytecode", "--command-buffers"),
@@ -63,7 +65,7 @@ CASES = {
     "targets": (),
     "doctor": (),
 }
-TABLES = ("lint", "inspect", "bench", "targets")
+TABLES = ("lint", "explain", "inspect", "bench", "targets")
 COMPILES = ("compile", "check")
 MEASURES = ("compile", "bench")  # they print times
 ERRORS = [

@@ -57,6 +57,8 @@ OTHER = {
     ("aotc/vmfb/devices/driver.py", "_NON_BLOCKING, _THREAD_LOCAL"): "CUDA's numbers",
     ("aotc/vmfb/devices/driver.py", "_OUT_OF_MEMORY"): "CUDA's numbers",
     ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
+    ("aotc/tools/explain_affinity.py", "LANE, LINE, MARGIN, HEAD"): "sizes of a drawing",
+    ("aotc/tools/explain_affinity.py", "NAMES"): "what a box of a drawing has room for",
     ("cli/containers.py", "_HEADER_LIMIT"): "the format of safetensors",
     ("cli/interrupt.py", "_AGAIN_SECONDS"): "any short time",
     ("cli/native_code.py", "_PROGBITS, _RELA, _DYNSYM"): "the format of ELF",

@@ -1,6 +1,7 @@
 """Devices of a model: where ops and values go, what is moved, and that results are those of one device."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_ir import walk
 from aotc.ir.tensor_run import interpret
+from aotc.lowering.passes.invariants import operands_are_on_their_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.bundle import open_bundle
@@ -185,6 +187,27 @@ def test_reasons_are_said():
 UNPLACED = f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}, %free: {T}) -> ({T}, {T}, {T}) {{
   %0 = stablehlo.sine %free : {T}
   return %x, %w, %0 : {T}, {T}, {T} }}"""
+
+
+def planted(module, change):
+    """What breaks the predicate of devices where ``change`` was made to each op of the function."""
+    f = module.functions["main"]
+    ops = tuple(change(op) for op in f.body.ops)
+    return operands_are_on_their_devices(module.with_functions({"main": replace(f, body=replace(f.body, ops=ops))}))
+
+
+@pytest.mark.parametrize("stop", ["assign-devices", "isolate-devices", "dce"])
+def test_a_stranger_is_seen(stop):
+    """An op that reads a value of another device, a transfer from where the value is not, a result elsewhere."""
+    module = run_passes(import_model(stages()), Options(stop_after=stop))
+    assert planted(module, lambda op: op) == []
+    for key in ("device", "source"):
+
+        def elsewhere(op, key=key):
+            return replace(op, attrs={**op.attrs, key: "d9"}) if key in op.attrs else op
+
+        found = planted(module, elsewhere)
+        assert any("d9" in f.message for f in found)
 
 
 def test_what_nothing_places_is_named():

@@ -17,8 +17,8 @@ from aotc.ir.tensor_ir import Function
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_text import parse_module
 from aotc.ir.tensor_verify import verify
+from aotc.lowering.analysis.fourier import twiddles
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.passes.fourier import twiddles
 from aotc.lowering.regions.lower_region import KINDS, SINGLES, lower_region
 from aotc.targets import resolve
 from aotc.vmfb.dtypes import to_numpy

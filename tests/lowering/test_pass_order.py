@@ -46,6 +46,34 @@ ALL_REDUCE = """func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
 }"""
 
 
+TWO_DEVICES = """func.func public @main(%x: tensor<8x8xf32> {aotc.affinity = "d0"},
+    %w: tensor<8x8xf32> {aotc.affinity = "d1"}) -> tensor<8x8xf32> {
+  %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+    : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  %1 = stablehlo.custom_call @aotc.transfer(%0) {aotc.to = "d1"} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+  %2 = stablehlo.multiply %1, %w : tensor<8x8xf32>
+  return %2 : tensor<8x8xf32>
+}"""
+
+LOOP_OVER_DEVICES = """func.func public @main(%x: tensor<8xf32> {aotc.affinity = "d0"},
+    %w: tensor<8xf32> {aotc.affinity = "d1"}, %n: tensor<i32> {aotc.affinity = "d0"}) -> tensor<8xf32> {
+  %i = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %r:2 = stablehlo.while(%k = %i, %y = %x) : tensor<i32>, tensor<8xf32>
+    cond {
+      %c = stablehlo.compare LT, %k, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %k1 = stablehlo.add %k, %one : tensor<i32>
+      %v = stablehlo.sine %w : tensor<8xf32>
+      %t = stablehlo.custom_call @aotc.transfer(%v) {aotc.to = "d0"} : (tensor<8xf32>) -> tensor<8xf32>
+      %z = stablehlo.add %y, %t : tensor<8xf32>
+      stablehlo.return %k1, %z : tensor<i32>, tensor<8xf32>
+    }
+  return %r#1 : tensor<8xf32>
+}"""
+
+
 def convolution(x):
     return lax.conv_general_dilated(x, f32(3, 3, 16, 32), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -105,6 +133,15 @@ def outside_of_loops(name):
     return holds
 
 
+def no_transfer_in_a_loop(module, count):
+    loops = (op for op in walk(module.functions["main"].body) if op.name == "while")
+    return not any(op.name == "transfer" for loop in loops for r in loop.regions for op in walk(r))
+
+
+def all_know_their_device(module, count):
+    return all("device" in op.attrs for op in walk(module.functions["main"].body) if op.name == "dispatch")
+
+
 # For each pair: a model, what is true of it after the passes in the table's order and not with the pair reversed.
 REASONS = {
     ("inline", "licm"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
@@ -126,6 +163,11 @@ REASONS = {
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),
     ("cse", "fuse"): (twice, (f32(64),), {}, kernels(2)),
+    ("licm", "isolate_devices"): (LOOP_OVER_DEVICES, (), {}, no_transfer_in_a_loop),
+    ("assign_devices", "isolate_devices"): (TWO_DEVICES, (), {}, all_know_their_device),
+    ("isolate_devices", "canonicalize_dot"): (TWO_DEVICES, (), {}, all_know_their_device),
+    ("isolate_devices", "fuse"): (TWO_DEVICES, (), {}, all_know_their_device),
+    ("fuse", "join_devices"): (TWO_DEVICES, (), {}, all_know_their_device),
     ("dce", "fuse"): (dead_carry, (f32(64), f32(64)), {}, kernels(2)),
 }
 

@@ -140,6 +140,12 @@ CONTROL = table(
     OpSpec("custom_call", _infer_given, _not_here, ("target",), effect=True, of_format=True),
 )
 
+JUDGED = frozenset({"assert", "bind_dim"})
+"""What the host program does: it reads memory of any device."""
+
+DEVICE_OPS = frozenset({"on", "transfer"})
+"""What says where others run."""
+
 VIEWS = frozenset({"reshape", "transfer"})
 """What gives its operand's memory another shape, or hands it to another device that shares it."""
 

@@ -18,12 +18,10 @@ from dataclasses import dataclass, field
 
 from aotc.ir.dims import product
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
+from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_work import guess
 from aotc.vmfb.dtypes import size_of
-
-HOST_READS = frozenset({"assert", "bind_dim"})
-"""Ops that the host program runs: it reads memory of any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class _Solver:
             self.combiners.update(inner for r in op.regions for inner in walk(r))
             if op.name in SOURCES:
                 self.free.update(op.results)
-            elif op.name != "transfer" and op.name not in HOST_READS:
+            elif op.name != "transfer" and op.name not in JUDGED:
                 for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
                     self._reads(v, op)
 
@@ -161,7 +159,7 @@ class _Solver:
 
     def _is_work(self, op: Op) -> bool:
         """Does ``op`` run on a device of its own choice?"""
-        return not (op.name in CONTROL_FLOW or op.name in SOURCES or op.name in HOST_READS or op in self.combiners)
+        return not (op.name in CONTROL_FLOW or op.name in SOURCES or op.name in JUDGED or op in self.combiners)
 
     # --- spreading ---
 
@@ -212,7 +210,7 @@ class _Solver:
     def _backward(self) -> bool:
         """Place what no operand decides by who reads it; return whether that decided anything."""
         found = False
-        things: list[Op | Value] = [op for op in walk(self.function.body) if op.name not in HOST_READS]
+        things: list[Op | Value] = [op for op in walk(self.function.body) if op.name not in JUDGED]
         for thing in (*reversed(things), *reversed(self.function.body.params)):
             if isinstance(thing, Op) and thing.name in CONTROL_FLOW:
                 for v in thing.results:

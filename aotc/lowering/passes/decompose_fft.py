@@ -15,7 +15,7 @@ import numpy as np
 
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.cost import DFT_POINTS
-from aotc.lowering.passes.fourier import (
+from aotc.lowering.analysis.fourier import (
     chirp,
     chirp_spectrum,
     radices,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.tensor_dims import with_dims_in
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value, walk
 from aotc.lowering.passes.rewrite import Names
-from aotc.lowering.passes.substitute_dims import with_dims_in
 from aotc.options import Options
 
 

@@ -12,7 +12,7 @@ from itertools import product
 from aotc.diagnostics import Finding
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.opset.collective import COLLECTIVES
-from aotc.ir.opset.control import HOST
+from aotc.ir.opset.control import DEVICE_OPS, HOST
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 
 Predicate = Callable[[Module], list[Finding]]
@@ -68,7 +68,7 @@ def transfers_are_outside(module: Module) -> list[Finding]:
     """No transfer stands in the region of a device."""
     regions = [op.regions[0] for f in module.functions.values() for op in walk(f.body) if op.name == "on"]
     inner = [op for region in regions for op in walk(region)]
-    return [Finding("transfer is in the region of a device", op.loc) for op in inner if op.name in ("transfer", "on")]
+    return [Finding(f"{op.name} is in the region of a device", op.loc) for op in inner if op.name in DEVICE_OPS]
 
 
 def no_device_regions(module: Module) -> list[Finding]:

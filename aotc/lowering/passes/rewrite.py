@@ -216,13 +216,3 @@ def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequen
         type_ = TensorType(inner.result.type.dtype, shape)
         mapped[inner.result] = b.make(inner.name, [tensor(v) for v in inner.operands], inner.attrs, type_)
     return [tensor(v) for v in region.results]
-
-
-def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Return plain attribute data with ``change`` applied to every leaf."""
-    match data:
-        case tuple() | list():
-            return tuple(map_attribute(x, change) for x in data)
-        case Mapping():
-            return {k: map_attribute(v, change) for k, v in data.items()}
-    return change(data)

@@ -13,10 +13,10 @@ from itertools import product
 
 from aotc.diagnostics import CompileError
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.tensor_dims import with_dims
 from aotc.ir.tensor_ir import Function, Module
 from aotc.lowering.analysis.fixed_dims import fixed_dims
 from aotc.lowering.analysis.limits import SPECIALIZATIONS
-from aotc.lowering.passes.substitute_dims import with_dims
 from aotc.options import Options
 
 

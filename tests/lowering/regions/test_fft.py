@@ -6,7 +6,7 @@ from support.differential import LEVELS
 
 import aotc
 from aotc.ir.loop_ir import Apply, Const
-from aotc.lowering.passes.fourier import radices, smooth_size, split, twiddles
+from aotc.lowering.analysis.fourier import radices, smooth_size, split, twiddles
 from aotc.lowering.regions.butterflies import Butterfly
 
 pytestmark = pytest.mark.cpu

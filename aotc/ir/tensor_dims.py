@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
-from aotc.lowering.passes.rewrite import map_attribute
 
 _OF_LOOPS = re.compile(r"[cfijkpqrstv]|kk|(?!d\d|arg\d)[a-z_]+\d+")
+
+
+def map_attribute(data: Any, change: Callable[[Any], Any]) -> Any:
+    """Return plain attribute data with ``change`` applied to every leaf."""
+    match data:
+        case tuple() | list():
+            return tuple(map_attribute(x, change) for x in data)
+        case Mapping():
+            return {k: map_attribute(v, change) for k, v in data.items()}
+    return change(data)
 
 
 def with_dims_in(data: Any, dims: Mapping[str, Dim]) -> Any:
