@@ -239,11 +239,11 @@ def test_help():
 def test_compile_cold_and_warm(folder):
     """With default flags: a bar while it works, which leaves nothing, then the summary."""
     words = ("compile", "two.mlir", "-o", "two.vmfb")
-    for steps, more in (({"fuse", "compiling kernels"}, {}), (set(), {}), (set(), {"NO_COLOR": "1"})):
+    for steps, more in (({"join-devices", "compiling kernels"}, {}), (set(), {}), (set(), {"NO_COLOR": "1"})):
         seen = on_terminal(folder, *words, **more)
         assert seen.code == 0, seen.text
         assert "reading" in seen.raw
-        assert {step for step in ("fuse", "compiling kernels") if step in seen.raw} == steps
+        assert {step for step in ("join-devices", "compiling kernels") if step in seen.raw} == steps
         assert bool(COLOUR.search(seen.raw)) == (not more)
         assert seen.raw.rindex("\x1b[?25h") > seen.raw.rindex("\x1b[?25l"), "the cursor stays hidden"
         assert re.fullmatch(r"two\.vmfb: [\d.]+ kB, 1 kernels, arena peak \d+ B, [\d.]+ m?s\n", seen.text)
