@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
+from aotc.frontend.affinity import affinity_of
 from aotc.frontend.mlir_types import leaf_types
 
 
-def entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of the public ``function``, whose body is ``block``; see docs/tensor_ir.md."""
+def entry_attrs(
+    function: Any, block: Any, metadata: Mapping[str, Any], devices: Collection[str]
+) -> dict[str, Any]:
+    """Return the attributes of the public ``function``, whose body is ``block``; see docs/tensor_ir.md.
+
+    ``devices`` are those that the options name.
+    """
     inputs = [leaf_types(a.type) for a in block.arguments]
     outputs = [leaf_types(t) for t in function.type.results]
     arguments = _per_leaf(dictionaries(function, "arg_attrs", len(inputs)), inputs)
@@ -28,8 +34,8 @@ def entry_attrs(function: Any, block: Any, metadata: Mapping[str, Any]) -> dict[
         "donated": [i for i, a in enumerate(arguments) if "tf.aliasing_output" in a or "jax.buffer_donor" in a],
         "kept": kept,
         "affinity": {
-            "arguments": [_affinity(a) for a in arguments],
-            "results": [_affinity(r) for r in results],
+            "arguments": [affinity_of(a, devices) for a in arguments],
+            "results": [affinity_of(r, devices) for r in results],
         },
     }
 
@@ -53,13 +59,6 @@ def _tree_of(t: ir.Type) -> dict[str, Any]:
 
 def _tree(kind: str, children: Sequence[Any] = ()) -> dict[str, Any]:
     return {"kind": kind, "keys": [], "children": list(children)}
-
-
-def _affinity(attributes: Mapping[str, Any]) -> str:
-    for name in ("aotc.affinity", "iree.abi.affinity"):
-        if name in attributes:
-            return _text(attributes[name], str(attributes[name]))
-    return ""
 
 
 def _argument_names(block: Any) -> list[str]:

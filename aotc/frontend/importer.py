@@ -63,14 +63,13 @@ def import_raw(
 ) -> Module:
     """Return a fetched model as a tensor IR module; see :func:`import_module`.
 
-    Of ``options`` what is to become of callbacks matters, the others are for errors only. Of a model that was exported
-    for several platforms this is the program of ``platform``.
+    Of ``options`` the devices matter, and what is to become of callbacks; the others are for errors only. Of a model
+    that was exported for several platforms this is the program of ``platform``.
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
         read = read_source(raw, platform)
         with read.context:
-            drop = (options or Options()).callbacks == DROP
-            return import_module(read.module, read.path, read.metadata, journal, drop)
+            return import_module(read.module, read.path, read.metadata, journal, options or Options())
 
 
 def import_module(
@@ -78,7 +77,7 @@ def import_module(
     path: str = "",
     metadata: Mapping[str, Any] | None = None,
     journal: Journal | None = None,
-    drop_callbacks: bool = False,
+    options: Options | None = None,
 ) -> Module:
     """Return a verified MLIR module as a tensor IR module.
 
@@ -93,13 +92,14 @@ def import_module(
     public = [n for n, f in functions.items() if not _is_private(f) and n not in computations]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
-    known = metadata or {}
+    known, chosen = metadata or {}, options or Options()
 
     def session_of() -> ImportSession:
-        calls = known.get("callbacks", ())
+        calls, drop = known.get("callbacks", ()), chosen.callbacks == DROP
         return ImportSession(
-            functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop_callbacks
-        )
+            functions, import_block, clone, path, journal=journal, callbacks=calls, drop_callbacks=drop,
+            devices=chosen.devices,
+        )  # fmt: skip
 
     first_session = session_of()
     dims = [_public_dims(first_session, functions[name]) for name in public]
@@ -234,7 +234,7 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         body = _checked(state, state.region(block, params), metadata.get("checks", ()))
     except Poisoned:
         body = Region(tuple(params), (), ())
-    attrs = entry_attrs(function, block, metadata)
+    attrs = entry_attrs(function, block, metadata, session.devices)
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:

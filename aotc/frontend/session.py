@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -53,7 +53,7 @@ class ImportSession:
     of sizes that are computed. ``fitting`` are the types whose sizes have been checked, ``depth`` counts the
     regions around an op, through calls.
     ``callbacks`` are the records of calls back into Python by number (:mod:`aotc.frontend.host_callbacks`);
-    ``drop_callbacks`` leaves out those whose results nobody reads.
+    ``drop_callbacks`` leaves out those whose results nobody reads. ``devices`` are those that the options name.
     ``journal``, where there is one, is told of every op. ``quantized`` says that a quantized type has
     been seen, ``quantized_as`` what stands for such types now: their ``storage`` type, their ``expressed``
     type, or a dtype.
@@ -88,6 +88,7 @@ class ImportSession:
     depth: int = 0
     callbacks: Sequence[Mapping[str, Any]] = ()
     drop_callbacks: bool = False
+    devices: Collection[str] = ()
 
     def fresh_name(self, name: str) -> str:
         """Return ``name``, or ``name.N`` if it is taken."""

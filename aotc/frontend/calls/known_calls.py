@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
+from aotc.frontend.affinity import placement_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
 from aotc.frontend.mlir_types import DYNAMIC
@@ -111,7 +112,8 @@ def _hand_on(state: State, op: Any) -> None:
             target = op.attributes["call_target_name"].value
             message = f"custom call @{target} takes shards: {v.type} of {result.type}: it needs several devices"
             state.fail(message, "export the function for one device")
-    state.bind(op, operands)
+    device = placement_of(op, state.session.devices)
+    state.bind(op, [state.one("transfer", [v], {"device": device}) for v in operands] if device else operands)
 
 
 def _scalar(name: str) -> Callable[[State, Any], None]:
