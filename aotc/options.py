@@ -12,6 +12,7 @@ from typing import Any
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.limits import MOST_PROCESSES
 
+SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
 
 
@@ -53,6 +54,9 @@ class Options:
         The devices that the model names, with a target for each: ``{"d0": "cpu:x86-64-v3"}``; others take ``target``.
     default_device : str
         Where ops and arguments go that nothing places; empty refuses them where there are several devices.
+    place : str
+        ``said``: by affinities alone; ``auto``: the cost model places large ops on the devices that the model or
+        ``devices`` name.
     max_transfers : int
         Refuse the model if it takes more transfers between devices; -1 means any number.
     callbacks : str
@@ -76,6 +80,7 @@ class Options:
     timings: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
     default_device: str = ""
+    place: str = SAID
     max_transfers: int = -1
     callbacks: str = REFUSE
     progress: Callable[[int, int, str], None] | None = None
@@ -123,6 +128,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
     if not _are_names(options.devices):
         raise _wrong(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")
+    if options.place not in (SAID, AUTO):
+        raise _wrong(f"place is {options.place!r}", f"{SAID} or {AUTO}")
     if options.max_transfers < -1:
         raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
     if options.progress is not None and not callable(options.progress):

@@ -59,6 +59,7 @@ def command(
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
     device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
     default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
+    place: str = typer.Option("said", help="auto: the cost model places large ops on devices; said: affinities do."),
     max_transfers: int = typer.Option(-1, min=-1, help="Refuse a model that takes more transfers; -1 is any number."),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
@@ -87,6 +88,7 @@ def command(
         timings=timings,
         devices=devices_of(device),
         default_device=default_device,
+        place=place,
         max_transfers=max_transfers,
         callbacks=callbacks,
     )

@@ -37,6 +37,7 @@ def command(
     target: str = typer.Option("cpu", help="cpu (this machine) or a name from `aotc targets`."),
     device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
     default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
+    place: str = typer.Option("said", help="As for `aotc compile`."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     picture: Path = typer.Option(None, help="The .svg file to draw: a lane for each device, arrows for transfers."),
     as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
@@ -50,7 +51,7 @@ def command(
 
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
-    flags = {"target": target, "devices": devices_of(device), "default_device": default_device}
+    flags = {"target": target, "devices": devices_of(device), "default_device": default_device, "place": place}
     report = explain_affinity(source, **flags)
     if picture is not None:
         write_file(str(picture), [report.picture.encode()])

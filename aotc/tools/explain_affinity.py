@@ -13,7 +13,8 @@ from aotc.frontend.mlir import fetch
 from aotc.guard import guard
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
 from aotc.ir.tensor_ir import Function, Module, Op, Region, walk
-from aotc.lowering.analysis.devices import shown, size_in_bytes
+from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.devices import shown
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.options import Options

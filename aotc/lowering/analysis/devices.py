@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotc.ir.dims import product
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
-from aotc.lowering.analysis.cost_work import guess
-from aotc.vmfb.dtypes import size_of
+from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.match_devices import match_devices, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,16 @@ class Placement:
     unplaced: tuple[Op | Value, ...]
 
 
-def place(function: Function, default: str = "") -> Placement:
-    """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named."""
+def place(function: Function, default: str = "", kinds: Mapping[str, str] | None = None) -> Placement:
+    """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
+
+    With ``kinds``, of devices by name, the cost model places large ops first (:mod:`.match_devices`).
+    """
     solver = _Solver(function)
+    for large, match in match_devices(function, kinds).items() if kinds else ():
+        for op in spread(large):
+            if solver.is_work(op):
+                solver.decide(op, match.device, match.reason)
     solver.run()
     if default:
         for kind in (Value, Op):  # arguments first: ops follow them
@@ -56,11 +62,6 @@ def named(function: Function) -> Iterator[str]:
     for affinities in function.attrs.get("affinity", {}).values():
         yield from filter(None, affinities)
     yield from (op.attrs["device"] for op in walk(function.body) if op.name == "transfer")
-
-
-def size_in_bytes(v: Value) -> int:
-    """Return how many bytes it takes to move ``v``; dims that only a call knows count as medium ones."""
-    return guess(product(v.type.shape)) * size_of(v.type.dtype)
 
 
 def shown(number: int) -> str:
@@ -155,9 +156,9 @@ class _Solver:
     def unplaced(self) -> Iterator[Op | Value]:
         """Yield what nothing decides, in order."""
         yield from (v for v in self.function.body.params if not self.known(v))
-        yield from (op for op in walk(self.function.body) if self._is_work(op) and op not in self.ops)
+        yield from (op for op in walk(self.function.body) if self.is_work(op) and op not in self.ops)
 
-    def _is_work(self, op: Op) -> bool:
+    def is_work(self, op: Op) -> bool:
         """Does ``op`` run on a device of its own choice?"""
         return not (op.name in CONTROL_FLOW or op.name in SOURCES or op.name in JUDGED or op in self.combiners)
 
@@ -182,7 +183,7 @@ class _Solver:
                 for r in op.regions:
                     self._forward(r)
                 self._carry(op, [op.regions[1].results] if op.name == "while" else [r.results for r in op.regions])
-            elif op not in self.ops and self._is_work(op):
+            elif op not in self.ops and self.is_work(op):
                 self._choose(op)
 
     def _carry(self, op: Op, rows: list[tuple[Value, ...]]) -> None:
@@ -217,7 +218,7 @@ class _Solver:
                     found |= not self.known(v) and self._by_reader(v)
             elif isinstance(thing, Value):
                 found |= not self.known(thing) and self._by_reader(thing)
-            elif thing not in self.ops and self._is_work(thing) and thing.name != "transfer":
+            elif thing not in self.ops and self.is_work(thing) and thing.name != "transfer":
                 found |= any(self._by_reader(v, thing) for v in thing.results)
         return found
 
@@ -247,7 +248,7 @@ class _Solver:
             if op.name in CONTROL_FLOW and op not in works_on:
                 if device := next(filter(None, map(self.known, (*op.results, *op.operands))), ""):
                     works_on[op] = device
-            elif op not in self.ops and self._is_work(op):
+            elif op not in self.ops and self.is_work(op):
                 outer = self.around.get(op)
                 while outer is not None and outer not in works_on:
                     outer = self.around.get(outer)

@@ -1,0 +1,124 @@
+"""Placement by the cost model: independent work is shared, a chain stays together, large arguments stay."""
+
+import numpy as np
+import pytest
+
+import aotc
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
+from aotc.ir.tensor_ir import walk
+from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds
+from aotc.lowering.analysis.match_devices import match_devices
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.tools.explain_affinity import explain_affinity
+
+pytestmark = pytest.mark.ir
+
+T = "tensor<512x512xf32>"
+CPUS = {"d0": "cpu", "d1": "cpu"}
+
+
+def product(name, x, y):
+    return f"{name} = stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0] : ({T}, {T}) -> {T}"
+
+
+def function(body, result, affinity=("", "")):
+    a, b = (f' {{aotc.affinity = "{name}"}}' if name else "" for name in affinity)
+    return f"func.func public @main(%a: {T}{a}, %b: {T}{b}) -> {T} {{ {body} return {result} : {T} }}"
+
+
+DIAMOND = function(
+    "\n".join(
+        [
+            product("%0", "%a", "%a"),
+            product("%1", "%b", "%b"),
+            f"%2 = stablehlo.add %0, %1 : {T}\n",
+        ]
+    ),
+    "%2",
+)
+_STEPS = product("%0", "%a", "%b"), product("%1", "%0", "%b"), product("%2", "%1", "%b")
+CHAIN = function("\n".join(_STEPS) + "\n", "%2")
+LOOPS = function(
+    "\n".join(
+        f"""%i{n} = stablehlo.constant dense<0> : tensor<i32>
+        %n{n} = stablehlo.constant dense<3> : tensor<i32>
+        %one{n} = stablehlo.constant dense<1> : tensor<i32>
+        %r{n}:2 = stablehlo.while(%k{n} = %i{n}, %y{n} = {x}) : tensor<i32>, {T}
+        cond {{ %c{n} = stablehlo.compare LT, %k{n}, %n{n} : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %c{n} : tensor<i1> }}
+        do {{ %k1{n} = stablehlo.add %k{n}, %one{n} : tensor<i32>
+          {product(f"%p{n}", f"%y{n}", f"%y{n}")}
+          stablehlo.return %k1{n}, %p{n} : tensor<i32>, {T} }}"""
+        for n, x in enumerate(("%a", "%b"))
+    )
+    + f"\n%2 = stablehlo.add %r0#1, %r1#1 : {T}\n",
+    "%2",
+)
+
+
+def places(text, devices=CPUS, name="dot_general"):
+    """The device of each product."""
+    options = Options(devices=devices, place="auto", stop_after="assign-devices", verify_each=True)
+    module = run_passes(import_model(text), options)
+    return [op.attrs["device"] for op in walk(module.functions["main"].body) if op.name == name]
+
+
+def test_independent_products_are_shared():
+    assert sorted(places(DIAMOND)) == ["d0", "d1"]
+
+
+def test_independent_loops_are_shared():
+    assert sorted(places(LOOPS)) == ["d0", "d1"]
+
+
+def test_a_chain_stays_together():
+    assert len(set(places(CHAIN))) == 1
+
+
+def test_what_the_model_says_counts():
+    """A large argument stays where it is if moving it takes longer than to wait."""
+    devices = {"host": "cpu", "gpu": "cuda:sm_90"}
+    (function,) = import_model(function_of_rows()).functions.values()
+    (match,) = match_devices(function, {name: target.partition(":")[0] for name, target in devices.items()}).values()
+    assert match.device == "host"
+    (free,) = import_model(function_of_rows(affinity="")).functions.values()
+    assert [m.device for m in match_devices(free, {"host": "cpu", "gpu": "cuda"}).values()] == ["gpu"]
+
+
+def function_of_rows(affinity=' {aotc.affinity = "host"}'):
+    """A sum of 64 MB, which is far less work than to move them."""
+    return f"""func.func public @main(%x: tensor<16777216xf32>{affinity}) -> tensor<f32> {{
+      %0 = stablehlo.constant dense<0.0> : tensor<f32>
+      %1 = stablehlo.reduce(%x init: %0) applies stablehlo.add across dimensions = [0]
+        : (tensor<16777216xf32>, tensor<f32>) -> tensor<f32>
+      return %1 : tensor<f32> }}"""
+
+
+def test_reasons_are_times():
+    rows = [row for row in explain_affinity(DIAMOND, devices=CPUS, place="auto").rows if row.name == "dot_general"]
+    assert all(row.reason.startswith("ends first, after ") for row in rows)
+
+
+def test_costs_grow_with_sizes():
+    small, large = (import_model(CHAIN.replace("512", str(n))).functions["main"].body.ops[0] for n in (64, 512))
+    for kind in ("cpu", "cuda"):
+        assert op_nanoseconds(small, kind) < op_nanoseconds(large, kind)
+    assert move_nanoseconds(1 << 30, "cpu", "cpu") < move_nanoseconds(1 << 20, "cuda", "cuda")
+    assert move_nanoseconds(1 << 20, "cuda", "cuda") < move_nanoseconds(1 << 20, "cpu", "cuda")
+
+
+def test_place_is_said_or_auto():
+    with pytest.raises(CompileError, match="place is 'best'"):
+        aotc.compile(CHAIN, place="best")
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("text", [DIAMOND, LOOPS], ids=["diamond", "loops"])
+def test_results_are_those_of_one_device(text):
+    rng = np.random.default_rng(0)
+    arrays = [(rng.standard_normal((512, 512)) / 32).astype("float32") for _ in range(2)]
+    found = aotc.load(aotc.compile(text, devices=CPUS, place="auto", verify_each=True)).invoke("main", *arrays)
+    alone = aotc.load(aotc.compile(text)).invoke("main", *arrays)
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-5, atol=1e-6)
