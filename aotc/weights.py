@@ -7,16 +7,13 @@ between tensors, so alignment is filled by tensors named ``__align_N``.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from typing import Any
 
 from aotc.ir.program_ir import Constants
-from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import write_file
 from aotc.vmfb.dtypes import from_numpy
-
-_NAMES = {"i1": "BOOL", "f8E4M3FN": "F8_E4M3", "f8E5M2": "F8_E5M2", "f8E8M0FNU": "F8_E8M0", "f4E2M1FN": "F4"}
+from aotc.vmfb.weights.safetensors import encode_header, make_row
 
 
 def write_weights(path: str, constants: Constants) -> dict[str, Any]:
@@ -37,20 +34,18 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
         data = array.reshape(-1).view("u1").data
         key = f"{number}_{name}"
         shape, at = list(array.shape), offset + array.nbytes
-        header[key] = {"dtype": _NAMES.get(dtype, dtype.upper()), "shape": shape, "data_offsets": [offset, at]}
+        header[key] = make_row(dtype, shape, offset)
         parts.append(data)
         digest = hashlib.sha256(data).digest()
         tensors.append(
             {"name": key, "dtype": dtype, "shape": shape, "offset": offset, "size": array.nbytes, "sha256": digest}
         )
     _fill(header, parts, at, constants.size)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
-    write_file(path, [len(text).to_bytes(8, "little"), text, *parts])
+    write_file(path, [encode_header(header), *parts])
     return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
 
 
 def _fill(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
     if to > at:
-        header[f"__align_{at}"] = {"dtype": "U8", "shape": [to - at], "data_offsets": [at, to]}
+        header[f"__align_{at}"] = make_row("u8", (to - at,), at)
         parts.append(bytes(to - at))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.bundle import write_file
-from aotc.vmfb.constants import SAFETENSORS
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.weights.safetensors import NAMES, OWN_DTYPES, decode_header, encode_header, make_row
 
 Named = Mapping[str, np.ndarray]
-_HEADER_LIMIT = 100 << 20  # of bytes: that of safetensors itself
 
 
 def suffix_of(path: str) -> str:
@@ -45,7 +43,7 @@ def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) 
     if append and suffix in WRITERS:
         raise VmError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
     for r in results if suffix == ".safetensors" else ():
-        if r["dtype"] not in SAFETENSORS.values():
+        if r["dtype"] not in NAMES:
             hint = "a .npz holds all types"
             raise VmError("", f"--output={path}: safetensors has no type for {r['name']}, {r['dtype']}", hint=hint)
 
@@ -104,17 +102,12 @@ def _numbers(data: Any) -> Any:
 
 
 def _to_safetensors(arrays: Named) -> list[Any]:
-    names = {ours: theirs for theirs, ours in SAFETENSORS.items()}
     header, parts, at = {}, [], 0
     for name, array in arrays.items():
-        end = at + array.nbytes
-        kind = names[from_numpy(array.dtype)]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, end]}
+        header[name] = make_row(from_numpy(array.dtype), array.shape, at)
         parts.append(np.ascontiguousarray(array).reshape(-1).view("u1"))
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *parts]
+        at += array.nbytes
+    return [encode_header(header), *parts]
 
 
 WRITERS: dict[str, Callable[[Named], list[Any]]] = {
@@ -192,21 +185,13 @@ def _parsed(data: Any) -> Any:
 
 
 def _from_safetensors(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-            raise ValueError("its header is longer than the file")
-        header = json.loads(file.read(length))
-        data = np.frombuffer(file.read(), np.uint8)
-    header.pop("__metadata__", None)
+    data = np.fromfile(path, np.uint8)
+    header, start = decode_header(data.data)
     found = {}
     for name, row in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = row["data_offsets"]
-        dtype = to_numpy(SAFETENSORS[row["dtype"]])
-        if not 0 <= begin <= end <= data.nbytes:
-            raise ValueError(f"tensor {name!r} lies beyond its end")
-        found[name] = data[begin:end].view(dtype).reshape(row["shape"])
+        dtype = to_numpy(OWN_DTYPES[row["dtype"]])
+        found[name] = data[start + begin : start + end].view(dtype).reshape(row["shape"])
     return found
 
 

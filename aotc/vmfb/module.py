@@ -13,7 +13,6 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.constants import verify_external
 from aotc.vmfb.device import Executable, bind_devices, choose, device_module
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import DTYPES
@@ -21,6 +20,7 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.verify import check_program
 from aotc.vmfb.vm import LoadedFunction
+from aotc.vmfb.weights.constants import verify_external
 
 _LEAF = {"kind": "leaf"}
 _RESULTS = ("numpy", "device")

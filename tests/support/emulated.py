@@ -29,11 +29,11 @@ from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant, encode
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words, read_commands
-from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.weights.constants import load_constants
 
 MACHINES = {
     "cpu:aarch64": ("aarch64", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")),

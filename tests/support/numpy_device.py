@@ -13,10 +13,10 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.weights.constants import load_constants
 
 
 def obstacle(variant: dict[str, Any]) -> str:

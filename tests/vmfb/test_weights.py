@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import aotc
+from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = pytest.mark.cpu
 
@@ -34,6 +35,23 @@ def test_the_safetensors_library_reads_the_file(compiled):
     folder, _, _ = compiled
     tensors = numpy_files.load_file(folder / "w.safetensors")
     assert any(t.dtype == np.float32 for t in tensors.values())
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_constants_of_every_type(tmp_path, name):
+    import jax
+
+    dtype = to_numpy(name)
+    w = (np.arange(12) % 7 % 2).astype(dtype).reshape(3, 4)
+    file = tmp_path / "w.safetensors"
+    with jax.enable_x64(True):
+        data = aotc.compile(jax.jit(lambda n: jax.lax.dynamic_slice_in_dim(w, n, 1)), np.int32(0), weights=str(file))
+    (tmp_path / "n.vmfb").write_bytes(data)
+    (row,) = aotc.load(tmp_path / "n.vmfb", verify=True).invoke("main", np.int32(2))
+    assert row.tobytes() == w[2:].tobytes()
+    library = pytest.importorskip("safetensors")
+    with library.safe_open(file, "np") as opened:
+        assert len(opened.keys()) >= 1
 
 
 def test_a_missing_file_is_named(compiled, tmp_path):

@@ -46,7 +46,6 @@ from aotc.vmfb.abi import (
 from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
-from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import native
@@ -58,6 +57,7 @@ from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
 if TYPE_CHECKING:
     pass

@@ -17,7 +17,6 @@ import numpy as np
 from aotc.vmfb.abi import COPY, INTERFACE_BYTES, Node, Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
-from aotc.vmfb.constants import load_constants
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
@@ -27,6 +26,7 @@ from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import MAX_THREADS
 from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_recursive_lock
+from aotc.vmfb.weights.constants import load_constants
 
 
 def _architecture(variant: dict[str, Any]) -> tuple[int, int]:

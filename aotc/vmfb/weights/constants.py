@@ -13,15 +13,9 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.pointers import aligned_bytes
-
-SAFETENSORS = {
-    "BOOL": "i1", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "U8": "u8", "U16": "u16", "U32": "u32",
-    "U64": "u64", "F16": "f16", "BF16": "bf16", "F32": "f32", "F64": "f64", "C64": "c64", "F8_E4M3": "f8E4M3FN",
-    "F8_E5M2": "f8E5M2", "F8_E8M0": "f8E8M0FNU",
-}  # fmt: skip
-"""Our names of safetensors' dtypes of whole bytes."""
 
 
 class ConstantMemory:
@@ -64,11 +58,9 @@ def _load_external(bundle: Bundle, entry: dict[str, Any]) -> ConstantMemory:
     path = _find_file(bundle, entry["file"])
     data, header, start = _open_safetensors(bundle, path)
     places = [_find_tensor(bundle, path, header, tensor) for tensor in entry["tensors"]]
-    for tensor, place in zip(entry["tensors"], places):
+    for tensor in entry["tensors"]:
         if tensor["offset"] + tensor["size"] > entry["size"]:
             raise BundleError(bundle.where, f"weight {tensor['name']!r} lies outside of the constants")
-        if start + place + tensor["size"] > data.nbytes:
-            raise BundleError(path, f"truncated: weight {tensor['name']!r} reaches past the end of the file")
     shifts = {start + place - tensor["offset"] for tensor, place in zip(entry["tensors"], places)}
     base = np.frombuffer(data, np.uint8)
     if len(shifts) == 1 and min(shifts) >= 0 and min(shifts) % ALIGNMENT == 0:
@@ -101,36 +93,35 @@ def _find_file(bundle: Bundle, name: str) -> str:
 
 
 def _open_safetensors(bundle: Bundle, path: str) -> tuple[memoryview, dict[str, Any], int]:
-    import json
+    from aotc.vmfb.weights.safetensors import decode_header
 
     try:
         data = bundle.open_beside(path).data
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(bytes(data[8 : 8 + length]))
-        if length + 8 > data.nbytes or not isinstance(header, dict):
-            raise ValueError("its header is longer than the file")
+        return data, *decode_header(data)
     except (OSError, ValueError) as error:
         raise BundleError(path, f"this is not a safetensors file: {error}", hint="the file that was compiled") from None
-    return data, header, 8 + length
 
 
 def _find_tensor(bundle: Bundle, path: str, header: dict[str, Any], tensor: dict[str, Any]) -> int:
     """Return where a tensor's bytes start, counted from the end of the file's header."""
+    from aotc.vmfb.weights.safetensors import make_row
+
     name = tensor["name"]
     row = header.get(name)
-    if not isinstance(row, dict):
+    if row is None:
         raise BundleError(path, f"no tensor {name!r}, which {bundle.where} needs", hint="the file that was compiled")
-    kind = str(row.get("dtype"))
-    found = SAFETENSORS.get(kind, "f4E2M1FN" if kind == "F4" else kind.lower())
-    begin, end = row.get("data_offsets", (0, 0))
-    if begin < 0 or (found, row.get("shape"), end - begin) != (tensor["dtype"], tensor["shape"], tensor["size"]):
+    if tensor["dtype"] not in DTYPES:
+        raise BundleError(bundle.where, f"weight {name!r} is of a type that is not known, {tensor['dtype']}")
+    begin, end = row["data_offsets"]
+    expected = make_row(tensor["dtype"], tensor["shape"], begin)
+    if end - begin != tensor["size"] or any(row[key] != value for key, value in expected.items()):
         raise BundleError(
             path,
             f"tensor {name!r} is not the one that was compiled",
-            f"{found}{row.get('shape')}, {end - begin} bytes",
-            f"{tensor['dtype']}{tensor['shape']}, {tensor['size']} bytes",
+            f"{row['dtype']}{row['shape']}, {end - begin} bytes",
+            f"{expected['dtype']}{expected['shape']}, {tensor['size']} bytes",
         )
-    return begin
+    return int(begin)
 
 
 def verify_external(bundle: Bundle, entry: dict[str, Any] | None) -> None:

@@ -1,0 +1,1 @@
+"""Constants of bundles, inside and outside of the file."""

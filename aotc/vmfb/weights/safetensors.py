@@ -1,0 +1,74 @@
+"""Files of safetensors: the length of a header, the header (JSON, a row for each tensor), the bytes of the tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import size_of
+
+NAMES = {
+    "i1": "BOOL", "i8": "I8", "i16": "I16", "i32": "I32", "i64": "I64", "u8": "U8", "u16": "U16", "u32": "U32",
+    "u64": "U64", "f8E4M3FN": "F8_E4M3", "f8E4M3FNUZ": "F8_E4M3FNUZ", "f8E5M2": "F8_E5M2",
+    "f8E5M2FNUZ": "F8_E5M2FNUZ", "f8E8M0FNU": "F8_E8M0", "f16": "F16", "bf16": "BF16", "f32": "F32", "f64": "F64",
+    "c64": "C64",
+}  # fmt: skip
+"""What safetensors calls our dtypes. Those of fewer bits than a byte are not here: it packs them, we do not."""
+
+OWN_DTYPES = {theirs: ours for ours, theirs in NAMES.items()}
+
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+
+Row = dict[str, Any]
+
+
+def make_row(dtype: str, shape: Sequence[int], begin: int) -> Row:
+    """Return the header's row of a tensor whose bytes begin at ``begin``, counted from the end of the header.
+
+    Elements of a dtype that safetensors has no name for are rows of bytes.
+    """
+    size = size_of(dtype)
+    end = begin + math.prod(shape) * size
+    shape = [*shape] if dtype in NAMES or size == 1 else [*shape, size]
+    return {"dtype": NAMES.get(dtype, "U8"), "shape": shape, "data_offsets": [begin, end]}
+
+
+def encode_header(rows: Mapping[str, Row]) -> bytes:
+    """Return what a file starts with; the bytes of the tensors follow, aligned as constants are."""
+    text = json.dumps(rows, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def decode_header(data: memoryview) -> tuple[dict[str, Row], int]:
+    """Return the rows of a file by the names of its tensors, and where the tensors' bytes start.
+
+    Raises
+    ------
+    ValueError
+        If the file is not one of safetensors, or cut.
+    """
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if start > min(data.nbytes, _MOST_HEADER_BYTES):
+        raise ValueError("its header is longer than the file, or than any header")
+    try:
+        rows = json.loads(bytes(data[_LENGTH_BYTES:start]))
+    except RecursionError:
+        raise ValueError("its header is nested without end") from None
+    if not isinstance(rows, dict):
+        raise ValueError("its header is no object")
+    rows.pop("__metadata__", None)
+    for name, row in rows.items():
+        match row:
+            case {"dtype": str(), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end:
+                if not all(isinstance(d, int) and d >= 0 for d in shape):
+                    raise ValueError(f"tensor {name!r} has the shape {shape}")
+                if start + end > data.nbytes:
+                    raise ValueError(f"truncated: tensor {name!r} reaches past the end")
+            case _:
+                raise ValueError(f"tensor {name!r} is described by {row}")
+    return rows, start
