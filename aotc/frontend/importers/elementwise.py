@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from aotc.frontend.constants import elements
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -34,11 +33,6 @@ CHLO = {
     "chlo.erf": "erf", "chlo.erfc": "erfc", "chlo.erf_inv": "erf_inv", "chlo.conj": "conj",
     "chlo.lgamma": "lgamma", "chlo.next_after": "next_after", "chlo.tan": "tan",
 }  # fmt: skip
-
-
-def same_shapes(state: State, values: Sequence[Value]) -> list[Value]:
-    """Return ``values`` with one common shape; what is not proven equal is compared at the call."""
-    return [values[0], *(with_shape(state, v, values[0].type.shape) for v in values[1:])]
 
 
 def _direct(name: str) -> Importer:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from aotc.frontend.importers.elementwise import same_shapes
 from aotc.frontend.mlir_types import get_integers, integers
+from aotc.frontend.requirements import of_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import ACCUMULATED, OPS
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
@@ -102,8 +102,9 @@ def _select_and_scatter(state: State, op: Any) -> None:
 
 def _map(state: State, op: Any) -> None:
     """The computation is over scalars; the same ops are emitted over whole tensors."""
-    operands = same_shapes(state, state.operands(op))
-    shape = operands[0].type.shape
+    given = state.operands(op)
+    operands = of_types(state, given, [given[0].type] * len(given))
+    shape = given[0].type.shape
     block = op.regions[0].blocks[0]
     state.bind_values(block.arguments, operands)
     state.by_element += 1
