@@ -16,7 +16,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from aotc.targets import Target
-from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.dtypes import DTYPES, real_of
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
@@ -43,11 +43,6 @@ def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
     return instruction in builder.module.lacks
 
 
-def part_dtype(name: str) -> str:
-    """Return the dtype of the real part of complex dtype ``name``."""
-    return {"c64": "f32", "c128": "f64"}[name]
-
-
 def register_type(name: str) -> ir.Type:
     """Return the register type of dtype ``name`` (of one part, if complex)."""
     row = DTYPES[name]
@@ -60,14 +55,14 @@ def register_type(name: str) -> ir.Type:
             return I8
         case "f":
             return F64 if row.bits == 64 else F32
-    return register_type(part_dtype(name))
+    return register_type(real_of(name))
 
 
 def memory_type(name: str) -> ir.Type:
     """Return the type of one stored element of dtype ``name`` (of one part, if complex)."""
     row = DTYPES[name]
     if row.kind == "c":
-        return memory_type(part_dtype(name))
+        return memory_type(real_of(name))
     if row.kind == "f":
         return {64: F64, 32: F32, 16: I16}.get(row.bits, I8)
     return ir.IntType(8 * row.size)

@@ -67,6 +67,11 @@ _ROWS = (
 DTYPES: dict[str, DType] = {row[0]: DType(*row, size=max(row[2] // 8, 1)) for row in _ROWS}
 _BY_NUMPY = {row.numpy: row.name for row in DTYPES.values()}
 
+COMPLEX_OF = {"f32": "c64", "f64": "c128"}
+"""The complex dtype of parts of a dtype."""
+
+_REAL_OF = {whole: part for part, whole in COMPLEX_OF.items()}
+
 
 @cache
 def to_numpy(name: str) -> np.dtype:
@@ -109,7 +114,7 @@ def kind_of(name: str) -> str:
 
 def real_of(name: str) -> str:
     """Return the dtype of the real part of ``name``, which is itself unless it is complex."""
-    return {"c64": "f32", "c128": "f64"}.get(name, name)
+    return _REAL_OF.get(name, name)
 
 
 def limits(name: str) -> tuple[float, float]:

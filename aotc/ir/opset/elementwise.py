@@ -20,10 +20,7 @@ from aotc.ir.opset.spec import (
     table,
 )
 from aotc.ir.tensor_ir import TensorType
-from aotc.vmfb.dtypes import DTYPES, from_numpy, kind_of, to_numpy
-
-_REAL_OF = {"c64": "f32", "c128": "f64"}
-_COMPLEX_OF = {"f32": "c64", "f64": "c128"}
+from aotc.vmfb.dtypes import COMPLEX_OF, DTYPES, from_numpy, kind_of, real_of, to_numpy
 
 
 def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -> str:
@@ -32,10 +29,10 @@ def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -
         case "bool":
             return "i1"
         case "real":
-            return _REAL_OF.get(dtypes[0], dtypes[0])
+            return real_of(dtypes[0])
         case "complex":
-            need(dtypes[0] in _COMPLEX_OF, f"{scalar.name}: parts must be f32 or f64, not {dtypes[0]}")
-            return _COMPLEX_OF[dtypes[0]]
+            need(dtypes[0] in COMPLEX_OF, f"{scalar.name}: parts must be f32 or f64, not {dtypes[0]}")
+            return COMPLEX_OF[dtypes[0]]
         case "given":
             need(given is not None, f"{scalar.name}: the result type must be given")
             return given or ""

@@ -14,7 +14,7 @@ from aotc.ir.opset.reduction import window_extent
 from aotc.ir.opset.shape import pad_array
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, Types, cast, first_in_place, need, sizes, table
 from aotc.ir.tensor_ir import TensorType
-from aotc.vmfb.dtypes import kind_of, to_numpy
+from aotc.vmfb.dtypes import COMPLEX_OF, kind_of, real_of, to_numpy
 
 
 def _infer_dot(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -127,12 +127,11 @@ def _infer_fft(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Type
     (x,), kind, length = types, attrs["kind"], attrs["length"]
     need(kind in ("FFT", "IFFT", "RFFT", "IRFFT"), f"fft: kind {kind}")
     need(0 < len(length) <= x.rank, f"fft: {len(length)} lengths for {x}")
-    real, complex_ = {"f32": "c64", "f64": "c128"}, {"c64": "f32", "c128": "f64"}
     if kind == "RFFT":
-        need(x.dtype in real, f"fft: RFFT of {x.dtype}")
-        return (TensorType(real[x.dtype], (*x.shape[:-1], length[-1] // 2 + 1)),)
-    need(x.dtype in complex_, f"fft: {kind} of {x.dtype}")
-    return (TensorType(complex_[x.dtype], (*x.shape[:-1], length[-1])),) if kind == "IRFFT" else (x,)
+        need(x.dtype in COMPLEX_OF, f"fft: RFFT of {x.dtype}")
+        return (TensorType(COMPLEX_OF[x.dtype], (*x.shape[:-1], length[-1] // 2 + 1)),)
+    need(kind_of(x.dtype) == "c", f"fft: {kind} of {x.dtype}")
+    return (TensorType(real_of(x.dtype), (*x.shape[:-1], length[-1])),) if kind == "IRFFT" else (x,)
 
 
 def _fft(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 from aotc.ir.dims import Dim, bounds, maximum, minimum
 from aotc.ir.opset.spec import RuleError, Types, may_equal, need
 from aotc.ir.tensor_ir import TensorType
+from aotc.vmfb.dtypes import kind_of, real_of
 
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
-REAL = {"f32": "f32", "f64": "f64", "c64": "f32", "c128": "f64"}
 BLOCK = 64
 NOT_FINITE = -4
 """The status of a routine that was not called because a matrix holds NaN or infinity."""
@@ -97,7 +97,7 @@ class Problem:
     def __init__(self, types: Types, options: Mapping[str, Any]) -> None:
         need(bool(types) and types[0].dtype in LETTERS, f"lapack: no routines for {types[0] if types else 'nothing'}")
         self.types, self.options = types, options
-        self.dtype, self.real = types[0].dtype, REAL[types[0].dtype]
+        self.dtype, self.real = types[0].dtype, real_of(types[0].dtype)
         self.complex = self.dtype != self.real
 
     @property
@@ -339,7 +339,7 @@ ROUTINES: dict[str, Routine] = {
 def symbol(routine: str, dtype: str) -> str:
     """Return the name of a routine for an element type, e.g. ``dgetrf``."""
     row = ROUTINES[routine]
-    complex_ = REAL[dtype] != dtype
+    complex_ = kind_of(dtype) == "c"
     return LETTERS[dtype] + (row.complex_name if complex_ and row.complex_name else routine)
 
 

@@ -11,8 +11,8 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import half, small_float
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, part_dtype, register_type
-from aotc.vmfb.dtypes import DTYPES, DType
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, register_type
+from aotc.vmfb.dtypes import DTYPES, DType, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
@@ -21,13 +21,13 @@ def convert(builder: ir.IRBuilder, value: Register, source: str, to: str) -> Reg
     if source == to:
         return value
     if DTYPES[to].kind == "c":
-        part = part_dtype(to)
+        part = real_of(to)
         if isinstance(value, tuple):
-            inner = part_dtype(source)
+            inner = real_of(source)
             return (_real(builder, value[0], inner, part), _real(builder, value[1], inner, part))
         return (_real(builder, value, source, part), ir.Constant(register_type(part), 0.0))
     if isinstance(value, tuple):
-        return _real(builder, value[0], part_dtype(source), to)
+        return _real(builder, value[0], real_of(source), to)
     return _real(builder, value, source, to)
 
 

@@ -10,8 +10,8 @@ from aotc.kernels.emit import complex_number, functions, integer, real, small_fl
 from aotc.kernels.emit.convert import convert, round_to
 from aotc.kernels.emit.memory import decode, encode
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, part_dtype, register_type
-from aotc.vmfb.dtypes import DTYPES
+from aotc.kernels.llvm_types import F64, I1, Register, computes_in, memory_type, register_type
+from aotc.vmfb.dtypes import DTYPES, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 
@@ -120,7 +120,7 @@ def constant(value: bool | int | float | complex, dtype: str) -> Register:
     match row.kind:
         case "c":
             z = complex(value)
-            return (_float_constant(z.real, part_dtype(dtype)), _float_constant(z.imag, part_dtype(dtype)))
+            return (_float_constant(z.real, real_of(dtype)), _float_constant(z.imag, real_of(dtype)))
         case "f":
             return _float_constant(float(value), dtype)  # type: ignore[arg-type]
         case "b":

@@ -26,9 +26,7 @@ from aotc.lowering.analysis.fourier import (
 )
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
-from aotc.vmfb.dtypes import real_of
-
-_WHOLE = {"f32": "c64", "f64": "c128"}
+from aotc.vmfb.dtypes import COMPLEX_OF, real_of
 
 
 def decompose_fft(module: Module, options: Options) -> Module:
@@ -109,7 +107,7 @@ def _join(values: Sequence[Value], b: Builder) -> Value:
 
 
 def _complex(re: Value, im: Value, b: Builder) -> Value:
-    return b.make("complex", (re, im), {}, TensorType(_WHOLE[re.type.dtype], re.type.shape))
+    return b.make("complex", (re, im), {}, TensorType(COMPLEX_OF[re.type.dtype], re.type.shape))
 
 
 def _real_forward(x: Value, n: int, b: Builder) -> Value:
