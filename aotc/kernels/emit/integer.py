@@ -157,9 +157,6 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str) -> i
     row = DTYPES[dtype]
     if row.kind == "b":
         fn = SCALARS[fn].on_bool or fn
-    if fn == "clamp":
-        low = apply(builder, "max", args[:2], dtype)
-        return apply(builder, "min", [low, args[2]], dtype)
     make = INTEGERS.get(fn)
     if make is None:
         raise InternalError(f"kernels: no scalar op {fn} on {dtype}")

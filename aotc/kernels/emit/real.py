@@ -78,9 +78,6 @@ def _next_after(b: ir.IRBuilder, x: ir.Value, y: ir.Value, dtype: str) -> ir.Val
 
 def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str, result: str) -> ir.Value:
     """Emit the scalar op ``fn`` on floats of ``dtype``, of 16 bits or more."""
-    if fn == "clamp":
-        low = call_intrinsic(builder, f"llvm.maximum.{suffix(args[1].type)}", args[1].type, [args[0], args[1]])
-        return call_intrinsic(builder, f"llvm.minimum.{suffix(args[1].type)}", args[1].type, [low, args[2]])
     if fn == "next_after":
         return _next_after(builder, args[0], args[1], dtype)
     emit = FLOATS.get(fn)
