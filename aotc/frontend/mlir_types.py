@@ -89,6 +89,17 @@ def get_integers(op: Any, name: str, default: Sequence[int]) -> tuple[int, ...]:
     return integers(op.attributes[name]) if name in op.attributes else tuple(default)
 
 
+def config_of(op: Any) -> Any:
+    """Return the configuration of a custom call: a dictionary, or the text that predates the FFI; None without one."""
+    return next((op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes), None)
+
+
+def entries(attribute: Any) -> dict[str, Any]:
+    """Return the attributes in a dictionary by name; of what is no dictionary none."""
+    named = [attribute[i] for i in range(len(attribute))] if isinstance(attribute, ir.DictAttr) else []
+    return {a.name: a.attr for a in named}
+
+
 def get_value(op: Any, name: str, default: Any) -> Any:
     """Return the Python value of a simple attribute, or ``default``."""
     return op.attributes[name].value if name in op.attributes else default

@@ -12,7 +12,7 @@ import numpy as np
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.host_callbacks import TARGET
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.mlir_types import leaf_types
+from aotc.frontend.mlir_types import config_of, entries, leaf_types
 from aotc.frontend.session import State
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import TensorType, Value
@@ -83,11 +83,11 @@ def _bits(state: State, x: Value, dtype: str) -> Value:
 
 def _record(state: State, op: Any, target: str) -> Mapping[str, Any]:
     """Return what is known of the function: its record travels in the op, or beside the program by number."""
-    held = op.attributes.get("mhlo.backend_config")
+    held = entries(config_of(op))
     if target == TARGET:
         record: Mapping[str, Any] = json.loads(held["record"].value)
         return record
-    number = held["index"].value if held is not None and "index" in held else -1
+    number = held["index"].value if "index" in held else -1
     if 0 <= number < len(state.session.callbacks):
         return state.session.callbacks[number]
     return {"kind": "a callback", "name": target, "ordered": False}

@@ -17,7 +17,7 @@ from aotc.frontend.importers.collective import COLLECTIVE_CALLS
 from aotc.frontend.importers.indexing import INDEXING_CALLS
 from aotc.frontend.importers.random import RANDOM_CALLS
 from aotc.frontend.importers.reduction import sum_over
-from aotc.frontend.mlir_types import get_value, integers, leaf_types
+from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Expr
 from aotc.ir.tensor_ir import TensorType, Value
@@ -106,9 +106,10 @@ def import_custom_call(state: State, op: Any) -> None:
 
 def _users(state: State, op: Any, target: str) -> None:
     """An op that somebody must have registered; that is checked when its kernel is made."""
+    config = config_of(op)
     attrs = {
         "target": target,
-        "config": _config(op),
+        "config": {} if config is None else _plain(config),
         "api_version": get_value(op, "api_version", 1),
         "has_side_effect": bool(get_value(op, "has_side_effect", False)),
         "aliases": _aliases(op),
@@ -135,18 +136,10 @@ def _aliases(op: Any) -> tuple[tuple[int, int], ...]:
     return tuple(aliases)
 
 
-def _config(op: Any) -> Any:
-    for name in ("mhlo.backend_config", "backend_config"):
-        if name in op.attributes:
-            return _plain(op.attributes[name])
-    return {}
-
-
 def _plain(attribute: Any) -> Any:
     """Return an attribute as plain data; what has no plain form as text."""
     if isinstance(attribute, ir.DictAttr):
-        named = (attribute[i] for i in range(len(attribute)))
-        return {a.name: _plain(a.attr) for a in named}
+        return {name: _plain(a) for name, a in entries(attribute).items()}
     if isinstance(attribute, ir.ArrayAttr):
         return tuple(_plain(a) for a in attribute)
     if isinstance(attribute, ir.DenseElementsAttr):

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from aotc.frontend.affinity import placement_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
-from aotc.frontend.mlir_types import DYNAMIC
+from aotc.frontend.mlir_types import DYNAMIC, config_of, entries
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
@@ -20,11 +20,8 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 
 def _attribute(op: Any, name: str) -> Any:
     """Return ``name`` from the FFI configuration or MHLO's attributes of a custom call; None where it is not."""
-    for holder in ("mhlo.backend_config", "mhlo.attributes"):
-        held = op.attributes.get(holder)
-        if isinstance(held, ir.DictAttr) and name in held:
-            return held[name].value
-    return None
+    held = entries(op.attributes.get("mhlo.attributes")) | entries(config_of(op))
+    return held[name].value if name in held else None
 
 
 def _computation(state: State, op: Any) -> Region:

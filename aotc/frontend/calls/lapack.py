@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.mlir_types import integers
+from aotc.frontend.mlir_types import config_of, entries, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, symbol
 from aotc.ir.tensor_ir import TensorType, Value
@@ -32,12 +31,8 @@ class LapackOptions(dict[str, Any]):
 
 def options_of(op: Any) -> LapackOptions:
     """Return the options of an FFI call by name; characters are stored as 8-bit unsigned numbers."""
-    given = [op.attributes[n] for n in ("mhlo.backend_config", "backend_config") if n in op.attributes]
-    found = LapackOptions()
-    for config in (c for c in given[:1] if isinstance(c, ir.DictAttr)):
-        for a in (config[i] for i in range(len(config))):
-            found[a.name] = chr(a.attr.value) if str(a.attr.type) == "ui8" else a.attr.value
-    return found
+    held = entries(config_of(op)).items()
+    return LapackOptions({name: chr(a.value) if str(a.type) == "ui8" else a.value for name, a in held})
 
 
 def data_operands(state: State, op: Any) -> list[Value]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
+from aotc.frontend.mlir_types import config_of, entries
 from aotc.frontend.session import Importer, State
 from aotc.ir.tensor_ir import TensorType
 
@@ -77,10 +78,9 @@ def _identifier(name: str) -> Importer:
 
 def _ragged_all_to_all(state: State, op: Any) -> None:
     """A custom call with the groups in its configuration."""
-    configs = (op.attributes.get(name) for name in ("mhlo.backend_config", "backend_config"))
-    config = next((a for a in configs if isinstance(a, ir.DictAttr)), None)
-    groups = _groups(state, op, config["replica_groups"]) if config is not None and "replica_groups" in config else ()
-    channel = config["channel_id"].value if config is not None and "channel_id" in config else 0
+    config = entries(config_of(op))
+    groups = _groups(state, op, config["replica_groups"]) if "replica_groups" in config else ()
+    channel = config["channel_id"].value if "channel_id" in config else 0
     attrs = {"groups": groups, "channel": channel, "global_ids": True}
     state.bind(op, state.emit("ragged_all_to_all", state.operands(op), attrs))
 
