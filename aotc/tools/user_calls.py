@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from aotc.diagnostics import CompileError
 from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import Op, TensorType
+from aotc.lowering.regions.ops.control_custom_call import describe
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
@@ -21,21 +22,20 @@ def call_user(op: Op, operands: Sequence[np.ndarray], types: Sequence[TensorType
     CompileError
         If there is none, or it raises.
     """
-    name, config = op.attrs["target"], op.attrs["config"]
-    known = registered(name)
+    call = describe(op)
+    known = registered(call.name)
     if known is None or known.function is None:
         hint = "register it before, in a file that --custom-calls names"
-        raise CompileError.at(op.loc, f"no function is registered for custom call @{name}", hint=hint)
+        raise CompileError.at(op.loc, f"no function is registered for custom call @{call.name}", hint=hint)
     results = [np.zeros(sizes(t), to_numpy(t.dtype)) for t in types]
     for result, operand in op.attrs.get("aliases", ()):
         results[result][...] = operands[operand]
-    attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
     arrays = [np.ascontiguousarray(a) for a in (*operands, *results)]
     seen = [_as_bits(a, t.dtype) if known.native else a for a, t in zip(arrays, _types(op, types), strict=True)]
     try:
-        known.function(*seen, **attributes)
+        known.function(*seen, **call.attributes)
     except Exception as error:
-        message = f"custom call @{name}: its function raises {type(error).__name__}: {error}"
+        message = f"custom call @{call.name}: its function raises {type(error).__name__}: {error}"
         raise CompileError.at(op.loc, message) from error
     return arrays[len(operands) :]
 

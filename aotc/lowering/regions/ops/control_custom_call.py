@@ -52,10 +52,11 @@ class CustomCall:
 def custom_call_of(function: Function) -> CustomCall | None:
     """Return the custom call that an outlined region consists of, or None."""
     op = next((op for op in function.body.ops if op.name == "custom_call"), None)
-    return None if op is None else _describe(op)
+    return None if op is None else describe(op)
 
 
-def _describe(op: Op) -> CustomCall:
+def describe(op: Op) -> CustomCall:
+    """Return the custom call that an op is; a configuration that is no dictionary is its one attribute."""
     config = op.attrs["config"]
     attributes = config if isinstance(config, Mapping) else {"backend_config": config} if config else {}
     operands, results = (tuple((v.type.dtype, v.type.rank) for v in vs) for vs in (op.operands, op.results))
@@ -72,7 +73,7 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
     """
     b = RegionBuilder(function, target)
     op = b.the_op("custom_call")
-    described = _describe(op)
+    described = describe(op)
     if target.kind != "cpu":
         hint = "a function of the user's runs on the CPU; compile for a CPU target"
         raise b.unsupported(op, f"custom call @{described.name}", hint)
