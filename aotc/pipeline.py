@@ -81,18 +81,18 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass(inline, required=True, establishes=invariants.no_calls),
+    Pass(inline, required=True, establishes=invariants.removed_by(inline)),
     Pass(hoist_checks, required=True, establishes=invariants.checks_are_outside),
     Pass(specialize, required=True, establishes=invariants.copies_are_complete),
-    Pass(lower_collectives, required=True, establishes=invariants.no_collectives),
+    Pass(lower_collectives, required=True, establishes=invariants.removed_by(lower_collectives)),
     Pass(canonicalize),
     Pass(cse),
     Pass(licm),
     Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
     Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
-    Pass(canonicalize_dot, required=True, establishes=invariants.products_are_matmul),
-    Pass(decompose_convolution, required=True, establishes=invariants.convolutions_are_conv),
-    Pass(decompose_fft, required=True, establishes=invariants.transforms_are_dft),
+    Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
+    Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
+    Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
@@ -102,7 +102,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(cse),
     Pass(dce),
     Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
-    Pass(join_devices, required=True, establishes=invariants.no_device_regions),
+    Pass(join_devices, required=True, establishes=invariants.removed_by(join_devices)),
 )
 
 _NO_LOWERING = "lowering has no rule for what the first replaces"

@@ -274,9 +274,9 @@ DOT = {"lhs_contract": (1,), "rhs_contract": (0,), "lhs_batch": (), "rhs_batch":
 GATHER = {"dim": 0, "groups": ((0,),), "channel": 1, "global_ids": True}
 PLANTED = {
     "a call": ("cse", outlined, "call in @main is still there (as inline establishes)"),
-    "a product": ("dce", one_op("dot_general", DOT), "dot_general in @main is no matmul yet (as canonicalize-dot"),
-    "a collective": ("licm", one_op("all_gather", GATHER), "all_gather in @main exchanges between processes"),
-    "a transform": ("cse", one_op("fft", {"kind": "RFFT", "length": (4,)}), "fft in @main is no dft yet"),
+    "a product": ("dce", one_op("dot_general", DOT), "dot_general in @main is still there (as canonicalize-dot"),
+    "a collective": ("licm", one_op("all_gather", GATHER), "all_gather in @main is still there (as lower-collectives"),
+    "a transform": ("cse", one_op("fft", {"kind": "RFFT", "length": (4,)}), "fft in @main is still there"),
     "no copy": ("dce", without(lambda f: f.name == "main_a1_b2"), "@main has 0 copies for a=1, b=2"),
     "no original": ("dce", without(lambda f: f.name == "main"), "is a copy of @main, which does not exist"),
     "no region": ("fuse", without(lambda f: not f.public), "region @k0"),

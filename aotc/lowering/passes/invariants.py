@@ -10,24 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from aotc.diagnostics import Finding
-from aotc.ir.opset import CONTROL_FLOW
-from aotc.ir.opset.collective import COLLECTIVES
+from aotc.ir.opset import CONTROL_FLOW, OPS
 from aotc.ir.opset.control import DEVICE_OPS, HOST
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 
 Predicate = Callable[[Module], list[Finding]]
 
 
-def no_calls(module: Module) -> list[Finding]:
-    """Every ``call`` has become the body of what it calls."""
-    return _ops(module, lambda op: op.name == "call", "is still there")
+def removed_by(run: Callable[..., Module]) -> Predicate:
+    """Return the predicate that no op is left of those whose rows say that the pass ``run`` removes them."""
+    return lambda module: _left_by(module, run.__name__)
 
 
 def checks_are_outside(module: Module) -> list[Finding]:
     """No assertion stands in a loop or a branch, and nothing fails but by an assertion."""
     inner = [op for f in module.functions.values() for outer in f.body.ops for r in outer.regions for op in walk(r)]
     loose = [Finding(f"{op.name} is in a loop or a branch", op.loc) for op in inner if op.name == "assert"]
-    return loose + _ops(module, lambda op: op.name == "fail", "is no assertion yet")
+    return loose + _left_by(module, "hoist_checks")
 
 
 def copies_are_complete(module: Module) -> list[Finding]:
@@ -37,26 +36,6 @@ def copies_are_complete(module: Module) -> list[Finding]:
         if "specializes" in f.attrs:
             copies.setdefault(f.attrs["specializes"], []).append(f)
     return [finding for name, own in copies.items() for finding in _incomplete(module, name, own)]
-
-
-def no_collectives(module: Module) -> list[Finding]:
-    """Exchanges between processes have become what they are in a single one."""
-    return _ops(module, lambda op: op.name in COLLECTIVES, "exchanges between processes")
-
-
-def products_are_matmul(module: Module) -> list[Finding]:
-    """Every product has the one form that lowering knows."""
-    return _ops(module, lambda op: op.name == "dot_general", "is no matmul yet")
-
-
-def convolutions_are_conv(module: Module) -> list[Finding]:
-    """Every convolution has the one form that lowering knows, or is a product."""
-    return _ops(module, lambda op: op.name == "convolution", "is no conv yet")
-
-
-def transforms_are_dft(module: Module) -> list[Finding]:
-    """Every Fourier transform is of one axis and of a length that factors well."""
-    return _ops(module, lambda op: op.name == "fft", "is no dft yet")
 
 
 def operands_are_on_their_devices(module: Module) -> list[Finding]:
@@ -69,11 +48,6 @@ def transfers_are_outside(module: Module) -> list[Finding]:
     regions = [op.regions[0] for f in module.functions.values() for op in walk(f.body) if op.name == "on"]
     inner = [op for region in regions for op in walk(region)]
     return [Finding(f"{op.name} is in the region of a device", op.loc) for op in inner if op.name in DEVICE_OPS]
-
-
-def no_device_regions(module: Module) -> list[Finding]:
-    """Each dispatch says where it runs, not a region around it."""
-    return _ops(module, lambda op: op.name == "on", "is still there")
 
 
 def ops_are_in_regions(module: Module) -> list[Finding]:
@@ -127,6 +101,12 @@ def _handed_on(op: Op, region: Region, home: dict[Value, str]) -> Iterator[Findi
     for v, result in zip(region.results, op.results, strict=True):
         if v in home and home.setdefault(result, home[v]) != home[v]:
             yield Finding(f"{op.name}: {result} is on {home[result]}, {v} on {home[v]}", op.loc)
+
+
+def _left_by(module: Module, name: str) -> list[Finding]:
+    """Return the ops that the pass ``name`` removes, by their rows of the op table."""
+    removed = frozenset(op for op, spec in OPS.items() if spec.removed_by == name)
+    return _ops(module, lambda op: op.name in removed, "is still there")
 
 
 def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Finding]:
