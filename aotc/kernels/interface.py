@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from aotc.ir.dims import Dim, Expr, Sym, product
 from aotc.ir.loop_ir import Kernel
+from aotc.targets import Target
+from aotc.vmfb.abi import COMMANDS_VERSION
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.safety.interface import Size
+from aotc.vmfb.safety.interface import Size, digest
+
+
+class Described(Protocol):
+    """A kernel that the manifest has an entry for."""
+
+    def entry(self) -> dict[str, Any]: ...
 
 
 def interface(kernel: Kernel) -> dict[str, Any]:
@@ -23,6 +31,12 @@ def interface(kernel: Kernel) -> dict[str, Any]:
         ],
         "aliases": [number for pair in kernel.aliases for number in pair],
     }
+
+
+def seal(kernels: Iterable[Described], target: Target, variant: Mapping[str, Any] | None) -> bytes:
+    """Return the digest of what the manifest says of ``kernels`` and of the ``variant`` that they belong to."""
+    alone = {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
+    return digest({**(variant or alone), "kernels": [kernel.entry() for kernel in kernels]})
 
 
 def _size(e: Dim, numbers: Mapping[str, int]) -> Size:

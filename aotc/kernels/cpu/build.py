@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass
 from typing import Any
 
-from aotc.diagnostics import CallbackFailed, CompileError, Loc
+from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
-from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.emit.scratch import scratch_bytes
-from aotc.kernels.interface import interface
-from aotc.kernels.workers import cache
+from aotc.kernels.interface import interface, seal
+from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
-from aotc.vmfb.abi import COMMANDS_VERSION
-from aotc.vmfb.safety.interface import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +80,19 @@ def build_library(
     """
     from aotc.kernels.cpu.link import function_table, link
 
-    texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
-    order = list(dict.fromkeys(texts))
-    symbols = {text: symbol_of(text) for text in order}
-    named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
+    symbols, named = name_kernels(kernels)
     fields = target_fields(target)
-    requests: list[dict[str, Any]] = [{"executor": True, "target": fields}]
-    requests += [{"text": t, "target": fields} for t in named]
     users = [_custom_request(c, fields) for c in custom]
-    names = ["executor", *named, *(c.symbol for c in custom)]
+    requests = [{"executor": True, "target": fields}, *kernel_requests(named.values(), target), *users]
+    names = ["executor", *named.values(), *(c.symbol for c in custom)]
     try:
-        executor, *objects = compile_texts([*requests, *users], names, target, options)
+        executor, *objects = compile_texts(requests, names, target, options)
     except Refusal as refusal:
         raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
     _EXECUTORS[target] = executor
     infos = tuple(KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes) for k in kernels)
-    about = described or {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
-    seal = digest({**about, "kernels": [info.entry() for info in infos]})
     own = {c.symbol for c in custom}
-    table = function_table([symbols[t] for t in texts], target, imported(kernels, ()), own, seal)
+    table = function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
     return Library(link([*objects, table], target, math_symbols() if custom else ()), infos)
 
 
@@ -110,11 +100,6 @@ def imported(kernels: Sequence[Kernel], custom: Sequence[NativeCall]) -> list[st
     """Return the functions that kernels need from outside of a library that holds those of ``custom``."""
     own = {c.symbol for c in custom}
     return sorted({name for k in kernels for name in imports(k)} - own)
-
-
-def symbol_of(text: str) -> str:
-    """Return the symbol of a kernel: a digest of its text alone, so that equal kernels make equal bundles."""
-    return f"aotc_{sha256(text.encode()).hexdigest()[:24]}"
 
 
 def check_native(native: NativeCall, target: Target, options: Options) -> None:
@@ -168,27 +153,3 @@ def build_executor(target: Target, options: Options) -> bytes:
         request = {"executor": True, "target": target_fields(target)}
         (_EXECUTORS[target],) = compile_texts([request], ["executor"], target, options)
     return link([_EXECUTORS[target]], target)
-
-
-def compile_texts(requests: list[dict[str, Any]], texts: list[str], target: Target, options: Options) -> list[bytes]:
-    """Return the objects of ``requests``, from the cache where it has them.
-
-    A user's function is always compiled: the functions that it calls are not in its text.
-    """
-    keys = ["" if "custom" in r or not options.cache else cache.key_of(t, target) for r, t in zip(requests, texts)]
-    found = {n: data for n, key in enumerate(keys) if key and (data := cache.read(key)) is not None}
-    missing = [n for n in range(len(requests)) if n not in found]
-
-    def done(count: int) -> None:
-        try:
-            if options.progress:
-                options.progress(len(found) + count, len(requests), "compiling kernels")
-        except BaseException as error:
-            raise CallbackFailed(error) from error
-
-    made = POOL.run([requests[n] for n in missing], options.jobs, done) if missing else []
-    compiled = dict(zip(missing, made, strict=True))
-    for n, data in compiled.items():
-        if keys[n]:
-            cache.write(keys[n], data)
-    return [found[n] if n in found else compiled[n] for n in range(len(requests))]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.loop_printer import print_kernel
-from aotc.kernels.cpu.build import compile_texts, symbol_of
 from aotc.kernels.cuda.emit import block_threads
-from aotc.kernels.interface import interface
+from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import FLAT_THREADS
-from aotc.kernels.workers.worker import target_fields
+from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
 from aotc.targets import Target
-from aotc.vmfb.abi import COMMANDS_VERSION
-from aotc.vmfb.safety.interface import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +83,16 @@ def build_cubins(
         If nvJitLink is not installed.
     """
     _need_linker(target)
-    texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
-    order = list(dict.fromkeys(texts))
-    symbols = {text: symbol_of(text) for text in order}
-    named = [text.replace("def kernel(", f"def {symbols[text]}(", 1) for text in order]
-    requests = [{"text": text, "target": target_fields(target)} for text in named]
-    images = dict(zip(order, compile_texts(requests, named, target, options), strict=True))
-    places: dict[str, tuple[int, int]] = {}
-    end = 0
-    for text in order:
-        places[text] = (end, len(images[text]))
-        end += len(images[text])
+    symbols, named = name_kernels(kernels)
+    images = compile_texts(kernel_requests(named.values(), target), [*named.values()], target, options)
+    ends = accumulate(map(len, images))
+    places = {symbol: (end - len(image), len(image)) for symbol, image, end in zip(named, images, ends, strict=True)}
     found = []
-    for k, text in zip(kernels, texts, strict=True):
+    for k, symbol in zip(kernels, symbols, strict=True):
         threads = block_threads(k)
         shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
-        found.append(CudaKernel(k.name, symbols[text], places[text], *shape, interface(k), k.flops, k.bytes))
-    about = described or {"kind": target.kind, "features": list(target.features), "commands_version": COMMANDS_VERSION}
-    seal = digest({**about, "kernels": [k.entry() for k in found]})
-    return Cubins(b"".join([*(images[text] for text in order), seal]), tuple(found))
+        found.append(CudaKernel(k.name, symbol, places[symbol], *shape, interface(k), k.flops, k.bytes))
+    return Cubins(b"".join([*images, seal(found, target, described)]), tuple(found))
 
 
 def _need_linker(target: Target) -> None:
