@@ -32,6 +32,7 @@ from aotc.ir.loop_ir import (
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, COMPARISONS, ELEMENTWISE, SCALARS
+from aotc.ir.opset.elementwise import check_count, check_dtypes
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -287,16 +288,9 @@ class _KernelCheck:
             if s.fn not in ELEMENTWISE:
                 self.say(f"unknown scalar op {s.fn}")
             return
-        if len(dtypes) != row.arity:
-            self.say(f"{s.fn} takes {row.arity} operands, found {len(dtypes)}")
-            return
-        checked = dtypes[1:] if s.fn == "select" else dtypes
-        if s.fn == "select" and dtypes[0] != "i1":
-            self.say(f"select: the predicate is {dtypes[0]}, expected i1")
-        if len(set(checked)) != 1 or kind_of(checked[0]) not in row.kinds:
-            self.say(f"{s.fn} is not defined on {', '.join(checked)}")
-            return
         try:
+            check_count(row, len(dtypes))
+            check_dtypes(row, dtypes)
             expected = natural_dtype(s.fn, dtypes)
         except RuleError as error:
             self.say(str(error))

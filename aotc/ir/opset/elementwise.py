@@ -39,17 +39,39 @@ def result_dtype(scalar: ScalarOp, dtypes: tuple[str, ...], given: str | None) -
     return dtypes[-1]
 
 
-def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
-    need(len(types) == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {len(types)}")
-    shape, dtypes = types[-1].shape, tuple(t.dtype for t in types)
-    for t in types:
-        need(t.shape == shape, f"{scalar.name}: operand shapes differ: {', '.join(map(str, types))}")
+def check_count(scalar: ScalarOp, count: int) -> None:
+    """Check that ``scalar`` takes so many operands.
+
+    Raises
+    ------
+    RuleError
+        If it does not.
+    """
+    need(count == scalar.arity, f"{scalar.name}: takes {scalar.arity} operands, found {count}")
+
+
+def check_dtypes(scalar: ScalarOp, dtypes: tuple[str, ...]) -> None:
+    """Check that ``scalar`` takes operands of ``dtypes``, which are as many as it takes.
+
+    Raises
+    ------
+    RuleError
+        If it does not.
+    """
     checked = dtypes
     if scalar.name == "select":
-        need(dtypes[0] == "i1", f"select: the predicate must be i1, not {dtypes[0]}")
+        need(dtypes[0] == "i1", f"select: the predicate is {dtypes[0]}, expected i1")
         checked = dtypes[1:]
     need(len(set(checked)) == 1, f"{scalar.name}: operand dtypes differ: {', '.join(checked)}")
     need(kind_of(checked[0]) in scalar.kinds, f"{scalar.name}: is not defined on {checked[0]}")
+
+
+def _infer(scalar: ScalarOp, types: Types, given: Types) -> Types:
+    check_count(scalar, len(types))
+    shape, dtypes = types[-1].shape, tuple(t.dtype for t in types)
+    for t in types:
+        need(t.shape == shape, f"{scalar.name}: operand shapes differ: {', '.join(map(str, types))}")
+    check_dtypes(scalar, dtypes)
     return (TensorType(result_dtype(scalar, dtypes, given[0].dtype if given else None), shape),)
 
 
