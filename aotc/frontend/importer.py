@@ -88,8 +88,10 @@ def import_module(
     for op in module.body.operations:
         if op.operation.name == "func.func":
             functions[op.operation.attributes["sym_name"].value] = op
-    computations = _called_computations(module)
-    public = [n for n, f in functions.items() if not _is_private(f) and n not in computations]
+    public = [n for n, f in functions.items() if not _is_private(f)]
+    if len(public) > 1:
+        computations = _called_computations(module)
+        public = [n for n in public if n not in computations]
     if not public:
         raise CompileError.at(Loc(path), "the module has no public function")
     known, chosen = metadata or {}, options or Options()
