@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, For, Kernel, Load, Stmt, Store
-from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import (
     GPU_FEW_ROWS,
     GPU_ROW_MEDIUM,
@@ -31,7 +31,7 @@ from aotc.lowering.analysis.cost import (
 )
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.nests import NestAxis, grid_loop, make_axes, place
-from aotc.lowering.regions.reduction import Rows
+from aotc.lowering.regions.reduction import Accumulators, Rows, RowStage
 from aotc.lowering.regions.region import RegionBuilder, combine
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -100,50 +100,33 @@ class _BlockRows(Rows):
                 used += bytes_
                 self.scratch[v] = replace(buffer, space="shared")
 
-    def _accumulators(self, stage: list[Op], block: list[Stmt]) -> dict[Op, list[Buffer]]:
+    def _accumulators(self, ops: list[Op], block: list[Stmt]) -> Accumulators:
         """Make the results of a stage: every thread of the block has a copy."""
-        accs = {op: [Buffer(self.b.fresh("acc"), v.type.dtype, (), "private") for v in op.results] for op in stage}
+        accs = {op: [Buffer(self.b.fresh("acc"), v.type.dtype, (), "private") for v in op.results] for op in ops}
         block += [Alloc(acc) for held in accs.values() for acc in held]
         return accs
 
-    def _over_the_row(
-        self,
-        block: list[Stmt],
-        at: Index,
-        stage: list[Op],
-        accs: dict[Op, list[Buffer]],
-        stores: list[tuple[Buffer, Value]],
-        keep: list[Value],
-    ) -> None:
+    def _over_the_row(self, block: list[Stmt], at: Index, stage: RowStage, accs: Accumulators) -> None:
         partial = {
-            op: [Buffer(self.b.fresh("partial"), acc.dtype, (self.threads,), "shared") for acc in accs[op]]
-            for op in stage
+            op: [Buffer(self.b.fresh("partial"), acc.dtype, (self.threads,), "shared") for acc in held]
+            for op, held in accs.items()
         }
         block += [Alloc(p) for buffers in partial.values() for p in buffers]
-        self._thread_part(block, at, stage, partial, stores, keep)
-        if stage:
-            self._tree(block, stage, partial)
-            for op in stage:
-                for acc, p in zip(accs[op], partial[op], strict=True):
-                    block.append(Store(acc, (), Load(p, (0,))))
+        self._thread_part(block, at, stage, partial)
+        if partial:
+            self._tree(block, partial)
+        for op, held in accs.items():
+            block += [Store(acc, (), Load(p, (0,))) for acc, p in zip(held, partial[op], strict=True)]
 
-    def _thread_part(
-        self,
-        block: list[Stmt],
-        at: Index,
-        stage: list[Op],
-        partial: dict[Op, list[Buffer]],
-        stores: list[tuple[Buffer, Value]],
-        keep: list[Value],
-    ) -> None:
+    def _thread_part(self, block: list[Stmt], at: Index, stage: RowStage, partial: Accumulators) -> None:
         """Write what one thread does: every T-th element of the row."""
         b = self.b
         t = sym(b.fresh("t"), 0, self.threads)
         size = product(a.extent for a in self.inner)
         each: list[Stmt] = []
         self.e.enter(each)
-        own: dict[Op, list[Buffer]] = {}
-        for op in stage:
+        own: Accumulators = {}
+        for op in stage.ops:
             own[op] = [Buffer(b.fresh("own"), p.dtype, (), "private") for p in partial[op]]
             for acc, init in zip(own[op], op.inits, strict=True):
                 each += [Alloc(acc), Store(acc, (), self.e.at(init, ()))]
@@ -151,19 +134,19 @@ class _BlockRows(Rows):
         inside: list[Stmt] = []
         self.e.enter(inside)
         here = place(at, b.shape, self.inner, delinearize(flat, [a.extent for a in self.inner]))
-        self._element(inside, here, flat, stage, own, stores, keep)
+        self._element(inside, here, flat, stage, own)
         each.append(For(_name(flat), t, size, tuple(inside), step=self.threads))
-        each += [Store(p, (t,), Load(acc, ())) for op in stage for p, acc in zip(partial[op], own[op], strict=True)]
+        each += [Store(p, (t,), Load(acc, ())) for op in stage.ops for p, acc in zip(partial[op], own[op], strict=True)]
         block += [For(_name(t), 0, self.threads, tuple(each), "thread"), Barrier()]
 
-    def _tree(self, block: list[Stmt], stage: list[Op], partial: dict[Op, list[Buffer]]) -> None:
+    def _tree(self, block: list[Stmt], partial: Accumulators) -> None:
         half = self.threads // 2
         while half:
             t = sym(self.b.fresh("t"), 0, half)
             each: list[Stmt] = []
             self.e.enter(each)
-            for op in stage:
-                combine(self.b, self.e, op, partial[op], [Load(p, (t + half,)) for p in partial[op]], [], (t,))
+            for op, buffers in partial.items():
+                combine(self.b, self.e, op, buffers, [Load(p, (t + half,)) for p in buffers], [], (t,))
             block += [For(_name(t), 0, half, tuple(each), "thread"), Barrier()]
             half //= 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
@@ -41,6 +42,28 @@ def operands_at(b: RegionBuilder, e: Elements, op: Op, here: Index) -> list[Scal
     """Return the elements that a reduction combines when the anchor is at ``here``."""
     at = b.anchors.move(b.anchors.reads[op], here)
     return [e.at(v, at) for v in op.inputs]
+
+
+Accumulators = dict[Op, list[Buffer]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStage:
+    """What one loop over a row does.
+
+    Attributes
+    ----------
+    ops : list of Op
+        The reductions that it computes.
+    stores : list of (Buffer, Value)
+        The results that it writes an element of at each step.
+    keep : list of Value
+        What it keeps for later loops.
+    """
+
+    ops: list[Op]
+    stores: list[tuple[Buffer, Value]]
+    keep: list[Value]
 
 
 class Rows:
@@ -149,28 +172,37 @@ class Rows:
         work = sum(max(OPS[op.name].work, 1) for op in ops) + LOAD_WORK.value * loads
         return not REPEATED_STAGE_WORK.holds(work)
 
+    def _loops_of_row(self) -> list[RowStage]:
+        """Return the loops over a row in their order; a value is kept by the first of them that computes it."""
+        loops: list[RowStage] = []
+        kept: set[Value] = set()
+        for n, (ops, roots) in enumerate(zip([*self.stages, []], self._stage_roots(), strict=True)):
+            stores = [(out, v) for out, v in self.full if min(self._stage_of(v), len(self.stages)) == n]
+            cone = self._cone(roots)
+            keep = [v for v in self.scratch if v in cone and v not in kept]
+            kept.update(keep)
+            loops.append(RowStage(ops, stores, keep))
+        return [loop for loop in loops if loop.ops or loop.stores]
+
     def _row(self, block: list[Stmt], at: Index) -> None:
         """Write all stages of one row."""
         self.e.anchored.clear()
         block += [Alloc(buffer) for buffer in self.scratch.values()]
-        stored: set[Value] = set()
-        roots = self._stage_roots()
-        for n, stage in enumerate(self.stages):
-            accs = self._accumulators(stage, block)
-            self._stage_loop(block, at, stage, accs, n, roots, stored)
-            for op in stage:
+        for stage in self._loops_of_row():
+            accs = self._accumulators(stage.ops, block)
+            self._over_the_row(block, at, stage, accs)
+            for op in stage.ops:
                 for v, acc in zip(op.results, accs[op], strict=True):
                     self.e.anchor(v, provide(Load(acc, ())))
-        self._stage_loop(block, at, [], {}, len(self.stages), roots, stored)
         self.e.enter(block)
         for out, v in self.rows:
             index = relocate(self.b, v, at)
             block.append(Store(out, index, self.e.at(v, index)))
 
-    def _accumulators(self, stage: list[Op], block: list[Stmt]) -> dict[Op, list[Buffer]]:
+    def _accumulators(self, ops: list[Op], block: list[Stmt]) -> Accumulators:
         self.e.enter(block)
-        accs: dict[Op, list[Buffer]] = {}
-        for op in stage:
+        accs: Accumulators = {}
+        for op in ops:
             accs[op] = []
             for v, init in zip(op.results, op.inits, strict=True):
                 acc = Buffer(self.b.fresh("acc"), v.type.dtype, (), "private")
@@ -178,61 +210,25 @@ class Rows:
                 accs[op].append(acc)
         return accs
 
-    def _stage_loop(
-        self,
-        block: list[Stmt],
-        at: Index,
-        stage: list[Op],
-        accs: dict[Op, list[Buffer]],
-        n: int,
-        roots: list[list[Value]],
-        stored: set[Value],
-    ) -> None:
-        stores = [(out, v) for out, v in self.full if min(self._stage_of(v), len(self.stages)) == n]
-        cone = self._cone(roots[n])
-        keep = [v for v in self.scratch if v in cone and v not in stored]
-        if not stage and not stores:
-            return
-        self._over_the_row(block, at, stage, accs, stores, keep)
-        stored.update(keep)
-        self.e.enter(block)
-
-    def _over_the_row(
-        self,
-        block: list[Stmt],
-        at: Index,
-        stage: list[Op],
-        accs: dict[Op, list[Buffer]],
-        stores: list[tuple[Buffer, Value]],
-        keep: list[Value],
-    ) -> None:
+    def _over_the_row(self, block: list[Stmt], at: Index, stage: RowStage, accs: Accumulators) -> None:
         """Write the loop of one stage; a target may share its steps out."""
 
         def emit(inner: list[Stmt], syms: list[Dim]) -> None:
             self.e.enter(inner)
-            self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), stage, accs, stores, keep)
+            self._element(inner, place(at, self.b.shape, self.inner, syms), self._flat(syms), stage, accs)
 
         serial(self.inner, [], emit, block)
 
-    def _element(
-        self,
-        block: list[Stmt],
-        here: Index,
-        flat: Dim,
-        stage: list[Op],
-        accs: dict[Op, list[Buffer]],
-        stores: list[tuple[Buffer, Value]],
-        keep: list[Value],
-    ) -> None:
+    def _element(self, block: list[Stmt], here: Index, flat: Dim, stage: RowStage, accs: Accumulators) -> None:
         """Write what a stage does at one place of the row, the element ``flat`` of what is kept of it."""
-        for v in keep:
+        for v in stage.keep:
             scalar = self.e.bind(self.e.at(v, here))
             block.append(Store(self.scratch[v], (flat,), scalar))
             self.e.anchored[v] = provide(scalar)
-        store_all(self.e, [(out, v, relocate(self.b, v, here)) for out, v in stores])
-        for op in stage:
+        store_all(self.e, [(out, v, relocate(self.b, v, here)) for out, v in stage.stores])
+        for op in stage.ops:
             combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [])
-        for v in keep:
+        for v in stage.keep:
             self.e.anchored[v] = self._from_scratch(v)
 
     def _from_scratch(self, value: Value) -> Callable[[Index], Scalar]:
