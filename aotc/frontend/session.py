@@ -40,10 +40,9 @@ class ImportSession:
 
     ``symbols`` are the functions of the model by name; ``import_block`` and ``clone`` import
     the ops of a block and a callee, for importers of ops that hold such.
-    ``memo`` maps a callee with argument types and shape values to its clone, ``open``
-    holds those being cloned;
-    ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the
-    shape values of all clones, ``called`` the callees with those of their arguments;
+    ``memo`` maps a callee with argument types and shape values to its clone, ``open`` holds those being cloned;
+    ``dynamic`` says whether the module has any dynamic shape; ``known`` holds the shape values of all clones,
+    ``called`` the callees with those of their arguments;
     ``tests`` the undecided comparisons of shape values; ``positive`` maps each symbol
     that an assertion has proven positive to itself with that bound; ``generators``
     counts the ops that draw random numbers without a state. ``sizes`` maps the symbols
@@ -250,12 +249,13 @@ class State:
         """Emit an op of one result and return it."""
         return self.emit(name, operands, attrs, given)[0]
 
+    def convert(self, v: Value, dtype: str) -> Value:
+        """Return ``v`` as ``dtype``."""
+        return v if v.type.dtype == dtype else self.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
+
     def promoted(self, operands: Sequence[Value], dtypes: Sequence[str]) -> list[Value]:
         """Return ``operands`` in the types that a combiner computes in, which may be wider than their own."""
-        return [
-            v if v.type.dtype == dtype else self.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
-            for v, dtype in zip(operands, dtypes, strict=True)
-        ]
+        return [self.convert(v, dtype) for v, dtype in zip(operands, dtypes, strict=True)]
 
     def broadcast_scalar(self, v: Value, shape: Sequence[Dim]) -> Value:
         """Return scalar ``v`` spread over ``shape``."""

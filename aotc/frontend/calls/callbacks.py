@@ -75,9 +75,8 @@ def _words(state: State, x: Value, start: int, count: int) -> list[Value]:
 
 def _bits(state: State, x: Value, dtype: str) -> Value:
     if kind_of(dtype) == "b":
-        return state.one("convert", [x], {}, [TensorType("u8")])
-    if x.type.dtype != dtype:
-        x = state.one("convert", [x], {}, [TensorType(dtype)])
+        return state.convert(x, "u8")
+    x = state.convert(x, dtype)
     return x if kind_of(dtype) in "iu" else state.one("bitcast", [x], {}, [TensorType(f"u{DTYPES[dtype].bits}")])
 
 

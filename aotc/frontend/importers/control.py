@@ -13,7 +13,7 @@ from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Expr
-from aotc.ir.tensor_ir import TensorType, Value
+from aotc.ir.tensor_ir import Value
 
 
 def _while(state: State, op: Any) -> None:
@@ -97,7 +97,7 @@ def _selected(state: State, op: Any, index: Value) -> list[Value]:
 def _if(state: State, op: Any) -> None:
     """Branch 0 of the case is the true branch."""
     (pred,) = state.operands(op)
-    _branch(state, op, state.one("convert", [state.one("not", [pred])], {}, [TensorType("i32", pred.type.shape)]))
+    _branch(state, op, state.convert(state.one("not", [pred]), "i32"))
 
 
 def _call(state: State, op: Any) -> None:

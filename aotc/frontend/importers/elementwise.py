@@ -68,9 +68,7 @@ def _clamp(state: State, op: Any) -> None:
 
 def _convert(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    dtype = state.dtype(op.results[0].type)
-    same = x.type.dtype == dtype
-    state.bind(op, [x if same else state.one("convert", [x], {}, [TensorType(dtype, x.type.shape)])])
+    state.bind(op, [state.convert(x, state.dtype(op.results[0].type))])
 
 
 def _bitcast(state: State, op: Any) -> None:
@@ -106,7 +104,7 @@ def _is_infinite(name: str) -> Importer:
     def importer(state: State, op: Any) -> None:
         (x,) = state.operands(op)
         if x.type.dtype in SMALL_FLOATS:  # not all have an infinity to compare with
-            x = state.one("convert", [x], {}, [TensorType("f32", x.type.shape)])
+            x = state.convert(x, "f32")
         bound = np.array(-np.inf if name == "is_neg_inf" else np.inf).astype(to_numpy(x.type.dtype))
         x = state.one("abs", [x]) if name == "is_inf" else x
         state.bind(op, [state.one("eq", [x, state.constant(bound, x.type)])])

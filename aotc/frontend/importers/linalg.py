@@ -99,9 +99,8 @@ def _in_solver_precision(state: State, op: Any, name: str, attrs: dict[str, Any]
     if kind_of(own) != "f" or own in ("f32", "f64"):
         state.bind(op, [state.one(name, operands, attrs)])
         return
-    wide = [state.one("convert", [v], {}, [TensorType("f32", v.type.shape)]) for v in operands]
-    result = state.one(name, wide, attrs)
-    state.bind(op, [state.one("convert", [result], {}, [TensorType(own, result.type.shape)])])
+    result = state.one(name, [state.convert(v, "f32") for v in operands], attrs)
+    state.bind(op, [state.convert(result, own)])
 
 
 def _cholesky(state: State, op: Any) -> None:

@@ -76,8 +76,7 @@ def _einsum(state: State, op: Any) -> None:
     summed, labels = parts[0] if len(parts) == 1 else _product(state, parts[0], parts[1], order, dtype)
     perm = tuple(map(labels.index, order))
     summed = summed if perm == tuple(range(len(perm))) else state.one("transpose", [summed], {"perm": perm})
-    same = summed.type.dtype == dtype
-    state.bind(op, [summed if same else state.one("convert", [summed], {}, [TensorType(dtype, summed.type.shape)])])
+    state.bind(op, [state.convert(summed, dtype)])
 
 
 LINALG_EINSUM: dict[str, Importer] = {"stablehlo.einsum": _einsum, "stablehlo.unary_einsum": _einsum}

@@ -91,17 +91,13 @@ def _unit(state: State, dtype: str, shape: Sequence[Dim]) -> Value:
     word, digits = ("u64", 53) if wide == "f64" else ("u32", 24)
     bits = _bits(state, word, shape)
     drop = _number(state, DTYPES[word].bits - digits, bits)
-    whole = state.one("convert", [state.one("shr_logic", [bits, drop])], {}, [TensorType(wide, tuple(shape))])
+    whole = state.convert(state.one("shr_logic", [bits, drop]), wide)
     return state.one("mul", [whole, _number(state, 2.0**-digits, whole)])
-
-
-def _to(state: State, x: Value, dtype: str) -> Value:
-    return x if x.type.dtype == dtype else state.one("convert", [x], {}, [TensorType(dtype, x.type.shape)])
 
 
 def _uniform(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
     """Return ``low + u (high - low)``."""
-    unit = _to(state, _unit(state, low.type.dtype, shape), low.type.dtype)
+    unit = state.convert(_unit(state, low.type.dtype, shape), low.type.dtype)
     return state.one("add", [low, state.one("mul", [unit, state.one("sub", [high, low])])])
 
 
@@ -112,7 +108,7 @@ def _normal(state: State, mean: Value, deviation: Value, shape: Sequence[Dim]) -
     twice = state.one("mul", [unit, _number(state, 2.0, unit)])
     centred = state.one("sub", [twice, _number(state, 1.0 - step, unit)])
     standard = state.one("mul", [state.one("erf_inv", [centred]), _number(state, 2.0**0.5, unit)])
-    return state.one("add", [mean, state.one("mul", [_to(state, standard, mean.type.dtype), deviation])])
+    return state.one("add", [mean, state.one("mul", [state.convert(standard, mean.type.dtype), deviation])])
 
 
 def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Value:
@@ -120,10 +116,10 @@ def _integers(state: State, low: Value, high: Value, shape: Sequence[Dim]) -> Va
     dtype = low.type.dtype
     if dtype == "i1":
         bits = _bits(state, "u32", shape)
-        return _to(state, state.one("and", [bits, _number(state, 1, bits)]), "i1")
+        return state.convert(state.one("and", [bits, _number(state, 1, bits)]), "i1")
     word = f"u{max(DTYPES[dtype].bits, 8)}"
-    span = _to(state, state.one("sub", [high, low]), word)
-    return state.one("add", [low, _to(state, state.one("rem", [_bits(state, word, shape), span]), dtype)])
+    span = state.convert(state.one("sub", [high, low]), word)
+    return state.one("add", [low, state.convert(state.one("rem", [_bits(state, word, shape), span]), dtype)])
 
 
 RANDOM: dict[str, Importer] = {"stablehlo.rng_bit_generator": _rng_bit_generator, "stablehlo.rng": _rng}

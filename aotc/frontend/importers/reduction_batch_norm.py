@@ -44,8 +44,7 @@ class _Norm:
         if not isinstance(size, Expr):
             return self.number(size, vector)
         scalar = self.state.one("dim", (), {"expr": size}, [TensorType("i64")])
-        number = self.state.one("convert", [scalar], {}, [TensorType(self.x.type.dtype)])
-        return self.state.broadcast_scalar(number, vector)
+        return self.state.broadcast_scalar(self.state.convert(scalar, self.x.type.dtype), vector)
 
     def total(self, v: Value) -> Value:
         """Return the sum over all but the features."""

@@ -15,8 +15,8 @@ def dequantize(state: State, v: Value, q: Quantization) -> Value:
     x = v
     if any(q.zeros):
         work = _working_type(q)
-        x = state.one("sub", [convert(state, x, work), spread(state, q.zeros, work, v, q)])
-    x = convert(state, x, q.expressed)
+        x = state.one("sub", [state.convert(x, work), spread(state, q.zeros, work, v, q)])
+    x = state.convert(x, q.expressed)
     return state.one("mul", [x, spread(state, q.scales, q.expressed, v, q)])
 
 
@@ -25,24 +25,19 @@ def quantize(state: State, x: Value, q: Quantization) -> Value:
 
     Zero points and bounds are applied to floats that hold every integer of the storage type, so no sum overflows.
     """
-    x = convert(state, x, q.expressed)
+    x = state.convert(x, q.expressed)
     scaled = state.one("div", [x, spread(state, q.scales, q.expressed, x, q)])
     work = "f32" if DTYPES[q.storage].bits <= 16 else "f64"
-    whole = convert(state, state.one("round_even", [scaled]), work)
+    whole = state.convert(state.one("round_even", [scaled]), work)
     if any(q.zeros):
         whole = state.one("add", [whole, spread(state, q.zeros, work, x, q)])
     for fn, bound in (("max", q.low), ("min", q.high)):
         whole = state.one(fn, [whole, spread(state, (bound,), work, x, q)])
-    return convert(state, whole, q.storage)
+    return state.convert(whole, q.storage)
 
 
 def _working_type(q: Quantization) -> str:
     return "i32" if DTYPES[q.storage].bits <= 16 else "i64"
-
-
-def convert(state: State, v: Value, dtype: str) -> Value:
-    """Return ``v`` as ``dtype``."""
-    return v if v.type.dtype == dtype else state.one("convert", [v], {}, [TensorType(dtype, v.type.shape)])
 
 
 def spread(state: State, values: tuple, dtype: str, like: Value, q: Quantization) -> Value:

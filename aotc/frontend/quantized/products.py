@@ -16,7 +16,7 @@ import numpy as np
 
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.limits import I32_TERMS
-from aotc.frontend.quantized.math import convert, quantize
+from aotc.frontend.quantized.math import quantize
 from aotc.frontend.quantized.types import Quantization, quantization_of
 from aotc.frontend.session import State
 from aotc.ir.dims import product
@@ -44,7 +44,7 @@ def as_i8(state: State, v: Value, q: Quantization) -> Value:
     if q.storage == "u8":
         flipped = state.one("xor", [v, state.constant(np.uint8(U8_SHIFT), v.type)])
         return state.one("bitcast", [flipped], {}, [TensorType("i8", v.type.shape)])
-    return convert(state, v, "i8")
+    return state.convert(v, "i8")
 
 
 def bind_product(state: State, op: Any) -> bool:
@@ -69,9 +69,9 @@ def bind_product(state: State, op: Any) -> bool:
     if result is not None and _keeps_sums(result, scales, axis):
         state.bind(op, [total])
         return True
-    real = state.one("mul", [convert(state, total, "f32"), _row(state, scales, axis, total.type)])
+    real = state.one("mul", [state.convert(total, "f32"), _row(state, scales, axis, total.type)])
     target = state.dtype(op.results[0].type)
-    state.bind(op, [convert(state, real, target) if result is None else quantize(state, real, result)])
+    state.bind(op, [state.convert(real, target) if result is None else quantize(state, real, result)])
     return True
 
 
@@ -95,7 +95,7 @@ def _sums(state: State, plain: Op, zero: int, places: Mapping[int, int], summed:
     total = state.one(plain.name, [lhs, rhs], attrs, [t])
     if not zero:
         return total
-    row = sum_over(state, convert(state, rhs, "i32"), tuple(summed))
+    row = sum_over(state, state.convert(rhs, "i32"), tuple(summed))
     dims = tuple(places[d] for d in sorted(places))
     spread = state.one("broadcast", [row], {"dims": dims}, [t])
     return state.one("sub", [total, state.one("mul", [spread, state.constant(np.int32(zero), t)])])
