@@ -18,6 +18,7 @@ from aotc.frontend.limits import FRAMES_OF_A_CALL, FRAMES_OF_A_REGION, MOST_NEST
 from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir import Raw, fetch, read_source
 from aotc.frontend.mlir_types import DYNAMIC, leaf_types
+from aotc.frontend.platforms import LABEL
 from aotc.frontend.quantized.importer import import_quantized, is_quantized
 from aotc.frontend.requirements import spoken
 from aotc.frontend.session import Clone, ImportSession, Poisoned, State
@@ -30,7 +31,6 @@ from aotc.options import DROP, Options
 from aotc.recursion_limit import room_for
 from aotc.vmfb.dtypes import kind_of
 
-_LABEL = "jax.global_constant"  # of an argument: the name of the dim that it is
 _TERMINATORS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 
 _NOTHING_TO_TALK_TO = "a bundle runs alone; make the value an argument or a result of the function"
@@ -156,11 +156,11 @@ def _named_dims(
     pairs = [p for old, new in zip(unknown, entries) for a, b in zip(old, new) for p in zip(a, b)]
     forced = {symbols(a).pop().name: substitute(b, names) for a, b in pairs if symbols(a)}
     attributes = [a for f in functions.values() for a in dictionaries(f, "arg_attrs", 0)]
-    own = symbols_of_labels({a[_LABEL].value for a in attributes if _LABEL in a})
+    own = symbols_of_labels({a[LABEL].value for a in attributes if LABEL in a})
     labels: dict[str, Dim] = {}
     for callee, known in session.called:
         for argument, value in zip(dictionaries(functions[callee], "arg_attrs", len(known)), known):
-            label = argument.get(_LABEL)
+            label = argument.get(LABEL)
             if label is None or not label.value or value is None or len(value) != 1:
                 continue
             size = substitute(value[0], forced)

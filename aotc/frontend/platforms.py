@@ -13,7 +13,10 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-_LABEL, _INDEX = "jax.global_constant", "_platform_index"
+LABEL = "jax.global_constant"
+"""The attribute of an argument that names the dim that it is, or says that it is the platform's number."""
+
+_INDEX = "_platform_index"
 
 
 def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> None:
@@ -33,7 +36,7 @@ def fold_platform(module: ir.Module, platforms: Sequence[str], wanted: str) -> N
 def _fold_argument(function: Any, number: int) -> None:
     attributes, block = function.attributes, function.regions[0].blocks[0]
     rows = list(attributes["arg_attrs"]) if "arg_attrs" in attributes else []
-    place = next((n for n, row in enumerate(rows) if _LABEL in row and row[_LABEL].value == _INDEX), None)
+    place = next((n for n, row in enumerate(rows) if LABEL in row and row[LABEL].value == _INDEX), None)
     if place is None:
         return
     with function.context:
