@@ -18,7 +18,7 @@ from llvmlite import ir
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, real_of
 
-I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+I1, I8, I16, I32, I64, I128 = (ir.IntType(n) for n in (1, 8, 16, 32, 64, 128))
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
 PTR = ir.PointerType()
 VOID = ir.VoidType()
@@ -27,6 +27,11 @@ Scalar: TypeAlias = ir.Value
 Pair: TypeAlias = tuple[ir.Value, ir.Value]
 Register: TypeAlias = Scalar | Pair
 Emit: TypeAlias = Callable[..., ir.Value]  # of a builder and the operands
+
+
+def i32(value: int) -> ir.Constant:
+    """Return a constant of 32 bits."""
+    return ir.Constant(I32, value)
 
 
 class KernelModule(ir.Module):

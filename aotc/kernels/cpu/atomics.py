@@ -14,11 +14,11 @@ from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
 
+from aotc.kernels.llvm_types import I8, I32, I64, PTR, VOID
+
 intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic  # Numba's is untyped: callers pass no context
 
 WORDS = types.CPointer(types.int64)
-I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
-PTR = ir.PointerType()
 
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
 CLOCK_MONOTONIC_COARSE = 6

@@ -8,7 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.emit.small_float import rounded_magnitude
-from aotc.kernels.llvm_types import F32, HALF, I16, I32, lacks
+from aotc.kernels.llvm_types import F32, HALF, I16, I32, i32, lacks
 from aotc.vmfb.float_formats import FloatFormat
 
 _F16 = FloatFormat(5, 10, 15, "ieee")
@@ -18,27 +18,23 @@ _QUIET, _QUIET_F16 = 1 << 22, 1 << 9
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000
 
 
-def _i32(value: int) -> ir.Constant:
-    return ir.Constant(I32, value)
-
-
 def to_f32(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     """Return the f32 that an i16 register holds as f16; exact."""
     if not lacks(builder, "f16"):
         return builder.fpext(builder.bitcast(bits, HALF), F32)
     wide = builder.zext(bits, I32)
-    magnitude = builder.and_(wide, _i32(_F16.sign - 1))
-    moved = builder.shl(magnitude, _i32(_SHIFT))
+    magnitude = builder.and_(wide, i32(_F16.sign - 1))
+    moved = builder.shl(magnitude, i32(_SHIFT))
     unit = ir.Constant(F32, 2.0 ** (_F16.least_exponent - _F16.mantissa_bits))
     subnormal = builder.bitcast(builder.fmul(builder.sitofp(magnitude, F32), unit), I32)
-    small = builder.icmp_unsigned("<", magnitude, _i32(1 << _F16.mantissa_bits))
-    value = builder.select(small, subnormal, builder.add(moved, _i32(_REBIAS)))
+    small = builder.icmp_unsigned("<", magnitude, i32(1 << _F16.mantissa_bits))
+    value = builder.select(small, subnormal, builder.add(moved, i32(_REBIAS)))
     value = builder.select(
-        builder.icmp_unsigned(">=", magnitude, _i32(_F16.infinity)), builder.or_(moved, _i32(_INFINITY)), value
+        builder.icmp_unsigned(">=", magnitude, i32(_F16.infinity)), builder.or_(moved, i32(_INFINITY)), value
     )
-    is_nan = builder.icmp_unsigned(">", magnitude, _i32(_F16.infinity))
-    value = builder.or_(value, builder.select(is_nan, _i32(_QUIET), _i32(0)))
-    sign = builder.shl(builder.and_(wide, _i32(_F16.sign)), _i32(16))
+    is_nan = builder.icmp_unsigned(">", magnitude, i32(_F16.infinity))
+    value = builder.or_(value, builder.select(is_nan, i32(_QUIET), i32(0)))
+    sign = builder.shl(builder.and_(wide, i32(_F16.sign)), i32(16))
     return builder.bitcast(builder.or_(value, sign), F32)
 
 
@@ -47,11 +43,11 @@ def from_f32(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     if not lacks(builder, "f16"):
         return builder.bitcast(builder.fptrunc(value, HALF), I16)
     bits = builder.bitcast(value, I32)
-    magnitude = builder.and_(bits, _i32(_MAGNITUDE))
+    magnitude = builder.and_(bits, i32(_MAGNITUDE))
     code = rounded_magnitude(builder, value, magnitude, _F16)
-    code = builder.select(builder.icmp_unsigned(">", code, _i32(_F16.largest)), _i32(_F16.infinity), code)
-    payload = builder.and_(builder.lshr(bits, _i32(_SHIFT)), _i32(_QUIET_F16 - 1))
-    nan = builder.or_(payload, _i32(_F16.infinity | _QUIET_F16))
-    code = builder.select(builder.icmp_unsigned(">", magnitude, _i32(_INFINITY)), nan, code)
-    sign = builder.and_(builder.lshr(bits, _i32(16)), _i32(_F16.sign))
+    code = builder.select(builder.icmp_unsigned(">", code, i32(_F16.largest)), i32(_F16.infinity), code)
+    payload = builder.and_(builder.lshr(bits, i32(_SHIFT)), i32(_QUIET_F16 - 1))
+    nan = builder.or_(payload, i32(_F16.infinity | _QUIET_F16))
+    code = builder.select(builder.icmp_unsigned(">", magnitude, i32(_INFINITY)), nan, code)
+    sign = builder.and_(builder.lshr(bits, i32(16)), i32(_F16.sign))
     return builder.trunc(builder.or_(code, sign), I16)

@@ -11,12 +11,11 @@ from llvmlite import ir
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.formulas.trig import sine_and_cosine
-from aotc.kernels.llvm_types import F64, I64
+from aotc.kernels.llvm_types import F64, I64, I128
 
 _TABLE = "aotc.turns"
 _AHEAD = 64  # zero bits before the point, for exponents below that of an integer mantissa
 _WORDS = 20  # those, the 971 bits that the largest f64 skips, and the 192 that it takes
-_I128 = ir.IntType(128)
 
 
 def _arctangent_of_inverse(n: int, scale: int) -> int:
@@ -96,7 +95,7 @@ class _Body:
 
     def _product(self, a: ScalarValue, b: ScalarValue) -> tuple[ScalarValue, ScalarValue]:
         """Return the low and the high word of an unsigned product."""
-        wide = self.builder.mul(*(self.builder.zext(v.raw, _I128) for v in (a, b)))
-        high = self.builder.lshr(wide, ir.Constant(_I128, 64))
+        wide = self.builder.mul(*(self.builder.zext(v.raw, I128) for v in (a, b)))
+        high = self.builder.lshr(wide, ir.Constant(I128, 64))
         low, top = (ScalarValue(self.builder, self.builder.trunc(v, I64)) for v in (wide, high))
         return low, top

@@ -10,10 +10,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic
-from aotc.kernels.llvm_types import F32, F64, I64
+from aotc.kernels.llvm_types import F32, F64, I64, I128
 
 _NAME = "aotc.fma"
-_I128 = ir.IntType(128)
 _MANTISSA, _BIAS = 52, 1075  # an f64 is its mantissa, an integer, times 2**(exponent - _BIAS)
 _PRODUCT_LEFT, _SUM_LEFT = 20, 73  # by how much a mantissa of the product, and of the summand, moves left: < 2**126
 _LEAST = -1074  # exponent of the least f64
@@ -58,7 +57,7 @@ class _Parts:
         self.negative = bits < 0
         self.finite = raised != 0x7FF
         self.exponent = raised + 1 - normal
-        self.mantissa = ScalarValue(builder, builder.zext(mantissa.raw, _I128))
+        self.mantissa = ScalarValue(builder, builder.zext(mantissa.raw, I128))
 
 
 class _Fma64:
@@ -88,12 +87,12 @@ class _Fma64:
 
     def rounded(self, size: ScalarValue, unit: ScalarValue) -> ScalarValue:
         """Return ``size * 2**unit`` as f64: to nearest, ties to even, at its 53 bits or at the least f64."""
-        zeros = call_intrinsic(self.builder, "llvm.ctlz.i128", _I128, [size.raw, ir.Constant(ir.IntType(1), 0)])
+        zeros = call_intrinsic(self.builder, "llvm.ctlz.i128", I128, [size.raw, ir.Constant(ir.IntType(1), 0)])
         length = 128 - self.narrow(ScalarValue(self.builder, zeros))
         drop = self.at_least_0(self.greater(length - (_MANTISSA + 1), _LEAST - unit))
         kept = size >> self.wide(drop)
         twice_the_rest = (size - (kept << self.wide(drop))) << 1
-        one = ScalarValue(self.builder, ir.Constant(_I128, 1)) << self.wide(drop)
+        one = ScalarValue(self.builder, ir.Constant(I128, 1)) << self.wide(drop)
         up = (twice_the_rest > one) | ((twice_the_rest == one) & ((kept & 1) != 0))
         whole = self.narrow(kept) + ScalarValue(self.builder, self.builder.zext(up.raw, I64))
         exponent = unit + drop
@@ -110,7 +109,7 @@ class _Fma64:
         amount = self.wide(self.select(by < 127, by, ScalarValue(self.builder, ir.Constant(I64, 127))))
         kept = value >> amount
         lost = ((kept << amount) != value).raw
-        return kept | ScalarValue(self.builder, self.builder.zext(lost, _I128))
+        return kept | ScalarValue(self.builder, self.builder.zext(lost, I128))
 
     def signed(self, value: ScalarValue, negative: ScalarValue) -> ScalarValue:
         return self.select(negative, -value, value)
@@ -129,7 +128,7 @@ class _Fma64:
         return ScalarValue(self.builder, self.builder.select(condition.raw, yes.raw, no.raw))
 
     def wide(self, value: ScalarValue) -> ScalarValue:
-        return ScalarValue(self.builder, self.builder.zext(value.raw, _I128))
+        return ScalarValue(self.builder, self.builder.zext(value.raw, I128))
 
     def narrow(self, value: ScalarValue) -> ScalarValue:
         return ScalarValue(self.builder, self.builder.trunc(value.raw, I64))
