@@ -18,7 +18,14 @@ def _render(where: str, what: str, found: object, expected: object, hint: str) -
     return "\n".join(lines)
 
 
-class BundleError(Exception):
+class _Fault(Exception):
+    def __init__(
+        self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
+    ) -> None:
+        super().__init__(_render(where, what, found, expected, hint))
+
+
+class BundleError(_Fault):
     """A bundle cannot be written, read, or run on this machine.
 
     Parameters
@@ -33,19 +40,9 @@ class BundleError(Exception):
         What the user can do.
     """
 
-    def __init__(
-        self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
-    ) -> None:
-        super().__init__(_render(where, what, found, expected, hint))
 
-
-class VmError(Exception):
+class VmError(_Fault):
     """A call is wrong: arguments that do not fit, or an assertion of the program that failed.
 
     Parameters are those of :class:`BundleError`; ``where`` names the function.
     """
-
-    def __init__(
-        self, where: str, what: str, found: object = None, expected: object = None, hint: str = ""
-    ) -> None:
-        super().__init__(_render(where, what, found, expected, hint))
