@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -58,9 +58,6 @@ from aotc.vmfb.machine import cpu_features, thread_count
 from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
-
-if TYPE_CHECKING:
-    pass
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -216,21 +213,7 @@ class CpuExecutable:
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
         alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode([Graph([alone], state=0, serial=True)]), np.int64)
-        run = self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch)
-
-        def call() -> None:
-            if self._lapack is not None:
-                self._lapack.begin()
-            try:
-                if run():
-                    raise SystemExit  # the interpreter ends: this is a daemon thread's call
-            finally:
-                if self._lapack is not None:
-                    self._lapack.end()
-            if self._callbacks is not None:
-                self._callbacks.check()
-
-        return call
+        return partial(self._run, self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch))
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
@@ -266,10 +249,14 @@ class CpuExecutable:
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
         """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
+        self._run(self.call_of(number, slots, parameters, scratch))
+
+    def _run(self, call: Callable[[], int]) -> None:
+        """Make a native call, and raise what a function of the user's raised in it."""
         if self._lapack is not None:
             self._lapack.begin()
         try:
-            if self.call_of(number, slots, parameters, scratch)():
+            if call():
                 raise SystemExit  # the interpreter ends: this is a daemon thread's call
         finally:
             if self._lapack is not None:
