@@ -94,7 +94,7 @@ def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
         descriptor = _special(path)
         if descriptor is not None:
             try:
-                _write(descriptor, parts)
+                write_parts(descriptor, parts)
             finally:
                 os.close(descriptor)
             return
@@ -120,7 +120,7 @@ def append_whole(path: str, parts: Iterable[Any]) -> None:
         with open(path, "ab", buffering=0) as file:
             before = os.fstat(file.fileno())
             try:
-                _write(file.fileno(), parts)
+                write_parts(file.fileno(), parts)
             except BaseException:
                 if stat.S_ISREG(before.st_mode):
                     os.ftruncate(file.fileno(), before.st_size)
@@ -151,7 +151,7 @@ def replace_file(path: str, parts: Iterable[Any], temporary: str, mode: int = 0,
         if not mode:
             with suppress(OSError):
                 os.fchmod(descriptor, os.stat(path).st_mode & 0o777)
-        _write(descriptor, parts)
+        write_parts(descriptor, parts)
         if durable:
             os.fsync(descriptor)
         os.replace(name, path)
@@ -249,7 +249,8 @@ def _fresh_folder(home: str, prefix: str) -> str:
     return mkdtemp(prefix=prefix, dir=home)
 
 
-def _write(descriptor: int, parts: Iterable[Any]) -> None:
+def write_parts(descriptor: int, parts: Iterable[Any]) -> None:
+    """Write ``parts`` one after the other to an open file, each to its end."""
     for part in parts:
         data = memoryview(part)
         data = data.cast("B") if data.nbytes else memoryview(b"")  # an empty array cannot be cast

@@ -25,7 +25,7 @@ from aotc.vmfb.abi import (
 )
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.files import work_folder
+from aotc.vmfb.files import work_folder, write_parts
 from aotc.vmfb.limits import EXIT_SECONDS
 from aotc.vmfb.pointers import WORDS, aligned_bytes
 from aotc.vmfb.process.interruption import is_calling
@@ -58,7 +58,7 @@ class SharedObject:
         except (AttributeError, OSError):
             self.library = _open_from_file(data)
         else:
-            _write_all(self._descriptor, data)
+            write_parts(self._descriptor, [data])
             self.library = ctypes.CDLL(f"/proc/self/fd/{self._descriptor}")
 
     def __del__(
@@ -151,11 +151,6 @@ def _open(bundle: Bundle, data: memoryview, role: str) -> SharedObject:
         return SharedObject(data)
     except OSError as error:
         raise BundleError(bundle.where, f"the system cannot load the {role}", error) from error
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data.nbytes:
-        data = data[os.write(descriptor, data) :]
 
 
 def _open_from_file(data: memoryview) -> ctypes.CDLL:
