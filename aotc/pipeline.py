@@ -245,8 +245,6 @@ def compile(
     CompileError
         The model cannot be compiled: where, what was found, what was expected. Also where the function that is
         traced raises, with its exception as the cause, and where memory or disk do not suffice.
-    BundleError
-        A file of weights cannot be written.
     InternalError
         aotc is at fault: the stage, and a folder with what is needed to repeat it.
     """

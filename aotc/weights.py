@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 from aotc.ir.program_ir import Constants
-from aotc.vmfb.bundle import write_file
 from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.files import write_whole
 from aotc.vmfb.weights.safetensors import encode_header, make_row
 
 
@@ -41,7 +41,7 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
             {"name": key, "dtype": dtype, "shape": shape, "offset": offset, "size": array.nbytes, "sha256": digest}
         )
     _fill(header, parts, at, constants.size)
-    write_file(path, [encode_header(header), *parts])
+    write_whole(path, [encode_header(header), *parts])
     return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
 
 

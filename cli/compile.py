@@ -105,7 +105,7 @@ def _printed(print_after: str, annotate: bool) -> str:
 
 def _compile(model: str, output: Path, options: Options, custom_calls: list[str], quiet: bool) -> None:
     """Write the bundle, or the IR after the pass that is the last one."""
-    from aotc.vmfb.bundle import write_file
+    from aotc.vmfb.files import write_whole
 
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
@@ -116,7 +116,7 @@ def _compile(model: str, output: Path, options: Options, custom_calls: list[str]
         simplefilter("always", UserWarning)
         if options.stop_after:
             text = _stopped(source, options)
-            print(text) if str(output) == "-" else write_file(str(output), [text.encode()])
+            print(text) if str(output) == "-" else write_whole(str(output), [text.encode()])
         else:
             _write_bundle(source, output, options, quiet)
     for warning in warned:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.bundle import write_file
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.files import write_whole
 from aotc.vmfb.weights.safetensors import NAMES, OWN_DTYPES, decode_header, encode_header, make_row
 
 Named = Mapping[str, np.ndarray]
+_WIDEST = {"f": np.float64, "c": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}  # of numbers; c: of parts
 
 
 def suffix_of(path: str) -> str:
@@ -61,7 +62,7 @@ def write_arrays(path: str, arrays: Named) -> None:
     OSError
         If it cannot be written.
     """
-    write_file(path, WRITERS[suffix_of(path)](arrays))
+    write_whole(path, WRITERS[suffix_of(path)](arrays))
 
 
 def _to_npz(arrays: Named) -> list[Any]:
@@ -90,7 +91,7 @@ def _plain(array: np.ndarray) -> Any:
     row = DTYPES[from_numpy(array.dtype)]
     if row.kind == "c":
         return np.stack([array.real, array.imag], -1).tolist()
-    return array.astype({"f": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}[row.kind]).tolist()
+    return array.astype(_WIDEST[row.kind]).tolist()
 
 
 def _numbers(data: Any) -> Any:
@@ -170,8 +171,7 @@ def _from_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
 
 def _array(entry: Mapping[str, Any]) -> np.ndarray:
     row = DTYPES[entry["dtype"]]
-    kind = {"f": np.float64, "c": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}[row.kind]
-    values = np.array(_parsed(entry["data"]), kind)
+    values = np.array(_parsed(entry["data"]), _WIDEST[row.kind])
     if row.kind == "c":
         values = np.ascontiguousarray(values).view(np.complex128)[..., 0]
     array = values.astype(to_numpy(row.name))

@@ -54,6 +54,14 @@ def test_constants_of_every_type(tmp_path, name):
         assert len(opened.keys()) >= 1
 
 
+def test_a_file_that_cannot_be_written_is_named():
+    import jax
+
+    w = np.arange(6, dtype="f").reshape(2, 3)
+    with pytest.raises(aotc.CompileError, match=r"^/dev/full/w\.safetensors: error: Not a directory$"):
+        aotc.compile(jax.jit(lambda x: x @ w), np.ones((4, 2), "f"), weights="/dev/full/w.safetensors")
+
+
 def test_a_missing_file_is_named(compiled, tmp_path):
     folder, _, _ = compiled
     lonely = tmp_path / "net.vmfb"
