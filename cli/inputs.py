@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from aotc.vmfb.dtypes import DTYPES, to_numpy
+from aotc.vmfb.dtypes import DTYPES, limits, to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.files import append_whole, write_whole
 from aotc.vmfb.limits import MOST_BYTES, MOST_RANK
@@ -145,7 +145,7 @@ def _to_dtype(numbers: list[Any], dtype: str) -> np.ndarray:
     row = DTYPES[dtype]
     if row.kind not in "iu":
         return np.array(numbers, np.complex128 if row.kind == "c" else np.float64).astype(target)
-    low, high = (-(1 << row.bits - 1), (1 << row.bits - 1) - 1) if row.kind == "i" else (0, (1 << row.bits) - 1)
+    low, high = limits(dtype)
     if numbers and not (low <= min(numbers) and max(numbers) <= high):
         raise ValueError(f"outside {low}..{high}")
     return np.array(numbers, np.uint64 if row.kind == "u" else np.int64).astype(target)
