@@ -43,7 +43,7 @@ REPEATED_WORK_O3 = Limit(
 )
 STAGE_WORK = Limit(
     "stage_work", 4, "scalar operations per element that each stage of a row repeats",
-    "chosen, not measured: dearer values are kept in a row of scratch memory (kept_work) and computed once",
+    "chosen, not measured: dearer values are kept in a row of scratch memory (repeated_stage_work) and computed once",
 )
 
 # --- passes --------------------------------------------------------------------
@@ -109,7 +109,7 @@ REDUCTION_PARTS = BlockSize(
     "chosen, not measured: a few for each of 16 cores",
 )
 REDUCTION_EXTENT = Limit(
-    "reduction_extent", 4 * 64, "extent of a reduction's first dim that itself is the parts",
+    "reduction_extent", 4 * REDUCTION_PARTS.value, "extent of a reduction's first dim that itself is the parts",
     "chosen, not measured: four times reduction_parts; a longer one is cut into its divisors",
 )
 FEW_PARTS = Limit(
@@ -168,7 +168,7 @@ CHUNK = BlockSize(
     "chosen, not measured: 16 KiB of f32, half of a first-level cache of 32 KiB",
 )
 WHOLE_AXIS = Limit(
-    "whole_axis", 2 * 4096 - 1, "elements of an axis that is not cut",
+    "whole_axis", 2 * CHUNK.value - 1, "elements of an axis that is not cut",
     "chosen, not measured: less than two chunks",
 )
 SEGMENTS = Limit(
@@ -204,7 +204,8 @@ THREAD_ROW = Limit(
     "chosen, not measured: many of a block's 128 threads would have none",
 )
 THREAD_ROW_OF_MANY = Limit(
-    "thread_row_of_many", 4 * 96 - 1, "elements of a row that one GPU thread reduces if there are many rows",
+    "thread_row_of_many", 4 * (THREAD_ROW.value + 1) - 1,
+    "elements of a row that one GPU thread reduces if there are many rows",
     "chosen, not measured: four times thread_row",
 )
 GPU_FEW_ROWS = Limit(
