@@ -16,7 +16,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.mlir import fetch
 from aotc.frontend.session import PLACEHOLDER
-from aotc.guard import guard
+from aotc.guard import callers_errors, guard
 from aotc.ir.loop_ir import imports
 from aotc.ir.tensor_ir import Function, Module
 from aotc.kernels.cpu.build import check_native
@@ -59,6 +59,7 @@ class LintReport:
         return not self.refusals
 
 
+@callers_errors()
 def lint(
     model: Any,
     *example_args: Any,
