@@ -219,18 +219,9 @@ class CpuExecutable:
         run = self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch)
 
         def call() -> None:
-            if self._lapack is not None:
-                self._lapack.begin()
-            try:
-                if run():
-                    raise SystemExit  # the interpreter ends: this is a daemon thread's call
-            finally:
-                if self._lapack is not None:
-                    self._lapack.end()
-            if self._callbacks is not None:
-                self._callbacks.check()
+            self._alone(run)
 
-        return call
+        return call if self._callbacks is None else self._callbacks.around(call)
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
@@ -257,7 +248,7 @@ class CpuExecutable:
         block[CALL_SCRATCH] = ctypes.addressof(scratch)
         block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
         block[CALL_THREADS] = self.threads
-        # A signal that arrives before a Python function is called would be handled where what it raises is lost.
+        # A Python function that raised is to end the call at the next look.
         block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
         block[CALL_ARGUMENT] = id(self._notice)
         call = partial(self._executor.run, ctypes.c_void_p(address))
@@ -266,16 +257,18 @@ class CpuExecutable:
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
         """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
+        call = self.call_of(number, slots, parameters, scratch)
+        self._alone(call if self._callbacks is None else self._callbacks.around(call))
+
+    def _alone(self, call: Callable[[], int]) -> None:
         if self._lapack is not None:
             self._lapack.begin()
         try:
-            if self.call_of(number, slots, parameters, scratch)():
+            if call():
                 raise SystemExit  # the interpreter ends: this is a daemon thread's call
         finally:
             if self._lapack is not None:
                 self._lapack.end()
-        if self._callbacks is not None:
-            self._callbacks.check()
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs ``plan`` on argument and result arrays.
@@ -298,7 +291,7 @@ class CpuExecutable:
             calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
             return slots, scratch, calls
 
-        lapack, callbacks = self._lapack, self._callbacks
+        lapack = self._lapack
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -329,10 +322,9 @@ class CpuExecutable:
             if need:
                 give(arena)
             idle.append(state)
-            if callbacks is not None:
-                callbacks.check()
 
-        return _without_empty(run, plan) if plan.empty else run
+        whole = run if self._callbacks is None else self._callbacks.around(run)
+        return _without_empty(whole, plan) if plan.empty else whole
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
