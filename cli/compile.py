@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aotc_cli.compiling import CALLBACKS_HELP, SPECIALIZE_HELP, parse_specialized, warnings_as_sentences
+from aotc_cli.compiling import (
+    CALLBACKS_HELP,
+    DEFAULT_DEVICE_HELP,
+    DEVICE_HELP,
+    SPECIALIZE_HELP,
+    TRANSFERS_HELP,
+    devices_of,
+    parse_specialized,
+    warnings_as_sentences,
+)
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -55,9 +64,9 @@ def command(
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
-    device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
-    default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
-    max_transfers: int = typer.Option(-1, min=-1, help="Refuse a model that takes more transfers; -1 is any number."),
+    device: list[str] = typer.Option([], help=DEVICE_HELP),
+    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
+    max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
@@ -155,17 +164,6 @@ def _check_output(output: Path) -> None:
         raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
     if not os.access(folder, os.W_OK):
         raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
-
-
-def devices_of(texts: list[str]) -> dict[str, str]:
-    """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
-    devices = {}
-    for text in texts:
-        name, _, target = text.partition("=")
-        if not name or not target:
-            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
-        devices[name] = target
-    return devices
 
 
 def _stopped(source: Any, options: Options) -> str:

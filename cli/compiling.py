@@ -10,6 +10,9 @@ from warnings import catch_warnings, simplefilter
 import typer
 
 SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call takes the code that fits."
+DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
+DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
+TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 
@@ -33,3 +36,14 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
             raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
         found[name] = tuple(map(int, numbers))
     return found
+
+
+def devices_of(texts: list[str]) -> dict[str, str]:
+    """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
+    devices = {}
+    for text in texts:
+        name, _, target = text.partition("=")
+        if not name or not target:
+            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
+        devices[name] = target
+    return devices

@@ -143,6 +143,9 @@ OPTIONS = {
     "level 3": {"opt_level": 3},
     "required passes": {"bisect": 0},
     "a file of weights": {"weights": "w.txt"},
+    "no transfers": {"max_transfers": 0},
+    "a device": {"devices": {"d0": "cpu"}, "default_device": "d0"},
+    "an unknown device": {"devices": {"d0": "gpu"}},
     "half way": {"stop_after": "inline"},
     "unknown": {"nothing": 1},
 }
@@ -173,4 +176,5 @@ def test_the_options_of_both_commands():
 
     only_files = {"output", "weights", "debug_info", "cache", "jobs", "quiet", "timings"}
     only_debugging = {"dump_ir", "print_after", "stop_after", "verify_each", "bisect"}
+    only_debugging |= {"annotate_affinities", "annotate_input_affinities"}
     assert options(compile_command) - options(lint_command) == only_files | only_debugging
