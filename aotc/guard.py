@@ -58,9 +58,7 @@ def guard(
     """
     try:
         yield
-    except CallbackFailed as failed:
-        raise failed.error from None
-    except BrokenPipeError:
+    except (BrokenPipeError, CallbackFailed):  # the guards around would take the user's own error for ours
         raise
     except passing:
         raise
@@ -70,6 +68,22 @@ def guard(
         raise internal_error(error, where, options, model, path) from error
     except Exception as error:
         raise machine_error(error, where) or internal_error(error, where, options, model, path) from error
+
+
+@contextmanager
+def callers_errors() -> Iterator[None]:
+    """Let out what a function of the caller's raised, with the cause and the context that it had there.
+
+    It stands around what the caller called, for it is the last that an error passes.
+    """
+    try:
+        yield
+    except CallbackFailed as failed:
+        context = failed.error.__context__
+        try:
+            raise failed.error
+        finally:
+            failed.error.__context__ = context
 
 
 def machine_error(error: Exception, where: str = "") -> CompileError | None:

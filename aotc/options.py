@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError
 from aotc.limits import MOST_PROCESSES
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
@@ -84,6 +84,20 @@ class Options:
     max_transfers: int = -1
     callbacks: str = REFUSE
     progress: Callable[[int, int, str], None] | None = None
+
+    def advance(self, done: int, total: int, what: str) -> None:
+        """Tell ``progress`` how far compilation is.
+
+        Raises
+        ------
+        CallbackFailed
+            If it raises anything; :func:`aotc.guard.callers_errors` lets that out as it is.
+        """
+        if self.progress is not None:
+            try:
+                self.progress(done, total, what)
+            except BaseException as error:
+                raise CallbackFailed(error) from error
 
 
 _KINDS = {bool: (bool,), int: (Integral,), str: (str,)}

@@ -28,7 +28,7 @@ from typing import Any
 from aotc import bundle_cache
 from aotc.assemble import assemble
 from aotc.diagnostics import UNKNOWN, CompileError, InternalError
-from aotc.guard import guard
+from aotc.guard import callers_errors, guard
 from aotc.ir.tensor_ir import Module
 from aotc.ir.tensor_text import print_module
 from aotc.ir.tensor_verify import verify
@@ -143,8 +143,7 @@ def run_passes(
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):
-        if options.progress:
-            options.progress(number, len(PASSES), step.name)
+        options.advance(number, len(PASSES), step.name)
         if 0 <= options.bisect < number and not step.required:
             continue
         begin = time.perf_counter()
@@ -216,6 +215,7 @@ def checked_options(
     return chosen
 
 
+@callers_errors()
 def compile(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
     **flags: Any,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -102,8 +101,10 @@ def _measure(call: Callable[[], Any], seconds: float) -> list[float]:
 
 def _cold(path: Path, custom_calls: list[str]) -> tuple[float, float]:
     """Return seconds and bytes of importing aotc and loading ``path`` in a fresh process; the median of three."""
+    from aotc.vmfb.process.children import python_command
+
     found = []
-    script = [sys.executable, "-c", _COLD, str(path), *custom_calls]
+    script = python_command(_COLD, str(path), *custom_calls)
     for _ in range(3):
         done = subprocess.run(script, capture_output=True, text=True, check=True)
         seconds, size = done.stdout.split()

@@ -9,10 +9,19 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
-from warnings import catch_warnings, simplefilter
 
 import typer
 
+from aotc_cli.compiling import (
+    CALLBACKS_HELP,
+    DEFAULT_DEVICE_HELP,
+    DEVICE_HELP,
+    SPECIALIZE_HELP,
+    TRANSFERS_HELP,
+    devices_of,
+    parse_specialized,
+    warnings_as_sentences,
+)
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -44,9 +53,7 @@ def command(
     opt_level: int = typer.Option(
         2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
     ),
-    specialize: list[str] = typer.Option(
-        [], help="b=1,8: compile once more for these sizes of dim b; a call takes the code that fits."
-    ),
+    specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
     debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
@@ -57,15 +64,15 @@ def command(
     verify_each: bool = typer.Option(False, "--verify-each", help="Verify the IR after every pass and stage."),
     bisect: int = typer.Option(-1, min=-1, help="Leave out the optional passes after this number; -1 leaves out none."),
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
-    device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
-    default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
+    device: list[str] = typer.Option([], help=DEVICE_HELP),
+    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help="auto: the cost model places large ops on devices; said: affinities do."),
-    max_transfers: int = typer.Option(-1, min=-1, help="Refuse a model that takes more transfers; -1 is any number."),
+    max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
     annotate_input_affinities: bool = typer.Option(False, "--annotate-input-affinities", hidden=True),
-    callbacks: str = typer.Option("refuse", help="drop: leave out calls back into Python whose results nobody reads."),
+    callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
 ) -> None:
@@ -76,7 +83,7 @@ def command(
         target=target,
         opt_level=opt_level,
         weights=weights,
-        specialize=_sizes(specialize),
+        specialize=parse_specialized(specialize),
         debug_info=debug_info,
         cache=cache,
         jobs=jobs,
@@ -112,15 +119,12 @@ def _compile(model: str, output: Path, options: Options, custom_calls: list[str]
     _check_output(output)
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
-    with catch_warnings(record=True) as warned:
-        simplefilter("always", UserWarning)
+    with warnings_as_sentences():
         if options.stop_after:
             text = _stopped(source, options)
             print(text) if str(output) == "-" else write_whole(str(output), [text.encode()])
         else:
             _write_bundle(source, output, options, quiet)
-    for warning in warned:
-        print(f"warning: {warning.message}", file=sys.stderr)
 
 
 def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> None:
@@ -162,29 +166,6 @@ def _check_output(output: Path) -> None:
         raise CompileError.at(Loc(str(output)), f"there is no folder {folder}", hint=f"make it, or {hint}")
     if not os.access(folder, os.W_OK):
         raise CompileError.at(Loc(str(output)), f"the folder {folder} cannot be written to", hint=hint)
-
-
-def devices_of(texts: list[str]) -> dict[str, str]:
-    """Return ``{"d0": "cpu"}`` for ``d0=cpu``."""
-    devices = {}
-    for text in texts:
-        name, _, target = text.partition("=")
-        if not name or not target:
-            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
-        devices[name] = target
-    return devices
-
-
-def _sizes(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return ``{"b": (1, 8)}`` for ``b=1,8``."""
-    found = {}
-    for text in texts:
-        name, _, sizes = text.partition("=")
-        numbers = [n.strip() for n in sizes.split(",")]
-        if not name or not all(n.isascii() and n.isdigit() and len(n) < 20 for n in numbers):
-            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
-        found[name] = tuple(map(int, numbers))
-    return found
 
 
 def _stopped(source: Any, options: Options) -> str:

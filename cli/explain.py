@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from aotc_cli.compile import devices_of
+from aotc_cli.compiling import devices_of
 from aotc_cli.custom_calls import HELP, register_from
 
 SUMMARY = "Tell why the compiler places ops as it does."

@@ -19,7 +19,8 @@ def take_interrupts() -> None:
 
 
 def end_interrupted() -> NoReturn:
-    """Say so and exit."""
+    """Say so and exit; another interrupt, as one that comes again, changes nothing any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("interrupted", file=sys.stderr)
     sys.exit(INTERRUPTED)
 

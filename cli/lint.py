@@ -9,6 +9,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc.limits import SHOWN_LINES
+from aotc_cli.compiling import (
+    CALLBACKS_HELP,
+    DEFAULT_DEVICE_HELP,
+    DEVICE_HELP,
+    SPECIALIZE_HELP,
+    TRANSFERS_HELP,
+    devices_of,
+    parse_specialized,
+    warnings_as_sentences,
+)
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -23,6 +33,8 @@ aotc lint model.mlir --target=cpu,cuda:sm_90
 
 aotc lint model.mlir --json | python -m json.tool
 
+aotc lint model.jax --callbacks=drop --specialize b=1,8
+
 aotc lint model.mlir --custom-calls=my_ops.py
 """
 
@@ -33,6 +45,11 @@ def command(
     ),
     target: str = typer.Option("cpu", help="cpu (this machine) or names from `aotc targets`, separated by commas."),
     opt_level: int = typer.Option(2, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
+    specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
+    device: list[str] = typer.Option([], help=DEVICE_HELP),
+    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
+    max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     as_json: bool = typer.Option(False, "--json", help="Every op by itself, as JSON."),
 ) -> None:
@@ -47,7 +64,12 @@ def command(
 
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
-    reports = lint(source, target=target, opt_level=opt_level)
+    given = {
+        "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
+        "devices": devices_of(device), "default_device": default_device, "max_transfers": max_transfers,
+    }  # fmt: skip
+    with warnings_as_sentences():
+        reports = lint(source, target=target, **given)
     if as_json:
         import json
 

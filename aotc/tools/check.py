@@ -24,7 +24,7 @@ from aotc.diagnostics import UNKNOWN, CompileError, Loc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import Raw
 from aotc.frontend.xla import run_xla
-from aotc.guard import THEIRS, guard
+from aotc.guard import THEIRS, callers_errors, guard
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.opset import FREE, OPS
 from aotc.ir.opset.control import AssertionFailed
@@ -102,6 +102,7 @@ class Checker:
         with guard("while inlining", self.options, self.module, raw.path):
             self.function = inline(self.module, self.options).functions[self.name]
 
+    @callers_errors()
     def check(self, arrays: Sequence[np.ndarray], oracle: str = "reference", bisect: bool = False) -> CheckReport:
         """Compare everything for one call with ``arrays``; ``oracle`` is ``reference`` or ``jax``.
 

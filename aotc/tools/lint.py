@@ -16,7 +16,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.journal import IMPORTED, REFUSED, WAITS, Journal, JournalEntry
 from aotc.frontend.mlir import fetch
 from aotc.frontend.session import PLACEHOLDER
-from aotc.guard import guard
+from aotc.guard import callers_errors, guard
 from aotc.ir.loop_ir import imports
 from aotc.ir.tensor_ir import Function, Module
 from aotc.kernels.cpu.build import check_native
@@ -25,7 +25,7 @@ from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import custom_call_of
 from aotc.options import Options
 from aotc.pipeline import checked_options, run_passes
-from aotc.targets import Target, resolve
+from aotc.targets import Target, check_devices, resolve
 from aotc.vmfb.custom_calls import registered
 
 NATIVE, LIBRARY = "native", "library"
@@ -59,6 +59,7 @@ class LintReport:
         return not self.refusals
 
 
+@callers_errors()
 def lint(
     model: Any,
     *example_args: Any,
@@ -74,11 +75,13 @@ def lint(
         If the model cannot be read at all.
     """
     chosen = checked_options(options, flags)
+    targets = resolve(chosen.target)
+    check_devices(chosen.devices, targets)
     raw = fetch(model, example_args, kwargs or {})
     several = len(raw.metadata.get("platforms", ())) > 1
     imported: dict[str, tuple[Module, Journal]] = {}
     reports = []
-    for target in resolve(chosen.target):
+    for target in targets:
         kind = target.kind if several else "cpu"
         if kind not in imported:
             journal = Journal()

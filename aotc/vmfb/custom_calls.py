@@ -8,6 +8,8 @@ bundle; one that it cannot stays Python and is found by name when the bundle loa
 from __future__ import annotations
 
 import ctypes
+import signal
+from _thread import get_ident
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import numpy as np
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.process.locks import new_lock
 
 Function = Callable[..., Any]
 
@@ -89,7 +92,7 @@ class Callbacks:
 
     def __init__(self, where: str, calls: Sequence[Mapping[str, Any]], given: Mapping[str, Function]) -> None:
         self.where = where
-        self._failed: list[tuple[str, BaseException]] = []
+        self._failures = _Failures()
         self._natives: dict[str, Any] = {}
         for row in calls:
             function = given.get(row["name"]) or _registered_function(row["name"])
@@ -109,21 +112,43 @@ class Callbacks:
         return {name: ctypes.cast(f, ctypes.c_void_p).value or 0 for name, f in self._natives.items()}
 
     def _guarded(self, row: Mapping[str, Any], function: Function) -> Function:
-        """Return ``function`` on addresses; what it raises is kept for :meth:`check`."""
+        """Return ``function`` on addresses; what it raises is kept for the call that it was called for."""
         types = [(to_numpy(dtype), rank) for dtype, rank in (*row["operands"], *row["results"])]
         inputs, attributes = len(row["operands"]), row["attributes"]
-        failed = self._failed  # not this object, which holds what is made here: there must be no cycle
+        name, last, answers = row["name"], sum(rank for _, rank in types), row.get("answers", False)
+        failures = self._failures  # not this object, which holds what is made here: there must be no cycle
 
         def call(*addresses: int) -> None:
+            # What is raised here outside of the `try`, as by a handler of a signal that arrives before it begins,
+            # ctypes prints and drops. The kernel then finds no answer, and calls again.
+            words = (ctypes.c_int64 * (last + 1)).from_address(addresses[-1]) if answers else [1]
             try:
+                if words[-1] != 1:
+                    raise _lost()
                 arrays = _arrays(addresses, types)
                 for array in arrays[:inputs]:
                     array.flags.writeable = False
                 function(*arrays, **attributes)
-            except BaseException as error:  # also an interrupt, which would be printed and lost
-                failed.append((row["name"], error))
+            except BaseException as error:
+                failures.add(name, error)
                 for array in _arrays(addresses, types)[inputs:]:
                     array[...] = np.zeros((), array.dtype)
+            words[-1] = -1
+
+        return call
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``run``, which makes native calls, raising what a function called for it raised."""
+        failures = self._failures
+
+        def call(*arguments: Any) -> Any:
+            failures.begin()
+            try:
+                result = run(*arguments)
+                self.check()
+            finally:
+                failures.end()
+            return result
 
         return call
 
@@ -133,13 +158,60 @@ class Callbacks:
         notice()
 
     def check(self) -> None:
-        """Raise what a function raised since the last check."""
-        if self._failed:
-            name, error = self._failed[0]
-            self._failed.clear()
+        """Raise what a function raised that was called for this thread's call."""
+        failed = self._failures.take()
+        if failed is not None:
+            name, error = failed
             if not isinstance(error, Exception):
                 raise error
             raise VmError(self.where, f"custom call {name!r} failed: {type(error).__name__}: {error}") from error
+
+
+class _Failures:
+    """What functions raised, and for whose call: that of the same thread; on a worker's, any that is under way."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._calling: list[int] = []
+        self._found: list[tuple[str, BaseException, set[int]]] = []
+
+    def begin(self) -> None:
+        """This thread begins a call."""
+        self._calling.append(get_ident())
+
+    def end(self) -> None:
+        """This thread's call is over."""
+        self._calling.remove(get_ident())
+        while self._found and self.take() is not None:
+            pass
+
+    def add(self, name: str, error: BaseException) -> None:
+        """Keep what the function ``name`` raised on this thread."""
+        me = get_ident()
+        with self._lock:
+            self._found.append((name, error, {me} if me in self._calling else set(self._calling)))
+
+    def take(self) -> tuple[str, BaseException] | None:
+        """Return the first failure for the call of this thread, which is told of it once."""
+        if not self._found:
+            return None
+        me = get_ident()
+        with self._lock:
+            for row in self._found:
+                name, error, calls = row
+                if me in calls:
+                    calls.remove(me)
+                    if not calls:
+                        self._found.remove(row)
+                    return name, error
+        return None
+
+
+def _lost() -> BaseException:
+    """Return what stands for an exception that was raised before the function began."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return KeyboardInterrupt()
+    return RuntimeError("an exception, as of a signal handler, arrived before it began; Python printed it")
 
 
 def _registered_function(name: str) -> Function | None:

@@ -32,7 +32,14 @@ _VARIANT = {
     "library?": (int, NONE),
     "imports?": {str: [str]},
     "custom_calls?": [
-        {"symbol": str, "name": str, "operands": [[ANY]], "results": [[ANY]], "attributes": {str: ANY}}
+        {
+            "symbol": str,
+            "name": str,
+            "operands": [[ANY]],
+            "results": [[ANY]],
+            "attributes": {str: ANY},
+            "answers?": bool,
+        }
     ],
     "cubin?": int,
     "kernels": [

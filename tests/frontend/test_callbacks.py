@@ -284,6 +284,12 @@ def test_the_command_line_drops_and_warns(tmp_path, monkeypatch, capsys):
             cli_main.main()
         assert ended.value.code == code
         assert message in capsys.readouterr().err
+        if not flags[1:]:
+            monkeypatch.setattr(sys, "argv", ["aotc", "lint", str(path), *flags])
+            with pytest.raises(SystemExit) as ended:
+                cli_main.main()
+            assert ended.value.code == code
+            assert message in "".join(capsys.readouterr())
 
 
 ERROR_IF = """module { func.func public @main(%x: tensor<2xf32>, %wrong: tensor<i1>) -> tensor<2xf32> {

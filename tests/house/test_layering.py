@@ -43,7 +43,7 @@ MAY_IMPORT = {
     ),
     "aotc.kernels": (
         "numpy", "ml_dtypes", "msgpack", "numba", "llvmlite", "cuda", "aotc.ir", "aotc.vmfb.files",
-        *COMMON, *CONTRACTS,
+        "aotc.vmfb.process.children", *COMMON, *CONTRACTS,
     ),
     "aotc.diagnostics": (),
     "aotc.limits": (),

@@ -56,7 +56,7 @@ OTHER = {
     ("aotc/vmfb/bundle.py", "FORMAT"): "the format of a bundle",
     ("aotc/vmfb/bundle.py", "ALIGNMENT"): "the format of a bundle",
     ("aotc/vmfb/devices/driver.py", "_MAJOR, _MINOR"): "CUDA's numbers",
-    ("aotc/vmfb/devices/driver.py", "_NON_BLOCKING, _THREAD_LOCAL"): "CUDA's numbers",
+    ("aotc/vmfb/devices/driver.py", "_NON_BLOCKING, _THREAD_LOCAL, _RELAXED"): "CUDA's numbers",
     ("aotc/vmfb/devices/driver.py", "_OUT_OF_MEMORY"): "CUDA's numbers",
     ("cli/check.py", "_SIZES"): "sizes to try, simple ones first",
     ("aotc/tools/explain_affinity.py", "LANE, LINE, MARGIN, HEAD"): "sizes of a drawing",

@@ -197,23 +197,6 @@ def test_the_same_model_again_is_read_from_disk(own_cache, monkeypatch):
         aotc.compile(text.format("tanh"))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
-def test_what_a_progress_callback_raises_comes_out(error, jobs):
-    import aotc
-
-    def progress(done, total, what):
-        if what == "compiling kernels":
-            raise error
-
-    text = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n%y = stablehlo.sine %x : tensor<4xf32>\n"
-    text += "return %y : tensor<4xf32>\n}"
-    with pytest.raises(type(error)) as caught:
-        aotc.compile(text, progress=progress, cache=False, jobs=jobs)
-    assert caught.value is error
-    assert aotc.compile(text, cache=False)  # and the compiler processes are still in order
-
-
 def test_what_takes_no_time_is_not_kept(own_cache, monkeypatch):
     import aotc
     from aotc import pipeline

@@ -56,8 +56,11 @@ class SimulatedGpu:
         self.memory[block.ctypes.data] = block
         return block.ctypes.data
 
-    def free(self, address):
-        del self.memory[address]
+    def free(self, blocks, graphs=()):
+        for address in blocks:
+            del self.memory[address]
+        for graph in graphs:
+            graph.clear()
 
     def upload(self, to, source, size):
         self._do("upload", lambda: ctypes.memmove(to, source, size))
@@ -95,9 +98,6 @@ class SimulatedGpu:
         self.log.append("graph")
         for action in graph:
             action()
-
-    def destroy_graph(self, graph):
-        graph.clear()
 
 
 def install(monkeypatch, data, capability=(9, 0)):

@@ -222,7 +222,7 @@ def run(call):
     call[CALL_MONITOR] = call_monitor()
     release(at(call, CALL_STOP), 0)
     call[CALL_SINCE] = 0
-    call[CALL_PERIOD] = call[CALL_EVERY]
+    call[CALL_PERIOD] = max(call[CALL_PERIOD], call[CALL_EVERY])  # a short call after another need not learn it again
     call[CALL_TURNS] = SMALL_TURNS
     hosted = pool[POOL_RELEASE] != 0
     if hosted:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -39,13 +39,21 @@ def linker(native: bool) -> tuple[str, ...]:
         path = shutil.which(name)
         if path:
             return (path, "-shared", "--build-id=none")
-    if find_spec("ziglang"):
-        return (sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--build-id=none")
+    zig = _zig()
+    if zig:
+        return (zig, "ld.lld", "-shared", "--build-id=none")
     compiler = shutil.which("cc") or shutil.which("gcc") if native else None
     if compiler:
         return (compiler, "-shared", "-nostdlib", "-Wl,--build-id=none")
     tried = "neither ld.lld, ld nor cc" if native else "ld.lld, which links for every machine, is not there"
     raise CompileError.at(UNKNOWN, f"no linker found: {tried}", hint="pip install 'aotc[compile]'")
+
+
+def _zig() -> str | None:
+    """Return the program that the package ``ziglang`` carries, or None if it is not installed."""
+    found = find_spec("ziglang")
+    folders = (found.submodule_search_locations if found else None) or ()
+    return next((zig for f in folders if os.access(zig := os.path.join(f, "zig"), os.X_OK)), None)
 
 
 def function_table(

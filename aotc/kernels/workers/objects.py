@@ -7,7 +7,6 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from aotc.diagnostics import CallbackFailed
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.kernels.workers import cache
@@ -43,11 +42,7 @@ def compile_texts(requests: list[dict[str, Any]], texts: list[str], target: Targ
     missing = [n for n in range(len(requests)) if n not in found]
 
     def done(count: int) -> None:
-        try:
-            if options.progress:
-                options.progress(len(found) + count, len(requests), "compiling kernels")
-        except BaseException as error:
-            raise CallbackFailed(error) from error
+        options.advance(len(found) + count, len(requests), "compiling kernels")
 
     made = POOL.run([requests[n] for n in missing], options.jobs, done) if missing else []
     compiled = dict(zip(missing, made, strict=True))

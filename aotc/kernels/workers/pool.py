@@ -5,17 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import Any
 
 from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.kernels.limits import LONGEST_TEXT, MOST_JOBS
-from aotc.kernels.workers.worker import read_frame, write_frame
+from aotc.kernels.workers.worker import START, read_frame, write_frame
+from aotc.vmfb.process.children import python_command
 
 
 def default_jobs() -> int:
@@ -140,14 +139,10 @@ def _failure(found: str | Exception) -> Exception:
 
 
 def _spawn() -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).parents[3])
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     return subprocess.Popen(
-        [sys.executable, "-m", "aotc.kernels.workers.worker"],
+        python_command(START),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
         process_group=0,  # Ctrl-C is for this process, which ends that one
     )
 

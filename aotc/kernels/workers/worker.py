@@ -1,4 +1,4 @@
-"""A compiler process: ``python -m aotc.kernels.workers.worker``.
+"""A compiler process: what :data:`START` runs.
 
 Numba's compile-time context is replaced here, which would break ``numba.njit``
 for a user, so kernels are never compiled in the user's process. Requests come as
@@ -21,6 +21,8 @@ import msgpack
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels.limits import WORKER_FRAMES
 from aotc.targets import Target
+
+START = f"from {__name__} import main; main()"
 
 
 def read_frame(stream: IO[bytes]) -> Any:
@@ -89,7 +91,3 @@ def main() -> None:
 
     while (request := read_frame(sys.stdin.buffer)) is not None:
         write_frame(output, _answer(request))
-
-
-if __name__ == "__main__":
-    main()

@@ -81,9 +81,13 @@ class LibraryCall:
         self.before += body
         self.args.append((buffer, (0,) * len(shape)))
 
+    def external(self, function: str) -> ExternalCall:
+        """Return the call itself."""
+        return ExternalCall(function, tuple(self.args))
+
     def statements(self, function: str) -> list[Stmt]:
         """Return everything in order."""
-        return [*self.before, ExternalCall(function, tuple(self.args)), *self.after]
+        return [*self.before, self.external(function), *self.after]
 
 
 def over(b: RegionBuilder, shape: tuple[Dim, ...], make: Callable[[Index], Stmt]) -> list[Stmt]:

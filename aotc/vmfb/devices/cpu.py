@@ -213,7 +213,8 @@ class CpuExecutable:
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
         alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode([Graph([alone], state=0, serial=True)]), np.int64)
-        return partial(self._run, self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch))
+        call = partial(self._run, self._call(_Buffer(words, 1, len(parameters)), slots, parameters, scratch))
+        return call if self._callbacks is None else self._callbacks.around(call)
 
     def nodes(self, number: int) -> list[Node]:
         """Return command buffer ``number`` as records, with numbers of kernels."""
@@ -240,7 +241,7 @@ class CpuExecutable:
         block[CALL_SCRATCH] = ctypes.addressof(scratch)
         block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
         block[CALL_THREADS] = self.threads
-        # A signal that arrives before a Python function is called would be handled where what it raises is lost.
+        # A Python function that raised is to end the call at the next look.
         block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
         block[CALL_ARGUMENT] = id(self._notice)
         call = partial(self._executor.run, ctypes.c_void_p(address))
@@ -249,7 +250,8 @@ class CpuExecutable:
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
         """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
-        self._run(self.call_of(number, slots, parameters, scratch))
+        call = self.call_of(number, slots, parameters, scratch)
+        self._run(call if self._callbacks is None else self._callbacks.around(call))
 
     def _run(self, call: Callable[[], int]) -> None:
         """Make a native call, and raise what a function of the user's raised in it."""
@@ -261,8 +263,6 @@ class CpuExecutable:
         finally:
             if self._lapack is not None:
                 self._lapack.end()
-        if self._callbacks is not None:
-            self._callbacks.check()
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs ``plan`` on argument and result arrays.
@@ -285,7 +285,7 @@ class CpuExecutable:
             calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
             return slots, scratch, calls
 
-        lapack, callbacks = self._lapack, self._callbacks
+        lapack = self._lapack
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -316,10 +316,9 @@ class CpuExecutable:
             if need:
                 give(arena)
             idle.append(state)
-            if callbacks is not None:
-                callbacks.check()
 
-        return _without_empty(run, plan) if plan.empty else run
+        whole = run if self._callbacks is None else self._callbacks.around(run)
+        return _without_empty(whole, plan) if plan.empty else whole
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -142,7 +143,7 @@ class CudaExecutable:
         self.functions = self._load_functions(bundle)
         self.constants, self.constants_bytes = self._upload_constants(bundle)
         self.bytes = self.constants_bytes
-        self._memories: list[CudaMemory] = []
+        self._memories: WeakSet[CudaMemory] = WeakSet()  # of plans, which hold them, and they this object
 
     def _load_functions(self, bundle: Bundle) -> list[Any]:
         modules: dict[tuple[int, ...], Any] = {}
@@ -167,7 +168,7 @@ class CudaExecutable:
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
         """Return the function that runs ``plan`` on argument and result arrays."""
         memory = CudaMemory(self, Slots(plan.arguments, len(plan.results)))
-        self._memories.append(memory)
+        self._memories.add(memory)
         programs: list[CudaProgram] = []
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
@@ -178,6 +179,7 @@ class CudaExecutable:
                     memory.reserve([*sizes, plan.arena])
                     nodes = self.buffers.nodes
                     programs[:] = [CudaProgram(self, memory, nodes[n], values) for n, values in plan.submissions]
+                    memory.ready = True
                 for slot, x in enumerate(arrays):
                     self.gpu.upload(memory.slots[slot], address_of(x), x.nbytes)
                 for program in programs:
@@ -209,7 +211,7 @@ class CudaExecutable:
         with self.lock:
             self.gpu.enter()
             before = self.bytes
-            for memory in self._memories:
+            for memory in list(self._memories):
                 memory.release()
             return before - self.bytes
 
@@ -219,23 +221,15 @@ class CudaSession:
 
     def __init__(self, executable: CudaExecutable, layout: Slots) -> None:
         self._executable = executable
-        executable.lock.acquire()
         executable.gpu.enter()
+        executable.lock.acquire()
         self._memory = CudaMemory(executable, layout)
         self._arena_slot = layout.arena
         self._arrays: dict[int, np.ndarray] = {}
 
     def arena(self, size: int) -> None:
         """Take an arena of ``size`` bytes; what an earlier one held is kept."""
-        memory, gpu, slot = self._memory, self._executable.gpu, self._arena_slot
-        old, held = memory.slots[slot], memory.sizes[slot]
-        memory.slots[slot] = 0
-        memory.take(slot, size)
-        if old:
-            gpu.copy(memory.slots[slot], old, min(held, size))
-            gpu.wait()
-            gpu.free(old)
-            self._executable.bytes -= held
+        self._memory.grow(self._arena_slot, size)
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Put an argument or a result in the pointer table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
+from weakref import finalize
 
 import numpy as np
 
@@ -43,7 +44,10 @@ class Loaded(Protocol):
 
 
 class CudaMemory:
-    """The pointer table of a call: addresses on the GPU, and the graphs that were made for them."""
+    """The pointer table of a call: addresses on the GPU, and the graphs that were made for them.
+
+    It goes back with the last reference to it.
+    """
 
     def __init__(self, executable: Loaded, layout: Slots) -> None:
         self._executable = executable
@@ -52,35 +56,51 @@ class CudaMemory:
         self.sizes = [0] * layout.constants
         self.ready = False
         self.graphs: list[Any] = []
+        finalize(self, _give_back, executable, self.slots, self.sizes, self.graphs).atexit = False
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """Take memory for all slots but the constants."""
+        """Take memory for all slots but the constants; what there was is given back."""
+        self.release()
         for slot, size in enumerate(sizes):
             self.take(slot, size)
-        self.ready = True
 
     def take(self, slot: int, size: int) -> None:
         """Take memory for one slot; what it had is given back."""
-        self.drop(slot)
+        if self.slots[slot]:
+            self._executable.gpu.free([self.slots[slot]])
+            self._executable.bytes -= self.sizes[slot]
+            self.slots[slot] = 0
         self.slots[slot] = self._executable.gpu.allocate(size)
         self.sizes[slot] = size
         self._executable.bytes += size
 
-    def drop(self, slot: int) -> None:
-        """Give the memory of one slot back."""
-        if self.slots[slot]:
-            self._executable.gpu.free(self.slots[slot])
-            self._executable.bytes -= self.sizes[slot]
-            self.slots[slot] = 0
+    def grow(self, slot: int, size: int) -> None:
+        """Take other memory for a slot, which keeps what it holds."""
+        old, held = self.slots[slot], self.sizes[slot]
+        gpu = self._executable.gpu
+        self.slots[slot] = 0
+        self.take(slot, size)
+        if old:
+            gpu.copy(self.slots[slot], old, min(held, size))
+            gpu.wait()
+            gpu.free([old])
+            self._executable.bytes -= held
 
     def release(self) -> None:
         """Give everything back."""
-        for graph in self.graphs:
-            self._executable.gpu.destroy_graph(graph)
-        self.graphs.clear()
-        for slot in range(len(self.sizes)):
-            self.drop(slot)
         self.ready = False
+        _give_back(self._executable, self.slots, self.sizes, self.graphs)
+
+
+def _give_back(executable: Loaded, slots: list[int], sizes: list[int], graphs: list[Any]) -> None:
+    """Give the memory of all slots but the constants back, and the graphs over it."""
+    taken = [n for n in range(len(sizes)) if slots[n]]
+    size = sum(sizes[n] for n in taken)
+    executable.gpu.free([slots[n] for n in taken], graphs)
+    executable.bytes -= size
+    graphs.clear()
+    for n in taken:
+        slots[n] = 0
 
 
 class CudaProgram:
@@ -177,14 +197,14 @@ class CudaProgram:
 
     def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        read = self._read(node.place, 1)
+        read, flag = self._read(node.place, 1), self._flag  # not this object, which holds the steps
 
         def run() -> None:
             while True:
                 for step in condition:
                     step()
                 read()
-                if not self._flag[0]:
+                if not flag[0]:
                     return
                 for step in body:
                     step()
@@ -193,11 +213,11 @@ class CudaProgram:
 
     def _case(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
-        read = self._read(node.place, 4)
+        read, number_read = self._read(node.place, 4), self._flag.view(np.int32)
 
         def run() -> None:
             read()
-            number = int(self._flag.view(np.int32)[0])
+            number = int(number_read[0])
             for step in branches[number if 0 <= number < len(branches) else -1]:
                 step()
 

@@ -7,14 +7,18 @@ libcuda is loaded when it is first needed; a machine without it gets a reason fr
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
+from weakref import finalize
 
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-_NON_BLOCKING, _THREAD_LOCAL = 1, 1
+_NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _OUT_OF_MEMORY = 2
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
@@ -26,6 +30,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
     "cuDevicePrimaryCtxRetain": (_OUT, c_int),
     "cuCtxSetCurrent": (_HANDLE,),
+    "cuCtxPushCurrent_v2": (_HANDLE,),
+    "cuCtxPopCurrent_v2": (_OUT,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuModuleLoadData": (_OUT, c_void_p),
     "cuModuleUnload": (_HANDLE,),
     "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
@@ -35,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, _HANDLE),
     "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, _HANDLE),
     "cuStreamCreate": (_OUT, c_uint),
+    "cuStreamDestroy_v2": (_HANDLE,),
     "cuStreamSynchronize": (_HANDLE,),
     "cuStreamBeginCapture_v2": (_HANDLE, c_int),
     "cuStreamEndCapture": (_HANDLE, _OUT),
@@ -136,13 +144,70 @@ def device_name(ordinal: int) -> str:
     return text.value.decode()
 
 
-class Gpu:
-    """A GPU's primary context with one stream; methods work on the calling thread's current context."""
+@contextmanager
+def _within(context: c_void_p) -> Iterator[None]:
+    """Make ``context`` the calling thread's for a while; what that thread does, or records, is not touched."""
+    mode, found = c_int(_RELAXED), c_void_p()
+    call("cuCtxPushCurrent_v2", context)
+    try:
+        call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        yield
+        call("cuThreadExchangeStreamCaptureMode", byref(mode))
+    finally:
+        call("cuCtxPopCurrent_v2", byref(found))
+
+
+class _Held:
+    """What a GPU has to give back; by the process that took it, for a forked child has none of it.
+
+    Finalizers call its methods, on any thread and at any moment: they raise nothing.
+    """
 
     def __init__(self, ordinal: int) -> None:
-        self._context = _handle("cuDevicePrimaryCtxRetain", ordinal)
+        self.process = os.getpid()
+        self.context = _handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
+        self.stream: c_void_p | None = None
+        self.modules: list[c_void_p] = []
+        self.blocks: set[int] = set()
+
+    def free(self, blocks: Iterable[int], graphs: Iterable[c_void_p]) -> None:
+        """Give memory and graphs back."""
+        if os.getpid() == self.process:
+            with suppress(VmError), _within(self.context):
+                for graph in graphs:
+                    _try("cuGraphExecDestroy", graph)
+                for address in blocks:
+                    self.blocks.discard(address)
+                    _try("cuMemFree_v2", address)
+
+    def close(self) -> None:
+        """Give everything back but the context."""
+        if os.getpid() == self.process:
+            with suppress(VmError), _within(self.context):
+                _try("cuStreamSynchronize", self.stream)
+                self.free(list(self.blocks), ())
+                for module in self.modules:
+                    _try("cuModuleUnload", module)
+                _try("cuStreamDestroy_v2", self.stream)
+
+
+def _try(name: str, argument: Any) -> None:
+    with suppress(VmError):
+        call(name, argument)
+
+
+class Gpu:
+    """A GPU's primary context with one stream; methods work on the calling thread's current context.
+
+    What it took it gives back when the last reference to it goes; at the end of the process the driver does.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._held = _Held(ordinal)
+        finalize(self, self._held.close).atexit = False
+        self._context = self._held.context
         self.enter()
-        self.stream = _handle("cuStreamCreate", _NON_BLOCKING)
+        self.stream = self._held.stream = _handle("cuStreamCreate", _NON_BLOCKING)
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""
@@ -150,7 +215,9 @@ class Gpu:
 
     def load(self, image: Any) -> c_void_p:
         """Return the module of a cubin."""
-        return _handle("cuModuleLoadData", image)
+        module = _handle("cuModuleLoadData", image)
+        self._held.modules.append(module)
+        return module
 
     def function(self, module: c_void_p, symbol: str) -> c_void_p:
         """Return a kernel of a module."""
@@ -160,11 +227,12 @@ class Gpu:
         """Return the address of ``size`` bytes (at least one)."""
         found = c_uint64()
         call("cuMemAlloc_v2", byref(found), max(size, 1))
+        self._held.blocks.add(found.value)
         return found.value
 
-    def free(self, address: int) -> None:
-        """Give memory back."""
-        call("cuMemFree_v2", address)
+    def free(self, blocks: Iterable[int], graphs: Iterable[Any] = ()) -> None:
+        """Give memory and graphs back, from any thread."""
+        self._held.free(blocks, graphs)
 
     def upload(self, to: int, source: int, size: int) -> None:
         """Copy from the host; the host's memory may be changed when the stream has come so far."""
@@ -205,7 +273,3 @@ class Gpu:
     def run_graph(self, graph: c_void_p) -> None:
         """Run a graph on the stream."""
         call("cuGraphLaunch", graph, self.stream)
-
-    def destroy_graph(self, graph: c_void_p) -> None:
-        """Give a graph back."""
-        call("cuGraphExecDestroy", graph)

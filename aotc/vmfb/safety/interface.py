@@ -59,7 +59,10 @@ def digest(variant: Mapping[str, Any]) -> bytes:
     """Return the sha256 of what a variant's entry says about its machine code."""
     from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
 
-    calls = [[c["symbol"], c["operands"], c["results"]] for c in variant.get("custom_calls", ())]
+    calls = [
+        [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
+        for c in variant.get("custom_calls", ())
+    ]
     kernels = [[k.get(key) for key in _SEALED] for k in variant["kernels"]]
     versions = [variant.get("executor_version"), variant["commands_version"]]
     said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]

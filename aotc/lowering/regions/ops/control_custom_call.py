@@ -10,7 +10,7 @@ from typing import Any
 
 from aotc.diagnostics import Loc
 from aotc.ir.dims import product
-from aotc.ir.loop_ir import Buffer, Kernel, Load, Store
+from aotc.ir.loop_ir import Apply, Buffer, Const, Kernel, Load, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost_work import CALL_WORK
@@ -46,7 +46,7 @@ class CustomCall:
         """Return the manifest's entry."""
         rows = {"operands": self.operands, "results": self.results}
         plain = {key: [list(pair) for pair in pairs] for key, pairs in rows.items()}
-        return {"symbol": self.symbol, "name": self.name, "attributes": dict(self.attributes), **plain}
+        return {"symbol": self.symbol, "name": self.name, "attributes": dict(self.attributes), "answers": True, **plain}
 
 
 def custom_call_of(function: Function) -> CustomCall | None:
@@ -66,6 +66,9 @@ def describe(op: Op) -> CustomCall:
 def lower_custom_call(function: Function, target: Target) -> Kernel:
     """Pass every operand and result, then the sizes of all; a result that aliases an operand starts as its copy.
 
+    A word after the sizes counts the attempts: the call is made again until the function has put -1 there. One in
+    Python may be left by an exception before its first instruction, as of a signal handler, of which nobody hears.
+
     Raises
     ------
     CompileError
@@ -84,11 +87,16 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
     for buffer in buffers:
         call.args.append((buffer, (0,) * len(buffer.shape)))
     dims = [d for buffer in buffers for d in buffer.shape]
-    sizes = call.memory("i64", (max(len(dims), 1),))
+    sizes = call.memory("i64", (len(dims) + 1,))
     call.before += [Store(sizes, (n,), IndexScalar(d)) for n, d in enumerate(dims)]
     call.args.append((sizes, (0,)))
+    attempt = Load(sizes, (len(dims),))
+    count = Store(sizes, (len(dims),), Apply("add", (attempt, Const(1, "i64")), "i64"))
+    waits = Apply("ge", (attempt, Const(0, "i64")), "i1")
+    first = Store(sizes, (len(dims),), Const(0, "i64"))
+    statements = [*call.before, first, While((), waits, (count, call.external(described.symbol)))]
     work = sum((product(buffer.shape) for buffer in buffers), 0)
-    return b.grid(1, call.statements(described.symbol), work * CALL_WORK.value)
+    return b.grid(1, statements, work * CALL_WORK.value)
 
 
 def _prefill(b: RegionBuilder, call: LibraryCall, result: Buffer, operand: Buffer) -> None:
