@@ -95,13 +95,25 @@ class Ins(list):
 KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text, Dt, Ins)
 
 
+class Unread:
+    """A place in memory, in a register of a recorder: the integer there is read in each call."""
+
+    __slots__ = ("dtype", "offset", "slot")
+
+    def __init__(self, slot: int, offset: int, dtype: str) -> None:
+        self.slot = slot
+        self.offset = offset
+        self.dtype = dtype
+
+
 class Session(Protocol):
-    """What the instructions need of whoever runs them: a device, or a recorder."""
+    """What the instructions need of whoever runs them: a device, or a recorder, which does not read memory."""
 
     def result(self, index: int, dims: tuple[int, ...]) -> None: ...
     def arena(self, size: int) -> None: ...
     def submit(self, number: int, parameters: list[int]) -> None: ...
-    def load_scalar(self, slot: int, offset: int, dtype: str) -> int: ...
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> Any: ...
+    def judge(self, condition: Any, message: str, values: list[Any]) -> None: ...
 
 
 class Frame:
@@ -265,7 +277,10 @@ def not_(vm: Frame, out: Out, a: In) -> None:
 @instruction(0x20)
 def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     """fail with the message if the condition is 0"""
-    if not vm.registers[condition]:
+    holds = vm.registers[condition]
+    if type(holds) is Unread:
+        vm.session.judge(holds, message, [vm.registers[register] for register in values])
+    elif not holds:
         raise VmError(vm.where, render(message, [vm.registers[register] for register in values]))
 
 

@@ -43,15 +43,15 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import ARENAS
+from aotc.vmfb.arena import ARENAS, Arena
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import ConstantMemory, load_constants
 from aotc.vmfb.custom_calls import Callbacks
-from aotc.vmfb.device import Plan
+from aotc.vmfb.device import Judgement, Plan
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
-from aotc.vmfb.devices.cpu_session import CpuSession
+from aotc.vmfb.devices.cpu_session import CpuSession, read_scalar
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
@@ -281,7 +281,7 @@ class CpuExecutable:
         """Return the function that runs ``plan`` on argument and result arrays.
 
         The arrays must be C-contiguous and have the plan's shapes and dtypes.
-        The function may be called by several threads at the same time.
+        The function may be called by several threads at the same time. It raises VmError if a judgement fails.
         """
         layout = Slots(plan.arguments, len(plan.results))
         arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
@@ -299,6 +299,17 @@ class CpuExecutable:
             return slots, scratch, calls
 
         lapack, callbacks = self._lapack, self._callbacks
+        conditions = tuple([(j.condition.slot, j.condition.offset, j) for j in plan.judgements])
+
+        def failure(judgement: Judgement, state: tuple[Any, ...], arena: Arena | None) -> Exception:
+            """Give back what the call borrowed, and return the error."""
+            error = judgement.failure(partial(read_scalar, state[0]))
+            if arena is not None:
+                give(arena)
+            idle.append(state)
+            if callbacks is not None:
+                callbacks.check()
+            return error
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -326,6 +337,10 @@ class CpuExecutable:
             finally:
                 if lapack is not None:
                     lapack.end()
+            for slot, offset, judgement in conditions:
+                place = slots[slot] + offset
+                if not words[place >> 3] >> ((place & 7) << 3) & 255:
+                    raise failure(judgement, state, arena if need else None)
             if need:
                 give(arena)
             idle.append(state)
