@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import msgpack
@@ -40,10 +41,15 @@ def _align(size: int) -> int:
     return -size % ALIGNMENT + size
 
 
-def _sha256(*parts: Any) -> bytes:
+@cache
+def _hash() -> Callable[[], Any]:
     from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
 
-    digest = sha256()
+    return sha256
+
+
+def _sha256(*parts: Any) -> bytes:
+    digest = _hash()()
     for part in parts:
         digest.update(part)
     return digest.digest()
@@ -371,7 +377,7 @@ def _decode_manifest(where: str, packed: memoryview) -> dict[str, Any]:
 
 
 def _check_zeros(where: str, padding: memoryview) -> None:
-    if any(padding):
+    if bytes(padding).strip(b"\0"):
         raise BundleError(where, "bytes between segments are not zero", hint="copy the file again")
 
 
