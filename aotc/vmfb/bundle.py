@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import msgpack
@@ -41,15 +40,10 @@ def _align(size: int) -> int:
     return -size % ALIGNMENT + size
 
 
-@cache
-def _hash() -> Callable[[], Any]:
+def _sha256(*parts: Any) -> bytes:
     from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
 
-    return sha256
-
-
-def _sha256(*parts: Any) -> bytes:
-    digest = _hash()()
+    digest = sha256()
     for part in parts:
         digest.update(part)
     return digest.digest()

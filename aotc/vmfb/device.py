@@ -23,8 +23,18 @@ from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS, Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.isa import Unread
 from aotc.vmfb.messages import render
+
+
+class Unread:
+    """A place in memory: the integer there is read in each call, not when a plan is made."""
+
+    __slots__ = ("dtype", "offset", "slot")
+
+    def __init__(self, slot: int, offset: int, dtype: str) -> None:
+        self.slot = slot
+        self.offset = offset
+        self.dtype = dtype
 
 
 class Judgement:

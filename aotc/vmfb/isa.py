@@ -3,7 +3,7 @@
 An instruction is a decorated function. Its annotations after ``vm`` are the kinds
 of its operands; its docstring is its documentation; its body is what it does.
 Encoder, verifier, assembler, disassembler, interpreter and ``docs/bytecode.md``
-(``python -m aotc.vmfb.isa > docs/bytecode.md``) all read :data:`ISA`.
+(``python -m aotc.vmfb.assembly > docs/bytecode.md``) all read :data:`ISA`.
 
 Opcodes are never reused. A changed meaning takes a new opcode; a changed operand
 list takes a new format version.
@@ -93,17 +93,6 @@ class Ins(list):
 
 
 KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text, Dt, Ins)
-
-
-class Unread:
-    """A place in memory, in a register of a recorder: the integer there is read in each call."""
-
-    __slots__ = ("dtype", "offset", "slot")
-
-    def __init__(self, slot: int, offset: int, dtype: str) -> None:
-        self.slot = slot
-        self.offset = offset
-        self.dtype = dtype
 
 
 class Session(Protocol):
@@ -277,11 +266,11 @@ def not_(vm: Frame, out: Out, a: In) -> None:
 @instruction(0x20)
 def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     """fail with the message if the condition is 0"""
-    holds = vm.registers[condition]
-    if type(holds) is Unread:
-        vm.session.judge(holds, message, [vm.registers[register] for register in values])
+    holds, found = vm.registers[condition], [vm.registers[register] for register in values]
+    if type(holds) is not int:
+        vm.session.judge(holds, message, found)
     elif not holds:
-        raise VmError(vm.where, render(message, [vm.registers[register] for register in values]))
+        raise VmError(vm.where, render(message, found))
 
 
 @instruction(0x21)
@@ -358,7 +347,7 @@ def _divisor(vm: Frame, register: int) -> int:
     return value
 
 
-# ---------------------------------------------------------------- encoding and documentation
+# ---------------------------------------------------------------- encoding
 
 
 def encode(name: str, *operands: Any) -> list[Any]:
@@ -375,36 +364,3 @@ def encode(name: str, *operands: Any) -> list[Any]:
     if len(operands) != len(row.kinds):
         raise ValueError(f"{name} has {len(row.kinds)} operands ({', '.join(row.names)}), not {len(operands)}")
     return [row.opcode, *operands]
-
-
-def document() -> str:
-    """Return ``docs/bytecode.md``."""
-    lines = [
-        "# Bytecode of the host program",
-        "",
-        "Generated from the table in `aotc/vmfb/isa.py` by `python -m aotc.vmfb.isa`; do not edit.",
-        "",
-        "A function's program is a list of instructions `[opcode, operand, ...]` over registers that hold 64-bit",
-        "integers. It does shape arithmetic, allocates, and submits command buffers; it never touches an element.",
-        "Slots number the pointer table of a submission: arguments, results, the arena, the constants.",
-        "All operands are checked once, when the bundle is loaded.",
-        "",
-        "| opcode | text | meaning |",
-        "|---|---|---|",
-    ]
-    for row in sorted(ISA.values()):
-        text = " ".join([row.name, ", ".join(row.names)]).rstrip()
-        lines.append(f"| `{row.opcode:#04x}` | `{text}` | {row.run.__doc__} |")
-    lines += ["", "| operand | as text | is |", "|---|---|---|"]
-    for kind in KINDS:
-        lines.append(f"| {kind.__name__} | `{_example(kind)}` | {kind.__doc__} |")
-    return "\n".join(lines) + "\n"
-
-
-def _example(kind: type) -> str:
-    prefix: str = kind.prefix  # type: ignore[attr-defined]
-    return {'"': '"n is {0}"', "[": "[r0, r1]", "%": "%i32"}.get(prefix, f"{prefix}3")
-
-
-if __name__ == "__main__":
-    print(document(), end="")

@@ -1,10 +1,10 @@
-"""The shape of a bundle's manifest, as data, in the language of :mod:`aotc.vmfb.schema`."""
+"""The shape of a bundle's manifest, as data, in the language of :mod:`aotc.vmfb.safety.schema`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from aotc.vmfb.schema import ANY, NONE, acceptor, problems
+from aotc.vmfb.safety.schema import ANY, NONE, acceptor, problems
 
 _VALUE = {"name": str, "dtype": str, "dims": [(int, str)], "device?": str}
 

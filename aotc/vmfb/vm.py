@@ -2,7 +2,7 @@
 
 A program's course depends on its arguments' shapes, and seldom on their data. So it
 is run once for each tuple of shapes with a recorder in place of the device
-(:mod:`aotc.vmfb.recorder`); the trace, a :class:`~aotc.vmfb.device.Plan`, is replayed
+(:mod:`aotc.vmfb.safety.recorder`); the trace, a :class:`~aotc.vmfb.device.Plan`, is replayed
 for every later call. Only a program that reads sizes from memory is interpreted in
 each call.
 """
@@ -23,11 +23,11 @@ from aotc.vmfb.dtypes import from_numpy, size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import ISA, Frame
 from aotc.vmfb.limits import MAX_BYTES, PLANS
+from aotc.vmfb.machine import GUARDED
 from aotc.vmfb.process.locks import new_lock
-from aotc.vmfb.recorder import Recorder, is_planned
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
-from aotc.vmfb.safety.guard_pages import GUARDED, guarded_array, guarded_copy
 from aotc.vmfb.safety.interface import Invalid
+from aotc.vmfb.safety.recorder import Recorder, is_planned
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
 Program = list[tuple[Callable[..., int | None], list[Any]]]
@@ -86,6 +86,8 @@ class _Live:
         found = _result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
+            from aotc.vmfb.safety.guard_pages import guarded_array  # for debugging alone
+
             self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
 
@@ -218,7 +220,10 @@ class LoadedFunction:
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
     ) -> list[np.ndarray]:
         live = _Live(self, arrays, out)
-        arrays = [guarded_copy(x) for x in arrays] if GUARDED else arrays
+        if GUARDED:
+            from aotc.vmfb.safety.guard_pages import guarded_copy
+
+            arrays = [guarded_copy(x) for x in arrays]
         try:
             if trace:
                 if not hasattr(live.session, "tracer"):

@@ -11,7 +11,7 @@ from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.module import load
-from aotc.vmfb.recorder import is_planned
+from aotc.vmfb.safety.recorder import is_planned
 
 pytestmark = pytest.mark.ir
 

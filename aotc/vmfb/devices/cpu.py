@@ -43,7 +43,7 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.constants import ConstantMemory, load_constants
@@ -51,16 +51,15 @@ from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Judgement, Plan
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
-from aotc.vmfb.devices.cpu_session import CpuSession, read_scalar
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
-from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
+from aotc.vmfb.pointers import BYTES, DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
 
 if TYPE_CHECKING:
-    pass
+    from aotc.vmfb.devices.cpu_session import CpuSession
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -298,18 +297,7 @@ class CpuExecutable:
             calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
             return slots, scratch, calls
 
-        lapack, callbacks = self._lapack, self._callbacks
-        conditions = tuple([(j.condition.slot, j.condition.offset, j) for j in plan.judgements])
-
-        def failure(judgement: Judgement, state: tuple[Any, ...], arena: Arena | None) -> Exception:
-            """Give back what the call borrowed, and return the error."""
-            error = judgement.failure(partial(read_scalar, state[0]))
-            if arena is not None:
-                give(arena)
-            idle.append(state)
-            if callbacks is not None:
-                callbacks.check()
-            return error
+        lapack, callbacks, judgements = self._lapack, self._callbacks, plan.judgements
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -337,20 +325,21 @@ class CpuExecutable:
             finally:
                 if lapack is not None:
                     lapack.end()
-            for slot, offset, judgement in conditions:
-                place = slots[slot] + offset
-                if not words[place >> 3] >> ((place & 7) << 3) & 255:
-                    raise failure(judgement, state, arena if need else None)
+            failure = _first_failure(judgements, slots) if judgements else None
             if need:
                 give(arena)
             idle.append(state)
             if callbacks is not None:
                 callbacks.check()
+            if failure is not None:
+                raise failure
 
         return _without_empty(run, plan) if plan.empty else run
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
+        from aotc.vmfb.devices.cpu_session import CpuSession  # for calls without a plan
+
         if not self._begun:
             self._bundle.check_unchanged()
             self._begun = True
@@ -373,6 +362,17 @@ class CpuExecutable:
     def trim(self) -> int:
         """Free the arenas that no call uses; return how many bytes that were."""
         return ARENAS.trim()
+
+
+def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
+    """Return what is to be raised by a call whose work is done, if anything is."""
+    for judgement in judgements:
+        place = judgement.condition
+        if not BYTES[slots[place.slot] + place.offset]:
+            from aotc.vmfb.devices.cpu_session import read_scalar  # a process that starts need not pay for it
+
+            return judgement.failure(partial(read_scalar, slots))
+    return None
 
 
 def _without_empty(
