@@ -2,9 +2,9 @@
 
 The first argument is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` makes one. Each
 state compiles the model for itself and lives in a process of its own; they are asked in turn, round by round. The ratio
-is the median over the rounds of the ratio of medians, after to before. ``--what load`` times ``aotc.load`` of the
-bundle, of which the process holds another one, instead of calls; ``--what first`` the first call after each load. Both
-count the processor's time, for a busy machine's sake.
+is the median over the rounds of the ratio of medians, after to before. ``load:tiny_add`` times ``aotc.load`` of the
+bundle, of which the process holds another one, instead of calls; ``first:tiny_add`` the first call after each load.
+Both count the processor's time, for a busy machine's sake.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def answer(folder: Path, threads: int, what: str) -> None:
         print(statistics.median([sample() for _ in range(int(line) + 1)][1:]), flush=True)
 
 
-def measure(name: str, before: Path, threads: int, rounds: int, calls: int, what: str) -> str:
-    """Return one line about a model."""
+def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> str:
+    """Return one line about a model; a prefix of its name says what of it is timed."""
+    what, name = name.split(":") if ":" in name else ("call", name)
     import numpy as np
 
     sys.path.insert(0, str(HERE))
@@ -89,14 +90,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--what", choices=("call", "load", "first"), default="call")
+    parser.add_argument("--what", choices=("call", "load", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.answer:
         answer(given.answer, given.threads, given.what)
         return
     for name in given.models:
-        print(measure(name, given.before.resolve(), given.threads, given.rounds, given.calls, given.what), flush=True)
+        print(measure(name, given.before.resolve(), given.threads, given.rounds, given.calls), flush=True)
 
 
 if __name__ == "__main__":
