@@ -2,7 +2,9 @@
 
 The first argument is a folder with another state of the sources, as ``git worktree add ../old COMMIT`` makes one. Each
 state compiles the model for itself and lives in a process of its own; they are asked in turn, round by round. The ratio
-is the median over the rounds of the ratio of medians, after to before.
+is the median over the rounds of the ratio of medians, after to before. ``load:tiny_add`` times ``aotc.load`` of the
+bundle, of which the process holds another one, instead of calls; ``first:tiny_add`` the first call after each load.
+Both count the processor's time, for a busy machine's sake.
 """
 
 from __future__ import annotations
@@ -19,27 +21,38 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-def answer(folder: Path, threads: int) -> None:
-    """Compile the model of ``folder``, then write the median of each number of calls that is asked for."""
+def answer(folder: Path, threads: int, what: str) -> None:
+    """Compile the model of ``folder``, then write the median of each number of samples that is asked for."""
     import numpy as np
 
     import aotc
 
     with np.load(folder / "inputs.npz") as stored:
         inputs = [stored[name] for name in stored.files]
-    module = aotc.load(aotc.compile(folder / "model.jaxexp"), threads=threads)
+    bundle = folder / f"{os.getpid()}.vmfb"
+    bundle.write_bytes(aotc.compile(folder / "model.jaxexp"))
+    module = aotc.load(bundle, threads=threads)
     kept = [inputs[n] for n in np.load(folder / "kept.npy")]
+
+    def sample() -> float:
+        called = module if what == "call" else None
+        clock = time.perf_counter if what == "call" else time.thread_time
+        start = clock()
+        if called is None:
+            called = aotc.load(bundle, threads=threads)
+            if what == "load":
+                return clock() - start
+            start = clock()
+        called.invoke("main", *kept)
+        return clock() - start
+
     for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line) + 1):
-            start = time.perf_counter()
-            module.invoke("main", *kept)
-            seconds.append(time.perf_counter() - start)
-        print(statistics.median(seconds[1:]), flush=True)
+        print(statistics.median([sample() for _ in range(int(line) + 1)][1:]), flush=True)
 
 
 def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> str:
-    """Return one line about a model."""
+    """Return one line about a model; a prefix of its name says what of it is timed."""
+    what, name = name.split(":") if ":" in name else ("call", name)
     import numpy as np
 
     sys.path.insert(0, str(HERE))
@@ -48,6 +61,7 @@ def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> s
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, "kept.npy"), export(name, Path(folder))["kept"])
         command = [sys.executable, str(HERE / "before_after.py"), "--answer", folder, "--threads", str(threads)]
+        command += ["--what", what]
         paths = [os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]) for root in (before, HERE.parent)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": folder}  # ``python -m`` looks here first
         states = [
@@ -65,7 +79,7 @@ def measure(name: str, before: Path, threads: int, rounds: int, calls: int) -> s
             state.wait()
     ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
     first, second = (statistics.median(t) * 1e6 for t in times)
-    return f"{name}, {threads} threads: before {first:.2f} us, after {second:.2f} us, ratio {ratio:.3f}"
+    return f"{what} of {name}, {threads} threads: before {first:.2f} us, after {second:.2f} us, ratio {ratio:.3f}"
 
 
 def main() -> None:
@@ -76,10 +90,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--calls", type=int, default=200)
+    parser.add_argument("--what", choices=("call", "load", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.answer:
-        answer(given.answer, given.threads)
+        answer(given.answer, given.threads, given.what)
         return
     for name in given.models:
         print(measure(name, given.before.resolve(), given.threads, given.rounds, given.calls), flush=True)

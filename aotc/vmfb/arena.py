@@ -8,7 +8,7 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.safety.guard_pages import GUARDED, guarded_bytes
+from aotc.vmfb.machine import GUARDED
 
 
 class Arena:
@@ -81,6 +81,8 @@ class GuardedPool(ArenaPool):
 
     def take(self, size: int) -> Arena:
         """Return an arena that nothing lies behind."""
+        from aotc.vmfb.safety.guard_pages import guarded_bytes  # for debugging alone
+
         self.high_water = max(self.high_water, size)
         memory = guarded_bytes(size + 1, ALIGNMENT)
         return Arena(memory.ctypes.data, size, memory)

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from aotc.vmfb.isa import BY_NAME, ISA, Dt, Ins, Text
+from aotc.vmfb.isa import BY_NAME, ISA, KINDS, Dt, Ins, Text
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,\s]+)\s*(?:,|$)')
 
@@ -112,3 +112,36 @@ def _number(prefix: str, text: str) -> int:
     if not text.startswith(prefix) or not re.fullmatch(r"-?[0-9]+", digits):
         raise ValueError(f"expected {prefix}N, found {text}")
     return int(digits)
+
+
+def document() -> str:
+    """Return ``docs/bytecode.md``."""
+    lines = [
+        "# Bytecode of the host program",
+        "",
+        "Generated from the table in `aotc/vmfb/isa.py` by `python -m aotc.vmfb.assembly`; do not edit.",
+        "",
+        "A function's program is a list of instructions `[opcode, operand, ...]` over registers that hold 64-bit",
+        "integers. It does shape arithmetic, allocates, and submits command buffers; it never touches an element.",
+        "Slots number the pointer table of a submission: arguments, results, the arena, the constants.",
+        "All operands are checked once, when the bundle is loaded.",
+        "",
+        "| opcode | text | meaning |",
+        "|---|---|---|",
+    ]
+    for row in sorted(ISA.values()):
+        text = " ".join([row.name, ", ".join(row.names)]).rstrip()
+        lines.append(f"| `{row.opcode:#04x}` | `{text}` | {row.run.__doc__} |")
+    lines += ["", "| operand | as text | is |", "|---|---|---|"]
+    for kind in KINDS:
+        lines.append(f"| {kind.__name__} | `{_example(kind)}` | {kind.__doc__} |")
+    return "\n".join(lines) + "\n"
+
+
+def _example(kind: type) -> str:
+    prefix: str = kind.prefix  # type: ignore[attr-defined]
+    return {'"': '"n is {0}"', "[": "[r0, r1]", "%": "%i32"}.get(prefix, f"{prefix}3")
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgpack
 
-from aotc.vmfb import manifest as schema
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.files import MappedFile, write_whole
 from aotc.vmfb.limits import EAGER_BYTES
+from aotc.vmfb.manifest import problem as manifest_problem
 
 MAGIC = b"AOTCVMFB"
 VERSION = 1
@@ -80,7 +80,7 @@ def write_bundle(
     where = "<bytes>" if path is None else os.fspath(path)
     table, stored = _place_segments(segments)
     whole = {**manifest, "segments": table}
-    found = next(schema.problems(whole), None)
+    found = manifest_problem(whole)
     if found:
         raise BundleError(where, "the compiler made a manifest that breaks the schema", found)
     packed = msgpack.packb(whole, use_bin_type=True)
@@ -364,14 +364,14 @@ def _decode_manifest(where: str, packed: memoryview) -> dict[str, Any]:
         raise BundleError(
             where, "another manifest format", found.get("format"), f"{FORMAT}, which this aotc reads", "a newer aotc"
         )
-    problem = next(schema.problems(found), None)
+    problem = manifest_problem(found)
     if problem:
         raise BundleError(where, "the manifest breaks the schema", problem)
     return found
 
 
 def _check_zeros(where: str, padding: memoryview) -> None:
-    if any(padding):
+    if bytes(padding).strip(b"\0"):
         raise BundleError(where, "bytes between segments are not zero", hint="copy the file again")
 
 

@@ -11,11 +11,8 @@ from collections.abc import Iterator, Sequence
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
     COMMAND_HEADER,
-    DIMS,
     PLACE_OFFSET,
     PLACE_WORDS,
-    PLACES,
-    SUCCESSORS,
     Case,
     Command,
     Graph,
@@ -124,34 +121,26 @@ def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
         raise _invalid(at, f"a graph of {count} commands, serial {serial}")
     cursor = table + count
     _need(at, cursor, end)
-    commands = []
-    for number, offset in enumerate(words[table:cursor]):
+    commands: list[Command] = []
+    for offset in words[table:cursor]:
         if offset != cursor - at:
-            raise _invalid(at, f"command {number} is not where the graph says")
-        command, cursor = _read_command(words, at, cursor, end)
-        commands.append(command)
+            raise _invalid(at, f"command {len(commands)} is not where the graph says")
+        first = cursor + COMMAND_HEADER
+        _need(at, first, end)
+        kind, kernel, items, grain, predecessors, successors, places, dims = words[cursor:first]
+        if successors < 0 or places < 0 or dims < 0:
+            raise _invalid(at, "a command with a negative count")
+        places_at = first + successors
+        dims_at = places_at + PLACE_WORDS * places
+        stop = dims_at + dims
+        _need(at, stop, end)
+        slots, offsets = words[places_at:dims_at:PLACE_WORDS], words[places_at + PLACE_OFFSET : dims_at : PLACE_WORDS]
+        follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
+        commands.append(Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor))
+        cursor = stop
     if cursor != end:
         raise _invalid(at, "the commands do not fill the graph")
     return Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
-
-
-def _read_command(words: Sequence[int], node: int, at: int, end: int) -> tuple[Command, int]:
-    """Return the command at ``at``, of the node at ``node``, and where it ends."""
-    first = at + COMMAND_HEADER
-    if first > end:
-        raise _invalid(node, "the node is too short")
-    successors, places, dims = words[at + SUCCESSORS], words[at + PLACES], words[at + DIMS]
-    if successors < 0 or places < 0 or dims < 0:
-        raise _invalid(node, "a command with a negative count")
-    places_at = first + successors
-    dims_at = places_at + PLACE_WORDS * places
-    stop = dims_at + dims
-    if stop > end:
-        raise _invalid(node, "the node is too short")
-    slots, offsets = words[places_at:dims_at:PLACE_WORDS], words[places_at + PLACE_OFFSET : dims_at : PLACE_WORDS]
-    kind, kernel, items, grain, predecessors = words[at : at + SUCCESSORS]
-    follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
-    return Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, at), stop
 
 
 def _need(node: int, at: int, end: int) -> None:

@@ -146,6 +146,9 @@ class Callbacks:
             try:
                 result = run(*arguments)
                 self.check()
+            except VmError:
+                self.check()  # what a function raised is why a judgement failed
+                raise
             finally:
                 failures.end()
             return result

@@ -22,7 +22,40 @@ import numpy as np
 from aotc.vmfb.abi import COMMANDS_VERSIONS, EXECUTOR_VERSIONS, Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.messages import render
+
+
+class Unread:
+    """A place in memory: the integer there is read in each call, not when a plan is made."""
+
+    __slots__ = ("dtype", "offset", "slot")
+
+    def __init__(self, slot: int, offset: int, dtype: str) -> None:
+        self.slot = slot
+        self.offset = offset
+        self.dtype = dtype
+
+
+class Judgement:
+    """An assertion on what a call has computed: the message if a byte in memory is 0 when all work is done.
+
+    Attributes
+    ----------
+    condition : Unread
+        The byte's place.
+    """
+
+    __slots__ = ("_message", "_values", "_where", "condition")
+
+    def __init__(self, where: str, condition: Unread, message: str, values: Sequence[int | Unread]) -> None:
+        self._where, self._message, self._values = where, message, values
+        self.condition = condition
+
+    def failure(self, read: Callable[[int, int, str], int]) -> VmError:
+        """Return the error, whose message holds what ``read(slot, offset, dtype)`` finds."""
+        values = [read(v.slot, v.offset, v.dtype) if isinstance(v, Unread) else v for v in self._values]
+        return VmError(self._where, render(self._message, values))
 
 
 class Plan(NamedTuple):
@@ -40,6 +73,8 @@ class Plan(NamedTuple):
         Command buffers in order, with their parameters.
     empty : tuple of int
         The arguments and results, numbered as in the pointer table, that have no elements.
+    judgements : tuple of Judgement
+        In order, for :func:`judge` after the last submission.
     """
 
     arguments: int
@@ -47,6 +82,21 @@ class Plan(NamedTuple):
     arena: int
     submissions: tuple[tuple[int, tuple[int, ...]], ...]
     empty: tuple[int, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
+
+
+def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
+    """Judge what a call has computed; ``read(slot, offset, dtype)`` returns an integer in memory.
+
+    Raises
+    ------
+    VmError
+        If an assertion fails.
+    """
+    for judgement in judgements:
+        place = judgement.condition
+        if not read(place.slot, place.offset, place.dtype):
+            raise judgement.failure(read)
 
 
 class DeviceSession(Protocol):
@@ -82,7 +132,10 @@ class Executable(Protocol):
     constants_bytes: int
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-        """Return the function that runs a plan on argument and result arrays."""
+        """Return the function that runs a plan on argument and result arrays.
+
+        It raises VmError if one of the plan's judgements fails.
+        """
 
     def session(self, layout: Slots) -> DeviceSession:
         """Begin a call with a pointer table of this layout."""

@@ -7,7 +7,6 @@ removes it. The same holds for folders of temporary files.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,6 @@ from contextlib import contextmanager, suppress
 from errno import EAGAIN
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 _PREFIX = ".aotc-"
 _WORK, _REPORT = "work-", "report-"
@@ -100,6 +98,8 @@ def write_whole(path: str, parts: Iterable[Any], durable: bool = True) -> None:
             return
         target = os.path.realpath(path)
         folder, name = os.path.split(target)
+        from zlib import crc32  # a process that only loads does not write
+
         prefix = f"{_PREFIX}{crc32(os.fsencode(name)):08x}-"
         remove_stale(folder, prefix)
         replace_file(target, parts, os.path.join(folder, prefix), durable=durable)
@@ -301,7 +301,7 @@ def _create(prefix: str, mode: int) -> tuple[int, str]:
 def _held(descriptor: int) -> int:
     """Return ``descriptor`` once it is locked; -1 if somebody took the file for a stale one before it was."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor
     except OSError as error:
@@ -322,7 +322,14 @@ def _remove_unlocked(path: str) -> None:
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
             rmtree(path, ignore_errors=True) if folder else os.unlink(path)
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file, or raise OSError at once."""
+    from fcntl import LOCK_EX, LOCK_NB, flock  # a process that only loads does not write
+
+    flock(descriptor, LOCK_EX | LOCK_NB)

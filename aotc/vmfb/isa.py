@@ -3,7 +3,7 @@
 An instruction is a decorated function. Its annotations after ``vm`` are the kinds
 of its operands; its docstring is its documentation; its body is what it does.
 Encoder, verifier, assembler, disassembler, interpreter and ``docs/bytecode.md``
-(``python -m aotc.vmfb.isa > docs/bytecode.md``) all read :data:`ISA`.
+(``python -m aotc.vmfb.assembly > docs/bytecode.md``) all read :data:`ISA`.
 
 Opcodes are never reused. A changed meaning takes a new opcode; a changed operand
 list takes a new format version.
@@ -96,12 +96,13 @@ KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text,
 
 
 class Session(Protocol):
-    """What the instructions need of whoever runs them: a device, or a recorder."""
+    """What the instructions need of whoever runs them: a device, or a recorder, which does not read memory."""
 
     def result(self, index: int, dims: tuple[int, ...]) -> None: ...
     def arena(self, size: int) -> None: ...
     def submit(self, number: int, parameters: list[int]) -> None: ...
-    def load_scalar(self, slot: int, offset: int, dtype: str) -> int: ...
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> Any: ...
+    def judge(self, condition: Any, message: str, values: list[Any]) -> None: ...
 
 
 class Frame:
@@ -265,8 +266,11 @@ def not_(vm: Frame, out: Out, a: In) -> None:
 @instruction(0x20)
 def assert_true(vm: Frame, condition: In, message: Text, values: Ins) -> None:
     """fail with the message if the condition is 0"""
-    if not vm.registers[condition]:
-        raise VmError(vm.where, render(message, [vm.registers[register] for register in values]))
+    holds, found = vm.registers[condition], [vm.registers[register] for register in values]
+    if type(holds) is not int:
+        vm.session.judge(holds, message, found)
+    elif not holds:
+        raise VmError(vm.where, render(message, found))
 
 
 @instruction(0x21)
@@ -343,7 +347,7 @@ def _divisor(vm: Frame, register: int) -> int:
     return value
 
 
-# ---------------------------------------------------------------- encoding and documentation
+# ---------------------------------------------------------------- encoding
 
 
 def encode(name: str, *operands: Any) -> list[Any]:
@@ -360,36 +364,3 @@ def encode(name: str, *operands: Any) -> list[Any]:
     if len(operands) != len(row.kinds):
         raise ValueError(f"{name} has {len(row.kinds)} operands ({', '.join(row.names)}), not {len(operands)}")
     return [row.opcode, *operands]
-
-
-def document() -> str:
-    """Return ``docs/bytecode.md``."""
-    lines = [
-        "# Bytecode of the host program",
-        "",
-        "Generated from the table in `aotc/vmfb/isa.py` by `python -m aotc.vmfb.isa`; do not edit.",
-        "",
-        "A function's program is a list of instructions `[opcode, operand, ...]` over registers that hold 64-bit",
-        "integers. It does shape arithmetic, allocates, and submits command buffers; it never touches an element.",
-        "Slots number the pointer table of a submission: arguments, results, the arena, the constants.",
-        "All operands are checked once, when the bundle is loaded.",
-        "",
-        "| opcode | text | meaning |",
-        "|---|---|---|",
-    ]
-    for row in sorted(ISA.values()):
-        text = " ".join([row.name, ", ".join(row.names)]).rstrip()
-        lines.append(f"| `{row.opcode:#04x}` | `{text}` | {row.run.__doc__} |")
-    lines += ["", "| operand | as text | is |", "|---|---|---|"]
-    for kind in KINDS:
-        lines.append(f"| {kind.__name__} | `{_example(kind)}` | {kind.__doc__} |")
-    return "\n".join(lines) + "\n"
-
-
-def _example(kind: type) -> str:
-    prefix: str = kind.prefix  # type: ignore[attr-defined]
-    return {'"': '"n is {0}"', "[": "[r0, r1]", "%": "%i32"}.get(prefix, f"{prefix}3")
-
-
-if __name__ == "__main__":
-    print(document(), end="")

@@ -8,6 +8,9 @@ from functools import cache
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MOST_THREADS
 
+GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
+"""For debugging: memory lies before pages that nobody may touch, see :mod:`aotc.vmfb.safety.guard_pages`."""
+
 
 @cache
 def cpu_features() -> frozenset[str]:

@@ -1,18 +1,10 @@
-"""The shape of a bundle's manifest, as data, and the function that checks one against it.
-
-A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list,
-``{"key": schema}`` for a map with these keys (a key that ends in ``?`` may be
-missing; unknown keys are allowed, so that later versions may add facts), or
-``{str: schema}`` for a map of any keys. ``ANY`` accepts everything.
-"""
+"""The shape of a bundle's manifest, as data, in the language of :mod:`aotc.vmfb.safety.schema`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-ANY = object()
-NONE = type(None)
+from aotc.vmfb.safety.schema import ANY, NONE, acceptor, problems
 
 _VALUE = {"name": str, "dtype": str, "dims": [(int, str)], "device?": str}
 
@@ -83,65 +75,9 @@ SCHEMA: dict[Any, Any] = {
     "debug?": (dict, NONE),
 }
 
-
-def problems(value: Any, schema: Any = SCHEMA, place: str = "manifest") -> Iterator[str]:
-    """Return one sentence for each place where ``value`` breaks ``schema``.
-
-    The depth of the recursion is that of the schema, not of the value.
-    """
-    if isinstance(schema, dict):
-        return _map_problems(value, schema, place)
-    if isinstance(schema, list):
-        return _list_problems(value, schema[0], place)
-    return _plain_problems(value, schema, place)
+accepts = acceptor(SCHEMA)
 
 
-def _plain_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
-    if isinstance(schema, tuple):
-        if all(any(True for _ in problems(value, one, place)) for one in schema):
-            yield f"{place} is {_kind(value)}, which is none of the {len(schema)} allowed forms"
-    elif not _fits(value, schema):
-        yield f"{place} is {_kind(value)}, expected {schema.__name__}"
-
-
-def _list_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
-    if not isinstance(value, list):
-        yield f"{place} is {_kind(value)}, expected a list"
-        return
-    for i, item in enumerate(value):
-        if not _fits(item, schema):
-            yield from problems(item, schema, f"{place}[{i}]")
-
-
-def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{place} is {_kind(value)}, expected a map"
-        return
-    if str in schema:
-        for key, item in value.items():
-            if not _fits(key, str):
-                yield from problems(key, str, f"key of {place}")
-            if not _fits(item, schema[str]):
-                yield from problems(item, schema[str], f"{place}.{key}")
-        return
-    for key, one in schema.items():
-        optional = key[-1] == "?"
-        name = key[:-1] if optional else key
-        if name in value:
-            if not _fits(value[name], one):
-                yield from problems(value[name], one, f"{place}.{name}")
-        elif not optional:
-            yield f"{place} has no {name!r}"
-
-
-def _fits(value: Any, schema: Any) -> bool:
-    """Is ``value`` of a plain type that ``schema`` names? Asked first: nearly all are, and it is quick."""
-    kind = type(value)
-    named = kind in schema if isinstance(schema, tuple) else kind is schema
-    return schema is ANY or (named and (kind is not int or value >= 0))
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-        return f"negative ({value})"
-    return type(value).__name__
+def problem(manifest: Any) -> str:
+    """Return a sentence about the first place where ``manifest`` breaks the schema, or an empty string."""
+    return "" if accepts(manifest) else next(problems(manifest, SCHEMA, "manifest"), "")

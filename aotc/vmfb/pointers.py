@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.safety.guard_pages import GUARDED, guarded_bytes
+from aotc.vmfb.machine import GUARDED
 
-# All of the address space as words: reading one word is a single indexing.
+# All of the address space, as words and as bytes: reading one is a single indexing.
 WORDS: Any = (ctypes.c_int64 * (1 << 59)).from_address(0)
+BYTES: Any = (ctypes.c_uint8 * (1 << 62)).from_address(0)
 
 
 def _find_data_field() -> int:
@@ -66,5 +67,13 @@ def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
     return memory, -(-memory.ctypes.data // alignment) * alignment
 
 
-EMPTY = guarded_bytes(16, 16) if GUARDED else np.zeros(64, np.uint8)
+def _empty() -> np.ndarray:
+    if not GUARDED:
+        return np.zeros(64, np.uint8)
+    from aotc.vmfb.safety.guard_pages import guarded_bytes
+
+    return guarded_bytes(16, 16)
+
+
+EMPTY = _empty()
 """What stands for an array without elements: kernels may read one that they do not use, as a padded empty array."""

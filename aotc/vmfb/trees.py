@@ -164,9 +164,10 @@ def count_leaves(node: Node) -> int:
     """
     if not isinstance(node, dict):
         raise ValueError(f"a pytree node is {type(node).__name__}, not a map")
-    kind, children, keys = node.get("kind"), node.get("children", []), node.get("keys", [])
+    kind = node.get("kind")
     if kind == "leaf":
         return 1
+    children, keys = node.get("children", []), node.get("keys", [])
     if kind == "fixed" and not isinstance(node.get("value"), bool | int | float | str | None):
         raise ValueError(f"a fixed leaf holds a {type(node['value']).__name__}")
     if kind not in ("none", "unused", "fixed", "tuple", "list", *_NAMED) or not isinstance(children, list):

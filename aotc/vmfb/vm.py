@@ -1,9 +1,10 @@
 """The VM: runs host programs.
 
 A program's course depends on its arguments' shapes, and seldom on their data. So it
-is run once for each tuple of shapes with a recorder in place of the device; the
-trace, a :class:`~aotc.vmfb.device.Plan`, is replayed for every later call. Only a
-program that loads scalars from memory is interpreted in each call.
+is run once for each tuple of shapes with a recorder in place of the device
+(:mod:`aotc.vmfb.safety.recorder`); the trace, a :class:`~aotc.vmfb.device.Plan`, is replayed
+for every later call. Only a program that reads sizes from memory is interpreted in
+each call.
 """
 
 from __future__ import annotations
@@ -18,17 +19,15 @@ import numpy as np
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
-from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.dtypes import from_numpy, size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.isa import BY_NAME, ISA, Frame
+from aotc.vmfb.isa import ISA, Frame
 from aotc.vmfb.limits import MAX_BYTES, PLANS
+from aotc.vmfb.machine import GUARDED
 from aotc.vmfb.process.locks import new_lock
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
-from aotc.vmfb.safety.guard_pages import GUARDED, guarded_array, guarded_copy
 from aotc.vmfb.safety.interface import Invalid
-
-_LOAD_SCALAR = BY_NAME["load_scalar"].opcode
+from aotc.vmfb.safety.recorder import Recorder, is_planned
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
 Program = list[tuple[Callable[..., int | None], list[Any]]]
@@ -46,32 +45,6 @@ def interpret(program: Program, frame: Frame) -> None:
         run, operands = program[at]
         to = run(frame, *operands)
         at = at + 1 if to is None else to
-
-
-class _Recorder:
-    """Notes what a program asks of the device."""
-
-    def __init__(self, buffers: Buffers, memory: CallMemory, results: int) -> None:
-        self.buffers = buffers
-        self.memory = memory
-        self.shapes: list[tuple[int, ...] | None] = [None] * results
-        self.size = 0
-        self.submissions: list[tuple[int, tuple[int, ...]]] = []
-
-    def result(self, index: int, dims: tuple[int, ...]) -> None:
-        self.memory.result(index, dims)
-        self.shapes[index] = dims
-
-    def arena(self, size: int) -> None:
-        self.memory.arena(size)
-        self.size = max(self.size, size)
-
-    def submit(self, number: int, parameters: list[int]) -> None:
-        self.memory.check(self.buffers.nodes[number], self.buffers.kernels, parameters)
-        self.submissions.append((number, tuple(parameters)))
-
-    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
-        raise NotImplementedError("a program that loads scalars has no plan")
 
 
 class _Live:
@@ -113,6 +86,8 @@ class _Live:
         found = _result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
+            from aotc.vmfb.safety.guard_pages import guarded_array  # for debugging alone
+
             self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
 
@@ -164,7 +139,7 @@ class LoadedFunction:
         self._names = tuple(a.name for a in self.arguments)
         self._program = decode(program["code"])
         self._registers = program["registers"]
-        self._planned = not GUARDED and all(line[0] != _LOAD_SCALAR for line in program["code"])
+        self._planned = not GUARDED and is_planned(program["code"])
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self._lock = new_lock()
@@ -245,7 +220,10 @@ class LoadedFunction:
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
     ) -> list[np.ndarray]:
         live = _Live(self, arrays, out)
-        arrays = [guarded_copy(x) for x in arrays] if GUARDED else arrays
+        if GUARDED:
+            from aotc.vmfb.safety.guard_pages import guarded_copy
+
+            arrays = [guarded_copy(x) for x in arrays]
         try:
             if trace:
                 if not hasattr(live.session, "tracer"):
@@ -295,7 +273,7 @@ class LoadedFunction:
         found = self._plans.get(shapes)
         if found is None:
             bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
-            recorder = _Recorder(self.executable.buffers, self.memory(bytes_), len(self.result_dtypes))
+            recorder = Recorder(self.executable.buffers, self.memory(bytes_), len(self.result_dtypes), self.where)
             self._run_program(list(shapes), recorder)
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
             plan = Plan(
@@ -303,7 +281,8 @@ class LoadedFunction:
                 tuple(zip(made, self.result_dtypes)),
                 recorder.size,
                 tuple(recorder.submissions),
-                tuple(n for n, shape in enumerate((*shapes, *made)) if 0 in shape),
+                tuple([n for n, shape in enumerate((*shapes, *made)) if 0 in shape]),
+                tuple(recorder.judgements),
             )
             found = plan, self.executable.replay(plan)
             with self._lock:  # other threads make plans too, of these shapes or of others

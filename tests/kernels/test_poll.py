@@ -1,52 +1,33 @@
-"""Which loops of a kernel ask whether to go on: those of a while, and heavy turns of an item that takes long."""
+"""Which loops of a kernel count their work, so that it asks now and then whether to go on."""
 
 import pytest
 
-pytest.importorskip("numba")
-
 from aotc.ir.loop_parser import parse_kernel
-from aotc.kernels.cpu.tile import emit_tile
-from aotc.kernels.emit.body import emit_body
-from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM
-from aotc.kernels.llvm_types import KernelModule
-from aotc.targets import host
+from aotc.kernels.emit.poll import _Work
 
-pytestmark = pytest.mark.cpu
+pytestmark = pytest.mark.ir
 
-NEST = """
-def k(a0: "f32[{inner}]", /, o0: "f32[{inner}]", *, grid: "1"):
-    for i in range(0, {outer}):
-        for j in range(0, {inner}):
-            o0[j] = a0[j]
-"""
-WHILE = """
-def k(a0: "f32[]", /, o0: "f32[]", *, grid: "1"):
-    o0[()] = a0[()]
-    while True:
-        if not o0[()] < f32(2.0):
-            break
-        o0[()] = sin(o0[()])
-"""
+HEADER = 'def k(a: "f32[n]", /, o: "f32[n]", *, n: "dim", grid: "n", flops: "n", bytes: "8*n"):'
+WORK = """for i in range(0, 2000):
+    o[p] = exp(a[p]) * a[p]"""
 
 
-def polls(text):
-    """Return how many places of a kernel poll."""
-    module = KernelModule("kernel", host())
-    emit_body(module, "body", parse_kernel(text), host(), emit_tile)
-    return str(module).count('"poll')
-
-
-def test_a_while_polls():
-    assert polls(WHILE) > 0
+def counted(loop, inner=WORK):
+    body = "\n".join(f"            {line}" for line in inner.splitlines())
+    kernel = parse_kernel(f"{HEADER}\n    for p in parallel(0, n):\n        {loop}\n{body}\n")
+    return len(_Work(kernel).counted)
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner", "counted"),
+    ("loop", "found"),
     [
-        (LONG_ITEM // COUNTED_TURN, COUNTED_TURN, True),
-        (LONG_ITEM // COUNTED_TURN - 1, COUNTED_TURN, False),
-        (2 * LONG_ITEM // COUNTED_TURN, COUNTED_TURN - 1, False),
+        ("for t in range(0, n):", 1),
+        ("for t in range(0, 1000):", 1),
+        ("for t in range(0, 8):", 0),
+        ("for t in range(8*p, min(n, 8*p + 8)):", 0),
+        ("for t in range(8*p, min(8*p + 1000, n)):", 1),
+        ("for t in range(0, min(n, 8)):", 0),
     ],
 )
-def test_heavy_turns_of_a_long_item_poll(outer, inner, counted):
-    assert (polls(NEST.format(outer=outer, inner=inner)) > 0) == counted
+def test_a_loop_of_few_turns_does_not_count(loop, found):
+    assert counted(loop) == found

@@ -29,7 +29,7 @@ from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant, encode
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words, read_commands
-from aotc.vmfb.device import Plan
+from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
@@ -130,6 +130,7 @@ class EmulatedExecutable:
                 session.bind(slot, array)
             for number, parameters in plan.submissions:
                 session.submit(number, parameters)
+            judge(plan.judgements, session.load_scalar)
 
         return run
 

@@ -13,7 +13,7 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.device import Plan
+from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.weights.constants import load_constants
@@ -61,6 +61,7 @@ class NumpyExecutable:
                 session.bind(slot, array)
             for number, parameters in plan.submissions:
                 session.submit(number, parameters)
+            judge(plan.judgements, session.load_scalar)
 
         return run
 

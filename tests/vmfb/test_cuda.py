@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from support.growing import GROWING, check_growing
 from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import install
@@ -184,6 +185,22 @@ def test_sizes_that_kernels_compute(monkeypatch):
     data = aotc.compile(GROWING.replace("64", "8").encode(), target="cuda:sm_90")
     install(monkeypatch, data)
     check_growing(aotc.load(data), 8)
+
+
+@sim
+def test_assertions_on_what_is_computed(monkeypatch):
+    def roots(x):
+        checkify.check(jnp.all(x >= 0), "negative: {low:.2f}", low=x.min())
+        return jnp.sqrt(x)
+
+    x = np.arange(4, dtype=np.float32)
+    data = aotc.compile(roots, x, target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    for _ in range(2):
+        np.testing.assert_allclose(module(x), np.sqrt(x), rtol=1e-6)
+        with pytest.raises(VmError, match=r"negative: -1\.00"):
+            module(x - 1)
 
 
 @sim

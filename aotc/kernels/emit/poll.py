@@ -8,6 +8,7 @@ from math import prod
 
 from llvmlite import ir
 
+from aotc.ir.dims import Call, Dim, lone_atom
 from aotc.ir.loop_ir import Apply, Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
 from aotc.kernels.emit import library
 from aotc.kernels.emit.metadata import invariant
@@ -34,8 +35,13 @@ def _operations(scalar: Scalar) -> int:
     return len(seen)
 
 
-def _extent(dim: object) -> int:
-    return dim if isinstance(dim, int) else UNKNOWN_EXTENT
+def _extent(begin: Dim, end: Dim) -> int:
+    """Return the turns from ``begin`` to ``end``, at most if that is known: ``min(n, begin + 8)`` is 8 away."""
+    atom = lone_atom(end)
+    if isinstance(atom, Call) and atom.fn == "min":
+        return min(_extent(begin, atom.a), _extent(begin, atom.b))
+    turns = end - begin
+    return max(turns, 0) if isinstance(turns, int) else UNKNOWN_EXTENT
 
 
 class _Work:
@@ -64,12 +70,12 @@ class _Work:
             case If(cond=cond, then=then, otherwise=otherwise):
                 return _operations(cond) + max(self._block(then), self._block(otherwise))
             case Tile(rows=rows, cols=cols, levels=levels):
-                return rows * cols * prod(_extent(level[0]) for level in levels) // 16
+                return rows * cols * prod(_extent(0, level[0]) for level in levels) // 16
             case ExternalCall():
                 return POLL_OPERATIONS
             case For(begin=begin, end=end, step=step, body=body):
                 self.turn[id(stmt)] = weight = self._block(body)
-                return max(_extent(end - begin) // step, 0) * weight
+                return _extent(begin, end) // step * weight
             case While(cond=cond, pred=pred, body=body):
                 self.turn[id(stmt)] = weight = self._block(cond) + _operations(pred) + self._block(body)
                 self.counted.add(id(stmt))

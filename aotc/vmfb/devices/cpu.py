@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,17 +47,19 @@ from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.custom_calls import Callbacks
-from aotc.vmfb.device import Plan
+from aotc.vmfb.device import Judgement, Plan
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
-from aotc.vmfb.devices.cpu_session import CpuSession
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
-from aotc.vmfb.pointers import DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
+from aotc.vmfb.pointers import BYTES, DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.cpu_session import CpuSession
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -268,7 +270,7 @@ class CpuExecutable:
         """Return the function that runs ``plan`` on argument and result arrays.
 
         The arrays must be C-contiguous and have the plan's shapes and dtypes.
-        The function may be called by several threads at the same time.
+        The function may be called by several threads at the same time. It raises VmError if a judgement fails.
         """
         layout = Slots(plan.arguments, len(plan.results))
         arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
@@ -285,7 +287,7 @@ class CpuExecutable:
             calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
             return slots, scratch, calls
 
-        lapack = self._lapack
+        lapack, judgements = self._lapack, plan.judgements
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -313,15 +315,20 @@ class CpuExecutable:
             finally:
                 if lapack is not None:
                     lapack.end()
+            failure = _first_failure(judgements, slots) if judgements else None
             if need:
                 give(arena)
             idle.append(state)
+            if failure is not None:
+                raise failure
 
         whole = run if self._callbacks is None else self._callbacks.around(run)
         return _without_empty(whole, plan) if plan.empty else whole
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
+        from aotc.vmfb.devices.cpu_session import CpuSession  # for calls without a plan
+
         if not self._begun:
             self._bundle.check_unchanged()
             self._begun = True
@@ -344,6 +351,17 @@ class CpuExecutable:
     def trim(self) -> int:
         """Free the arenas that no call uses; return how many bytes that were."""
         return ARENAS.trim()
+
+
+def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
+    """Return what is to be raised by a call whose work is done, if anything is."""
+    for judgement in judgements:
+        place = judgement.condition
+        if not BYTES[slots[place.slot] + place.offset]:
+            from aotc.vmfb.devices.cpu_session import read_scalar  # a process that starts need not pay for it
+
+            return judgement.failure(partial(read_scalar, slots))
+    return None
 
 
 def _without_empty(

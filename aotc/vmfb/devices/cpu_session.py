@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
 
 
+def read_scalar(slots: Any, slot: int, offset: int, dtype: str) -> int:
+    """Return the integer at a byte offset of a slot of a pointer table."""
+    element = to_numpy(dtype)
+    return int(np.frombuffer(ctypes.string_at(slots[slot] + offset, element.itemsize), element)[0])
+
+
 class CpuSession:
     """One call of a function whose course depends on its data, on a :class:`~aotc.vmfb.devices.cpu.CpuExecutable`."""
 
@@ -54,8 +60,7 @@ class CpuSession:
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
-        element = to_numpy(dtype)
-        return int(np.frombuffer(ctypes.string_at(self._slots[slot] + offset, element.itemsize), element)[0])
+        return read_scalar(self._slots, slot, offset, dtype)
 
     def close(self) -> None:
         """Give the memory back."""

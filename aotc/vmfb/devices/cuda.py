@@ -10,6 +10,7 @@ executable run one after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -18,7 +19,7 @@ import numpy as np
 from aotc.vmfb.abi import COPY, INTERFACE_BYTES, Node, Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
-from aotc.vmfb.device import Plan
+from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
 from aotc.vmfb.devices.cuda_program import CudaMemory, CudaProgram
@@ -166,7 +167,7 @@ class CudaExecutable:
         return address, constants.size
 
     def replay(self, plan: Plan) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-        """Return the function that runs ``plan`` on argument and result arrays."""
+        """Return the function that runs ``plan`` on argument and result arrays, and judges what it computed."""
         memory = CudaMemory(self, Slots(plan.arguments, len(plan.results)))
         self._memories.add(memory)
         programs: list[CudaProgram] = []
@@ -187,6 +188,7 @@ class CudaExecutable:
                 for slot, x in enumerate(results, start=len(arrays)):
                     self.gpu.download(address_of(x), memory.slots[slot], x.nbytes)
                 self.gpu.wait()
+                judge(plan.judgements, partial(_read_scalar, self.gpu, memory))
 
         return run
 
@@ -214,6 +216,13 @@ class CudaExecutable:
             for memory in list(self._memories):
                 memory.release()
             return before - self.bytes
+
+
+def _read_scalar(gpu: cuda_driver.Gpu, memory: CudaMemory, slot: int, offset: int, dtype: str) -> int:
+    found = np.zeros(1, to_numpy(dtype))
+    gpu.download(found.ctypes.data, memory.slots[slot] + offset, found.nbytes)
+    gpu.wait()
+    return int(found[0])
 
 
 class CudaSession:
@@ -248,10 +257,7 @@ class CudaSession:
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
-        found = np.zeros(1, to_numpy(dtype))
-        self._executable.gpu.download(found.ctypes.data, self._memory.slots[slot] + offset, found.nbytes)
-        self._executable.gpu.wait()
-        return int(found[0])
+        return _read_scalar(self._executable.gpu, self._memory, slot, offset, dtype)
 
     def close(self) -> None:
         """Give the memory back."""

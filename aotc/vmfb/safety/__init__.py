@@ -1,1 +1,1 @@
-"""What is checked of a bundle from a stranger besides its form."""
+"""What is checked of a bundle from a stranger: its form, its programs, and that a call touches its own memory only."""

@@ -117,7 +117,7 @@ class CallMemory:
         Invalid
             Names the command and the rule.
         """
-        known: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+        known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]] = {}
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
                 slot, offset = node.place
@@ -127,50 +127,53 @@ class CallMemory:
             for command in node.commands:
                 if command.kind == COPY:
                     self._check_copy(command, parameters)
-                    continue
-                interface = kernels[command.kernel]
-                if len(command.places) != len(interface.extents) or len(command.dims) != interface.dims:
-                    found = f"{len(command.places)} arrays and {len(command.dims)} dims"
-                    wanted = f"{len(interface.extents)} and {interface.dims}"
-                    raise Invalid(f"kernel {interface.name!r} is given {found}, not {wanted}")
-                dims = [value_of(word, parameters) for word in command.dims] if command.dims else []
-                key = (command.kernel, *dims)
-                touched = known.get(key)
-                if touched is None:
-                    touched = known[key] = interface.at(dims)
-                self._check_dispatch(command, interface, touched, parameters)
+                else:
+                    self._check_dispatch(command, kernels[command.kernel], parameters, known)
 
     def _check_dispatch(
-        self, command: Command, interface: Interface, touched: tuple[int, list[int]], parameters: Sequence[int]
+        self,
+        command: Command,
+        interface: Interface,
+        parameters: Sequence[int],
+        known: dict[tuple[Interface, tuple[int, ...]], tuple[int, list[int]]],
     ) -> None:
+        """Refuse a dispatch; ``known`` holds what kernels touch with their dims.
+
+        Most of a proof's time is here: operands are read without calls.
+        """
+        places, words = command.places, command.dims
+        if len(places) != len(interface.extents) or len(words) != interface.dims:
+            found = f"{len(places)} arrays and {len(words)} dims"
+            wanted = f"{len(interface.extents)} and {interface.dims}"
+            raise Invalid(f"kernel {interface.name!r} is given {found}, not {wanted}")
+        dims = tuple([parameters[word >> 1] if word & 1 else word >> 1 for word in words]) if words else ()
+        touched = known.get((interface, dims))
+        if touched is None:
+            touched = known[interface, dims] = interface.at(dims)
         grid, extents = touched
-        sizes = self.sizes
-        spans = []
-        for (slot, word), extent in zip(command.places, extents):
+        sizes, inputs = self.sizes, interface.inputs
+        spans: list[tuple[int, int, int]] = []
+        for (slot, word), extent in zip(places, extents):
             offset = parameters[word >> 1] if word & 1 else word >> 1
-            if offset % ALIGNMENT or not 0 <= offset <= sizes[slot] - extent:
+            end = offset + extent
+            if offset % ALIGNMENT or offset < 0 or end > sizes[slot]:
                 raise Invalid(f"kernel {interface.name!r}: {self._place_text(slot, offset, extent)}")
-            spans.append((slot, offset, offset + extent))
-        for number in range(interface.inputs, len(spans)):
-            self._check_output(number, spans, interface)
-        items = value_of(command.items, parameters)
-        if (items != grid and max(items, grid) > 0) or items > MAX_ITEMS:
+            number = len(spans)
+            if number >= inputs and extent:
+                if not self.writable[slot]:
+                    raise Invalid(f"kernel {interface.name!r} writes slot {slot}, which is to be read only")
+                for other, (where, first, last) in enumerate(spans):
+                    if where == slot and first < end and offset < last:
+                        alias = other < inputs and first == offset and (number - inputs, other) in interface.aliases
+                        if not alias:
+                            raise Invalid(f"kernel {interface.name!r} writes its array {number} over its array {other}")
+            spans.append((slot, offset, end))
+        word = command.items
+        items = parameters[word >> 1] if word & 1 else word >> 1
+        if (items != grid and (items > 0 or grid > 0)) or items > MAX_ITEMS:
             raise Invalid(f"kernel {interface.name!r} runs {items} items, its grid has {grid}")
         if value_of(command.grain, parameters) > MAX_GRAIN:
             raise Invalid(f"kernel {interface.name!r} is claimed {value_of(command.grain, parameters)} items at a time")
-
-    def _check_output(self, number: int, spans: Sequence[tuple[int, int, int]], interface: Interface) -> None:
-        """Refuse to write what must not be written, and to write over what the kernel reads or writes elsewhere."""
-        slot, begin, end = spans[number]
-        if begin == end:
-            return
-        if not self.writable[slot]:
-            raise Invalid(f"kernel {interface.name!r} writes slot {slot}, which is to be read only")
-        for other, (where, first, last) in enumerate(spans):
-            if where == slot and first < end and begin < last and other != number:
-                alias = first == begin and (number - interface.inputs, other) in interface.aliases
-                if not alias:
-                    raise Invalid(f"kernel {interface.name!r} writes its array {number} over its array {other}")
 
     def _check_copy(self, command: Command, parameters: Sequence[int]) -> None:
         (size,) = (value_of(word, parameters) for word in command.dims)

@@ -14,8 +14,6 @@ import numpy as np
 
 from aotc.vmfb.errors import VmError
 
-GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
-
 
 def guarded_bytes(size: int, alignment: int) -> np.ndarray:
     """Return ``size`` bytes that end as near to a guard page as ``alignment`` lets their start; one is before them too.

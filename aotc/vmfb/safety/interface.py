@@ -52,7 +52,7 @@ def _value(size: Size, dims: Sequence[int]) -> int:
         return size
     if len(size) == 1:
         return dims[size[0]]
-    return OPERATIONS[size[0]]([_value(x, dims) for x in size[1:]])
+    return OPERATIONS[size[0]]([x if type(x) is int else _value(x, dims) for x in size[1:]])
 
 
 def digest(variant: Mapping[str, Any]) -> bytes:

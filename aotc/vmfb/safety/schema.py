@@ -1,0 +1,152 @@
+"""Schemas of plain data, and two readings of one: does a value fit, and where does it not.
+
+A schema is a Python type, a tuple of alternatives, ``[schema]`` for a list,
+``{"key": schema}`` for a map with these keys (a key that ends in ``?`` may be
+missing; unknown keys are allowed, so that later versions may add facts), or
+``{str: schema}`` for a map of any keys. ``ANY`` accepts everything. Integers are not negative.
+
+Whoever loads a bundle waits until it is known that its manifest fits: :func:`acceptor` looks at the fields of a map
+and the items of a list all at once. :func:`problems` says what is wrong with a value that it does not accept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any
+
+ANY = object()
+NONE = type(None)
+
+Accept = Callable[[Any], bool]
+
+
+def problems(value: Any, schema: Any, place: str) -> Iterator[str]:
+    """Return one sentence for each place where ``value`` breaks ``schema``.
+
+    The depth of the recursion is that of the schema, not of the value.
+    """
+    if isinstance(schema, dict):
+        return _map_problems(value, schema, place)
+    if isinstance(schema, list):
+        return _list_problems(value, schema[0], place)
+    return _plain_problems(value, schema, place)
+
+
+def _plain_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
+    if isinstance(schema, tuple):
+        if all(any(True for _ in problems(value, one, place)) for one in schema):
+            yield f"{place} is {_kind(value)}, which is none of the {len(schema)} allowed forms"
+    elif schema is not ANY and (type(value) is not schema or (schema is int and value < 0)):
+        yield f"{place} is {_kind(value)}, expected {schema.__name__}"
+
+
+def _list_problems(value: Any, schema: Any, place: str) -> Iterator[str]:
+    if not isinstance(value, list):
+        yield f"{place} is {_kind(value)}, expected a list"
+        return
+    for i, item in enumerate(value):
+        yield from problems(item, schema, f"{place}[{i}]")
+
+
+def _map_problems(value: Any, schema: dict[Any, Any], place: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{place} is {_kind(value)}, expected a map"
+        return
+    if str in schema:
+        for key, item in value.items():
+            yield from problems(key, str, f"key of {place}")
+            yield from problems(item, schema[str], f"{place}.{key}")
+        return
+    for name, one, needed in _fields(schema):
+        if name in value:
+            yield from problems(value[name], one, f"{place}.{name}")
+        elif needed:
+            yield f"{place} has no {name!r}"
+
+
+def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name, schema and whether it must be there of each field of a map."""
+    for key, one in schema.items():
+        yield key.removesuffix("?"), one, key[-1] != "?"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        return f"negative ({value})"
+    return type(value).__name__
+
+
+# ---------------------------------------------------------------- all at once
+
+
+def acceptor(schema: Any) -> Accept:
+    """Return ``f(value)``: does a plain value, as msgpack makes it, fit ``schema``?"""
+    if schema is ANY:
+        return lambda value: True
+    if isinstance(schema, dict):
+        return _map(acceptor(schema[str])) if str in schema else _record(schema)
+    if isinstance(schema, list):
+        return _list(schema[0])
+    types = _types(schema)
+    if types:
+        return lambda value: type(value) in types and (type(value) is not int or value >= 0)
+    alternatives = [acceptor(one) for one in schema]
+    return lambda value: any(accepts(value) for accepts in alternatives)
+
+
+def _types(schema: Any) -> frozenset[type]:
+    """Return the types that a schema allows, if it says no more than that; else none."""
+    every = schema if isinstance(schema, tuple) else (schema,)
+    return frozenset(every if all(isinstance(one, type) for one in every) else ())
+
+
+def _list(schema: Any) -> Accept:
+    types = frozenset({list}) if schema == [ANY] else _types(schema)
+    if not types:
+        accepts = acceptor(schema)
+        return lambda value: type(value) is list and all(map(accepts, value))
+
+    def accepts_plain(value: Any) -> bool:
+        if type(value) is not list:
+            return False
+        found = set(map(type, value))
+        if int in found and min(value if len(found) == 1 else [x for x in value if type(x) is int]) < 0:
+            return False
+        return found <= types
+
+    return accepts_plain
+
+
+def _map(accepts: Accept) -> Accept:
+    return lambda value: type(value) is dict and set(map(type, value)) <= {str} and all(map(accepts, value.values()))
+
+
+def _record(schema: dict[str, Any]) -> Accept:
+    """Return what accepts a map of fields; those that must be there and are of one type it takes in one look."""
+    rows = list(_fields(schema))
+    together = [row for row in rows if row[2] and isinstance(row[1], type)]
+    together.sort(key=lambda row: row[1] is not int)
+    names, wanted = [row[0] for row in together], tuple([row[1] for row in together])
+    integers = wanted.count(int)
+    look = itemgetter(*names) if len(names) > 1 else lambda value: tuple([value[name] for name in names])
+    others = [(name, acceptor(one), needed) for name, one, needed in rows if name not in names]
+
+    def accepts(value: Any) -> bool:
+        if type(value) is not dict:
+            return False
+        try:
+            found = look(value)
+        except KeyError:
+            return False
+        if tuple(map(type, found)) != wanted or (integers and min(found[:integers]) < 0):
+            return False
+        for name, accepts_field, needed in others:
+            if name in value:
+                if not accepts_field(value[name]):
+                    return False
+            elif needed:
+                return False
+        return True
+
+    return accepts
