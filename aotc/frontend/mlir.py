@@ -20,7 +20,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
-from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
+from aotc.frontend.importers.shape_broadcasting import PREFIX, check_ranks, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
 from aotc.frontend.limits import MOST_BRACES
@@ -218,8 +218,10 @@ def _legalize(module: ir.Module, path: str) -> None:
                 if operation.name.startswith(PREFIX):
                     operation = rewrite_broadcasting(operation, path)
                 name = operation.name
-                if name not in IMPORTERS:
-                    pass_names.update(_PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ()))
+                needed = () if name in IMPORTERS else _passes_of(name)
+                if needed:
+                    check_ranks(operation, path)  # jaxlib's passes end the process without them
+                    pass_names.update(needed)
                 if operation.regions:
                     stack.append(operation)
     if pass_names:
@@ -228,6 +230,11 @@ def _legalize(module: ir.Module, path: str) -> None:
             PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
         except ir.MLIRError as error:
             raise CompileError(_findings(error, "", "")) from None
+
+
+def _passes_of(name: str) -> tuple[str, ...]:
+    """Return jaxlib's passes for an op that has no importer."""
+    return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ())
 
 
 _CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"

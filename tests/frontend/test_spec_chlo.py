@@ -280,3 +280,24 @@ def test_branches_in_computations_over_elements():
     check(f"{line} : (tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>", "tensor<2x4xf32>", args, larger)
     line = f'%y = "stablehlo.reduce"(%x, %z) {BRANCH} {{dimensions = array<i64: 1>}} : (tensor<2x4xf32>, tensor<f32>)'
     check(f"{line} -> tensor<2xf32>", "tensor<2xf32>", args, X.max(1))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i32", "ui8", "complex<f32>", "!quant.uniform<i8:f32,0.5>"])
+@pytest.mark.parametrize("name", ["next_after", "polygamma", "zeta"])
+def test_broadcasting_of_types_that_the_op_does_not_take(name, dtype):
+    """jaxlib's decomposition ends the process at a polygamma of integers."""
+    t = f"tensor<3x{dtype}>"
+    line = f"%y = chlo.broadcast_{name} %x, %x : ({t}, {t}) -> {t}"
+    with pytest.raises(CompileError, match=rf"<model>:2:7: error: .*'chlo.(broadcast_)?{name}' op operand #0"):
+        import_model(written(line, t, {"x": (t, None)}))
+
+
+@pytest.mark.parametrize("dtype", ["f8E4M3FN", "bf16", "f16", "f32", "f64"])
+@pytest.mark.parametrize("name", ["acos", "acosh", "atanh", "bessel_i1e", "cosh", "digamma", "polygamma", "zeta"])
+def test_what_is_decomposed_has_a_rank(name, dtype):
+    """jaxlib's decomposition ends the process where it asks a tensor without rank for its shape."""
+    t, two = f"tensor<*x{dtype}>", name in ("polygamma", "zeta")
+    operands, types = ("%x, %x", f"{t}, {t}") if two else ("%x", t)
+    line = f'%y = "chlo.{name}"({operands}) : ({types}) -> {t}'
+    with pytest.raises(CompileError, match=r"<model>:2:7: error: .*rank"):
+        import_model(written(line, t, {"x": (t, None)}))
