@@ -102,8 +102,10 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 
-def read_source(raw: Raw, platform: str = "cpu") -> Source:
+def read_source(raw: Raw, platform: str = "cpu", legalize: bool = True) -> Source:
     """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
+
+    Unless ``legalize``, it keeps ops that the importer has no form of, as XLA wants it.
 
     Raises
     ------
@@ -125,7 +127,8 @@ def read_source(raw: Raw, platform: str = "cpu") -> Source:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
-        _legalize(module, raw.path)
+        if legalize:
+            _legalize(module, raw.path)
     return Source(context, module, raw.path, raw.metadata)
 
 
