@@ -6,6 +6,8 @@ import pytest
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
+from aotc.frontend.mlir import fetch
+from aotc.frontend.xla import run_xla
 from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
@@ -301,3 +303,26 @@ def test_what_is_decomposed_has_a_rank(name, dtype):
     line = f'%y = "chlo.{name}"({operands}) : ({types}) -> {t}'
     with pytest.raises(CompileError, match=r"<model>:2:7: error: .*rank"):
         import_model(written(line, t, {"x": (t, None)}))
+
+
+@pytest.mark.parametrize("rows", ["2", "?"])
+@pytest.mark.parametrize("op", ["broadcast_add", "broadcast_polygamma", "acosh", "bessel_i1e", "sinh", "erf_inv"])
+def test_xla_is_given_what_the_model_says(op, rows):
+    """As an oracle it needs nothing of what the importer rewrites, and has nothing of it."""
+    t, two = f"tensor<{rows}x4xf32>", op.startswith("broadcast")
+    operands, types = ("%x, %z", f"{t}, tensor<4xf32>") if two else ("%x", t)
+    line = f'%y = "chlo.{op}"({operands}) : ({types}) -> {t}'
+    text = written(line, t, {"x": (t, None), "z": ("tensor<4xf32>", None)})
+    values = [X.round() / 4, ROW]
+    np.testing.assert_allclose(run_xla(fetch(text), values)[0], interpret(import_model(text), *values)[0], rtol=2e-6)
+
+
+def test_shape_of_as_the_decomposition_of_chlo_asks():
+    t = "tensor<?x4xf32>"
+    body = (
+        "%s = shape.shape_of %x : tensor<f32> -> tensor<0xindex>\n"
+        " %0 = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [] : (tensor<f32>, tensor<0xindex>) -> tensor<f32>\n"
+        f" %r = shape.shape_of %z : {t} -> tensor<2xindex>\n"
+        f" %y = stablehlo.dynamic_broadcast_in_dim %0, %r, dims = [] : (tensor<f32>, tensor<2xindex>) -> {t}"
+    )
+    check(body, t, {"x": ("tensor<f32>", np.float32(3)), "z": (t, X)}, np.full((2, 4), np.float32(3)))
