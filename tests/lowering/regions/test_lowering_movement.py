@@ -8,9 +8,9 @@ from support.differential import LEVELS, check, integers, normal
 
 import aotc
 from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
-from aotc.frontend.importer import import_model
 from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
