@@ -20,7 +20,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
-from aotc.frontend.importers.shape_broadcasting import PREFIX, check_ranks, rewrite_broadcasting
+from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
 from aotc.frontend.limits import MOST_BRACES
@@ -223,7 +223,7 @@ def _legalize(module: ir.Module, path: str) -> None:
                 name = operation.name
                 needed = () if name in IMPORTERS else _passes_of(name)
                 if needed:
-                    check_ranks(operation, path)  # jaxlib's passes end the process without them
+                    check_decomposable(operation, path)
                     pass_names.update(needed)
                 if operation.regions:
                     stack.append(operation)

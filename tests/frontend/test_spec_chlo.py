@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from support.checklist import module
+from support.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError
@@ -326,3 +328,12 @@ def test_shape_of_as_the_decomposition_of_chlo_asks():
         f" %y = stablehlo.dynamic_broadcast_in_dim %0, %r, dims = [] : (tensor<f32>, tensor<2xindex>) -> {t}"
     )
     check(body, t, {"x": ("tensor<f32>", np.float32(3)), "z": (t, X)}, np.full((2, 4), np.float32(3)))
+
+
+@pytest.mark.parametrize("dtype", ["complex<f32>", "complex<f64>", "!quant.uniform<i8:f32,0.5>"])
+def test_ragged_dot_of_other_than_integers_and_floats(dtype):
+    """jaxlib's decomposition makes a zero of the left operand's type, and ends the process."""
+    line, args, results = CASES["chlo.ragged_dot"][0]
+    text = module(line, args, results).replace("3x4xf32", f"3x4x{dtype}")
+    with pytest.raises(CompileError, match=r"<model>:2:7: error: chlo.ragged_dot: its left operand is tensor<3x4x"):
+        import_model(text)

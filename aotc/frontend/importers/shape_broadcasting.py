@@ -52,6 +52,16 @@ def rewrite_broadcasting(op: Any, path: str = "") -> Any:
     return new
 
 
+def check_decomposable(op: Any, path: str) -> None:
+    """Refuse an op at which jaxlib's passes end the process, though MLIR's verifier takes it."""
+    check_ranks(op, path)
+    left = op.operands[0].type if op.name == "chlo.ragged_dot" else None
+    if left is not None and not isinstance(left.element_type, ir.IntegerType | ir.FloatType):
+        message = f"{op.name}: its left operand is {left}, expected integers or floats"
+        hint = "one dot_general for each group, or the real and imaginary parts by themselves"
+        raise CompileError.at(to_loc(op.location, path), message, hint=hint, snippet=str(op))
+
+
 def check_ranks(op: Any, path: str) -> None:
     """Refuse an op with a tensor without rank, where that would not be found out before something fails at it."""
     if not all(isinstance(v.type, ir.RankedTensorType) for v in (*op.operands, *op.results)):
