@@ -27,13 +27,14 @@ test-cuda: .venv-test/ready
 test-aarch64: .venv-test/ready
 	.venv-test/bin/python -m pytest -m "emulated and not slow" -rs
 
-# Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 CALLS=100 runs so many of each.
+# Inputs that nobody meant: make fuzz BUNDLES=1000 MODULES=100 COMPILED=10 CALLS=100 runs so many of each.
 BUNDLES ?= 100000
 MODULES ?= 100000
+COMPILED ?= 3500
 CALLS ?= 100000
 
 fuzz: .venv-test/ready
-	.venv-test/bin/python tests/fuzz/run.py --bundles=$(BUNDLES) --modules=$(MODULES) --calls=$(CALLS)
+	.venv-test/bin/python tests/fuzz/run.py --bundles=$(BUNDLES) --modules=$(MODULES) --compiled=$(COMPILED) --calls=$(CALLS)
 
 .venv-test/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "aotc needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }

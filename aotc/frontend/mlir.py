@@ -20,7 +20,7 @@ from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend import from_jax
-from aotc.frontend.importers.shape_broadcasting import PREFIX, rewrite_broadcasting
+from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
 from aotc.frontend.limits import MOST_BRACES
@@ -102,8 +102,10 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 
-def read_source(raw: Raw, platform: str = "cpu") -> Source:
+def read_source(raw: Raw, platform: str = "cpu", legalize: bool = True) -> Source:
     """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
+
+    Unless ``legalize``, it keeps ops that the importer has no form of, as XLA wants it.
 
     Raises
     ------
@@ -125,7 +127,8 @@ def read_source(raw: Raw, platform: str = "cpu") -> Source:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         _check_partitions(module, raw.path)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
-        _legalize(module, raw.path)
+        if legalize:
+            _legalize(module, raw.path)
     return Source(context, module, raw.path, raw.metadata)
 
 
@@ -218,8 +221,10 @@ def _legalize(module: ir.Module, path: str) -> None:
                 if operation.name.startswith(PREFIX):
                     operation = rewrite_broadcasting(operation, path)
                 name = operation.name
-                if name not in IMPORTERS:
-                    pass_names.update(_PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ()))
+                needed = () if name in IMPORTERS else _passes_of(name)
+                if needed:
+                    check_decomposable(operation, path)
+                    pass_names.update(needed)
                 if operation.regions:
                     stack.append(operation)
     if pass_names:
@@ -228,6 +233,11 @@ def _legalize(module: ir.Module, path: str) -> None:
             PassManager.parse(f"builtin.module(func.func({passes}))").run(module.operation)
         except ir.MLIRError as error:
             raise CompileError(_findings(error, "", "")) from None
+
+
+def _passes_of(name: str) -> tuple[str, ...]:
+    """Return jaxlib's passes for an op that has no importer."""
+    return _PASSES.get(name, ()) or (_PASSES["chlo"] if name.startswith("chlo.") else ())
 
 
 _CHLO, _DEPRECATED = "chlo-legalize-to-stablehlo", "stablehlo-legalize-deprecated-ops"

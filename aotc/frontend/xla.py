@@ -25,7 +25,7 @@ def run_xla(raw: Any, arrays: Sequence[np.ndarray], function: str = "main") -> l
     CompileError
         If XLA cannot run the model.
     """
-    read = read_source(raw)
+    read = read_source(raw, legalize=False)
     device = jax.devices("cpu")[0]
     try:
         with read.context, ir.Location.unknown():

@@ -27,6 +27,7 @@ from support.quantized import (
 )  # fmt: skip
 
 import aotc
+from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import make_context
 from aotc.frontend.quantized.types import parse_quantization
@@ -292,3 +293,18 @@ def test_a_dynamic_batch(level):
     for rows in (0, 2, 6):
         (got,) = module.invoke("main", a[:rows], b[:rows])
         np.testing.assert_array_equal(got, quantized(numbers(a[:rows], AXIS) + numbers(b[:rows], AXIS), AXIS))
+
+
+@pytest.mark.parametrize("place", ["argument", "operand", "result"])
+@pytest.mark.parametrize("element", ["f32", "!quant.uniform<i8:f32,0.5>", "!quant.uniform<i8:f32:0,{0.5,0.25}>"])
+def test_a_tensor_without_rank_is_refused(element, place):
+    t = f"tensor<*x{element}>"
+    text = {
+        "argument": f"func.func @main(%a: {t}) -> {t} {{\n return %a : {t}\n}}",
+        "operand": f"func.func @main(%a: {t}) -> {t} {{\n %y = stablehlo.custom_call @f(%a) : ({t}) -> {t}\n"
+        f" return %y : {t}\n}}",
+        "result": f"func.func @main(%a: tensor<2xf32>) -> {t} {{\n"
+        f" %y = stablehlo.custom_call @f(%a) : (tensor<2xf32>) -> {t}\n return %y : {t}\n}}",
+    }[place]
+    with pytest.raises(CompileError, match=r"error: .*tensor<\*x"):
+        import_model(text)

@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+from support.checklist import module
+from support.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
+from aotc.frontend.mlir import fetch
+from aotc.frontend.xla import run_xla
 from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
@@ -280,3 +284,56 @@ def test_branches_in_computations_over_elements():
     check(f"{line} : (tensor<2x4xf32>, tensor<2x4xf32>) -> tensor<2x4xf32>", "tensor<2x4xf32>", args, larger)
     line = f'%y = "stablehlo.reduce"(%x, %z) {BRANCH} {{dimensions = array<i64: 1>}} : (tensor<2x4xf32>, tensor<f32>)'
     check(f"{line} -> tensor<2xf32>", "tensor<2xf32>", args, X.max(1))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "i32", "ui8", "complex<f32>", "!quant.uniform<i8:f32,0.5>"])
+@pytest.mark.parametrize("name", ["next_after", "polygamma", "zeta"])
+def test_broadcasting_of_types_that_the_op_does_not_take(name, dtype):
+    """jaxlib's decomposition ends the process at a polygamma of integers."""
+    t = f"tensor<3x{dtype}>"
+    line = f"%y = chlo.broadcast_{name} %x, %x : ({t}, {t}) -> {t}"
+    with pytest.raises(CompileError, match=rf"<model>:2:7: error: .*'chlo.(broadcast_)?{name}' op operand #0"):
+        import_model(written(line, t, {"x": (t, None)}))
+
+
+@pytest.mark.parametrize("dtype", ["f8E4M3FN", "bf16", "f16", "f32", "f64"])
+@pytest.mark.parametrize("name", ["acos", "acosh", "atanh", "bessel_i1e", "cosh", "digamma", "polygamma", "zeta"])
+def test_what_is_decomposed_has_a_rank(name, dtype):
+    """jaxlib's decomposition ends the process where it asks a tensor without rank for its shape."""
+    t, two = f"tensor<*x{dtype}>", name in ("polygamma", "zeta")
+    operands, types = ("%x, %x", f"{t}, {t}") if two else ("%x", t)
+    line = f'%y = "chlo.{name}"({operands}) : ({types}) -> {t}'
+    with pytest.raises(CompileError, match=r"<model>:2:7: error: .*rank"):
+        import_model(written(line, t, {"x": (t, None)}))
+
+
+@pytest.mark.parametrize("rows", ["2", "?"])
+@pytest.mark.parametrize("op", ["broadcast_add", "broadcast_polygamma", "acosh", "bessel_i1e", "sinh", "erf_inv"])
+def test_xla_is_given_what_the_model_says(op, rows):
+    """As an oracle it needs nothing of what the importer rewrites, and has nothing of it."""
+    t, two = f"tensor<{rows}x4xf32>", op.startswith("broadcast")
+    operands, types = ("%x, %z", f"{t}, tensor<4xf32>") if two else ("%x", t)
+    line = f'%y = "chlo.{op}"({operands}) : ({types}) -> {t}'
+    text = written(line, t, {"x": (t, None), "z": ("tensor<4xf32>", None)})
+    values = [X.round() / 4, ROW]
+    np.testing.assert_allclose(run_xla(fetch(text), values)[0], interpret(import_model(text), *values)[0], rtol=2e-6)
+
+
+def test_shape_of_as_the_decomposition_of_chlo_asks():
+    t = "tensor<?x4xf32>"
+    body = (
+        "%s = shape.shape_of %x : tensor<f32> -> tensor<0xindex>\n"
+        " %0 = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [] : (tensor<f32>, tensor<0xindex>) -> tensor<f32>\n"
+        f" %r = shape.shape_of %z : {t} -> tensor<2xindex>\n"
+        f" %y = stablehlo.dynamic_broadcast_in_dim %0, %r, dims = [] : (tensor<f32>, tensor<2xindex>) -> {t}"
+    )
+    check(body, t, {"x": ("tensor<f32>", np.float32(3)), "z": (t, X)}, np.full((2, 4), np.float32(3)))
+
+
+@pytest.mark.parametrize("dtype", ["complex<f32>", "complex<f64>", "!quant.uniform<i8:f32,0.5>"])
+def test_ragged_dot_of_other_than_integers_and_floats(dtype):
+    """jaxlib's decomposition makes a zero of the left operand's type, and ends the process."""
+    line, args, results = CASES["chlo.ragged_dot"][0]
+    text = module(line, args, results).replace("3x4xf32", f"3x4x{dtype}")
+    with pytest.raises(CompileError, match=r"<model>:2:7: error: chlo.ragged_dot: its left operand is tensor<3x4x"):
+        import_model(text)

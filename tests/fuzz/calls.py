@@ -20,9 +20,6 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.vmfb.errors import BundleError, VmError
 from aotc_cli.main import main
-from fuzz.children import never as may_hang
-
-__all__ = ["case", "may_hang"]
 
 PATIENCE = 60.0  # seconds: commands compile
 GOLDEN = Path(__file__).parents[1] / "golden_bundles"

@@ -1,34 +1,26 @@
-"""StableHLO whose text was changed: import, passes, lowering and every verifier; now and then also compiled and run.
+"""StableHLO whose text was changed: import, passes, lowering and every verifier.
 
-What is left of a module means something or is refused with a CompileError; an InternalError is a failure, and so are
-results that differ from those of XLA, or of the reference interpreter where XLA refuses the module.
+What is left of a module means something or is refused with a CompileError; an InternalError is a failure. What
+accepted ones compute is the matter of ``compiled.py``.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from functools import cache
 
-import numpy as np
 from support.checklist import MLIR, module
 from support.checklist_all import CASES
 
-import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.frontend.mlir import fetch
-from aotc.frontend.xla import run_xla
-from aotc.ir.tensor_run import interpret
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import host
-from aotc.vmfb.errors import VmError
 
-PATIENCE = 60.0  # seconds: XLA and LLVM start within it on a busy machine
-COMPILED = int(os.environ.get("AOTC_FUZZ_COMPILED", "50"))  # one of so many is compiled and run as well
+PATIENCE = 20.0  # seconds: a case takes hundredths
 DTYPES = [*sorted(set(MLIR.values())), "i8", "ui8", "i16", "bf16", "f16", "i4", "complex<f64>"]
 DIMS = ("0", "1", "2", "3", "4", "5", "7", "8", "16", "?", "100000000000")
 VALUES = ("0", "1", "2", "3", "-1", "4", "9223372036854775807", "0.0", "1.5", "-1.0e+30", "0x7FC00000", "true", "false")
@@ -36,7 +28,6 @@ TENSOR = re.compile(r"tensor<((?:[0-9?]+x)*)([a-z0-9]+(?:<[a-z0-9]+>)?)")
 NUMBER = re.compile(r"(?<![\w%.])-?[0-9]+(?![\w.])")
 NAME = re.compile(r"%[a-z0-9_]+")
 OP = re.compile(r"(?:stablehlo|chlo)\.[a-z_0-9]+")
-RUNS = 1e-3  # of the largest value: what another order of sums may cost
 
 
 @cache
@@ -98,43 +89,11 @@ def dims(text: str, rng: random.Random) -> str:
 
 
 def case(number: int) -> str:
-    """Take one mutant through the compiler without machine code; compile and run one of :data:`COMPILED`."""
+    """Take one mutant through the compiler without machine code."""
     text = mutant(number)
     options = Options(verify_each=True, cache=False, jobs=1)
     try:
         lower(run_passes(import_model(text), options), host(), options)
     except CompileError:
         return "refused"
-    if number % COMPILED:
-        return "accepted"
-    return ran(number, text)
-
-
-def ran(number: int, text: str) -> str:
-    """Compile and run a mutant; compare what it gives."""
-    loaded = aotc.load(aotc.compile(text, verify_each=True, jobs=1), threads=1)
-    rng = np.random.default_rng(number)
-    arrays = []
-    for argument in loaded.main.signature.arguments:
-        shape = [d if isinstance(d, int) else 3 for d in argument["dims"]]
-        if np.prod(shape) > 10**6:
-            return "accepted, too large to run"
-        arrays.append(rng.integers(0, 3, shape).astype(aotc.vmfb.dtypes.to_numpy(argument["dtype"])))
-    try:
-        got = loaded.invoke("main", *arrays)
-    except VmError:
-        return "accepted, VmError"
-    try:
-        wanted = run_xla(fetch(text), arrays)
-    except CompileError:
-        wanted = interpret(import_model(text), *arrays)
-    for one, other in zip(got, wanted, strict=True):
-        left, right = (np.asarray(x).astype("c16" if np.iscomplexobj(x) else "f8") for x in (one, other))
-        largest = float(np.max(np.abs(right[np.isfinite(right)]), initial=1))
-        np.testing.assert_allclose(left, right, rtol=RUNS, atol=RUNS * largest)
-    return "compiled and right"
-
-
-def may_hang(number: int) -> bool:
-    """Tell whether a mutant has a loop of the model, which may have no end now."""
-    return "while" in mutant(number)
+    return "accepted"

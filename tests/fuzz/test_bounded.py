@@ -30,17 +30,49 @@ def test_bundles():
 
 
 def test_modules():
-    run("modules", 200, 12)
+    run("modules", 500, 5)
+
+
+def test_compiled():
+    run("compiled", 60, 8)
 
 
 def test_calls():
-    run("calls", 300, 8)
+    run("calls", 300, 7)
+
+
+def deaf():
+    children.signal.signal(children.signal.SIGINT, children.signal.SIG_IGN)
+    children.time.sleep(60)
 
 
 def test_failures_are_seen():
-    """An exception, an end of the process and a case without end, each with its number."""
-    odd = {3: lambda: 1 // 0, 5: lambda: children.os.abort(), 7: lambda: children.time.sleep(60)}
-    outcomes, failures = children.run(lambda n: odd[n]() if n in odd else "fine", range(10), patience=1.0)
-    assert outcomes == {"fine": 7, "raises": 1, "ends its process with SIGABRT": 1, "hangs": 1}
-    assert [text.split(":")[0] for text in failures] == ["case 3", "case 5", "case 7"]
-    assert children.run(lambda n: children.time.sleep(60), range(1), may_hang=lambda n: True, patience=1.0)[1] == []
+    """An exception, an end of the process and cases without end, each with its number."""
+    odd = {3: lambda: 1 // 0, 5: end, 7: lambda: children.time.sleep(60), 8: deaf}
+    outcomes, failures = children.run(lambda n: odd[n]() if n in odd else "fine", range(10), patience=0.5)
+    assert outcomes == {"fine": 6, "raises": 1, "ends its process with SIGTERM": 1, "hangs": 2}
+    assert [text.split(":")[0] for text in failures] == ["case 3", "case 5", "case 7", "case 8"]
+
+
+def end():
+    children.os.kill(children.os.getpid(), children.signal.SIGTERM)
+
+
+def end_elsewhere():
+    with children.not_ours():
+        end()
+
+
+def stopped():
+    try:
+        children.time.sleep(60)
+    except KeyboardInterrupt:
+        return "stopped"
+
+
+def test_what_is_no_failure():
+    """A reference that crashes, and a case that takes a Ctrl-C for an answer."""
+    odd = {1: end_elsewhere, 2: stopped}
+    outcomes, failures = children.run(lambda n: odd[n]() if n in odd else "fine", range(4), patience=0.5)
+    assert outcomes == {"fine": 2, "the reference ends its process with SIGTERM": 1, "stopped": 1}
+    assert failures == []

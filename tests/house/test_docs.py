@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from fuzz.run import KINDS
 
 pytestmark = pytest.mark.ir
 
@@ -54,10 +55,9 @@ def test_links_and_paths_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_exist(page):
-    source = (
-        "".join(path.read_text() for path in (ROOT / "cli").glob("*.py")) + (ROOT / "tests/conftest.py").read_text()
-    )
-    known = set(re.findall(r'"(--[a-z][\w-]*)"', source))
+    others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py")
+    source = "".join(path.read_text() for path in (*(ROOT / "cli").glob("*.py"), *others))
+    known = {*re.findall(r'"(--[a-z][\w-]*)"', source), *(f"--{kind}" for kind in KINDS)}
     known |= {
         "--" + name.replace("_", "-") for name in re.findall(r"^    (\w+): .* = typer\.Option", source, re.MULTILINE)
     }

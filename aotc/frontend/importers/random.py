@@ -27,9 +27,10 @@ def _rng_bit_generator(state: State, op: Any) -> None:
 def generate(state: State, op: Any, held: Value, result: TensorType) -> None:
     """Bind the new state and the bits of a generator; other integers are taken by their bits, as JAX packs them."""
     own, attrs = held.type, {"algorithm": stablehlo.RngAlgorithmAttr(op.attributes["rng_algorithm"]).value}
-    parts = 64 // DTYPES[own.dtype].bits if kind_of(own.dtype) in "iu" and own.rank == 1 else 1
+    parts = 64 // DTYPES[own.dtype].bits if kind_of(own.dtype) in "iu" else 1
     words = own
-    if own.dtype != "u64" and parts in (1, 2) and isinstance(own.shape[0], int) and own.shape[0] % parts == 0:
+    sized = own.rank == 1 and isinstance(own.shape[0], int)
+    if sized and own.dtype != "u64" and parts in (1, 2) and own.shape[0] % parts == 0:
         words = TensorType("u64", (own.shape[0] // parts,))
         pairs = TensorType(own.dtype, (*words.shape, parts) if parts > 1 else words.shape)
         held = state.one("bitcast", [_reshaped(state, held, pairs)], {}, [words])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from aotc.frontend.mlir_types import DYNAMIC, get_integers, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim, Sym, lone_atom
@@ -189,6 +191,17 @@ def _get_dimension_size(state: State, op: Any) -> None:
     state.bind(op, [state.one("dim", (), {"expr": size}, [TensorType("i32")])])
 
 
+def _shape_of(state: State, op: Any) -> None:
+    """Bind all sizes of an array; jaxlib's decomposition of CHLO asks for them."""
+    (x,) = state.operands(op)
+    scalars = [state.one("dim", (), {"expr": size}, [TensorType("i64")]) for size in x.type.shape]
+    sizes = [state.one("reshape", [v], {}, [TensorType("i64", (1,))]) for v in scalars]
+    if not sizes:
+        state.bind(op, [state.constant(np.zeros(0, np.int64), TensorType("i64", (0,)))])
+        return
+    state.bind(op, sizes if len(sizes) == 1 else [state.one("concatenate", sizes, {"dim": 0})])
+
+
 def _set_dimension_size(state: State, op: Any) -> None:
     x, operand = state.operands(op)
     size = state.dims_of(operand, "the size of set_dimension_size")[0]
@@ -212,6 +225,7 @@ SHAPE: dict[str, Importer] = {
     "stablehlo.pad": _pad,
     "stablehlo.dynamic_pad": _dynamic_pad,
     "stablehlo.concatenate": _concatenate,
+    "shape.shape_of": _shape_of,
     "stablehlo.get_dimension_size": _get_dimension_size,
     "stablehlo.set_dimension_size": _set_dimension_size,
 }

@@ -24,12 +24,12 @@ _IN_CHLO = ("next_after", "polygamma", "zeta")
 
 
 def rewrite_broadcasting(op: Any, path: str = "") -> Any:
-    """Replace one ``chlo.broadcast_*`` op; return the op over equal shapes that stands in its place."""
-    if not all(isinstance(v.type, ir.RankedTensorType) for v in (*op.operands, op.results[0])):
-        raise CompileError.at(
-            to_loc(op.location, path), f"{op.name}: an operand has no rank", hint="give every tensor a rank"
-        )
-    name = op.name.removeprefix(PREFIX)
+    """Replace one ``chlo.broadcast_*`` op; return the op over equal shapes that stands in its place.
+
+    CHLO lets more types pass than that op takes; jaxlib's passes, which do not expect them, end the process.
+    """
+    check_ranks(op, path)
+    name, loc = op.name.removeprefix(PREFIX), to_loc(op.location, path)
     result = op.results[0].type
     attributes = [op.attributes[n] for n in range(len(op.attributes))]
     dims = {a.name: a.attr for a in attributes if a.name == "broadcast_dimensions"}
@@ -41,9 +41,34 @@ def rewrite_broadcasting(op: Any, path: str = "") -> Any:
         new = ir.Operation.create(
             f"{dialect}.{name}", results=[result], operands=list(wide.results), attributes=others
         )
+    try:
+        new.verify()
+    except ir.MLIRError as error:
+        what = "; ".join(d.message for d in error.error_diagnostics) or str(error)
+        hint = f"element types that {dialect}.{name} takes"
+        raise CompileError.at(loc, f"{op.name}: {what}", hint=hint, snippet=str(op)) from None
     op.results[0].replace_all_uses_with(new.results[0])
     op.erase()
     return new
+
+
+def check_decomposable(op: Any, path: str) -> None:
+    """Refuse an op at which jaxlib's passes end the process, though MLIR's verifier takes it."""
+    check_ranks(op, path)
+    left = op.operands[0].type if op.name == "chlo.ragged_dot" else None
+    if left is not None and not isinstance(left.element_type, ir.IntegerType | ir.FloatType):
+        message = f"{op.name}: its left operand is {left}, expected integers or floats"
+        hint = "one dot_general for each group, or the real and imaginary parts by themselves"
+        raise CompileError.at(to_loc(op.location, path), message, hint=hint, snippet=str(op))
+
+
+def check_ranks(op: Any, path: str) -> None:
+    """Refuse an op with a tensor without rank, where that would not be found out before something fails at it."""
+    if not all(isinstance(v.type, ir.RankedTensorType) for v in (*op.operands, *op.results)):
+        raise CompileError.at(
+            to_loc(op.location, path), f"{op.name}: an operand or a result has no rank",
+            hint="give every tensor a rank", snippet=str(op),
+        )  # fmt: skip
 
 
 def _of_stablehlo(attribute: Any) -> Any:

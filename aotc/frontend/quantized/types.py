@@ -43,14 +43,14 @@ def _without_axis(q: Quantization) -> tuple:
 
 
 def quantization_of(t: Any) -> Quantization | None:
-    """Return the quantization of an MLIR tensor type, or None if its elements are plain.
+    """Return the quantization of an MLIR tensor type, or None if its elements are plain or it has no rank.
 
     Raises
     ------
     CompileError
         If the type is quantized in a way that is not supported.
     """
-    element = str(getattr(t, "element_type", ""))
+    element = str(t.element_type) if getattr(t, "has_rank", False) else ""
     return parse_quantization(element) if element.startswith(PREFIX) else None
 
 

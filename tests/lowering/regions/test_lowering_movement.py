@@ -9,6 +9,8 @@ from support.differential import LEVELS, check, integers, normal
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
+from aotc.frontend.mlir import fetch
+from aotc.frontend.xla import run_xla
 from aotc.ir.tensor_run import interpret
 
 pytestmark = pytest.mark.cpu
@@ -103,6 +105,7 @@ MOVEMENT = {
     "top-k-ties": (lambda x: lax.top_k(x, 4), [integers(5, 20, low=0, high=3).astype("float32")]),
     "random-bits": (lambda k: (jax.random.bits(k, (7,)), jax.random.normal(k, (5,)), jax.random.uniform(k, (3, 3)),
                                jax.random.randint(k, (9,), 0, 50), jax.random.split(k)), [np.array([1, 2], "uint32")]),
+    "scatter-into-nothing": (lambda x, i, u: x.at[i].add(u), [normal(0, 4), np.int32([0, -1, 2]), normal(3, 4)]),
     "rng-bit-generator": (lambda k: lax.rng_bit_generator(k, (13,)), [np.array([1, 2, 3, 4], "uint32")]),
 }  # fmt: skip
 
@@ -133,6 +136,21 @@ def test_a_state_of_other_integers_is_one_of_the_same_bits(algorithm, state, dty
     assert got[0].dtype == dtype
     np.testing.assert_array_equal(got[0].view(np.uint64), after)
     np.testing.assert_array_equal(got[1], bits)
+
+
+@pytest.mark.parametrize("bits", ["1xui32", "3xui32", "1x3xui32", "5x3xui32", "3xui64", "0xui32"])
+def test_less_bits_than_a_counter_gives(bits):
+    """Places of the last counter's words that are behind the array are not in the kernel."""
+    text = STATE.replace("@A", "PHILOX").replace("@S", "3xui64").replace("3x5xui32", bits)
+    held = np.uint64([1, 2, 3])
+    got = aotc.load(aotc.compile(text, verify_each=True)).invoke("main", held)
+    for one, other in zip(got, run_xla(fetch(text), [held]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_state_without_dims_is_refused():
+    with pytest.raises(CompileError, match=r"<model>:2:\d+: error: .*state"):
+        aotc.compile(STATE.replace("@A", "DEFAULT").replace("@Sx", "").replace("tensor<@S>", "tensor<ui32>"))
 
 
 @pytest.mark.parametrize(("algorithm", "state"), [("THREE_FRY", "3xui64"), ("PHILOX", "1xui64"), ("DEFAULT", "2xui32")])

@@ -66,7 +66,8 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
         end = minimum(begin + each, width) if blocked and d == last else shape[d]
         inner = [For(f"u{d}", begin, end, tuple(inner))]
     body += [If(all_of(tests), tuple(inner))] if tests else inner
-    serial = nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
+    nothing = 0 in op.operands[0].type.shape  # an array without elements, which every update misses
+    serial = [] if nothing else nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
     return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)
 
 

@@ -91,6 +91,8 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
     begun = _tests(p, count)
     for value, (index, tests) in zip(values, _places(op, shape, half, per, p, three_fry), strict=False):
         store: Stmt = Store(b.outputs[1], index, _as(value, dtype))
+        if any(isinstance(t, Const) for t in tests):  # a place behind the last one
+            continue
         for t in (*tests, *begun):
             store = If(t, (store,))
         body.append(store)
@@ -99,7 +101,7 @@ def lower_rng_bit_generator(function: Function, target: Target) -> Kernel:
 
 
 def _tests(a: Dim, limit: Dim) -> list[Scalar]:
-    """Return what must hold at run time for ``a < limit``."""
+    """Return what must hold at run time for ``a < limit``; a constant if it never does."""
     return [t for t in test_index(a, limit, "lt") if not (isinstance(t, Const) and t.value)]
 
 
