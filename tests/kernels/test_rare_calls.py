@@ -1,5 +1,7 @@
 """Functions for rare arguments: loops that call them are vectorised, and every lane gets its own result."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -37,7 +39,7 @@ def kernel(name, dtype, length):
 @pytest.mark.parametrize(("name", "dtype", "rare", "usual", "unusual"), CALLS, ids=IDS)
 def test_a_loop_is_vectorised(name, dtype, rare, usual, unusual):
     text = str(optimized_module(kernel(name, dtype, 4096), TARGETS["cpu:x86-64-v3"]))
-    assert f"@aotc.{rare}.v4(" in text
+    assert re.search(rf"call .*@aotc\.{rare}\.v[48]\(", text)
     assert "@aotc.rarely" not in text
 
 

@@ -327,10 +327,10 @@ def test_reduce_precision_to_the_short_floats():
     x = np.concatenate([np.random.default_rng(0).standard_normal(500) * 10.0 ** np.arange(-20, 30, 0.1), [INF, -INF, 0.0, -0.0]])  # noqa: E501
     x = x.astype(np.float32)
     with np.errstate(all="ignore"):
-        got = reduce_precision(Algebra(32), x, 8, 7)
+        got = reduce_precision(Algebra(32), x, 8, 7, 8)
         np.testing.assert_array_equal(got, x.astype(ml_dtypes.bfloat16).astype(np.float32))
         half = x.astype(np.float16).astype(np.float32)
-        got = reduce_precision(Algebra(32), x, 5, 10)
+        got = reduce_precision(Algebra(32), x, 5, 10, 8)
     normal = (np.abs(half) >= 2.0**-14) | (half == 0) & (np.abs(x) < 2.0**-26)
     np.testing.assert_array_equal(got[normal], half[normal])
-    assert np.isnan(reduce_precision(Algebra(32), np.array([NAN], np.float32), 5, 10)).all()
+    assert np.isnan(reduce_precision(Algebra(32), np.array([NAN], np.float32), 5, 10, 8)).all()

@@ -167,9 +167,12 @@ def _long_remainder(m: Any, x: Any, y: Any) -> Any:
     return m.rarely(large, "remainder", (a, b), r)
 
 
-def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int) -> Any:
-    """Round to nearest even at ``mantissa`` bits; overflow to infinity, underflow to signed zero."""
-    width, bias = (23, 127) if m.bits == 32 else (52, 1023)
+def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent: int) -> Any:
+    """Round the bits of ``x`` to nearest even at ``mantissa`` bits; overflow to infinity, underflow to signed zero.
+
+    ``own_exponent`` is what the type of ``x`` has, which may be shorter than a register.
+    """
+    width = 23 if m.bits == 32 else 52
     nan = x != x
     bits = m.to_bits(x)
     if mantissa < width:
@@ -177,12 +180,14 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int) -> Any:
         last = m.shift_right_logical(bits, drop) & 1
         bits = (bits + last + ((1 << (drop - 1)) - 1)) & -(1 << drop)
     y = m.select(m.abs(x) < INF, m.from_bits(bits), x)
-    top = (1 << (exponent - 1)) - 1
-    if top < bias:
-        limit = 2.0 ** (top + 1)
-        small = 2.0 ** (1 - top)
-        y = m.select(m.abs(y) >= limit, m.copysign(m.const(INF), x), y)
-        y = m.select(m.abs(y) < small, m.copysign(m.const(0.0), x), y)
+    if own_exponent == 5 and mantissa < 10:  # subnormals of f16 are multiples, normal numbers of a register
+        magic = 1.5 * 2.0 ** (9 - mantissa)
+        y = m.select(m.abs(x) < 2.0**-14, m.copysign((x + magic) - magic, x), y)
+    top = (1 << (min(exponent, own_exponent) - 1)) - 1
+    if top < (127 if m.bits == 32 else 1023):
+        y = m.select(m.abs(y) >= 2.0 ** (top + 1), m.copysign(m.const(INF), x), y)
+    if exponent < own_exponent:
+        y = m.select(m.abs(y) < 2.0 ** (1 - top), m.copysign(m.const(0.0), x), y)
     return m.select(nan, x, y)
 
 
