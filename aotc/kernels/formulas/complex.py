@@ -315,8 +315,10 @@ def sign(m: Any, roomy: bool, a: Pair) -> Pair:
     if not roomy:
         scale, _ = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
         a = a[0] * scale, a[1] * scale
-    inverse = 1.0 / m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
-    return m.select(zero, a[0], a[0] * inverse), m.select(zero, a[1], a[1] * inverse)
+    size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
+    inverse = 1.0 / size
+    x, y = (a[0] * inverse, a[1] * inverse) if roomy else (a[0] / size, a[1] / size)
+    return m.select(zero, a[0], x), m.select(zero, a[1], y)
 
 
 def _product(m: Any, x: Any, y: Any) -> Any:
