@@ -134,7 +134,29 @@ def transforms() -> Iterator[Case]:
     yield Case("fft2 c64 [512, 512]", jnp.fft.fft2, (x,))
 
 
-GROUPS = (sorting, selection, indexing, scans, randomness, transforms)
+def elementwise() -> Iterator[Case]:
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal(100_000) * 3 for _ in range(2))
+    one = ["exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "logistic"]
+    for dtype, part in (("f32", "float32"), ("f64", "float64"), ("c64", "float32"), ("c128", "float64")):
+        a, b = x.astype(part), y.astype(part)
+        real = dtype[0] == "f"
+        a, b = (a, b) if real else (a + 1j * b, b - 1j * a[::-1])
+        for name in one + (["cbrt", "erf", "erfc", "erf_inv"] if real else ["abs", "sign"]):
+            given = np.abs(a) if real and name in ("log", "log1p", "sqrt", "rsqrt") else a
+            given = a / (1 + np.abs(a)) if name == "erf_inv" else given
+            yield Case(f"{name} {dtype} [100000]", getattr(jax.lax, name), (given,), 1e-3)
+        for name in ("mul", "div", "pow"):
+            given = np.abs(a) if real and name == "pow" else a
+            yield Case(f"{name} {dtype} [100000]", getattr(jax.lax, name), (given, b), 1e-3)
+        for name in ("rem", "atan2") if real else ():
+            yield Case(f"{name} {dtype} [100000]", getattr(jax.lax, name), (a, b), 1e-3)
+
+
+GROUPS = (sorting, selection, indexing, scans, randomness, transforms, elementwise)
 
 
 def error_of(got: Any, want: Any) -> float:
@@ -193,13 +215,16 @@ def main() -> None:
     args = parser.parse_args()
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[: args.threads]))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+
     print(f"| operation, {args.threads} threads | aotc | XLA | aotc / XLA |\n|---|---|---|---|")
     records = []
     for group in GROUPS:
         for case in group():
             if args.only not in group.__name__ and args.only not in case.name:
                 continue
-            r = measure(case, args)
+            with jax.enable_x64(any(x.dtype in ("float64", "complex128") for x in case.args)):
+                r = measure(case, args)
             records.append(r)
             ours, theirs = (f"{r[key] * 1e6:.0f} us" for key in ("aotc", "xla"))
             print(f"| {r['case']} | {ours} | {theirs} | {r['ratio']:.2f} |", flush=True)

@@ -148,3 +148,9 @@ SWEEP_SECONDS = 600
 why: the folder is looked through after so long too, for the sake of many processes that write little each
 from: chosen, not measured
 """
+
+LANES = (2, 4, 8, 16)
+"""unit: lanes of a vector
+why: of so many LLVM makes vectors of loops: functions for rare arguments have a form for each number
+from: 8 doubles in the widest registers, and loops whose other values are half as wide
+"""

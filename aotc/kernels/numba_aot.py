@@ -221,7 +221,7 @@ def internalize(module: llvm.ModuleRef, keep: Iterable[str]) -> None:
             if b"noinline" not in b" ".join(function.attributes):
                 function.add_function_attribute("alwaysinline")
     for variable in module.global_variables:
-        if not variable.is_declaration and variable.name not in names:
+        if not variable.is_declaration and variable.name not in names and not variable.name.startswith("llvm."):
             variable.linkage = "internal"
 
 
@@ -232,6 +232,21 @@ def optimize(module: llvm.ModuleRef, target: Target) -> None:
     tuning.loop_interleaving = tuning.loop_unrolling = True
     builder = llvm.create_pass_builder(target_machine(target), tuning)
     builder.getModulePassManager().run(module, builder)
+    _drop_unused(module, builder)
+
+
+def inline_late(module: llvm.ModuleRef, target: Target) -> None:
+    """Inline what was linked to ``module`` after it was optimised."""
+    builder = llvm.create_pass_builder(target_machine(target), llvm.create_pipeline_tuning_options(speed_level=3))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.run(module, builder)
+    _drop_unused(module, builder)
+
+
+def _drop_unused(module: llvm.ModuleRef, builder: llvm.PassBuilder) -> None:
     cleanup = llvm.create_new_module_pass_manager()
     cleanup.add_global_dead_code_eliminate_pass()
     cleanup.add_strip_dead_prototype_pass()

@@ -15,7 +15,6 @@ class Bound:
 
 
 _OVERFLOW = "the four products of parts may overflow where their sums do not; XLA's overflow too"
-_SUBNORMAL = "subnormal f16 are rounded as f32: XLA flushes them where the exponent grows, keeps them where it does not"
 _PHASE = "the rounding of the phase grows with abs(b log a), here to 700"
 
 BOUNDS: dict[tuple[str, str], Bound] = {
@@ -26,9 +25,5 @@ BOUNDS: dict[tuple[str, str], Bound] = {
     ("erf", "f32"): Bound(6, "a rational function evaluated in 32 bits, the same as XLA's"),
     ("mul", "c"): Bound(math.inf, _OVERFLOW),
     ("pow", "c128"): Bound(1100, _PHASE),
-    **{
-        (f"reduce_precision_{form}", "f16"): Bound(math.inf, _SUBNORMAL)
-        for form in ("e8m7", "e5m10", "e5m2", "e11m0", "e8m0")
-    },
 }
 """By (op, dtype), else by (op, kind), else by the kind of the dtype alone."""

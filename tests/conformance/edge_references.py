@@ -59,7 +59,7 @@ def _compare(direction: str) -> Operation:
 def _precision(exponent: int, mantissa: int) -> Operation:
     bits = f"exponent_bits = {exponent} : i32, mantissa_bits = {mantissa} : i32"
     name = f"reduce_precision_e{exponent}m{mantissa}"
-    return Operation(name, f'"stablehlo.reduce_precision"({{}}) <{{{{{bits}}}}}>', 1, ("f32", "f64", "f16", "bf16"))
+    return Operation(name, f'"stablehlo.reduce_precision"({{}}) <{{{{{bits}}}}}>', 1, FLOAT)
 
 
 _REMAINDERS = ((1e100, 3.0), (-1.7976931348623157e308, 0.998), (1e308, 5e-324 * 3), (2.0**60, 3.0), (7e-322, 1e-323))

@@ -75,3 +75,22 @@ def _value(function: Callable[..., Any], xs: list[Any], own: Any) -> Any:
             return complex(result) if isinstance(own, np.complexfloating) else float(result)
         except (ValueError, ZeroDivisionError, TypeError, OverflowError, mpmath.libmp.NoConvergence):
             return own
+
+
+def exact_values(group: str, args: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """Return the values of an elementwise function of finite numbers in long double."""
+    wide = np.clongdouble if args[0].dtype.kind == "c" else np.longdouble
+    found = np.zeros(shape, wide)
+    full = [np.broadcast_to(a, shape) for a in args]
+    with mpmath.workdps(DIGITS):
+        for at in np.ndindex(shape):
+            value = FUNCTIONS[group](*(mpmath.mpmathify(a[at].item()) for a in full))
+            if wide is np.clongdouble:
+                found.real[at], found.imag[at] = (_rounded(part) for part in (value.real, value.imag))
+            else:
+                found[at] = _rounded(value)
+    return found
+
+
+def _rounded(value: Any) -> np.longdouble:
+    return np.longdouble(mpmath.nstr(value, 30))

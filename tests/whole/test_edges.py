@@ -11,7 +11,11 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("mpmath")
 
-from conformance.edges import bound_of, cases, measure
+import numpy as np
+from conformance.edges import bound_of, cases, measure, run_xla
+
+import aotc
+from aotc.vmfb.dtypes import DTYPES, to_numpy
 
 pytestmark = [pytest.mark.cpu]
 
@@ -29,3 +33,24 @@ def test_edge_values(case, request, record_property):
     record_property("worst", found.own)
     problem = f"{case.name} of {found.where} is {found.got}, expected {found.want}: {found.own:.4g} ulp"
     assert found.own <= bound_of(case).ulp, f"{problem}; {found.count} such"
+
+
+FORMATS = ((5, 10), (5, 9), (5, 4), (5, 2), (5, 0), (8, 7), (6, 4), (11, 0), (4, 10), (4, 3), (2, 1), (8, 23))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f8E5M2", "f8E5M2FNUZ", "f8E4M3FN", "f8E8M0FNU", "f4E2M1FN"])
+def test_reduce_precision_of_every_code(dtype):
+    bits = DTYPES[dtype].bits
+    codes = np.arange(1 << bits, dtype="u2" if bits == 16 else "u1").view(to_numpy(dtype))
+    kind = f"tensor<{codes.size}x{dtype}>"
+    rows = [f"%{n} = stablehlo.reduce_precision %a, format = e{e}m{m} : {kind}" for n, (e, m) in enumerate(FORMATS)]
+    names, kinds = (", ".join(x) for x in ([f"%{n}" for n in range(len(rows))], [kind] * len(rows)))
+    text = "\n".join([f"func.func @main(%a: {kind}) -> ({kinds}) {{", *rows, f"return {names} : {kinds}", "}"])
+    found = aotc.load(aotc.compile(text)).invoke("main", codes)
+    for (e, m), got in zip(FORMATS, found, strict=True):
+        one = f"func.func @main(%a: {kind}) -> {kind} {{\n{rows[FORMATS.index((e, m))]}\n"
+        want = run_xla(f"{one}return %{FORMATS.index((e, m))} : {kind}\n}}", [codes])
+        left, right = (np.asarray(x).astype(np.float32) for x in (got, want))
+        np.testing.assert_array_equal(left, right, f"e{e}m{m}")
+        known = left == left
+        np.testing.assert_array_equal(np.signbit(left[known]), np.signbit(right[known]), f"e{e}m{m}")

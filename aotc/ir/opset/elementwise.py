@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.ir.opset.elementwise_scalars import SCALARS, ScalarOp, convert, reduce_precision
+from aotc.ir.opset.elementwise_scalars import SCALARS, ScalarOp, convert, exponent_bits_rounded, reduce_precision
 from aotc.ir.opset.spec import (
     Arrays,
     Attrs,
@@ -164,7 +164,8 @@ def _infer_same(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
 
 def with_fewer_bits(x: np.ndarray, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
     """Return ``x`` rounded to a float of fewer bits, in its own type."""
-    return cast(reduce_precision(_widen(x), exponent_bits, mantissa_bits), from_numpy(x.dtype))
+    dtype = from_numpy(x.dtype)
+    return cast(reduce_precision(_widen(x), exponent_bits, mantissa_bits, exponent_bits_rounded(dtype)), dtype)
 
 
 def _reference_reduce_precision(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:

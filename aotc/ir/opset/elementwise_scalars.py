@@ -253,9 +253,17 @@ def _wrap_small(x: Array, signed: bool, bits: int) -> Array:
     return np.where(low >= (1 << (bits - 1)), low - (1 << bits), low) if signed else low
 
 
-def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
-    """Round f32/f64 ``x`` to a float of the given exponent and mantissa bits."""
-    own_mantissa, own_exponent = (23, 8) if x.dtype == np.float32 else (52, 11)
+def exponent_bits_rounded(dtype: str) -> int:
+    """Return the exponent bits of the float in which ``reduce_precision`` rounds ``dtype``: small ones in f16."""
+    return {"f64": 11, "f32": 8, "bf16": 8, "f8E8M0FNU": 8}.get(dtype, 5)
+
+
+def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int, own_exponent: int) -> Array:
+    """Round f32/f64 ``x``, values of a float of ``own_exponent`` bits, to the given exponent and mantissa bits.
+
+    It is the bits that are rounded, so subnormals of f16 to a multiple; only fewer exponent bits flush them.
+    """
+    own_mantissa = 23 if x.dtype == np.float32 else 52
     unsigned = np.dtype(f"u{x.dtype.itemsize}").type
     bits = np.asarray(x, order="C").view(unsigned)
     if mantissa_bits < own_mantissa:
@@ -264,12 +272,15 @@ def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
         last = (bits >> unsigned(drop)) & unsigned(1)
         bits = (bits + half + last) & ~unsigned((1 << drop) - 1)
     result = bits.view(x.dtype)
+    if own_exponent == 5:
+        step = x.dtype.type(2.0 ** (-14 - min(mantissa_bits, 10)))
+        small = np.where(np.abs(x) < 2.0**-14, x, 0)
+        result = np.where(np.abs(x) < 2.0**-14, np.copysign(np.rint(small / step) * step, x), result)
+    kept = min(exponent_bits, own_exponent)
+    bias = (1 << (kept - 1)) - 1
+    result = np.where(np.abs(result) >= np.ldexp(1.0, bias + 1), np.copysign(np.inf, x), result)
     if exponent_bits < own_exponent:
-        bias = (1 << (exponent_bits - 1)) - 1
-        largest = np.ldexp(2 - 2.0**-mantissa_bits, bias)
-        smallest = np.ldexp(1.0, 1 - bias)
-        result = np.where(np.abs(result) > largest, np.copysign(np.inf, x), result)
-        result = np.where(np.abs(result) < smallest, np.copysign(0, x), result)
+        result = np.where(np.abs(result) < np.ldexp(1.0, 1 - bias), np.copysign(0, x), result)
     return np.where(np.isnan(x), x, result).astype(x.dtype)
 
 

@@ -22,6 +22,7 @@ from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
 from aotc.kernels.emit.poll import annotate_polls
+from aotc.kernels.emit.rare_calls import annotate_rare_calls, define
 from aotc.kernels.llvm_types import I64, PTR, VOID, KernelModule
 from aotc.targets import Target
 
@@ -61,7 +62,7 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     body = KernelModule(kernel.name, target)
     body.data_layout = str(aot.target_machine(target).target_data)
     emit_body(body, _BODY, kernel, target, emit_tile)
-    module = llvm.parse_assembly(annotate_polls(assembly_text(body)))
+    module = llvm.parse_assembly(annotate_rare_calls(annotate_polls(assembly_text(body))))
     module.link_in(llvm.parse_bitcode(_shell_bitcode(target)))
     module.get_function(_SHELL).name = kernel.name
     aot.internalize(module, {kernel.name})
@@ -83,6 +84,8 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     except RuntimeError as error:
         raise InternalError(f"kernel {kernel.name}: {error}") from error
     aot.optimize(module, target)
+    if define(module, target):
+        aot.inline_late(module, target)
     return module
 
 

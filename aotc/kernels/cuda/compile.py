@@ -21,6 +21,7 @@ from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
+from aotc.kernels.emit.rare_calls import define
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, KernelModule
 from aotc.targets import Target
 
@@ -124,6 +125,7 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     shell = llvm.parse_bitcode(_shell_bitcode(block_threads(kernel) > 0))
     shell.triple, shell.data_layout = TRIPLE, str(machine.target_data)
     module.link_in(shell)
+    define(module, target)
     aot.internalize(module, {_ENTRY})
     try:
         module.verify()

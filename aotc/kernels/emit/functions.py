@@ -11,6 +11,7 @@ import numpy as np
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
+from aotc.ir.opset.elementwise import exponent_bits_rounded
 from aotc.kernels.formulas import math as formulas
 from aotc.kernels.formulas.llvm_values import ScalarValue, suffix
 from aotc.kernels.formulas.rare import FullAlgebra
@@ -65,6 +66,7 @@ def reduce_precision(builder: ir.IRBuilder, args: list[Register], dtype: str) ->
         raise InternalError("kernels: reduce_precision needs constant bits")
     algebra = FullAlgebra(builder, 32 if value.type == F32 else 64)
     rounded_value = formulas.reduce_precision(
-        algebra, ScalarValue(builder, value), int(exponent.constant), int(mantissa.constant)
-    )
+        algebra, ScalarValue(builder, value), int(exponent.constant), int(mantissa.constant),
+        exponent_bits_rounded(dtype),
+    )  # fmt: skip
     return rounded_value.raw

@@ -70,6 +70,8 @@ def _small_float(builder: ir.IRBuilder, fn: str, args: list[Register], dtypes: l
         keys = [small_float.total_order_key(builder, x, dtype) for x in args]
         return builder.icmp_signed(SCALARS[fn].symbol, *keys)
     wide = [convert(builder, x, d, "f32") if d == dtype else x for x, d in zip(args, dtypes, strict=True)]
+    if fn == "reduce_precision":
+        return convert(builder, functions.reduce_precision(builder, wide, dtype), "f32", result)
     of = "f32" if result == dtype else result
     value = apply(builder, fn, wide, ["f32" if d == dtype else d for d in dtypes], of)
     return convert(builder, value, of, result)

@@ -13,14 +13,14 @@ from aotc.kernels.formulas import limits
 from aotc.kernels.formulas import math as real
 from aotc.kernels.formulas.complex_forms import (
     Pair,
+    even_scale,
     in_wide,
     is_infinite,
     larger,
     log_of_size,
-    scaled,
+    root_of_moderate,
     size_of,
     square_less_one,
-    sum_of_products,
     to_one,
 )
 from aotc.kernels.formulas.forms import power_of_two
@@ -42,7 +42,6 @@ def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 COMPLEX.update({
     "add": lambda m, a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda m, a, b: (a[0] - b[0], a[1] - b[1]),
-    "mul": lambda m, a, b: (a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]),
     "neg": lambda m, a: (-a[0], -a[1]),
     "conj": lambda m, a: (a[0], -a[1]),
     "real": lambda m, a: a[0],
@@ -52,49 +51,46 @@ COMPLEX.update({
 })  # fmt: skip
 
 
+@function("mul")
+def multiply(m: Any, a: Pair, b: Pair) -> Pair:
+    """Products and sums with one rounding, as XLA has them; but products that cancel when rounded give 0.
+
+    So a number times its conjugate is real, where the rounding of a product would be left.
+    """
+    left, right = a[0] * b[1], a[1] * b[0]
+    y = m.select(left == -right, left + right, m.multiply_add(a[1], b[0], left))
+    return m.multiply_add(a[0], b[0], -(a[1] * b[1])), y
+
+
 @function("div")
 @in_wide
 def divide(m: Any, roomy: bool, a: Pair, b: Pair) -> Pair:
-    """``a conj(b) / |b|**2``; infinite operands and a zero divisor as C's annex G has them."""
-    return _short_quotient(m, a, b) if roomy else _long_quotient(m, a, b)
+    """``a conj(b) / |b|**2``; what is not finite, zero divisors and what may leave the range go another way."""
+    (x, y), (c, d) = a, b
+    p, q = y * d, -(x * d)
+    inverse = 1.0 / m.multiply_add(c, c, d * d)
+    if roomy:
+        found = (m.multiply_add(x, c, p) * inverse, m.multiply_add(y, c, q) * inverse)
+        return _rarely(m, _is_nan(m, found), "quotient_of_narrow", (*a, *b), found)
+    lost = m.multiply_add(y, d, -p), m.multiply_add(-x, d, -q)  # Kahan: an error of two units
+    found = ((m.multiply_add(x, c, p) + lost[0]) * inverse, (m.multiply_add(y, c, q) + lost[1]) * inverse)
+    usual = _is_moderate(m, a) & _is_moderate(m, b)
+    return _rarely(m, ~usual | _is_nan(m, found), "quotient", (*a, *b), found)
 
 
-def _short_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    """Divide what came from 32 bits: with a large number for infinity nothing leaves the range."""
-    both = is_infinite(m, a) & is_infinite(m, b)
-    a, b = (tuple(m.select(m.abs(v) == real.INF, m.copysign(m.const(limits.BOXED), v), v) for v in p) for p in (a, b))
-    square = m.multiply_add(b[0], b[0], b[1] * b[1])
-    inverse = 1.0 / square
-    x, y = (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
-    pole = m.copysign(inverse, b[0])
-    x, y = (m.select(square == 0.0, v * pole, q) for v, q in zip(a, (x, y)))
-    return m.select(both, m.const(real.NAN), x), m.select(both, m.const(real.NAN), y)
+def _is_nan(m: Any, a: Pair) -> Any:
+    return (a[0] != a[0]) | (a[1] != a[1])
 
 
-def _long_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    x, y = _scaled_quotient(m, a, b)
-    lost = (x != x) & (y != y)
-    by_zero = (b[0] == 0.0) & (b[1] == 0.0)
-    infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
-    pole = m.copysign(m.const(real.INF), b[0])
-    x, y = (m.select(lost & by_zero, pole * v, q) for v, q in zip(a, (x, y)))
-    unit = [m.copysign(m.select(m.abs(v) == real.INF, m.const(1.0), m.const(0.0)), v) for v in (*a, *b)]
-    finite_a, finite_b = ((m.abs(v[0]) < real.INF) & (m.abs(v[1]) < real.INF) for v in (a, b))
-    grows = [unit[0] * b[0] + unit[1] * b[1], unit[1] * b[0] - unit[0] * b[1]]
-    fades = [a[0] * unit[2] + a[1] * unit[3], a[1] * unit[2] - a[0] * unit[3]]
-    x, y = (m.select(lost & infinite & finite_b, g * real.INF, q) for g, q in zip(grows, (x, y)))
-    x, y = (m.select(lost & by_infinite & finite_a, f * 0.0, q) for f, q in zip(fades, (x, y)))
-    return x, y
+def _is_moderate(m: Any, a: Pair) -> Any:
+    """Tell whether squares of ``a`` and their quotients stay in the range, with all digits."""
+    size = larger(m, m.abs(a[0]), m.abs(a[1]))
+    return ((size > limits.MODERATE[0]) & (size < limits.MODERATE[1])) | (size == 0.0)
 
 
-def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
-    """``a / b`` where nothing is special."""
-    to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
-    to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
-    (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)
-    below, n = m.multiply_add(c, c, d * d), n_b - n_a
-    above = sum_of_products(m, x, c, y, d), sum_of_products(m, y, c, -x, d)
-    return scaled(m, above[0] / below, n), scaled(m, above[1] / below, n)
+def _rarely(m: Any, condition: Any, name: str, args: tuple[Any, ...], usual: Pair) -> Pair:
+    """Return ``usual``, but where the condition holds what the rare function ``name`` gives for either part."""
+    return m.rarely(condition, name, (*args, 0), usual[0]), m.rarely(condition, name, (*args, 1), usual[1])
 
 
 @function("abs")
@@ -174,47 +170,22 @@ def logistic(m: Any, roomy: bool, a: Pair) -> Pair:
     return m.select(left, m.multiply_add(x, near, y * y), near) / below, m.select(left, y, -y) / below
 
 
-def _root(m: Any, a: Pair) -> Pair:
-    """The root of a pair whose squares stay in the range."""
-    size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
-    t = m.sqrt((size + m.abs(a[0])) * 0.5)
-    other = m.select(t == 0.0, m.const(0.0), m.abs(a[1]) / (t + t))
-    right = a[0] >= 0.0
-    return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
-
-
-def _even_scale(m: Any, roomy: bool, a: Pair) -> tuple[Pair, Any]:
-    """Return ``a`` times a power of 4 that brings it near 1, and the power's exponent; from 32 bits as it is."""
-    if roomy:
-        return a, None
-    _, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
-    n = (n >> 1) << 1
-    scale = power_of_two(m, n)
-    return (a[0] * scale, a[1] * scale), n
-
-
 @function("sqrt")
 @in_wide
 def root(m: Any, roomy: bool, a: Pair) -> Pair:
     """The root with a real part that is not negative; no cancellation on either side."""
-    inner, n = _even_scale(m, roomy, a)
-    x, y = _root(m, inner)
-    if n is not None:
-        x, y = (v * power_of_two(m, -(n >> 1)) for v in (x, y))
-    upright, flat = m.abs(a[1]) == real.INF, m.abs(a[0]) == real.INF
-    right = a[0] > 0.0
-    x = m.select(flat, m.select(right, a[0], m.select(a[1] != a[1], a[1], m.const(0.0))), x)
-    y = m.select(flat, m.select(right, m.select(a[1] != a[1], a[1], m.copysign(m.const(0.0), a[1])),
-                                m.copysign(m.const(real.INF), a[1])), y)  # fmt: skip
-    return m.select(upright, m.const(real.INF), x), m.select(upright, a[1], y)
+    found = root_of_moderate(m, a)
+    if roomy:
+        return _rarely(m, _is_nan(m, found), "root_of_narrow", a, found)
+    return _rarely(m, ~_is_moderate(m, a), "root", a, found)
 
 
 @function("rsqrt")
 @in_wide
 def reciprocal_root(m: Any, roomy: bool, a: Pair) -> Pair:
     """``conj(sqrt z) / |z|``; of 0 it is infinite, of infinity 0."""
-    inner, n = _even_scale(m, roomy, a)
-    x, y = _root(m, inner)
+    inner, n = even_scale(m, roomy, a)
+    x, y = root_of_moderate(m, inner)
     size = m.sqrt(m.multiply_add(inner[0], inner[0], inner[1] * inner[1]))
     x, y = x / size, -y / size
     if n is not None:
@@ -345,7 +316,9 @@ def sign(m: Any, roomy: bool, a: Pair) -> Pair:
         scale, _ = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
         a = a[0] * scale, a[1] * scale
     size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
-    return m.select(zero, a[0], a[0] / size), m.select(zero, a[1], a[1] / size)
+    inverse = 1.0 / size
+    x, y = (a[0] * inverse, a[1] * inverse) if roomy else (a[0] / size, a[1] / size)
+    return m.select(zero, a[0], x), m.select(zero, a[1], y)
 
 
 def _product(m: Any, x: Any, y: Any) -> Any:

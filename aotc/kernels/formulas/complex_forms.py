@@ -99,3 +99,22 @@ def square_less_one(m: Any, less: Any, y: Any) -> Any:
     total = twice + t
     back = total - twice
     return total + (lost + ((twice - (total - back)) + (t - back)))
+
+
+def root_of_moderate(m: Any, a: Pair) -> Pair:
+    """The root of a pair whose squares stay in the range."""
+    size = m.sqrt(m.multiply_add(a[0], a[0], a[1] * a[1]))
+    t = m.sqrt((size + m.abs(a[0])) * 0.5)
+    other = m.select(t == 0.0, m.const(0.0), m.abs(a[1]) / (t + t))
+    right = a[0] >= 0.0
+    return m.select(right, t, other), m.copysign(m.select(right, other, t), a[1])
+
+
+def even_scale(m: Any, roomy: bool, a: Pair) -> tuple[Pair, Any]:
+    """Return ``a`` times a power of 4 that brings it near 1, and the power's exponent; from 32 bits as it is."""
+    if roomy:
+        return a, None
+    _, n = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    n = (n >> 1) << 1
+    scale = power_of_two(m, n)
+    return (a[0] * scale, a[1] * scale), n

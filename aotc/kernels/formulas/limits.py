@@ -30,22 +30,10 @@ why: above, the result is infinite, and the scale 2**n would leave its range
 from: the logarithm of the largest number, rounded up
 """
 
-EXPM1_SERIES = 1e-5
-"""unit: |x| of expm1
-why: below, three terms of the series are exact, where Kahan's form may divide 0 by 0
-from: reasoning: the fourth term is less than 2**-53 of the first
-"""
-
-EXPM1_LOW = -40.0
+EXPM1_LOW = (-20.0, -40.0)
 """unit: x of expm1
-why: below, the result rounds to -1, while exp(x) - 1 leaves nothing to divide out
-from: reasoning: exp(-40) is less than 2**-57
-"""
-
-EXPM1_HIGH = 700.0
-"""unit: x of expm1
-why: above, exp(x) - 1 is exp(x), and Kahan's product would overflow
-from: reasoning: x * exp(x) overflows from 704 on
+why: below, the result rounds to -1, and 2**-n would leave the integers that are exact next to it
+from: reasoning: exp(-20) is less than 2**-28, exp(-40) than 2**-57
 """
 
 LOG1P_SERIES = 1e-5
@@ -132,10 +120,10 @@ why: above, the result is 0 or infinite, and the correction of its last digits w
 from: the logarithm of the least subnormal
 """
 
-POW_ODD = 2.0**53
-"""unit: |y| of pow
-why: from here on all numbers are even
-from: the 53 bits of a double's significand
+POW_NORMAL = 2.0**-1022
+"""unit: |x| of pow in 64 bits
+why: below, the exponent is not where that of a normal number is
+from: the least normal number
 """
 
 REM_STEPS = 6
@@ -160,6 +148,12 @@ BOXED = 2.0**300
 """unit: parts of complex operands of 32 bits that are divided in 64
 why: infinity is replaced by it: a quotient by it rounds to 0 in 32 bits, and one of it to infinity
 from: the range of 32 bits, and that its square stays in the range of 64
+"""
+
+MODERATE = (2.0**-250, 2.0**250)
+"""unit: the larger of |re z| and |im z| in divisions and roots of 64 bits
+why: between, squares, their products and quotients neither leave the range nor lose digits; beyond, operands are scaled
+from: reasoning: a quarter of the exponents' range
 """
 
 EXP_OF_SPLIT = 1.0142320547350045e304

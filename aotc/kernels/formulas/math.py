@@ -16,159 +16,25 @@ whole range, in units in the last place, stands at each formula (:data:`MAX_ULP`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas import limits
 from aotc.kernels.formulas.erf import erf64, erf_tail
+from aotc.kernels.formulas.exponential import exp, expm1, logistic, tanh
 from aotc.kernels.formulas.forms import (
     FUNCTIONS,
     INF,
-    LN2_HIGH,
-    LN2_LOW,
     MAX_ULP,
     NAN,
     function,
     in_wide,
     polynomial,
-    power_of_two,
     with_sign_of_first,
 )
 from aotc.kernels.formulas.log_gamma import log_gamma_of_positive
-from aotc.kernels.formulas.power import exp_of_two_words, log_in_two_words
+from aotc.kernels.formulas.logarithm import log, log1p, log1p_series
+from aotc.kernels.formulas.power import pow
 from aotc.kernels.formulas.trig import atan2, cos, sin, tan
-
-
-@function(f32=1, f64=1.5)
-def exp(m: Any, x: Any) -> Any:
-    """``2**n * e**r``; the scale is applied in two steps so that subnormal results round once.
-
-    Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits,
-    which saves the conversions. NaN passes through every step.
-    """
-    wide = int(m.bits == 64)
-    low, high = limits.EXP_LOW[wide], limits.EXP_HIGH[wide]
-    magic, magic_bits = (12582912.0, 0x4B400000) if m.bits == 32 else (6755399441055744.0, 0x4338000000000000)
-    c = m.select(x > high, m.const(high), x)
-    c = m.select(c < low, m.const(low), c)
-    t = m.multiply_add(c, m.const(1.4426950408889634), m.const(magic))
-    n = t - magic
-    k = m.to_bits(t) - magic_bits
-    if m.bits == 32:
-        r = m.multiply_add(n, m.const(-0.693359375), c)
-        r = m.multiply_add(n, m.const(2.12194440e-4), r)
-        p = polynomial(m, r, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5))
-    else:
-        r = m.multiply_add(n, m.const(-LN2_HIGH), c)
-        r = m.multiply_add(n, m.const(-LN2_LOW), r)
-        p = polynomial(m, r, tuple(1.0 / math.factorial(k) for k in range(13, 1, -1)))
-    p = m.multiply_add(p, r * r, r) + 1.0
-    half = k >> 1
-    return p * power_of_two(m, half) * power_of_two(m, k - half)
-
-
-def _log_parts(m: Any, x: Any) -> tuple[Any, Any]:
-    """Return ``(e, f)`` with ``x == 2**e * (1 + f)`` and ``sqrt(1/2) <= 1 + f < sqrt(2)``, for positive finite x."""
-    tiny, scale, power = (1.17549435e-38, 8388608.0, 23) if m.bits == 32 else (2.2250738585072014e-308, 2.0**54, 54)
-    subnormal = x < tiny
-    scaled = m.select(subnormal, x * scale, x)
-    bits = m.to_bits(scaled)
-    shift, bias, mask = (23, 126, 0x007FFFFF) if m.bits == 32 else (52, 1022, (1 << 52) - 1)
-    exponent = m.to_float((bits >> shift) - bias) - m.select(subnormal, m.const(float(power)), m.const(0.0))
-    half = 0x3F000000 if m.bits == 32 else 0x3FE0000000000000
-    mantissa = m.from_bits((bits & mask) | half)
-    low = mantissa < 0.70710678118654752
-    exponent = m.select(low, exponent - 1.0, exponent)
-    return exponent, m.select(low, mantissa + mantissa, mantissa) - 1.0
-
-
-def _log_special(m: Any, x: Any, y: Any) -> Any:
-    y = m.select(x == INF, x, y)
-    y = m.select(x == 0.0, m.const(-INF), y)
-    return m.select(x >= 0.0, y, m.const(NAN))
-
-
-_LOG32 = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
-          2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
-_LOG64 = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
-          2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01)  # fmt: skip
-
-
-def _log64_correction(m: Any, f: Any) -> Any:
-    """Return ``log(1 + f) - f``."""
-    s = f / (f + 2.0)
-    z = s * s
-    r = z * polynomial(m, z, _LOG64)
-    square = f * f * 0.5
-    return s * (square + r) - square
-
-
-@function(f32=1, f64=1.5)
-def log(m: Any, x: Any) -> Any:
-    """``e * ln 2 + log(1 + f)``."""
-    e, f = _log_parts(m, x)
-    if m.bits == 32:
-        z = f * f
-        y = f * z * polynomial(m, f, _LOG32)
-        y = m.multiply_add(e, m.const(-2.12194440e-4), y)
-        y = m.multiply_add(m.const(-0.5), z, y)
-        return _log_special(m, x, m.multiply_add(e, m.const(0.693359375), f + y))
-    low = m.multiply_add(e, m.const(LN2_LOW), _log64_correction(m, f))
-    return _log_special(m, x, m.multiply_add(e, m.const(LN2_HIGH), f + low))
-
-
-@function(f32=1, f64=4)
-@in_wide
-def expm1(m: Any, x: Any) -> Any:
-    """Kahan's form: the rounding of ``exp(x)`` is divided out."""
-    u = exp(m, x)
-    less = u - 1.0
-    y = less * x / log(m, u)
-    y = m.select(m.abs(x) < limits.EXPM1_SERIES, x + x * x * 0.5 + x * x * x * (1.0 / 6.0), y)
-    y = m.select(x < limits.EXPM1_LOW, m.const(-1.0), y)
-    y = m.select(x > limits.EXPM1_HIGH, less, y)
-    return m.select(x == 0.0, x, y)
-
-
-def log1p_series(m: Any, x: Any) -> Any:
-    """Return ``log(1 + x)`` for x below LOG1P_SERIES."""
-    return x - x * x * 0.5 + x * x * x * (1.0 / 3.0)
-
-
-@function(f32=1, f64=4)
-@in_wide
-def log1p(m: Any, x: Any) -> Any:
-    """Kahan's form: the rounding of ``1 + x`` is divided out."""
-    u = x + 1.0
-    y = log(m, u) * (x / (u - 1.0))
-    y = m.select(m.abs(x) < limits.LOG1P_SERIES, log1p_series(m, x), y)
-    y = m.select(u == 0.0, m.const(-INF), y)
-    return m.select(u == INF, x, y)
-
-
-@function(f32=5, f64=4)
-def tanh(m: Any, x: Any) -> Any:
-    """An odd rational function (f32); ``expm1(2x) / (expm1(2x) + 2)`` (f64)."""
-    if m.bits == 64:
-        t = expm1(m, m.select(m.abs(x) > limits.TANH_ONE[1], m.const(2.0 * limits.TANH_ONE[1]), m.abs(x) * 2.0))
-        return m.select(x != x, x, m.copysign(t / (t + 2.0), x))
-    limit = limits.TANH_CLAMP
-    y = m.select(x > limit, m.const(limit), x)
-    y = m.select(y < -limit, m.const(-limit), y)
-    s = y * y
-    p = polynomial(m, s, (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
-                          1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03))  # fmt: skip
-    q = polynomial(m, s, (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03))
-    r = m.select(m.abs(x) > limits.TANH_ONE[0], m.copysign(m.const(1.0), x), y * p / q)
-    r = m.select(m.abs(x) < limits.TANH_LINEAR, x, r)
-    return m.select(x != x, x, r)
-
-
-@function(f32=3, f64=3)
-def logistic(m: Any, x: Any) -> Any:
-    """``1 / (1 + exp(-x))``, on the left ``exp(x) / (1 + exp(x))``, which does not overflow below."""
-    power = exp(m, -m.abs(x))
-    return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)
 
 
 @function(f32=6, f64=2)
@@ -269,42 +135,6 @@ def _cube_root(m: Any, a: Any) -> Any:
     return m.select(a != a, a, y)
 
 
-@function(f32=1, f64=1)
-def pow(m: Any, x: Any, y: Any) -> Any:
-    """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; C's special cases."""
-    if m.bits == 32:
-        w = m.wide
-        return m.narrow(_power(w, m.widen(x), m.widen(y), _short_power))
-    return _power(m, x, y, _long_power)
-
-
-def _short_power(m: Any, a: Any, y: Any) -> Any:
-    return exp(m, y * log(m, a))
-
-
-def _long_power(m: Any, a: Any, y: Any) -> Any:
-    e, f = _log_parts(m, a)
-    high, low = log_in_two_words(m, e, f)
-    p = y * _log_special(m, a, high)
-    rest = m.fma(y, high, -p) + y * low
-    return exp_of_two_words(m, p, m.select(m.abs(p) < limits.POW_USUAL, rest, m.const(0.0)))
-
-
-def _power(m: Any, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
-    """Return ``x**y`` where ``of_size`` gives it for sizes of x; C's special cases."""
-    a = m.abs(x)
-    r = of_size(m, a, y)
-    whole = m.trunc(y) == y
-    half = m.trunc(y * 0.5) * 2.0 != y
-    odd = whole & half & (m.abs(y) < limits.POW_ODD)
-    negative = m.copysign(m.const(1.0), x) < 0.0
-    r = m.select(negative & odd, -r, r)
-    r = m.select((x < 0.0) & (a < INF) & ~whole, m.const(NAN), r)
-    r = m.select((a == 1.0) & (m.abs(y) == INF), m.const(1.0), r)
-    r = m.select((x != x) | (y != y), x + y, r)
-    return m.select((y == 0.0) | (x == 1.0), m.const(1.0), r)
-
-
 @function(f32=0, f64=0)
 @with_sign_of_first
 def rem(m: Any, x: Any, y: Any) -> Any:
@@ -337,9 +167,12 @@ def _long_remainder(m: Any, x: Any, y: Any) -> Any:
     return m.rarely(large, "remainder", (a, b), r)
 
 
-def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int) -> Any:
-    """Round to nearest even at ``mantissa`` bits; overflow to infinity, underflow to signed zero."""
-    width, bias = (23, 127) if m.bits == 32 else (52, 1023)
+def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int, own_exponent: int) -> Any:
+    """Round the bits of ``x`` to nearest even at ``mantissa`` bits; overflow to infinity, underflow to signed zero.
+
+    ``own_exponent`` is what the type of ``x`` has, which may be shorter than a register.
+    """
+    width = 23 if m.bits == 32 else 52
     nan = x != x
     bits = m.to_bits(x)
     if mantissa < width:
@@ -347,13 +180,18 @@ def reduce_precision(m: Any, x: Any, exponent: int, mantissa: int) -> Any:
         last = m.shift_right_logical(bits, drop) & 1
         bits = (bits + last + ((1 << (drop - 1)) - 1)) & -(1 << drop)
     y = m.select(m.abs(x) < INF, m.from_bits(bits), x)
-    top = (1 << (exponent - 1)) - 1
-    if top < bias:
-        limit = 2.0 ** (top + 1)
-        small = 2.0 ** (1 - top)
-        y = m.select(m.abs(y) >= limit, m.copysign(m.const(INF), x), y)
-        y = m.select(m.abs(y) < small, m.copysign(m.const(0.0), x), y)
+    if own_exponent == 5 and mantissa < 10:  # subnormals of f16 are multiples, normal numbers of a register
+        magic = 1.5 * 2.0 ** (9 - mantissa)
+        y = m.select(m.abs(x) < 2.0**-14, m.copysign((x + magic) - magic, x), y)
+    top = (1 << (min(exponent, own_exponent) - 1)) - 1
+    if top < (127 if m.bits == 32 else 1023):
+        y = m.select(m.abs(y) >= 2.0 ** (top + 1), m.copysign(m.const(INF), x), y)
+    if exponent < own_exponent:
+        y = m.select(m.abs(y) < 2.0 ** (1 - top), m.copysign(m.const(0.0), x), y)
     return m.select(nan, x, y)
 
 
-__all__ = ["FUNCTIONS", "MAX_ULP", "atan2", "cos", "reduce_precision", "sin", "tan"]
+__all__ = [
+    "FUNCTIONS", "MAX_ULP", "atan2", "cos", "exp", "expm1", "log", "log1p", "log1p_series", "logistic", "pow",
+    "reduce_precision", "sin", "tan", "tanh",
+]  # fmt: skip

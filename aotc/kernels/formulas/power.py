@@ -1,27 +1,31 @@
-"""Logarithm and exponential of ``pow`` in 64 bits: in two words: an exponent multiplies errors.
+"""Powers: in 64 bits with the logarithm in two words, since an exponent multiplies errors.
 
 No tables: ``log(1 + f) = 2 s + 2/3 s**3 + 2/5 s**5 + ...`` with ``s = f / (2 + f)``, the first two terms in two words.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 from aotc.kernels.formulas import limits
-from aotc.kernels.formulas.forms import LN2_HIGH, LN2_LOW, polynomial, power_of_two
+from aotc.kernels.formulas.exponential import EXP_CURVE, exp, reduced, times_power
+from aotc.kernels.formulas.forms import INF, LN2_HIGH, LN2_LOW, NAN, function, polynomial
+from aotc.kernels.formulas.logarithm import log, log_parts, log_special, parts_of_normal
 
 _TWO_THIRDS = (0.66666666666666662966, 3.7007434154171882626e-17)
-_REST = tuple(2.0 / (2 * k + 3) for k in range(12, 0, -1))  # of s**2, from the term of s**5 on
-_EXP = tuple(1.0 / math.factorial(k) for k in range(13, 1, -1))
+# of z = s**2: 2/5 + 2/7 z + ..., the interpolation at Chebyshev's nodes, off by 2**-66 of the logarithm
+_REST = (0.11723689023649227, 0.11706187519978793, 0.133348065173055, 0.1538459492898411, 0.1818181833570672,
+         0.222222222216545, 0.2857142857142937, 0.4)  # fmt: skip
 
 
 def log_in_two_words(m: Any, e: Any, f: Any) -> tuple[Any, Any]:
     """Return ``e log 2 + log(1 + f)`` for an integer ``e`` and ``sqrt(1/2) <= 1 + f < sqrt(2)``."""
     below = f + 2.0
     lost = (2.0 - below) + f
-    s = f / below
-    s_low = (m.fma(-s, below, f) - s * lost) / below
+    inverse = 1.0 / below
+    s = f * inverse
+    s_low = (m.fma(-s, below, f) - s * lost) * inverse
     z = s * s
     z_low = m.fma(s, s, -z) + s * s_low * 2.0
     q = z * polynomial(m, z, _REST)
@@ -43,16 +47,62 @@ def log_in_two_words(m: Any, e: Any, f: Any) -> tuple[Any, Any]:
 
 def exp_of_two_words(m: Any, high: Any, low: Any) -> Any:
     """Return ``e**(high + low)`` with an error of little more than half a unit."""
-    c = m.select(high > limits.EXP_HIGH[1], m.const(limits.EXP_HIGH[1]), high)
-    c = m.select(c < limits.EXP_LOW[1], m.const(limits.EXP_LOW[1]), c)
-    n = m.rint(c * 1.4426950408889634)
-    exact = m.fma(n, m.const(-LN2_HIGH), c)
-    r = m.fma(n, m.const(-LN2_LOW), exact)
-    lost = m.fma(n, m.const(-LN2_LOW), exact - r) + low
+    k, r, lost = reduced(m, high, limits.EXP_LOW[1], limits.EXP_HIGH[1])
     h = r + 1.0
     h_low = (1.0 - h) + r
-    curve = r * r * polynomial(m, r, _EXP)
-    tail = m.multiply_add(lost, h + curve, curve + h_low)
-    k = m.to_int(n)
-    half = k >> 1
-    return (h + tail) * power_of_two(m, half) * power_of_two(m, k - half)
+    curve = r * r * polynomial(m, r, EXP_CURVE)
+    tail = m.multiply_add(lost + low, h + curve, curve + h_low)
+    return times_power(m, h + tail, k)
+
+
+@function(f32=1, f64=1)
+def pow(m: Any, x: Any, y: Any) -> Any:
+    """``exp(y * log|x|)``, in 64 bits with the logarithm in two words; C's special cases."""
+    if m.bits == 32:
+        w = m.wide
+        return m.narrow(_power(w, m.widen(x), m.widen(y), _short_power))
+    a = m.abs(x)
+    high, low = log_in_two_words(m, *parts_of_normal(m, a))
+    zero = (a == 0.0) & (y != 0.0)
+    size = _of_logarithm(m, y, m.select(zero, m.const(-INF), high), low)
+    usual = ((a >= limits.POW_NORMAL) | zero) & (a < INF) & (m.abs(y) < INF)
+    return m.rarely(~usual, "power", (x, y), _signed(m, x, y, size))
+
+
+def power_of_any(m: Any, x: Any, y: Any) -> Any:
+    """Return ``x**y`` in 64 bits for all numbers."""
+    return _power(m, x, y, _long_power)
+
+
+def _short_power(m: Any, a: Any, y: Any) -> Any:
+    return exp(m, y * log(m, a))
+
+
+def _long_power(m: Any, a: Any, y: Any) -> Any:
+    high, low = log_in_two_words(m, *log_parts(m, a))
+    return _of_logarithm(m, y, log_special(m, a, high), low)
+
+
+def _of_logarithm(m: Any, y: Any, high: Any, low: Any) -> Any:
+    p = y * high
+    rest = m.fma(y, high, -p) + y * low
+    return exp_of_two_words(m, p, m.select(m.abs(p) < limits.POW_USUAL, rest, m.const(0.0)))
+
+
+def _signed(m: Any, x: Any, y: Any, size: Any) -> Any:
+    """Return ``size``, that of the power, with its sign; NaN if there is none."""
+    whole = m.trunc(y) == y
+    half = y * 0.5
+    odd = whole & (m.trunc(half) != half)
+    negative = m.copysign(m.const(1.0), x) < 0.0
+    r = m.select(negative & odd, -size, size)
+    return m.select((x < 0.0) & (m.abs(x) < INF) & ~whole, m.const(NAN), r)
+
+
+def _power(m: Any, x: Any, y: Any, of_size: Callable[..., Any]) -> Any:
+    """Return ``x**y`` where ``of_size`` gives it for sizes of x; C's special cases."""
+    a = m.abs(x)
+    r = _signed(m, x, y, of_size(m, a, y))
+    r = m.select((a == 1.0) & (m.abs(y) == INF), m.const(1.0), r)
+    r = m.select((x != x) | (y != y), x + y, r)
+    return m.select((y == 0.0) | (x == 1.0), m.const(1.0), r)

@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from llvmlite import ir
 
+from aotc.kernels.formulas.complex_forms import Pair
+from aotc.kernels.formulas.complex_rare import long_quotient, root, short_quotient
 from aotc.kernels.formulas.large_angles import emit_sine_of_large
 from aotc.kernels.formulas.llvm_algebra import Algebra
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.formulas.log_gamma_negative import emit_log_gamma_of_negative
+from aotc.kernels.formulas.power import power_of_any
 from aotc.kernels.formulas.remainder import emit_remainder
 from aotc.kernels.llvm_types import F64, I64
 
-_FUNCTIONS: dict[str, tuple[tuple[ir.Type, ...], Callable[[ir.Function], None]]] = {
+
+def _scalar(formula: Callable[..., ScalarValue]) -> Callable[[ir.Function], None]:
+    """Return what emits the body of a function that is ``formula``, of an algebra and values of 64 bits."""
+
+    def emit(function: ir.Function) -> None:
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        builder.ret(formula(Algebra(builder, 64), *(ScalarValue(builder, a) for a in function.args)).raw)
+
+    return emit
+
+
+def _part(formula: Callable[..., Pair], pairs: int) -> Callable[[ir.Function], None]:
+    """Return the same for a ``formula`` of pairs whose value is one; the last argument chooses its part."""
+
+    def of_part(m: Algebra, *args: ScalarValue) -> ScalarValue:
+        x, y = formula(m, *((args[2 * n], args[2 * n + 1]) for n in range(pairs)))
+        return m.select(args[-1] == 0, x, y)
+
+    return _scalar(of_part)
+
+
+RARE: dict[str, tuple[tuple[ir.Type, ...], Callable[[ir.Function], None]]] = {
     "sine_of_large": ((F64, I64), emit_sine_of_large),
     "remainder": ((F64, F64), emit_remainder),
     "log_gamma_of_negative": ((F64, F64), emit_log_gamma_of_negative),
+    "power": ((F64, F64), _scalar(power_of_any)),
+    "quotient": ((F64, F64, F64, F64, I64), _part(long_quotient, 2)),
+    "quotient_of_narrow": ((F64, F64, F64, F64, I64), _part(short_quotient, 2)),
+    "root": ((F64, F64, I64), _part(partial(root, roomy=False), 1)),
+    "root_of_narrow": ((F64, F64, I64), _part(partial(root, roomy=True), 1)),
 }
 """The types of the arguments of each, and what emits its body; all return f64."""
 
+CHOICE = "aotc.rarely."
+"""How the functions begin that take a flag, the usual result and the arguments; ``emit.rare_calls`` defines them."""
 
-def declare(module: ir.Module, name: str) -> ir.Function:
-    """Return the rare function ``name``; add it to the module if it is new."""
-    function = module.globals.get(f"aotc.{name}")
-    if function is not None:
-        return function
-    types, emit = _FUNCTIONS[name]
-    function = ir.Function(module, ir.FunctionType(F64, types), f"aotc.{name}")
-    function.linkage = "internal"
-    for attribute in ("noinline", "nounwind"):
-        function.attributes.add(attribute)
-    emit(function)
-    return function
+
+def choice_of(module: ir.Module, name: str) -> ir.Function:
+    """Return the function that chooses between the usual result and the rare function ``name``'s; declare a new one."""
+    found = module.globals.get(CHOICE + name)
+    return found or ir.Function(module, ir.FunctionType(F64, (I64, F64, *RARE[name][0])), CHOICE + name)
 
 
 class FullAlgebra(Algebra):
@@ -42,12 +67,6 @@ class FullAlgebra(Algebra):
         self, condition: ScalarValue, name: str, args: Sequence[ScalarValue | int], usual: ScalarValue
     ) -> ScalarValue:
         """Return ``usual``, but where the condition holds, which is rare, the function ``name`` of ``args``."""
-        before = self.builder.block
-        with self.builder.if_then(condition.raw, likely=False):
-            raw = [a.raw if isinstance(a, ScalarValue) else ir.Constant(I64, a) for a in args]
-            found = self.builder.call(declare(self.builder.module, name), raw)
-            inside = self.builder.block
-        result = self.builder.phi(F64)
-        result.add_incoming(usual.raw, before)
-        result.add_incoming(found, inside)
-        return self._wrap(result)
+        flag = self.builder.zext(condition.raw, I64)
+        raw = [a.raw if isinstance(a, ScalarValue) else ir.Constant(I64, a) for a in args]
+        return self._wrap(self.builder.call(choice_of(self.builder.module, name), [flag, usual.raw, *raw]))

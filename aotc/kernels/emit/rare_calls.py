@@ -1,0 +1,153 @@
+"""Calls of functions for rare arguments, so that loops around them are vectorised.
+
+A formula calls a function of a flag, the usual result and the arguments, ``aotc.rarely.remainder`` say. While LLVM
+optimises it is a declaration without effects that has a form for each number of lanes (``LANES``), so that LLVM
+makes vectors of the loops that call it. The definitions come afterwards (:func:`define`): one branch, which is not
+taken unless a lane is rare, around a call that visits the lanes one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from aotc.kernels.formulas.llvm_values import call_intrinsic
+from aotc.kernels.formulas.rare import CHOICE, RARE, choice_of
+from aotc.kernels.limits import LANES
+from aotc.kernels.llvm_types import F64, I1, I64, KernelModule
+from aotc.targets import Target
+
+_KEPT, _USED = "llvm.compiler.used", "aotc.used"
+_DECLARATION = re.compile(rf'^declare double @"({re.escape(CHOICE)}(\w+))"\(.*\)$', re.MULTILINE)
+
+
+def annotate_rare_calls(text: str) -> str:
+    """Say in the assembly what the functions for rare arguments lack, effects, and have, forms for vectors."""
+    found = [m[2] for m in _DECLARATION.finditer(text)]
+    if not found:
+        return text
+    forms = [(name, lanes) for name in found for lanes in LANES]
+    symbols = ", ".join(f'ptr @"{_form(name, lanes)}"' for name, lanes in forms)
+    kept = f'@{_KEPT} = appending global [{len(forms)} x ptr] [{symbols}], section "llvm.metadata"'
+    return "\n".join([_DECLARATION.sub(_without_effects, text), *(_declared(*f) for f in forms), kept, ""])
+
+
+def _form(name: str, lanes: int) -> str:
+    return f"{CHOICE}{name}.v{lanes}"
+
+
+def _without_effects(declaration: re.Match[str]) -> str:
+    symbol, name = declaration.groups()
+    vectors = "v" * (2 + len(RARE[name][0]))
+    forms = ",".join(f"_ZGV_LLVM_N{lanes}{vectors}_{symbol}({_form(name, lanes)})" for lanes in LANES)
+    facts = f'memory(none) nounwind willreturn speculatable "vector-function-abi-variant"="{forms}"'
+    return f"{declaration[0]} {facts}"
+
+
+def _types(name: str, lanes: int) -> list[ir.Type]:
+    return [ir.VectorType(kind, lanes) for kind in (I64, F64, *RARE[name][0])]
+
+
+def _declared(name: str, lanes: int) -> str:
+    return f'declare <{lanes} x double> @"{_form(name, lanes)}"({", ".join(map(str, _types(name, lanes)))})'
+
+
+def define(module: llvm.ModuleRef, target: Target) -> bool:
+    """Link the functions for rare arguments that ``module`` calls; are there any?"""
+    forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}
+    names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
+    if not names:
+        return False
+    module.link_in(llvm.parse_bitcode(_definitions(target, tuple(names), module.triple, module.data_layout)))
+    for variable in module.global_variables:
+        if variable.name == _KEPT:  # nothing else keeps the forms that no loop uses
+            variable.linkage, variable.name = "internal", _USED
+    for function in module.functions:
+        if function.name.startswith(CHOICE):
+            function.linkage = "internal"
+    return True
+
+
+@cache
+def _definitions(target: Target, names: tuple[str, ...], triple: str, data_layout: str) -> bytes:
+    module = KernelModule("rare", target)
+    module.triple, module.data_layout = triple, data_layout
+    for name in names:
+        types, emit = RARE[name]
+        function = ir.Function(module, ir.FunctionType(F64, types), f"aotc.{name}")
+        function.linkage = "internal"
+        for attribute in ("noinline", "nounwind", "cold"):
+            function.attributes.add(attribute)
+        emit(function)
+        _define_one(function, choice_of(module, name))
+        for lanes in LANES if target.kind == "cpu" else ():
+            _define_lanes(function, name, lanes)
+    return llvm.parse_assembly(str(module)).as_bitcode()
+
+
+def _define_one(function: ir.Function, choice: ir.Function) -> None:
+    """Define the scalar form."""
+    choice.attributes.add("alwaysinline")
+    builder = ir.IRBuilder(choice.append_basic_block("entry"))
+    flag, usual, *args = choice.args
+    _choose(builder, builder.icmp_signed("!=", flag, ir.Constant(I64, 0)), usual, function, args)
+
+
+def _choose(
+    builder: ir.IRBuilder, rare: ir.Value, usual: ir.Value, function: ir.Function, args: list[ir.Value]
+) -> None:
+    before = builder.block
+    with builder.if_then(rare, likely=False):
+        found = builder.call(function, args)
+        inside = builder.block
+    result = builder.phi(usual.type)
+    result.add_incoming(usual, before)
+    result.add_incoming(found, inside)
+    builder.ret(result)
+
+
+def _define_lanes(function: ir.Function, name: str, lanes: int) -> None:
+    """Define the form of ``lanes`` lanes, and the function of those of which one is rare."""
+    module = function.module
+    types, result = _types(name, lanes), ir.VectorType(F64, lanes)
+    each = ir.Function(module, ir.FunctionType(result, types), f"aotc.{name}.v{lanes}")
+    each.linkage = "internal"
+    for attribute in ("noinline", "nounwind", "cold"):
+        each.attributes.add(attribute)
+    _visit_lanes(each, function, lanes)
+    form = ir.Function(module, ir.FunctionType(result, types), _form(name, lanes))
+    form.attributes.add("alwaysinline")
+    builder = ir.IRBuilder(form.append_basic_block("entry"))
+    some = builder.icmp_signed("!=", form.args[0], ir.Constant(types[0], [0] * lanes))
+    any_rare = call_intrinsic(builder, f"llvm.vector.reduce.or.v{lanes}i1", I1, [some])
+    _choose(builder, any_rare, form.args[1], each, list(form.args))
+
+
+def _visit_lanes(each: ir.Function, function: ir.Function, lanes: int) -> None:
+    flags, usual, *args = each.args
+    entry, head, rare, turn, done = (each.append_basic_block(n) for n in ("entry", "head", "rare", "turn", "done"))
+    builder = ir.IRBuilder(entry)
+    builder.branch(head)
+    builder.position_at_end(head)
+    at, held = builder.phi(I64), builder.phi(usual.type)
+    flag = builder.extract_element(flags, at)
+    builder.cbranch(builder.icmp_signed("!=", flag, ir.Constant(I64, 0)), rare, turn)
+    builder.position_at_end(rare)
+    found = builder.call(function, [builder.extract_element(a, at) for a in args])
+    changed = builder.insert_element(held, found, at)
+    builder.branch(turn)
+    builder.position_at_end(turn)
+    now = builder.phi(usual.type)
+    now.add_incoming(held, head)
+    now.add_incoming(changed, rare)
+    following = builder.add(at, ir.Constant(I64, 1))
+    builder.cbranch(builder.icmp_signed("<", following, ir.Constant(I64, lanes)), head, done)
+    at.add_incoming(ir.Constant(I64, 0), entry)
+    at.add_incoming(following, turn)
+    held.add_incoming(usual, entry)
+    held.add_incoming(now, turn)
+    builder.position_at_end(done)
+    builder.ret(now)

@@ -1,0 +1,71 @@
+"""What complex division and roots do with rare operands: infinite ones, NaN, zero divisors, the ends of the range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotc.kernels.formulas import limits
+from aotc.kernels.formulas.complex_forms import (
+    Pair,
+    even_scale,
+    is_infinite,
+    larger,
+    root_of_moderate,
+    scaled,
+    sum_of_products,
+    to_one,
+)
+from aotc.kernels.formulas.forms import INF, NAN, power_of_two
+
+
+def short_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """Divide what came from 32 bits: with a large number for infinity nothing leaves the range."""
+    both = is_infinite(m, a) & is_infinite(m, b)
+    a, b = (tuple(m.select(m.abs(v) == INF, m.copysign(m.const(limits.BOXED), v), v) for v in p) for p in (a, b))
+    square = m.multiply_add(b[0], b[0], b[1] * b[1])
+    inverse = 1.0 / square
+    x, y = (a[0] * b[0] + a[1] * b[1]) * inverse, (a[1] * b[0] - a[0] * b[1]) * inverse
+    pole = m.copysign(inverse, b[0])
+    x, y = (m.select(square == 0.0, v * pole, q) for v, q in zip(a, (x, y)))
+    return m.select(both, m.const(NAN), x), m.select(both, m.const(NAN), y)
+
+
+def long_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """Divide numbers of 64 bits; infinite operands and a zero divisor as C's annex G has them."""
+    x, y = _scaled_quotient(m, a, b)
+    lost = (x != x) & (y != y)
+    by_zero = (b[0] == 0.0) & (b[1] == 0.0)
+    infinite, by_infinite = is_infinite(m, a), is_infinite(m, b)
+    pole = m.copysign(m.const(INF), b[0])
+    x, y = (m.select(lost & by_zero, pole * v, q) for v, q in zip(a, (x, y)))
+    unit = [m.copysign(m.select(m.abs(v) == INF, m.const(1.0), m.const(0.0)), v) for v in (*a, *b)]
+    finite_a, finite_b = ((m.abs(v[0]) < INF) & (m.abs(v[1]) < INF) for v in (a, b))
+    grows = [unit[0] * b[0] + unit[1] * b[1], unit[1] * b[0] - unit[0] * b[1]]
+    fades = [a[0] * unit[2] + a[1] * unit[3], a[1] * unit[2] - a[0] * unit[3]]
+    x, y = (m.select(lost & infinite & finite_b, g * INF, q) for g, q in zip(grows, (x, y)))
+    x, y = (m.select(lost & by_infinite & finite_a, f * 0.0, q) for f, q in zip(fades, (x, y)))
+    return x, y
+
+
+def _scaled_quotient(m: Any, a: Pair, b: Pair) -> Pair:
+    """``a / b`` where nothing is special."""
+    to_a, n_a = to_one(m, larger(m, m.abs(a[0]), m.abs(a[1])))
+    to_b, n_b = to_one(m, larger(m, m.abs(b[0]), m.abs(b[1])))
+    (x, y), (c, d) = (a[0] * to_a, a[1] * to_a), (b[0] * to_b, b[1] * to_b)
+    below, n = m.multiply_add(c, c, d * d), n_b - n_a
+    above = sum_of_products(m, x, c, y, d), sum_of_products(m, y, c, -x, d)
+    return scaled(m, above[0] / below, n), scaled(m, above[1] / below, n)
+
+
+def root(m: Any, a: Pair, *, roomy: bool) -> Pair:
+    """Return the square root of any number; an infinite part decides about the other."""
+    inner, n = even_scale(m, roomy, a)
+    x, y = root_of_moderate(m, inner)
+    if n is not None:
+        x, y = (v * power_of_two(m, -(n >> 1)) for v in (x, y))
+    upright, flat = m.abs(a[1]) == INF, m.abs(a[0]) == INF
+    right = a[0] > 0.0
+    x = m.select(flat, m.select(right, a[0], m.select(a[1] != a[1], a[1], m.const(0.0))), x)
+    y = m.select(flat, m.select(right, m.select(a[1] != a[1], a[1], m.copysign(m.const(0.0), a[1])),
+                                m.copysign(m.const(INF), a[1])), y)  # fmt: skip
+    return m.select(upright, m.const(INF), x), m.select(upright, a[1], y)

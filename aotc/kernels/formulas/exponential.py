@@ -1,0 +1,102 @@
+"""The exponential and what is made of it: expm1, tanh and logistic, over the scalar algebra of ``formulas.math``.
+
+Sources: Cephes (f32); tanh in 32 bits: the rational approximation of Eigen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aotc.kernels.formulas import limits
+from aotc.kernels.formulas.forms import LN2_HIGH, LN2_LOW, function, polynomial, power_of_two
+
+# of (e**r - 1 - r) / r**2 for |r| <= ln 2 / 2: the interpolation at Chebyshev's nodes, off by 2**-61 in e**r
+EXP_CURVE = (2.0914686968086876e-09, 2.5105217004720745e-08, 2.75572736431103e-07, 2.7557255400206422e-06,
+             2.4801587325547743e-05, 0.00019841269874820627, 0.0013888888888883748, 0.008333333333326136,
+             0.04166666666666667, 0.1666666666666667, 0.5)  # fmt: skip
+_CEPHES = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
+_LN2 = ((0.693359375, -2.12194440e-4), (LN2_HIGH, LN2_LOW))
+
+
+def reduced(m: Any, x: Any, low: float | None, high: float) -> tuple[Any, Any, Any]:
+    """Return ``(k, r, rest)``: ``x``, held between the bounds, is ``k ln 2 + r``; ``rest`` is what ``r`` lacks of it.
+
+    Adding 1.5 * 2**23 (2**52) rounds to an integer and leaves it in the low bits,
+    which saves the conversions. NaN passes through.
+    """
+    magic, magic_bits = (12582912.0, 0x4B400000) if m.bits == 32 else (6755399441055744.0, 0x4338000000000000)
+    c = m.select(x > high, m.const(high), x)
+    c = c if low is None else m.select(c < low, m.const(low), c)
+    t = m.multiply_add(c, m.const(1.4426950408889634), m.const(magic))
+    n = t - magic
+    first, second = _LN2[m.bits == 64]
+    above = m.multiply_add(n, m.const(-first), c)
+    r = m.multiply_add(n, m.const(-second), above)
+    return m.to_bits(t) - magic_bits, r, m.multiply_add(n, m.const(-second), above - r)
+
+
+def _curve(m: Any, r: Any) -> Any:
+    """Return ``(e**r - 1 - r) / r**2``."""
+    return polynomial(m, r, _CEPHES if m.bits == 32 else EXP_CURVE)
+
+
+def times_power(m: Any, y: Any, k: Any) -> Any:
+    """Return ``y * 2**k``, in two steps, so that subnormal results round once."""
+    half = k >> 1
+    return y * power_of_two(m, half) * power_of_two(m, k - half)
+
+
+@function(f32=1, f64=1.5)
+def exp(m: Any, x: Any) -> Any:
+    """``2**n * e**r``."""
+    wide = int(m.bits == 64)
+    k, r, _ = reduced(m, x, limits.EXP_LOW[wide], limits.EXP_HIGH[wide])
+    return times_power(m, m.multiply_add(_curve(m, r), r * r, r) + 1.0, k)
+
+
+def _less_one(m: Any, r: Any, rest: Any, whole: Any) -> Any:
+    """Return ``whole + e**(r + rest) - 1`` where ``whole`` is 0 or larger than r."""
+    total = whole + r
+    lost = (whole - total) + r
+    return total + (lost + m.multiply_add(_curve(m, r), r * r, rest))
+
+
+@function(f32=1, f64=1)
+def expm1(m: Any, x: Any) -> Any:
+    """``2**n * ((e**r - 1) + (1 - 2**-n))``."""
+    k, r, rest = reduced(m, x, limits.EXPM1_LOW[m.bits == 64], limits.EXP_HIGH[m.bits == 64])
+    top = 1022 if m.bits == 64 else 126
+    scale = power_of_two(m, m.select(k > top, -top, -k))
+    y = times_power(m, _less_one(m, r, rest, 1.0 - scale), k)
+    return m.select(x == 0.0, x, y)
+
+
+@function(f32=5, f64=3)
+def tanh(m: Any, x: Any) -> Any:
+    """An odd rational function (f32); ``(e**2x - 1) / (e**2x + 1)``, both divided by the power of two (f64)."""
+    if m.bits == 64:
+        a = m.abs(x)
+        k, r, rest = reduced(m, a + a, None, 2.0 * limits.TANH_ONE[1])
+        scale = power_of_two(m, -k)
+        curve = m.multiply_add(_curve(m, r), r * r, rest)
+        above, below = 1.0 - scale, scale + 1.0
+        total = above + r
+        lost = (above - total) + r
+        return m.copysign((total + (lost + curve)) / (below + (r + curve)), x)
+    limit = limits.TANH_CLAMP
+    y = m.select(x > limit, m.const(limit), x)
+    y = m.select(y < -limit, m.const(-limit), y)
+    s = y * y
+    p = polynomial(m, s, (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+                          1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03))  # fmt: skip
+    q = polynomial(m, s, (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03))
+    r = m.select(m.abs(x) > limits.TANH_ONE[0], m.copysign(m.const(1.0), x), y * p / q)
+    r = m.select(m.abs(x) < limits.TANH_LINEAR, x, r)
+    return m.select(x != x, x, r)
+
+
+@function(f32=3, f64=3)
+def logistic(m: Any, x: Any) -> Any:
+    """``1 / (1 + exp(-x))``, on the left ``exp(x) / (1 + exp(x))``, which does not overflow below."""
+    power = exp(m, -m.abs(x))
+    return m.select(x < 0.0, power, m.const(1.0)) / (power + 1.0)
