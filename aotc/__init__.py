@@ -1,6 +1,6 @@
 """aotc: an ahead-of-time compiler for JAX and StableHLO.
 
-``aotc.compile`` makes a bundle, ``aotc.load`` runs one. Both resolve on first
+``aotc.compile`` makes a bundle, ``aotc.load`` runs one, ``aotc.upgrade`` compiles one again. All resolve on first
 use, so that loading a bundle imports no compiler.
 """
 
@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "compile": "aotc.pipeline",
     "load": "aotc.vmfb.module",
+    "upgrade": "aotc.recompile",
     "register_custom_call": "aotc.vmfb.custom_calls",
     "CompileError": "aotc.diagnostics",
     "InternalError": "aotc.diagnostics",
@@ -29,6 +30,7 @@ __all__ = [
     "compile",
     "load",
     "register_custom_call",
+    "upgrade",
 ]
 
 

@@ -17,6 +17,7 @@ from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
 from aotc.options import Options
+from aotc.source.embed import Segments
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.custom_calls import registered
@@ -24,19 +25,32 @@ from aotc.vmfb.trees import mark_unused
 from aotc.weights import write_weights
 
 
-def assemble(module: Module, variants: list[Variant], options: Options) -> bytes:
+def assemble(
+    module: Module, variants: list[Variant], options: Options, source: Callable[[], Segments] | None = None
+) -> bytes:
     """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
     segments: list[tuple[str, Any]] = []
     path = next(f for f in module.functions.values() if f.public).loc.path
     with guard("while compiling the kernels", options, path=path):
         entries = [_variant_entry(v, segments, options) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
-        return _written(module, variants, entries, segments, _debug(variants) if options.debug_info else None)
+        embedded = _source(source(), segments) if source else None
+        debug = _debug(variants) if options.debug_info else None
+        return _written(module, variants, entries, segments, {"debug": debug, "source": embedded})
+
+
+def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    number = len(segments)
+    segments.append(("source", source.record))
+    if source.weights:
+        segments.append(("source/weights", source.weights))
+    return {"segment": number, "bytes": source.size, "weights": number + 1 if source.weights else None}
 
 
 def _written(
-    module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]], debug: Any
-) -> bytes:
+    module: Module, variants: list[Variant], entries: list[dict[str, Any]], segments: list[tuple[str, Any]],
+    more: Mapping[str, Any],
+) -> bytes:  # fmt: skip
     main = next(f for f in module.functions.values() if f.public)
     devices = variants[0].devices
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
@@ -47,7 +61,7 @@ def _written(
         "functions": {f.name: signature(f, devices.get(f.name)) for f in module.functions.values() if f.public},
         "symbols": sorted(dims),
         "variants": entries,
-        "debug": debug,
+        **more,
     }
     data = write_bundle(None, manifest, segments)
     assert data is not None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from aotc.kernels.workers import store
 from aotc.kernels.workers.cache import PACKAGES, digest_of
 from aotc.limits import CHUNK_BYTES
-from aotc.options import DROP, Options
+from aotc.options import DROP, OF_THE_RUN, WATCHED, Options
 from aotc.targets import Target
 from aotc.vmfb.custom_calls import any_registered
 
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("jaxlib", *PACKAGES["cuda"])
 _FOLDER = "bundles"
-_WATCHED = ("dump_ir", "print_after", "stop_after", "timings", "verify_each")
-_NOT_IN_KEY = frozenset({"progress", "jobs", "cache", *_WATCHED})  # a new option is part of the key
+_NOT_IN_KEY = OF_THE_RUN | {"target"}  # what it means is part of the key
 
 
 def applies(options: Options) -> bool:
     """Tell whether a compilation may be answered from disk: nobody watches its steps, all it makes is the bundle."""
-    watched = any(getattr(options, name) for name in _WATCHED) or options.bisect >= 0
+    watched = any(getattr(options, name) for name in WATCHED) or options.bisect >= 0
     warned = options.callbacks == DROP  # each compilation says what it leaves out
     return options.cache and not (watched or warned) and options.weights == "inline" and not any_registered()
 

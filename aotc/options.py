@@ -33,6 +33,8 @@ class Options:
         Sizes of symbolic dims for which functions are compiled once more: ``{"b": (1, 8)}``.
     debug_info : bool
         Keep source locations and kernel text in the bundle.
+    source : bool
+        Keep the model itself in the bundle, which ``aotc upgrade`` compiles again.
     cache : bool
         Reuse compiled kernels, and whole bundles that took long, from the cache directory.
     jobs : int
@@ -70,6 +72,7 @@ class Options:
     weights: str = "inline"
     specialize: Mapping[str, Sequence[int]] = field(default_factory=dict)
     debug_info: bool = True
+    source: bool = True
     cache: bool = True
     jobs: int = 0
     verify_each: bool = False
@@ -99,6 +102,11 @@ class Options:
             except BaseException as error:
                 raise CallbackFailed(error) from error
 
+
+WATCHED = frozenset({"dump_ir", "print_after", "stop_after", "timings", "verify_each"})
+"""Options by which somebody watches a compilation."""
+OF_THE_RUN = frozenset({"progress", "jobs", "cache"}) | WATCHED
+"""Options that change no byte of a bundle; a new one is thought to change some."""
 
 _KINDS = {bool: (bool,), int: (Integral,), str: (str,)}
 """What an option may be, by the type of its default."""

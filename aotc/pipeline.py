@@ -19,11 +19,13 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotc import bundle_cache
 from aotc.assemble import assemble
@@ -56,8 +58,14 @@ from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.options import Options, check_options
+from aotc.source.embed import embed
+from aotc.source.moves import Ways
+from aotc.source.record import Embedded, recorded
 from aotc.targets import Target, check_devices, resolve
 from aotc.vmfb.module import check_bundle
+
+if TYPE_CHECKING:
+    from aotc.frontend.mlir import Raw
 
 Run = Callable[[Module, Options], Module]
 
@@ -255,7 +263,11 @@ def compile(
         _start_compilers(chosen)
     with guard("while importing the compiler", chosen):
         from aotc.frontend.mlir import fetch
-    raw = fetch(model, example_args, kwargs or {})
+    return compile_raw(fetch(model, example_args, kwargs or {}), targets, chosen)
+
+
+def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes:
+    """Compile a fetched model for ``targets``, whatever the options name; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
         known = bundle_cache.read(key) if key else None
@@ -303,21 +315,48 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     raw = models.pop()
     several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
     kinds = [target.kind if several else "cpu" for target in targets]
-    modules = {kind: import_raw(raw, options=options, platform=kind) for kind in dict.fromkeys(kinds)}
-    del raw
+    sources: list[Embedded] = []
+    keep = partial(_keep, raw, options, targets, sources) if options.source else None
+    modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
+    del raw, keep
     first = modules[kinds[0]].functions
     functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=functions)
     del first
     variants = []
+    ways = [Ways() for _ in targets]
     for n, (target, kind) in enumerate(zip(targets, kinds)):
         one = replace(options, target=target.name)
         last = kind not in kinds[n + 1 :]
-        variants.append(lower(run_passes(modules.pop(kind) if last else modules[kind], one), target, one))
+        module = run_passes(modules.pop(kind) if last else modules[kind], one, _before_folding(ways[n].learn))
+        variants.append(lower(module, target, one))
+        del module
         if one.dump_ir:
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
-    return assemble(signatures, variants, options)
+    if not sources:
+        return assemble(signatures, variants, options)
+    with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
+        found = beside.submit(embed, sources.pop(), [v.constants for v in variants], ways)
+        return assemble(signatures, variants, options, found.result)
+
+
+def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
+    """Add the source of ``raw``, which has been ``parsed``, to ``sources`` if it is not there."""
+    from aotc.frontend.artifact import artifact_of
+
+    if not sources:
+        sources.append(Embedded(artifact_of(raw, parsed), raw.path, raw.metadata, recorded(options, targets), targets))
+
+
+def _before_folding(see: Callable[[Module], None]) -> Callable[[int, Pass, Module], None]:
+    """Return what shows ``see`` each module that constants are folded in next."""
+
+    def watch(number: int, _: Pass, module: Module) -> None:
+        if number < len(PASSES) and PASSES[number].run is fold_constants:
+            see(module)
+
+    return watch
 
 
 __all__ = ["MUST_PRECEDE", "PASSES", "Pass", "checked_options", "compile", "lower", "run_passes"]

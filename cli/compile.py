@@ -56,6 +56,7 @@ def command(
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
     debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
+    keep_source: bool = typer.Option(True, "--source/--no-source", help="Keep the model itself, for `aotc upgrade`."),
     cache: bool = typer.Option(True, help="Reuse compiled kernels and bundles from the cache directory."),
     jobs: int = typer.Option(0, min=0, help="Compiler processes; 0 is one per core."),
     dump_ir: str = typer.Option("", help="Folder for the IR after every pass."),
@@ -80,25 +81,12 @@ def command(
     from aotc.options import Options
 
     options = Options(
-        target=target,
-        opt_level=opt_level,
-        weights=weights,
-        specialize=parse_specialized(specialize),
-        debug_info=debug_info,
-        cache=cache,
-        jobs=jobs,
-        dump_ir=dump_ir,
-        print_after=_printed(print_after, annotate_affinities or annotate_input_affinities),
-        stop_after=stop_after,
-        verify_each=verify_each,
-        bisect=bisect,
-        timings=timings,
-        devices=devices_of(device),
-        default_device=default_device,
-        place=place,
-        max_transfers=max_transfers,
-        callbacks=callbacks,
-    )
+        target=target, opt_level=opt_level, weights=weights, specialize=parse_specialized(specialize),
+        debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
+        print_after=_printed(print_after, annotate_affinities or annotate_input_affinities), stop_after=stop_after,
+        verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
+        default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
+    )  # fmt: skip
     _compile(model, output, options, custom_calls, quiet)
 
 
@@ -116,7 +104,7 @@ def _compile(model: str, output: Path, options: Options, custom_calls: list[str]
 
     if str(output) == "-" and not options.stop_after:
         raise typer.BadParameter("- is for the text of --stop-after; a bundle needs a file", param_hint="--output")
-    _check_output(output)
+    check_output(output)
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     with warnings_as_sentences():
@@ -132,11 +120,17 @@ def _write_bundle(source: Any, output: Path, options: Options, quiet: bool) -> N
     from dataclasses import replace
 
     import aotc
-    from aotc.vmfb.bundle import write_file
 
     start = perf_counter()
-    with _progress(quiet or bool(options.print_after)) as progress:  # a bar would break the lines of the IR above it
+    with progress_bar(quiet or bool(options.print_after)) as progress:  # a bar would break the lines of the IR above it
         data = aotc.compile(source, options=replace(options, progress=progress))
+    write_made(output, data, start, quiet)
+
+
+def write_made(output: Path, data: bytes, start: float, quiet: bool) -> None:
+    """Write a bundle that was begun at ``start``, and a summary unless it is to be ``quiet``."""
+    from aotc.vmfb.bundle import write_file
+
     write_file(str(output), [data])
     if not quiet:
         print(_summary(output, data, perf_counter() - start), file=sys.stderr if _is_stdout(output) else sys.stdout)
@@ -150,7 +144,7 @@ def _is_stdout(output: Path) -> bool:
         return False
 
 
-def _check_output(output: Path) -> None:
+def check_output(output: Path) -> None:
     """Refuse a place that cannot be written to, before the work is done."""
     from aotc.diagnostics import CompileError, Loc
 
@@ -190,7 +184,8 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
     return f"{output}: {size_text(len(data))}, {kernels} kernels, {arena}, {time_text(seconds)}"
 
 
-def _progress(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:
+def progress_bar(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:
+    """Return a progress bar, or nothing if it is to be ``quiet`` or nobody watches."""
     return nullcontext() if quiet or not sys.stderr.isatty() else _Bar()
 
 

@@ -21,6 +21,8 @@ aotc dump model.vmfb --kernels --kernel=softmax
 aotc dump model.vmfb --bytecode --command-buffers
 
 aotc dump model.vmfb --asm | less
+
+aotc dump model.vmfb --source
 """
 
 
@@ -30,15 +32,20 @@ def command(
     bytecode: bool = typer.Option(False, "--bytecode", help="The host program of each function."),
     command_buffers: bool = typer.Option(False, "--command-buffers", help="What is dispatched, in which order."),
     asm: bool = typer.Option(False, "--asm", help="Machine code (needs objdump)."),
+    source: bool = typer.Option(False, "--source", help="StableHLO, without large constants (needs aotc[compile])."),
     kernel: str = typer.Option("", help="Only kernels whose name contains this."),
     target: str = typer.Option("", help="Only variants whose target contains this."),
 ) -> None:
-    """Print kernels, host programs and command buffers of a bundle; everything but machine code by default."""
+    """Print kernels, host programs and command buffers of a bundle; all three by default."""
     from aotc.vmfb.bundle import open_bundle
 
     opened = open_bundle(str(bundle))
     _check_names(opened, kernel, target)
-    every = not (kernels or bytecode or command_buffers or asm or kernel)
+    every = not (kernels or bytecode or command_buffers or asm or kernel or source)
+    if source:
+        from aotc.recompile import source_text
+
+        print(source_text(opened))
     for variant in opened.manifest["variants"]:
         if target not in variant["target"]:
             continue

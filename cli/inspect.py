@@ -51,7 +51,16 @@ def describe(opened: Bundle, size: int) -> dict[str, Any]:
         "variants": [_variant(opened, variant) for variant in manifest["variants"]],
         "segments": segments,
         "debug_info": bool(manifest.get("debug")),
+        "source": _source(opened, manifest.get("source")),
     }
+
+
+def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not entry:
+        return None
+    weights = entry["weights"]
+    stored = 0 if weights is None else opened.segment(weights).nbytes
+    return {"bytes": opened.segment(entry["segment"]).nbytes, "whole": entry["bytes"], "weights": stored}
 
 
 def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +109,7 @@ def _show(facts: dict[str, Any]) -> None:
         print_line(f"  {Signature(name, entry)!r}", 4)
     if facts["symbols"]:
         print_line(f"  symbolic dims: {', '.join(facts['symbols'])}", 4)
+    print_line(f"  source: {_source_text(facts['source'])}", 4)
     for variant in facts["variants"]:
         print()
         print_line(f"{variant['target']} (needs {' '.join(variant['features']) or 'nothing special'})", 2)
@@ -111,6 +121,15 @@ def _show(facts: dict[str, Any]) -> None:
     print()
     rows = [(row["name"], f"{row['size']:,}", row["sha256"][:16]) for row in facts["segments"]]
     print_table(("segment", "bytes", "sha256"), rows, right=("bytes",))
+
+
+def _source_text(source: dict[str, Any] | None) -> str:
+    from aotc_cli.sizes import size_text
+
+    if source is None:
+        return "none"
+    weights = f", and {size_text(source['weights'])} of weights" if source["weights"] else ""
+    return f"{size_text(source['bytes'])}{weights}"
 
 
 def _variant_lines(variant: dict[str, Any]) -> list[str]:

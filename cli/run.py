@@ -50,6 +50,12 @@ def command(
         "", "--trace-dispatch-tensors", help="Folder for the arrays that each dispatch reads and writes, as .npz."
     ),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
+    untrusted: bool = typer.Option(
+        False, "--untrusted", help="Run no code of the bundle: compile the source that it holds (needs aotc[compile])."
+    ),
+    trusted_keys: list[str] = typer.Option(
+        [], "--trusted-key", help="A public key: the bundle must be signed with it, or with another that is named."
+    ),
     limit: int = typer.Option(1024, "--output_max_element_count", help="Print at most so many elements of a result."),
 ) -> None:
     """Run a function of a bundle, print or save its results, compare them.
@@ -59,12 +65,12 @@ def command(
     """
     import aotc
     from aotc_cli.inputs import make_values, parse_sizes, parse_values
-    from aotc_cli.outputs import check_results
 
     if random and zeros:
         raise typer.BadParameter("--random and --zeros exclude each other")
     register_from(custom_calls)
-    module = aotc.load(str(bundle), devices=device or None, threads=threads)
+    trust: dict[str, Any] = {"untrusted": untrusted, "trusted_keys": trusted_keys or None}
+    module = aotc.load(str(bundle), devices=device or None, threads=threads, **trust)
     name = function or _default_function(module)
     signature = _signature(module, name)
     if len(outputs) > len(signature.results):
@@ -81,11 +87,20 @@ def command(
 
         print(f"{repeat} calls, median {time_text(sorted(seconds)[repeat // 2])}", file=sys.stderr)
     if expected:
-        wanted = [None if text == "(ignored)" else text for text in expected]
-        given = [t for t in wanted if t is not None]
-        rows = iter(parse_values(given, _kept(signature.results, wanted), "--expected_output"))
-        check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
-        print("[SUCCESS] all function outputs matched their expected values.")
+        _compare(results, signature.results, expected, rtol, atol)
+
+
+def _compare(
+    results: list[Any], named: list[dict[str, Any]], expected: list[str], rtol: float | None, atol: float | None
+) -> None:
+    from aotc_cli.inputs import parse_values
+    from aotc_cli.outputs import check_results
+
+    wanted = [None if text == "(ignored)" else text for text in expected]
+    given = [t for t in wanted if t is not None]
+    rows = iter(parse_values(given, _kept(named, wanted), "--expected_output"))
+    check_results(results, [None if t is None else next(rows) for t in wanted], rtol, atol)
+    print("[SUCCESS] all function outputs matched their expected values.")
 
 
 def _kept(results: list[dict[str, Any]], wanted: list[str | None]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,15 +59,17 @@ def import_model(source: Any, *example_args: Any, **example_kwargs: Any) -> Modu
 
 
 def import_raw(
-    raw: Raw, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu"
-) -> Module:
+    raw: Raw, journal: Journal | None = None, options: Options | None = None, platform: str = "cpu",
+    parsed: Callable[[ir.Module], None] | None = None,
+) -> Module:  # fmt: skip
     """Return a fetched model as a tensor IR module; see :func:`import_module`.
 
     Of ``options`` the devices matter, and what is to become of callbacks; the others are for errors only. Of a model
-    that was exported for several platforms this is the program of ``platform``.
+    that was exported for several platforms this is the program of ``platform``. ``parsed`` sees the module before it is
+    changed.
     """
     with guard("while importing the model", options or Options(), raw.data, raw.path):
-        read = read_source(raw, platform)
+        read = read_source(raw, platform, parsed=parsed)
         with read.context:
             return import_module(read.module, read.path, read.metadata, journal, options or Options())
 

@@ -55,3 +55,15 @@ MESSAGE_ELEMENTS = 16
 why: each is read from memory by itself when the check fails or not; of a larger array the message has the shape
 from: chosen, not measured
 """
+
+PROBE_SECONDS = 600
+"""unit: seconds
+why: a process that reads bytecode of unknown origin may not end; the largest models take seconds
+from: chosen, not measured
+"""
+
+SHOWN_ELEMENTS = 16
+"""unit: elements of a constant
+why: so many are printed by aotc dump --source; weights would fill screens
+from: chosen, not measured
+"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,10 +102,13 @@ def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str
     return Raw(data, path) if data.startswith(_BYTECODE_MAGIC) or _is_text(data) else _from_blob(data, path)
 
 
-def read_source(raw: Raw, platform: str = "cpu", legalize: bool = True) -> Source:
+def read_source(
+    raw: Raw, platform: str = "cpu", legalize: bool = True, parsed: Callable[[ir.Module], None] | None = None
+) -> Source:
     """Return a model parsed and verified; of one that was exported for several platforms, the program of ``platform``.
 
-    Unless ``legalize``, it keeps ops that the importer has no form of, as XLA wants it.
+    Unless ``legalize``, it keeps ops that the importer has no form of, as XLA wants it. ``parsed`` sees the module as
+    it was read.
 
     Raises
     ------
@@ -118,7 +121,7 @@ def read_source(raw: Raw, platform: str = "cpu", legalize: bool = True) -> Sourc
     with context:
         try:
             module = ir.Module.parse(raw.data)
-            _upgrade(module)
+            upgrade_module(module)
             if not module.operation.verify():
                 raise CompileError.at(Loc(raw.path), "the module does not verify")
         except ir.MLIRError as error:
@@ -126,6 +129,8 @@ def read_source(raw: Raw, platform: str = "cpu", legalize: bool = True) -> Sourc
         except ValueError as error:
             raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
         _check_partitions(module, raw.path)
+        if parsed:
+            parsed(module)
         fold_platform(module, raw.metadata.get("platforms", ()), platform)
         if legalize:
             _legalize(module, raw.path)
@@ -189,7 +194,7 @@ def _check_braces(text: str | bytes, path: str) -> None:
             raise CompileError.at(Loc(path, line), message, hint="select between values")
 
 
-def _upgrade(module: ir.Module) -> None:
+def upgrade_module(module: ir.Module) -> None:
     """Bring a portable artifact, whose ops are of VHLO at the version of its writer, to StableHLO."""
     if any(op.operation.name.startswith("vhlo.") for op in module.body.operations):
         to_current = f"vhlo-to-version{{target={stablehlo.get_current_version()}}}"

@@ -73,6 +73,7 @@ SCHEMA: dict[Any, Any] = {
     "variants": [_VARIANT],
     "segments": [{"name": str, "offset": int, "size": int, "sha256": bytes}],
     "debug?": (dict, NONE),
+    "source?": ({"segment": int, "bytes": int, "weights": (int, NONE)}, NONE),
 }
 
 accepts = acceptor(SCHEMA)

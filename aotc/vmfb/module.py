@@ -26,6 +26,8 @@ _LEAF = {"kind": "leaf"}
 _RESULTS = ("numpy", "device")
 # Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
 SIGNATURES = "aotc.tools.sign"
+# Who compiles sources: imported when a bundle is not trusted, for a runtime does without a compiler.
+COMPILER = "aotc.recompile"
 
 
 def load(
@@ -37,6 +39,7 @@ def load(
     custom_calls: Mapping[str, Callable[..., Any]] | None = None,
     copy: bool = False,
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
+    untrusted: bool = False,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -62,10 +65,9 @@ def load(
         Public keys: paths of files that ``aotc sign --new-key`` or openssl wrote, their contents, or 64 hexadecimal
         digits. The bundle must be signed with one of them, and every byte of it is compared before anything of it
         runs; it runs no executor but those of bundles with the same key. Needs ``aotc[sign]``.
-
-    Returns
-    -------
-    LoadedModule
+    untrusted : bool
+        Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
+        here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
 
     Raises
     ------
@@ -79,8 +81,8 @@ def load(
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
-        approve = None if trusted_keys is None else import_module(SIGNATURES).approval(trusted_keys)
-        return _load(source, devices, threads, verify, calls, copy, approve)
+        bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
+        return _load(bundle, devices, threads, verify or signed, calls)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -90,21 +92,42 @@ def load(
         raise BundleError(str(where), what, hint=hint) from error
 
 
+def _trusted(
+    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, keys: Sequence[Any] | None, untrusted: bool
+) -> tuple[Bundle, bool]:
+    """Return the bundle whose code may run, and whether it is signed; then all of it has been compared."""
+    approve = None if keys is None else import_module(SIGNATURES).approval(keys)
+    try:
+        if approve is not None:
+            bundle.verify_all()
+            bundle.signer = approve(bundle)
+            return bundle, True
+    except BundleError:
+        if not untrusted:
+            raise
+    return _compiled_here(bundle, devices) if untrusted else bundle, False
+
+
+def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
+    """Return the source of a bundle, compiled."""
+    try:
+        compiler = import_module(COMPILER)
+    except ImportError as error:
+        what = f"code of a bundle that is not trusted never runs, and its source cannot be compiled: {error}"
+        hint = "pip install 'aotc[compile]', or trusted_keys=[...] for a bundle that is signed"
+        raise BundleError(bundle.where, what, hint=hint) from None
+    return compiler.recompiled(bundle, devices)
+
+
 def _load(
-    source: Any,
+    bundle: Bundle,
     devices: str | Sequence[str] | Mapping[str, str] | None,
     threads: int | None,
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
-    copy: bool,
-    approve: Callable[[Bundle], bytes] | None,
 ) -> LoadedModule:
-    bundle = open_bundle(source, copy)
-    verify = verify or approve is not None
     if verify:
         bundle.verify_all()
-    if approve is not None:
-        bundle.signer = approve(bundle)
     _check_functions(bundle)
     variant, device, ordinal = choose(bundle, devices)
     if verify:

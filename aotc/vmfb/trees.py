@@ -172,7 +172,9 @@ def count_leaves(node: Node) -> int:
         raise ValueError(f"a fixed leaf holds a {type(node['value']).__name__}")
     if kind not in ("none", "unused", "fixed", "tuple", "list", *_NAMED) or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
-    if kind in _NAMED and (not isinstance(keys, list) or len(keys) != len(children)):
+    if not isinstance(keys, list):
+        raise ValueError(f"a {kind} with keys {keys!r}")
+    if kind in _NAMED and len(keys) != len(children):
         raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")
     if kind != "dict" and kind in _NAMED and not all(isinstance(k, str) and k.isidentifier() for k in keys):
         raise ValueError(f"a {kind} with keys {keys!r}")

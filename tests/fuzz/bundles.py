@@ -8,6 +8,8 @@ Ctrl-C has to end it.
 from __future__ import annotations
 
 import random
+import zlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from aotc.source.restore import restore
 from aotc.vmfb.abi import WhileNode
 from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align, _sha256, open_bundle
 from aotc.vmfb.commands import all_nodes, read_commands
@@ -81,6 +84,8 @@ def mutant(number: int) -> tuple[bytes, list[np.ndarray], bool]:
             change_words(segments, rng.choice(words), rng)
         else:
             change_segments(segments, frozen, rng)
+    if rng.random() < 0.1:
+        change_source(manifest, segments, rng)
     if rng.random() < 0.05:  # another bundle's code, whole
         _, other, theirs, _ = rng.choice(sources())
         segments[library] = theirs[other["variants"][0]["library"]]
@@ -179,6 +184,22 @@ def change_segments(segments: list[bytes], frozen: set[int], rng: random.Random)
     segments[number] = bytes(data)
 
 
+def change_source(manifest: dict[str, Any], segments: list[bytes], rng: random.Random) -> None:
+    """Change what the source of a bundle says, and make its sums again."""
+    entry = manifest.get("source")
+    number = entry.get("segment") if isinstance(entry, dict) else None
+    if not isinstance(number, int) or not 0 <= number < len(segments):
+        return
+    try:
+        record = msgpack.unpackb(zlib.decompress(segments[number]), strict_map_key=False)
+    except zlib.error:  # it was changed already
+        return
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        change_manifest(record, rng)
+    packed = msgpack.packb(record)
+    segments[number], entry["bytes"] = zlib.compress(packed), len(packed)
+
+
 def arguments_for(module: Any, name: str, given: list[np.ndarray]) -> list[np.ndarray]:
     """Return arrays that fit the signature as it is now, where that is within reason, else those of before."""
     made = []
@@ -191,8 +212,10 @@ def arguments_for(module: Any, name: str, given: list[np.ndarray]) -> list[np.nd
 
 
 def case(number: int) -> str:
-    """Load and call one mutant."""
+    """Load and call one mutant, and read its source."""
     data, arguments, loops = mutant(number)
+    with suppress(BundleError):
+        restore(open_bundle(data))
     try:
         module = load(data, threads=1 + number % 2, verify=number % 3 == 0)
         repr(module)

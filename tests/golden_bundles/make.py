@@ -95,6 +95,7 @@ def models() -> dict[str, tuple[Any, list[np.ndarray]]]:
 
 def main() -> None:
     """Write all bundles, and the files of arguments and results."""
+    jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")  # sources say which line, not whose machine
     for name, (model, arguments) in models().items():
         (HERE / f"{name}.vmfb").write_bytes(aotc.compile(model, target=TARGET, debug_info=False))
         results = run_xla(fetch(FIXED.get(name, model)), arguments)

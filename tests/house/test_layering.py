@@ -25,8 +25,10 @@ LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 MAY_IMPORT = {
     "aotc.vmfb": ("numpy", "msgpack", "ml_dtypes"),
     "aotc.ir": ("numpy", "scipy", "ml_dtypes", "aotc.diagnostics", *CONTRACTS),
+    "aotc.source": ("numpy", "msgpack", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.frontend": (
         "numpy", "ml_dtypes", "jax", "jaxlib", "aotc.ir", "aotc.guard", "aotc.vmfb.limits", "aotc.vmfb.custom_calls",
+        "aotc.source.bytecode",
         *COMMON, *CONTRACTS,
     ),
     "aotc.lowering": (),
@@ -60,6 +62,7 @@ MAY_IMPORT = {
         "aotc.vmfb.custom_calls", *COMMON,
     ),
     "aotc.pipeline": ("aotc",),
+    "aotc.recompile": ("aotc",),
     "aotc.tools.sign": ("cryptography", "aotc.vmfb"),
     "aotc.tools": ("numpy", "ml_dtypes", "aotc"),
     "aotc.__init__": (),
@@ -224,4 +227,24 @@ def test_the_runtime_alone_runs_a_bundle(tmp_path):
     path.write_bytes(tiny.bundle())
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", SEVERED, path], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+SEVERED_FROM_THE_COMPILER = SEVERED.partition("import numpy as np")[0] + """
+import aotc
+try:
+    aotc.load(sys.argv[1], untrusted=True)
+except aotc.BundleError as error:
+    assert "pip install 'aotc[compile]'" in str(error), error
+else:
+    raise AssertionError("loaded")
+"""
+
+
+def test_the_runtime_alone_refuses_what_is_not_trusted(tmp_path):
+    path = tmp_path / "t.vmfb"
+    path.write_bytes(tiny.bundle())
+    command = [sys.executable, "-c", SEVERED_FROM_THE_COMPILER, path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

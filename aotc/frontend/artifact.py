@@ -1,0 +1,81 @@
+"""A parsed model as a portable artifact, which later versions of StableHLO read, and as text."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.limits import PROBE_SECONDS, SHOWN_ELEMENTS
+from aotc.frontend.mlir import Raw, make_context, read_source, upgrade_module
+from aotc.source.bytecode import is_portable
+
+
+def artifact_of(raw: Raw, module: ir.Module) -> bytes:
+    """Return ``module``, which is ``raw`` parsed, as a portable artifact; ``raw`` itself if it is one.
+
+    Names, locations and attributes stay, and ops of dialects that have no portable form.
+    """
+    if is_portable(raw.data):
+        return raw.data  # type: ignore[return-value]
+    return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
+
+
+def _copy(module: ir.Module) -> ir.Module:
+    """Return a copy: what is serialized is changed. Elements of constants are shared."""
+    with module.context:
+        copied = ir.Module.create(module.operation.location)
+    for name, value in module.operation.attributes.items():
+        copied.operation.attributes[name] = value
+    for op in module.body.operations:
+        copied.body.append(op.operation.clone())
+    return copied
+
+
+def text_of(raw: Raw) -> str:
+    """Return the text of a model, its large constants left out.
+
+    Raises
+    ------
+    CompileError
+        If it cannot be read.
+    """
+    with make_context():
+        try:
+            module = ir.Module.parse(raw.data)
+            upgrade_module(module)
+        except (ir.MLIRError, ValueError) as error:
+            raise CompileError.at(Loc(raw.path), f"the model cannot be read: {error}") from None
+        return module.operation.get_asm(large_elements_limit=SHOWN_ELEMENTS)
+
+
+def probe(code: bytes) -> str:
+    """Return why MLIR cannot read bytecode, or nothing: another process tries, for some damage ends it.
+
+    MLIR's reader checks little: of bytecode with one byte changed it crashes on one in fifty.
+    """
+    root = str(Path(__file__).parents[2])
+    script = f"import sys; sys.path.insert(0, {root!r}); from aotc.frontend import artifact; artifact.read_probe()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], input=code, capture_output=True, timeout=PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"reading it takes longer than {PROBE_SECONDS} s"
+    if done.returncode == 0:
+        return ""
+    if done.returncode < 0:
+        return f"MLIR ends with signal {-done.returncode} when it reads it"
+    return done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def read_probe() -> None:
+    """Read bytecode from standard input as :func:`aotc.frontend.mlir.read_source` does."""
+    try:
+        read_source(Raw(sys.stdin.buffer.read()))
+    except CompileError as error:
+        sys.exit(error.findings[0].message)

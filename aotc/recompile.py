@@ -1,0 +1,145 @@
+"""Bundles compiled again from the source that they hold: ``aotc upgrade``, and the loading of what is not trusted."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aotc.diagnostics import AotcWarning, CompileError, InternalError
+from aotc.frontend.artifact import probe, text_of
+from aotc.frontend.mlir import Raw
+from aotc.options import Options
+from aotc.pipeline import checked_options, compile_raw
+from aotc.source.record import Embedded
+from aotc.source.restore import restore
+from aotc.targets import Target, check_devices, host, resolve
+from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.device import choose
+from aotc.vmfb.errors import BundleError
+
+COMPILED_HERE = b"compiled here"
+"""Stands for a signer: bundles that were recompiled share executors with each other only."""
+
+
+def upgrade(
+    bundle: str | os.PathLike[str] | bytes | bytearray | memoryview, *, target: str | None = None,
+    weights: str | os.PathLike[str] | None = None, **flags: Any,
+) -> bytes:  # fmt: skip
+    """Compile the source of a bundle again, with the compiler that is installed, and return the new bundle's bytes.
+
+    For the same targets with the same options: the bytes are those that compiling the model itself gives. Nothing of
+    the old bundle is run.
+
+    Parameters
+    ----------
+    bundle : str, path, bytes or buffer
+        Compiled without ``--no-source``.
+    target : str, optional
+        Other targets, as :func:`aotc.compile` takes them.
+    weights : str, optional
+        ``inline``, or the file for the weights; must be given if those of the bundle are in a file.
+    **flags
+        Fields of :class:`aotc.options.Options`, in place of what the model was compiled with.
+
+    Raises
+    ------
+    BundleError
+        If it is no bundle, has no source, or the source or a weight is damaged.
+    CompileError
+        If this compiler refuses what an older one took, or an option names nothing.
+
+    Warns
+    -----
+    AotcWarning
+        If the bundle was signed: the new one is not.
+    """
+    opened = open_bundle(bundle)
+    source = restore(opened)
+    if weights is None:
+        weights = "inline"
+        if file := weights_file(opened):
+            hint = f"weights='inline', or a new file: the old bundle needs {file!r}"
+            raise BundleError(opened.where, "it does not say where its new weights go", file, "weights", hint)
+    targets = source.targets
+    if target is not None:
+        targets = resolve(target)
+        flags.setdefault("devices", dict.fromkeys(source.options.get("devices", ()), target))
+    chosen = _options(opened.where, source, {"weights": weights, **flags})
+    if target is not None:
+        check_devices(chosen.devices, targets)
+    if opened.signature is not None:
+        warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
+    return compile_raw(_model(opened.where, source), targets, chosen)
+
+
+def weights_file(opened: Bundle) -> str:
+    """Return the name of the file with the weights of a bundle, or nothing."""
+    entries = [v.get("constants") or {} for v in opened.manifest["variants"]]
+    return next((entry["external"]["file"] for entry in entries if entry.get("external")), "")
+
+
+def source_text(opened: Bundle) -> str:
+    """Return the text of a bundle's source, its large constants left out.
+
+    Raises
+    ------
+    BundleError
+        If it has none, or that is damaged.
+    """
+    return text_of(_model(opened.where, restore(opened)))
+
+
+def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
+    """Return what stands for a bundle that is not trusted: its source, compiled for the device that it would run on.
+
+    No code of the bundle is run, and its functions have the signatures that it says.
+
+    Raises
+    ------
+    BundleError
+        If it has no source, that cannot be compiled, or is of another program.
+    """
+    source = restore(opened)
+    variant, _, _ = choose(opened, devices)
+    try:
+        targets = tuple(_of_this_machine(t) for t in resolve(variant["target"]))
+        chosen = _options(opened.where, source, {"weights": "inline", "source": False})
+        made = open_bundle(compile_raw(_model(opened.where, source), targets, chosen))
+    except (CompileError, InternalError) as error:
+        raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error
+    for name, entry in opened.manifest["functions"].items():
+        if _interface(entry) != _interface(made.manifest["functions"].get(name, {})):
+            raise BundleError(opened.where, f"the source of the bundle has another function {name!r} than it says")
+    if more := made.manifest["functions"].keys() - opened.manifest["functions"].keys():
+        raise BundleError(opened.where, "the source of the bundle has functions that it does not name", ", ".join(more))
+    made.where, made.signer = opened.where, COMPILED_HERE
+    return made
+
+
+def _interface(entry: Mapping[str, Any]) -> list[Any]:
+    """Return what a call must know about a function."""
+    known = ("name", "dtype", "dims", "device")
+    values = [[[v.get(key) for key in known] for v in entry.get(k, ())] for k in ("arguments", "results")]
+    return [values, entry.get("in_tree"), entry.get("out_tree")]
+
+
+def _of_this_machine(target: Target) -> Target:
+    own = host() if target.kind == "cpu" else target
+    return own if own.name == target.name else target
+
+
+def _options(where: str, source: Embedded, flags: Mapping[str, Any]) -> Options:
+    try:
+        known = checked_options(None, source.options)
+    except CompileError as error:
+        raise BundleError(where, f"this aotc does not take the options of the bundle: {error}") from None
+    return checked_options(known, flags)
+
+
+def _model(where: str, source: Embedded) -> Raw:
+    """Return the source as a model; one that would crash MLIR's reader is refused."""
+    if problem := probe(source.code):
+        raise BundleError(where, "the source of the bundle cannot be read", problem)
+    return Raw(source.code, source.path, source.metadata)

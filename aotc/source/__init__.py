@@ -1,0 +1,1 @@
+"""The model inside of its bundle: what ``aotc upgrade`` compiles again."""

@@ -1,0 +1,109 @@
+"""Where the elements of large constants lie in MLIR's bytecode: https://mlir.llvm.org/docs/BytecodeFormat/.
+
+A source does without them if the bundle has them anyway. Only places are told here: whoever cuts them out puts the
+same bytes back, so what is not understood is merely not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aotc.source.limits import MOST_HEADS
+
+MAGIC = b"ML\xefR"
+_ATTRIBUTES, _ATTRIBUTE_SIZES, _RESOURCES, _RESOURCE_SIZES = 2, 3, 5, 6
+_ALIGNED, _SECTION = 0x80, 0x7F
+_PADDING = 0xCB
+
+
+def is_bytecode(data: bytes | str) -> bool:
+    """Tell whether ``data`` is a module in MLIR's bytecode."""
+    return isinstance(data, bytes) and data.startswith(MAGIC)
+
+
+def is_portable(data: bytes | str) -> bool:
+    """Tell whether ``data`` is a portable artifact, which later versions of StableHLO read."""
+    return isinstance(data, bytes) and is_bytecode(data) and data[5:].startswith(b"StableHLO_v")
+
+
+def large_elements(code: bytes, least: int) -> list[tuple[int, int]]:
+    """Return begin and end of the elements of constants of ``least`` bytes or more, in the order of the bytes."""
+    try:
+        sections = _sections(code)
+        entries = [*_attributes(code, sections), *_resources(code, sections)]
+        found = [_elements(code, *entry) for entry in entries if entry[1] - entry[0] >= least]
+    except (IndexError, ValueError):  # the format has changed, or the bytes are no bytecode
+        return []
+    return sorted({(a, b) for a, b in found if b - a >= least})
+
+
+def _number(code: bytes, at: int) -> tuple[int, int]:
+    """Return a number and where it ends; the zeros below the lowest 1 of its first byte count its further bytes."""
+    first = code[at]
+    if first & 1:
+        return first >> 1, at + 1
+    more = 8 if first == 0 else (first & -first).bit_length() - 1
+    if first == 0:
+        return int.from_bytes(code[at + 1 : at + 9], "little"), at + 9
+    return int.from_bytes(code[at : at + 1 + more], "little") >> (more + 1), at + 1 + more
+
+
+def _sections(code: bytes) -> dict[int, tuple[int, int]]:
+    """Return begin and end of each section by its number."""
+    _, at = _number(code, len(MAGIC))
+    at = code.index(b"\0", at) + 1  # the name of the producer
+    found: dict[int, tuple[int, int]] = {}
+    while at < len(code):
+        kind = code[at]
+        size, at = _number(code, at + 1)
+        if kind & _ALIGNED:
+            alignment, at = _number(code, at)
+            at += -at % alignment
+        found[kind & _SECTION] = at, at + size
+        at += size
+    return found
+
+
+def _attributes(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each attribute."""
+    at, end = sections[_ATTRIBUTE_SIZES]
+    place, _ = sections[_ATTRIBUTES]
+    left, at = _number(code, at)
+    _, at = _number(code, at)  # types, which come after the attributes
+    while left > 0 and at < end:
+        _, at = _number(code, at)  # the dialect
+        count, at = _number(code, at)
+        for _ in range(min(count, left)):
+            size, at = _number(code, at)
+            yield place, place + (size >> 1)  # the lowest bit says how it is written
+            place += size >> 1
+        left -= count
+
+
+def _resources(code: bytes, sections: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each resource."""
+    if _RESOURCE_SIZES not in sections or _RESOURCES not in sections:
+        return
+    at, end = sections[_RESOURCE_SIZES]
+    place, _ = sections[_RESOURCES]
+    _, at = _number(code, at)  # groups of others, which come first
+    while at < end:
+        _, at = _number(code, at)
+        count, at = _number(code, at)
+        for _ in range(count):
+            _, at = _number(code, at)
+            size, at = _number(code, at)
+            at += 1  # the kind
+            yield place, place + size
+            place += size
+
+
+def _elements(code: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Return where the elements of an attribute begin, which end it: behind one of its first numbers, their size."""
+    at = begin
+    for _ in range(MOST_HEADS):
+        size, at = _number(code, at)
+        gap = end - size - at
+        if 0 <= gap < size and code.count(_PADDING, at, at + gap) == gap:
+            return end - size, end
+    return end, end

@@ -1,0 +1,120 @@
+"""A model to the segments of a bundle: compressed bytecode, without the weights that the bundle has anyway.
+
+Weights are packed for their kernels. Each large constant of the model is looked for among the arrays of the bundle and
+among what these were made of (:class:`aotc.source.moves.Ways`); where it is found, its sum and the way to it stand for
+it. What is nowhere stays in the bytecode, or lies beside it if it cannot be compressed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from aotc.ir.program_ir import Constants
+from aotc.ir.tensor_ir import TensorType
+from aotc.source.bytecode import large_elements
+from aotc.source.limits import BLOCK_BYTES, KEY_BYTES, LARGE_BYTES, SAMPLE_BYTES, SQUEEZED
+from aotc.source.moves import Way, Ways
+from aotc.source.record import VERSION, Embedded, recorded_targets
+from aotc.vmfb.dtypes import from_numpy
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What a bundle holds of its source: the compressed record, its size before, and weights in pieces."""
+
+    record: bytes
+    size: int
+    weights: list[memoryview]
+
+
+def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Ways]) -> Segments:
+    """Return the segments of ``source`` in a bundle whose variants have ``constants``, packed in these ``ways``."""
+    code = memoryview(source.code)
+    cuts = large_elements(source.code, LARGE_BYTES)
+    places = _places(source.code, cuts, constants, ways)
+    holes: list[dict[str, Any]] = []
+    rest: list[memoryview] = []
+    weights: list[memoryview] = []
+    end = stored = 0
+    for cut in cuts:
+        elements = code[slice(*cut)]
+        if cut in places:
+            where: dict[str, Any] = {"array": places[cut]}
+        elif _squeezes(elements):
+            continue
+        else:
+            where = {"kept": stored}
+            weights.append(elements)
+            stored += elements.nbytes
+        rest.append(code[end : cut[0]])
+        end = cut[1]
+        holes.append({"at": cut[0], "size": elements.nbytes, "sha256": sha256(elements).digest(), **where})
+    rest.append(code[end:])
+    record = {
+        "version": VERSION,
+        "path": source.path,
+        "metadata": dict(source.metadata),
+        "options": dict(source.options),
+        "targets": recorded_targets(source.targets),
+        "code": b"".join(rest),
+        "holes": holes,
+    }
+    packed = msgpack.packb(record, use_bin_type=True, unicode_errors="surrogateescape")
+    return Segments(zlib.compress(packed), len(packed), weights)
+
+
+def _squeezes(elements: memoryview) -> bool:
+    sample = elements[:SAMPLE_BYTES]
+    return len(zlib.compress(sample, 1)) < SQUEEZED * sample.nbytes
+
+
+def _places(
+    code: bytes, cuts: Sequence[tuple[int, int]], constants: Sequence[Constants], ways: Sequence[Ways]
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return where the bundle has the elements of ``cuts``, as far as it has them."""
+    wanted: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
+    for begin, end in cuts:
+        wanted.setdefault((end - begin, code[begin : begin + KEY_BYTES]), []).append((begin, end))
+    places: dict[tuple[int, int], dict[str, Any]] = {}
+    for variant, (held, known) in enumerate(zip(constants, ways, strict=True)):
+        for _, array, offset in held.arrays:
+            if array.nbytes < LARGE_BYTES:
+                continue
+            type_ = TensorType(from_numpy(array.dtype), array.shape)
+            for way, made in known.back(array, type_):
+                for cut in wanted.get((made.nbytes, _head(made)), ()):
+                    if cut not in places and _same(made, code, cut):
+                        places[cut] = _place(variant, array, offset, type_.dtype, way)
+    return places
+
+
+def _place(variant: int, array: np.ndarray, offset: int, dtype: str, way: Way) -> dict[str, Any]:
+    shape = list(array.shape)
+    return {"variant": variant, "offset": offset, "size": array.nbytes, "dtype": dtype, "shape": shape, "way": way}
+
+
+def _head(array: np.ndarray) -> bytes:
+    count = -(-KEY_BYTES // array.itemsize)
+    return np.array(array.flat[:count]).tobytes()[:KEY_BYTES]
+
+
+def _same(array: np.ndarray, code: bytes, cut: tuple[int, int]) -> bool:
+    """Compare block by block: a copy of all of a large array would take longer than the comparison."""
+    if not array.size:
+        return False
+    other = np.frombuffer(code, np.uint8, cut[1] - cut[0], cut[0])
+    rows = array.reshape(1) if array.ndim == 0 else array
+    row = rows.nbytes // len(rows)
+    count = max(BLOCK_BYTES // row, 1)
+    for at in range(0, len(rows), count):
+        one = np.ascontiguousarray(rows[at : at + count]).reshape(-1).view(np.uint8)
+        if not np.array_equal(one, other[at * row : at * row + one.size]):
+            return False
+    return True

@@ -1,0 +1,120 @@
+"""Arrays that are others, rearranged: how the compiler packed a constant, told backwards.
+
+A way back is a list of steps, which is also its form in a bundle: ``["reshape", shape]``, ``["transpose", perm]``,
+``["reverse", dims]``, ``["slice", starts, limits, strides]``, ``["convert", dtype]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aotc.ir.dims import is_static
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.source.limits import LARGE_BYTES, MOST_FOLDS, MOST_WAYS
+from aotc.vmfb.dtypes import size_of, to_numpy
+
+Way = tuple[tuple[Any, ...], ...]
+
+
+def go_back(array: np.ndarray, way: Sequence[Sequence[Any]]) -> np.ndarray:
+    """Return what ``array`` was made of, its elements in their order: a view where that is possible.
+
+    A last ``reshape``, which would copy, is left to whoever needs the shape.
+
+    Raises
+    ------
+    ValueError, IndexError, TypeError, KeyError
+        If a step does not fit.
+    """
+    for left, step in enumerate(way, start=1 - len(way)):
+        match step:
+            case ["reshape", _] if not left:
+                pass
+            case ["reshape", shape]:
+                array = array.reshape(tuple(shape))
+            case ["transpose", perm]:
+                array = array.transpose(tuple(perm))
+            case ["reverse", dims]:
+                array = np.flip(array, tuple(dims))
+            case ["slice", starts, limits, strides]:
+                array = array[tuple(map(slice, starts, limits, strides))]
+            case ["convert", dtype]:
+                array = array.astype(to_numpy(dtype))
+            case _:
+                raise ValueError(f"no step {step!r}")
+    return array
+
+
+def _reshape(op: Op) -> tuple[Any, ...]:
+    return "reshape", op.operands[0].type.shape
+
+
+def _transpose(op: Op) -> tuple[Any, ...]:
+    return "transpose", tuple(int(n) for n in np.argsort(op.attrs["perm"]))
+
+
+def _reverse(op: Op) -> tuple[Any, ...]:
+    return "reverse", tuple(op.attrs["dims"])
+
+
+def _convert(op: Op) -> tuple[Any, ...]:
+    return "convert", op.operands[0].type.dtype
+
+
+def _pad(op: Op) -> tuple[Any, ...] | None:
+    low, high, interior = (tuple(op.attrs[name]) for name in ("low", "high", "interior"))
+    if min((*low, *high), default=0) < 0:  # elements were left out
+        return None
+    strides = tuple(n + 1 for n in interior)
+    ends = tuple(a + (n - 1) * s + 1 if n else a for a, n, s in zip(low, op.operands[0].type.shape, strides))
+    return "slice", low, ends, strides
+
+
+_BACK: dict[str, Callable[[Op], tuple[Any, ...] | None]] = {
+    "reshape": _reshape, "transpose": _transpose, "reverse": _reverse, "convert": _convert, "pad": _pad,
+}  # fmt: skip
+
+
+@dataclass
+class Ways:
+    """The ways back that a compilation could have gone, by the type of what they start from.
+
+    They are read off the modules that passes fold, by type and not by name: who follows one compares what comes out.
+    """
+
+    of: dict[TensorType, dict[tuple[Way, TensorType], None]] = field(default_factory=dict)
+
+    def learn(self, module: Module) -> None:
+        """Take in how large constants of ``module`` are rearranged by its ops."""
+        for function in module.functions.values():
+            made: dict[Value, tuple[Way, TensorType]] = {}
+            for op in walk(function.body):
+                if op.name == "constant":
+                    made.update((v, ((), v.type)) for v in op.results if _is_large(v.type))
+                elif op.name in _BACK and op.operands[0] in made and is_static(op.result.type.shape):
+                    step, (way, first) = _BACK[op.name](op), made[op.operands[0]]
+                    if step is not None:
+                        made[op.result] = (step, *way), first
+                        self.of.setdefault(op.result.type, {})[made[op.result]] = None
+
+    def back(self, array: np.ndarray, type_: TensorType) -> Iterator[tuple[Way, np.ndarray]]:
+        """Yield the elements of what ``array`` may have been made of, itself first, with the way there."""
+        found: list[tuple[Way, np.ndarray, TensorType, int]] = [((), array, type_, 0)]
+        for way, made, now, folds in found:
+            yield way, made
+            if folds < MOST_FOLDS:
+                for more, first in list(self.of.get(now, ()))[: MOST_WAYS - len(found)]:
+                    found.append(((*way, *more), go_back(made.reshape(_shape(now)), more), first, folds + 1))
+
+
+def _shape(t: TensorType) -> tuple[int, ...]:
+    return tuple(d for d in t.shape if isinstance(d, int))
+
+
+def _is_large(t: TensorType) -> bool:
+    shape = _shape(t)
+    return len(shape) == t.rank > 0 and int(np.prod(shape, dtype=np.int64)) * size_of(t.dtype) >= LARGE_BYTES

@@ -1,0 +1,60 @@
+"""What a bundle's source is made of, as data: the form of what is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from aotc.options import OF_THE_RUN, Options
+from aotc.targets import Target
+from aotc.vmfb.manifest import ANY, NONE
+
+VERSION = 1
+_ELSEWHERE = {"target", "weights", "source"}  # targets are of the record; the others can be seen in the bundle
+
+_ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
+
+_CHECK = {"failed": int, "code": int, "number": int, "message": str, "values": [[int]]}
+_CALL = {"kind": str, "name?": str, "ordered?": bool, "checks?": [_CHECK], "messages?": [str]}
+
+SCHEMA = {
+    "version": int,
+    "path": str,
+    "metadata": {
+        "in_tree?": (dict, NONE), "out_tree?": (dict, NONE), "arg_names?": [str], "kept?": [int], "platforms?": [str],
+        "callbacks?": [_CALL], "checks?": [_CHECK],
+    },
+    "options": {str: ANY},
+    "targets": [{"name": str, "l2": int}],
+    "code": bytes,
+    "holes": [{"at": int, "size": int, "sha256": bytes, "array?": _ARRAY, "kept?": int}],
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A source: bytecode, and what its compilation took besides.
+
+    ``metadata`` is what JAX knows of the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
+    """
+
+    code: bytes
+    path: str
+    metadata: Mapping[str, Any]
+    options: Mapping[str, Any]
+    targets: tuple[Target, ...]
+
+
+def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
+    """Return the options that decide about the bytes of a bundle, as data; devices are of its only target."""
+    names = [f.name for f in fields(Options) if f.name not in OF_THE_RUN | _ELSEWHERE]
+    found = {name: getattr(options, name) for name in names}
+    found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
+    found["devices"] = dict.fromkeys(options.devices, targets[0].name)
+    return found
+
+
+def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
+    """Return the names of targets, and what was measured on the machine that compiled."""
+    return [{"name": t.name, "l2": t.l2} for t in targets]

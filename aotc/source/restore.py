@@ -1,0 +1,151 @@
+"""The source out of a bundle, with its weights where they were: each is compared with its sum."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from aotc.source.limits import LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES
+from aotc.source.moves import go_back
+from aotc.source.record import SCHEMA, VERSION, Embedded
+from aotc.targets import TARGETS, Target
+from aotc.vmfb import trees
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.constants import load_constants
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.manifest import problems
+
+_AGAIN = "compile the model itself again"
+
+
+def restore(opened: Bundle) -> Embedded:
+    """Return the source of a bundle; nothing of the bundle is run.
+
+    Raises
+    ------
+    BundleError
+        If it has none, it is damaged, or a weight is not the one that was compiled.
+    """
+    entry = opened.manifest.get("source")
+    if entry is None:
+        raise BundleError(opened.where, "the bundle has no source: it was compiled with --no-source", hint=_AGAIN)
+    record = _record(opened, entry)
+    targets = tuple(_target(opened.where, row) for row in record["targets"])
+    return Embedded(_code(opened, entry, record), record["path"], record["metadata"], record["options"], targets)
+
+
+def _damaged(where: str, what: str, found: Any = "") -> BundleError:
+    return BundleError(where, f"the source of the bundle is damaged: {what}", found, hint=_AGAIN)
+
+
+def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record, decompressed and of the right form."""
+    packed, size = opened.checked(entry["segment"]), entry["bytes"]
+    if size > MOST_SOURCE_BYTES:
+        raise _damaged(opened.where, "it is too large", f"{size:,} bytes")
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(packed, size + 1)
+        if len(data) != size or not stream.eof:
+            raise ValueError(f"{len(data):,} bytes, expected {size:,}")
+        record = msgpack.unpackb(data, raw=False, strict_map_key=False, unicode_errors="surrogateescape")
+    except Exception as error:  # zlib and msgpack raise many types on bad input
+        raise _damaged(opened.where, str(error)) from None
+    version = record.get("version") if isinstance(record, dict) else None
+    if version != VERSION:
+        hint = f"a newer aotc, or {_AGAIN}"
+        raise BundleError(opened.where, "the source has another version", version, f"{VERSION}", hint)
+    if problem := next(problems(record, SCHEMA, "source"), None):
+        raise _damaged(opened.where, problem)
+    if problem := next(_problems(record), None):
+        raise _damaged(opened.where, problem)
+    return record
+
+
+def _problems(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a record of the right form."""
+    known = record["metadata"]
+    if not record["targets"]:
+        yield "no targets"
+    if max(known.get("kept", ()), default=-1) >= len(known.get("arg_names", ())):
+        yield "more arguments than names"
+    for name in ("in_tree", "out_tree"):
+        try:
+            trees.count_leaves(known.get(name) or {"kind": "leaf"})
+        except ValueError as error:
+            yield f"{name}: {error}"
+
+
+def _target(where: str, row: Mapping[str, Any]) -> Target:
+    if row["name"] not in TARGETS:
+        raise BundleError(where, "this aotc has no such target", row["name"], ", ".join(TARGETS), "--target")
+    if not LEAST_CACHE <= row["l2"] <= MOST_CACHE:
+        raise _damaged(where, f"a cache of {row['l2']} bytes")
+    return replace(TARGETS[row["name"]], l2=row["l2"])
+
+
+def _code(opened: Bundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:
+    """Return the bytecode with the elements of all constants."""
+    arrays = _arrays_of(opened)
+    code, parts = memoryview(record["code"]), []
+    used = end = 0
+    for hole in record["holes"]:
+        count = hole["at"] - end
+        if not 0 <= count <= code.nbytes - used:
+            raise _damaged(opened.where, f"a weight at {hole['at']}")
+        end = hole["at"] + hole["size"]
+        parts += [code[used : used + count], _elements(opened, entry, hole, arrays)]
+        used += count
+    return b"".join([*parts, code[used:]])
+
+
+def _arrays_of(opened: Bundle) -> Callable[[int], np.ndarray]:
+    """Return a function of a variant's number: its constants as bytes, which are read when they are asked for."""
+
+    @cache
+    def constants(number: int) -> np.ndarray:
+        memory = load_constants(opened, opened.manifest["variants"][number].get("constants"))
+        if not memory.size:
+            return np.zeros(0, np.uint8)
+        array = np.ctypeslib.as_array((ctypes.c_uint8 * memory.size).from_address(memory.address))
+        held.append(memory.owner)
+        return array
+
+    held: list[Any] = []
+    return constants
+
+
+def _elements(
+    opened: Bundle, entry: Mapping[str, Any], hole: Mapping[str, Any], arrays: Callable[[int], np.ndarray]
+) -> memoryview:
+    """Return the bytes that belong into a hole."""
+    try:
+        if "array" in hole:
+            elements = _from_array(hole["array"], arrays)
+        else:
+            at = hole["kept"]
+            elements = opened.segment(entry["weights"])[at : at + hole["size"]]
+    except (ValueError, IndexError, TypeError, KeyError, OverflowError, MemoryError) as error:
+        raise _damaged(opened.where, f"the weight at {hole['at']}: {error}") from None
+    digest = sha256(elements).digest()
+    if digest != hole["sha256"] or elements.nbytes != hole["size"]:
+        raise BundleError(
+            opened.where, f"the weight at {hole['at']} of the source is not the one that was compiled",
+            f"sha256 {digest.hex()}", f"sha256 {hole['sha256'].hex()}", "the weights that belong to the bundle",
+        )  # fmt: skip
+    return elements
+
+
+def _from_array(place: Mapping[str, Any], arrays: Callable[[int], np.ndarray]) -> memoryview:
+    whole = arrays(place["variant"])[place["offset"] : place["offset"] + place["size"]]
+    array = go_back(whole.view(to_numpy(place["dtype"])).reshape(place["shape"]), place["way"])
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,155 @@
+"""Bundles whose code is not trusted: it never runs, the source does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import tiny
+from support.small_models import array
+
+import aotc
+from aotc.vmfb import module
+from aotc.vmfb.bundle import open_bundle, write_bundle
+from aotc.vmfb.devices import native
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).parents[2]
+W, X = array(64, 200), array(16, 64, seed=1)
+EVIL = r"""
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void run(void) { FILE *f = fopen(getenv("AOTC_EVIL"), "w"); if (f) fclose(f); }
+"""
+LOAD = "import sys, aotc; aotc.load(sys.argv[1], untrusted=sys.argv[2] == 'untrusted')"
+
+
+def model(x):
+    return x @ W
+
+
+@pytest.fixture(scope="module")
+def evil():
+    """A bundle with a sound source, whose libraries write a file when they are loaded."""
+    opened = open_bundle(aotc.compile(model, X))
+    rows = opened.manifest["segments"]
+    code = tiny.shared_object(EVIL)
+    segments = [
+        (row["name"], code if row["name"].endswith(".so") else bytes(opened.segment(n))) for n, row in enumerate(rows)
+    ]
+    return write_bundle(None, {k: v for k, v in opened.manifest.items() if k != "segments"}, segments)
+
+
+def with_source_of(data, other):
+    """A bundle with the source of another one."""
+    opened, theirs = open_bundle(data), open_bundle(other)
+    rows, entry = opened.manifest["segments"], theirs.manifest["source"]
+    segments = [(row["name"], bytes(opened.segment(n))) for n, row in enumerate(rows)]
+    segments[opened.manifest["source"]["segment"]] = "source", bytes(theirs.segment(entry["segment"]))
+    manifest = {k: v for k, v in opened.manifest.items() if k != "segments"}
+    manifest["source"] = {**opened.manifest["source"], "bytes": entry["bytes"]}
+    return write_bundle(None, manifest, segments)
+
+
+@pytest.mark.parametrize("how", ["trusting", "untrusted"])
+def test_code_of_the_bundle_never_runs(evil, tmp_path, how):
+    """The same bundle, loaded without a thought, does write the file."""
+    bundle, written = tmp_path / "evil.vmfb", tmp_path / "written"
+    bundle.write_bytes(evil)
+    environment = {**os.environ, "AOTC_EVIL": str(written), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, bundle, how], env=environment, capture_output=True, text=True, check=False
+    )
+    assert written.exists() == (how == "trusting")
+    assert (done.returncode == 0) == (how == "untrusted"), done.stderr
+
+
+def test_the_source_runs_in_its_place(evil):
+    loaded = aotc.load(evil, untrusted=True, threads=1)
+    np.testing.assert_allclose(loaded(X), X @ W, rtol=1e-4, atol=1e-4)
+    aotc.load(aotc.compile(model, X), threads=1)
+    assert len(native._PROCESS.executors) == 2, "an executor that an unsigned bundle brought serves no recompiled one"
+
+
+def test_external_weights_are_compared(tmp_path):
+    path = tmp_path / "w.safetensors"
+    bundle = tmp_path / "net.vmfb"
+    bundle.write_bytes(aotc.compile(model, X, weights=str(path)))
+    np.testing.assert_allclose(aotc.load(bundle, untrusted=True)(X), X @ W, rtol=1e-4, atol=1e-4)
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+    with pytest.raises(aotc.BundleError, match="is not the one that was compiled"):
+        aotc.load(bundle, untrusted=True)
+
+
+@pytest.mark.parametrize("other", [lambda x: x @ W + x[:, :1].astype("i4"), lambda x: (x @ W, x), lambda x: (x @ W)[0]])
+def test_a_source_of_another_program(evil, other):
+    wrong = with_source_of(evil, aotc.compile(lambda x: (other(x),), X))
+    with pytest.raises(aotc.BundleError, match="another function 'main' than it says"):
+        aotc.load(wrong, untrusted=True)
+
+
+def test_without_a_source():
+    with pytest.raises(aotc.BundleError, match="has no source"):
+        aotc.load(aotc.compile(model, X, source=False), untrusted=True)
+    with pytest.raises(aotc.BundleError, match="has no source"):
+        aotc.load(tiny.bundle(), untrusted=True)
+
+
+def test_a_source_that_does_not_compile(evil):
+    import jax
+
+    @jax.jit
+    def calls(x):
+        return jax.ffi.ffi_call("nobody", jax.ShapeDtypeStruct((16, 200), "f4"))(x)
+
+    aotc.register_custom_call("nobody", native=False)
+    try:
+        other = aotc.compile(calls, X)
+    finally:
+        from aotc.vmfb import custom_calls
+
+        custom_calls._REGISTRY.pop("nobody", None)
+    with pytest.raises(aotc.BundleError, match=r"(?s)cannot be compiled.*nobody"):
+        aotc.load(with_source_of(evil, other), untrusted=True)
+
+
+def test_who_signed_is_trusted(evil, tmp_path, monkeypatch):
+    """A signed bundle loads as it is, without a compiler; any other needs one."""
+    pytest.importorskip("cryptography")
+    from aotc.tools.sign import new_key, sign_bundle
+
+    for name in ("me", "other"):
+        new_key(str(tmp_path / name))
+    path, keys = tmp_path / "net.vmfb", [tmp_path / "me.pub"]
+    path.write_bytes(aotc.compile(model, X))
+    sign_bundle(str(path), str(tmp_path / "me"))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "COMPILER", "aotc.no_compiler")
+        aotc.load(path, untrusted=True, trusted_keys=keys)(X)
+        with pytest.raises(aotc.BundleError, match=r"aotc\[compile\]"):
+            aotc.load(path, untrusted=True)
+    sign_bundle(str(path), str(tmp_path / "other"))
+    for data in (path, evil):
+        loaded = aotc.load(data, untrusted=True, trusted_keys=keys)
+        np.testing.assert_allclose(loaded(X), X @ W, rtol=1e-4, atol=1e-4)
+    with pytest.raises(aotc.BundleError, match="not trusted"):
+        aotc.load(path, trusted_keys=keys)
+
+
+def test_the_command_line(evil, tmp_path, monkeypatch):
+    from aotc_cli import main as cli
+
+    path, written, result = tmp_path / "evil.vmfb", tmp_path / "written", tmp_path / "y.npy"
+    path.write_bytes(evil)
+    monkeypatch.setenv("AOTC_EVIL", str(written))
+    monkeypatch.setattr(sys, "argv", ["aotc", "run", str(path), "--zeros", "--untrusted", f"--output=@{result}"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    assert np.load(result).shape == (16, 200)
+    assert not written.exists()
