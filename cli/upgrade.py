@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from aotc_cli.compile import check_output, progress_bar, sizes_by_name, write_made
+from aotc_cli.compile import check_output, progress_bar, write_made
+from aotc_cli.compiling import parse_specialized
 from aotc_cli.custom_calls import HELP, register_from
 
 SUMMARY = "Compile the source of a bundle again."
@@ -50,7 +51,7 @@ def command(
     given = {"opt_level": opt_level, "debug_info": debug_info}
     flags: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if specialize:
-        flags["specialize"] = sizes_by_name(specialize)
+        flags["specialize"] = parse_specialized(specialize)
     place = weights or _weights(bundle, written)
     with progress_bar(quiet) as progress:
         data = aotc.upgrade(bundle, target=target, weights=place, cache=cache, jobs=jobs, progress=progress, **flags)
