@@ -64,6 +64,9 @@ class DeviceSession(Protocol):
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
 
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
+
     def close(self) -> None:
         """Give everything back."""
 

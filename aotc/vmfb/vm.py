@@ -73,6 +73,9 @@ class _Recorder:
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         raise NotImplementedError("a program that loads scalars has no plan")
 
+    def block(self, slot: int, offset: int, size: int) -> None:
+        self.memory.read(slot, offset, size)
+
 
 class _Live:
     """Passes what a program asks on to a device session, and allocates the results."""
@@ -106,6 +109,11 @@ class _Live:
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         self.memory.read(slot, offset, size_of(dtype))
         return self.session.load_scalar(slot, offset, dtype)
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        self.memory.read(slot, offset, size)
+        if GUARDED:
+            self.session.block(slot, offset, size)
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         self.memory.result(index, dims)

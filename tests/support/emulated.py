@@ -205,6 +205,9 @@ class EmulatedSession:
         element = to_numpy(dtype)
         return int(self.slots[slot][offset : offset + element.itemsize].view(element)[0])
 
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """There are no guards."""
+
     def close(self) -> None:
         """Nothing is held."""
 

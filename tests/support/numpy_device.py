@@ -104,6 +104,9 @@ class NumpySession:
         """Return the integer at a byte offset of a slot."""
         return int(np.frombuffer(self._slots[slot][offset:], to_numpy(dtype), 1)[0])
 
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """There are no guards."""
+
     def close(self) -> None:
         """Give nothing back: Python does."""
 

@@ -259,6 +259,9 @@ class CudaSession:
         self._executable.gpu.wait()
         return int(found[0])
 
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Do nothing: the memory of a GPU has no guards."""
+
     def close(self) -> None:
         """Give the memory back."""
         try:
