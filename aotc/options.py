@@ -16,6 +16,10 @@ SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
 
 
+def _is_guarded() -> bool:
+    return os.environ.get("AOTC_GUARD", "") not in ("", "0")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to compile.
@@ -63,6 +67,9 @@ class Options:
         Refuse the model if it takes more transfers between devices; -1 means any number.
     callbacks : str
         ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
+    guard : bool
+        Leave pages between all blocks of memory, which ``AOTC_GUARD=1`` makes untouchable when the bundle runs; also
+        what that says when compiling.
     progress : callable or None
         ``progress(done, total, what)`` is called as compilation advances.
     """
@@ -86,6 +93,7 @@ class Options:
     place: str = SAID
     max_transfers: int = -1
     callbacks: str = REFUSE
+    guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
 
     def advance(self, done: int, total: int, what: str) -> None:

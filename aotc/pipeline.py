@@ -36,8 +36,9 @@ from aotc.ir.tensor_text import print_module
 from aotc.ir.tensor_verify import verify
 from aotc.kernels.cpu.build import start_workers
 from aotc.limits import WORTH_SECONDS
+from aotc.lowering import invariants
 from aotc.lowering.lower import lower
-from aotc.lowering.passes import invariants
+from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
@@ -109,6 +110,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize),
     Pass(cse),
     Pass(dce),
+    Pass(advance_checks, required=True, establishes=invariants.checks_are_first),
     Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
     Pass(join_devices, required=True, establishes=invariants.removed_by(join_devices)),
 )
@@ -139,6 +141,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),
+    (hoist_checks, advance_checks, "a loop that fails is to be judged before what comes after it"),
+    (advance_checks, fuse, "what is needed for a check would share kernels with what is not"),
     (cse, fuse, "equal ops in two regions are computed twice"),
     (dce, fuse, "what nobody reads would become a kernel"),
 )

@@ -308,21 +308,14 @@ class State:
             self.session.requirements.append((*key, told, tuple(values) or (left, right)))
 
     def assert_dims(self, test: Value, numbers: Sequence[Value], message: str) -> bool:
-        """Demand an asserted ``test`` of dims at every call; False if it is of something else.
-
-        That a size of an argument is positive, as JAX assumes of each, is not: what needs an element asks for it.
-        """
+        """Demand an asserted ``test`` of dims at every call; False if it is of something else."""
         known = self.known.get(test, ())
         relation, left, right = self.session.tests.get(test) or ("eq", known, (1,) * len(known))
         values = [self.known.get(v, ()) for v in numbers]
         if not left or len(left) != len(right) or any(len(v) != 1 for v in values):
             return False
-        computed = {*self.session.sizes, *self.session.bound}
         shown = tuple(v[0] for v in values)
         for a, b in zip(left, right):
-            symbol = lone_atom(a)
-            if (relation, b) == ("ge", 1) and isinstance(symbol, Sym) and symbol.name not in computed:
-                continue
             row = (relation, a, b, message, shown)
             self.session.assertions.setdefault(row, row)
         return True

@@ -20,6 +20,12 @@ why: more are left out: the first ones explain the rest
 from: chosen, not measured
 """
 
+GUARD_BYTES = 4096
+"""unit: bytes
+why: what guarded code leaves untouched behind each block of memory: the pages of the runtime's machine lie within it
+from: the smallest page of the processors; where pages are larger, some guards are none
+"""
+
 SAMPLES = 3
 """unit: assignments of sizes to symbols
 why: a program with symbols is checked under so many; overlaps that hold for one only show in another

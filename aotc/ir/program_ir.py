@@ -9,8 +9,10 @@ from typing import TypeAlias
 import numpy as np
 
 from aotc.diagnostics import Loc
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, maximum, static
+from aotc.ir.limits import GUARD_BYTES
 from aotc.ir.loop_ir import Kernel
+from aotc.vmfb.abi import ALIGNMENT
 
 
 @dataclass(eq=False)
@@ -76,7 +78,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """After all work: fail with ``message`` if the byte in ``predicate`` is 0."""
+    """Fail with ``message``, before any later step, if the byte in ``predicate`` is 0."""
 
     predicate: Storage
     message: str
@@ -108,17 +110,17 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
                 stack += reversed([inner for branch in branches for inner in branch])
 
 
-def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], Bind | None]]:
-    """Cut ``steps`` at each :class:`Bind`: what the host submits at once, and the size that it reads after that."""
-    cut: list[tuple[list[Step], Bind | None]] = []
-    part: list[Step] = []
+def stretches(steps: Sequence[Step]) -> list[tuple[list[Step], list[Check | Bind]]]:
+    """Cut ``steps`` where the host looks at memory: what it submits at once, and what it judges or reads after that."""
+    cut: list[tuple[list[Step], list[Check | Bind]]] = [([], [])]
     for step in steps:
-        if isinstance(step, Bind):
-            cut.append((part, step))
-            part = []
-        else:
-            part.append(step)
-    return [*cut, (part, None)]
+        if isinstance(step, Check | Bind):
+            cut[-1][1].append(step)
+            continue
+        if cut[-1][1]:
+            cut.append(([], []))
+        cut[-1][0].append(step)
+    return cut if not cut[-1][1] else [*cut, ([], [])]
 
 
 def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
@@ -134,12 +136,30 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
             return (predicate, *(s for s, _ in values)), ()
 
 
+def block_bytes(size: Dim) -> Dim:
+    """Return how many bytes may be touched of an array of ``size``; kernels may read an element of an empty one."""
+    return maximum(size, 16)
+
+
+def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
+    """Return where ``size`` bytes lie in memory whose blocks have guards between them, and the bytes with them.
+
+    ``total`` are the bytes so far. Both are a line less than whole pages, as the runtime's guarded memory is. A block
+    ends as near to its guard as its alignment allows.
+    """
+    begin = total + ALIGNMENT if total != 0 else 0
+    held = block_bytes(size)
+    room = (held + (GUARD_BYTES - 1)) // GUARD_BYTES * GUARD_BYTES
+    return begin + (room - held) // ALIGNMENT * ALIGNMENT, begin + room + (GUARD_BYTES - ALIGNMENT)
+
+
 @dataclass
 class Constants:
-    """The blob of constants: unique arrays at 64-byte aligned offsets."""
+    """The blob of constants: unique arrays at 64-byte aligned offsets, ``apart`` with guards between them."""
 
     arrays: list[tuple[str, np.ndarray, int]] = field(default_factory=list)
     size: int = 0
+    apart: bool = False
     _known: dict[tuple, int] = field(default_factory=dict)
 
     def add(self, array: np.ndarray, name: str) -> int:
@@ -150,17 +170,23 @@ class Constants:
             key = (array.dtype.name, array.shape, array.tobytes())
         offset = self._known.get(key)
         if offset is None:
-            offset = self._known[key] = self.size
+            if self.apart:
+                offset, self.size = map(static, place_apart(self.size, array.nbytes))
+            else:
+                offset, self.size = self.size, self.size + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            self._known[key] = offset
             self.arrays.append((name, array, offset))
-            self.size += -(-array.nbytes // 64) * 64
         return offset
 
     def parts(self) -> list[memoryview]:
         """Return the bytes of the blob piece by piece, the gaps between arrays included; nothing is copied."""
         found: list[memoryview] = []
-        for _, array, _ in self.arrays:
-            found += [array.reshape(-1).view(np.uint8).data, memoryview(bytes(-array.nbytes % 64))]
-        return found
+        at = 0
+        for _, array, offset in self.arrays:
+            found += [memoryview(bytes(offset - at))] if offset > at else []
+            found.append(array.reshape(-1).view(np.uint8).data)
+            at = offset + array.nbytes
+        return [*found, memoryview(bytes(self.size - at))]
 
 
 @dataclass

@@ -16,7 +16,20 @@ from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS, SAMPLES
 from aotc.ir.loop_ir import Buffer
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage, touched, walk
+from aotc.ir.program_ir import (
+    Bind,
+    Branch,
+    Buffered,
+    Check,
+    Copy,
+    Launch,
+    Loop,
+    Step,
+    Storage,
+    stretches,
+    touched,
+    walk,
+)
 from aotc.ir.tensor_ir import Function
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
@@ -194,7 +207,7 @@ def verify_plan(program: Buffered, function: Function, totals: Sequence[Dim], up
     program, function, updates
         As for :func:`verify_steps`.
     totals : sequence of Dim
-        The arena's bytes in each stage: up to the first :class:`Bind`, up to the second, ...
+        The arena's bytes in each stage, see :func:`~aotc.ir.program_ir.stretches`.
     """
     sizes = [d for s in program.arena for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
@@ -223,16 +236,15 @@ class _Plan:
 
     def places(self, totals: Sequence[Dim]) -> Iterator[str]:
         """Check each storage by itself."""
-        stage = 0
-        for top in self.program.steps:
-            total = number(totals[min(stage, len(totals) - 1)], self.values)
-            for s in (s for step in walk([top]) for part in touched(step) for s in part if s in self.spans):
+        for size, (steps, judged) in zip(totals, stretches(self.program.steps), strict=True):
+            total = number(size, self.values)
+            every = (s for step in walk([*steps, *judged]) for part in touched(step) for s in part)
+            for s in (s for s in every if s in self.spans):
                 begin, end = self.spans[s]
                 if begin % ALIGNMENT:
                     yield f"{name_of(s)} is not aligned to {ALIGNMENT} bytes"
                 if begin < 0 or end > total:
                     yield f"{name_of(s)} of {s.size} bytes is not inside the arena of {total}"
-            stage += isinstance(top, Bind)
 
     def lives(self) -> Iterator[str]:
         """Check each pair by the lives that bufferize recorded."""
@@ -295,13 +307,8 @@ class _Flow:
                 self.write(s)
 
     def program(self, program: Buffered, function: Function) -> None:
-        """Follow a whole program; what the host reads at the end must be there by then."""
+        """Follow a whole program; all results must be there at its end."""
         self.steps(program.steps)
-        for step in program.steps:
-            if isinstance(step, Check):
-                self.read(step.predicate, f"after all work {title(step)}")
-                for s, _ in step.values:
-                    self.read(s, f"after all work {title(step)}")
         written = {s.number: s for s in self.cells if s.kind == "result"}
         for n, v in enumerate(function.body.results):
             if product(v.type.shape) != 0:

@@ -9,11 +9,11 @@ from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
 from aotc.guard import guard
-from aotc.ir.dims import static
+from aotc.ir.dims import Dim, static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.program_ir import Buffered, Check, Constants, stretches
+from aotc.ir.program_ir import Bind, Buffered, Constants, block_bytes, stretches
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
@@ -21,7 +21,7 @@ from aotc.lowering import verify
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize
-from aotc.lowering.program.emit_program import Stage, emit_program
+from aotc.lowering.program.emit_program import Block, Stage, emit_program
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
@@ -82,7 +82,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
 
     kernels, custom = _lower_regions(module, target, options)
     public = {n: f for n, f in module.functions.items() if f.public}
-    constants = Constants()
+    constants = Constants(apart=options.guard)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
     for name, function in public.items():
@@ -104,9 +104,8 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             stages = _stages(steps[name], variant, slots, places.__getitem__)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
-        checks = [s for s in steps[name].steps if isinstance(s, Check)]
         with during(f"emitting the program of @{name}"):
-            variant.programs[name] = emit_program(function, slots, stages, checks)
+            variant.programs[name] = emit_program(function, slots, stages)
         known = variant.arena is not None and isinstance(stages[-1].arena, int)
         variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
     with during("joining the programs of specialized functions"):
@@ -160,14 +159,22 @@ def _lower_regions(
 
 
 def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int]) -> list[Stage]:
-    """Plan memory and encode a command buffer for each stretch of steps between sizes that are read from memory."""
+    """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
     parts = stretches(b.steps)
-    known = {str(bind.dim): n for n, (_, bind) in enumerate(parts, start=1) if bind is not None}
-    totals = plan_stages(b.arena, lambda e: max((known.get(s.name, 0) for s in symbols(e)), default=0), len(parts))
+    known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
+
+    def stage_of(size: Dim) -> int:
+        return max((known.get(s.name, 0) for s in symbols(size)), default=0)
+
+    constants = variant.constants
+    totals = plan_stages(b.arena, stage_of, len(parts), constants.apart)
+    fixed: list[Block] = [(slots.constants, at, block_bytes(array.nbytes)) for _, array, at in constants.arrays]
     stages: list[Stage] = []
-    for total, (steps, bind) in zip(totals, parts, strict=True):
+    for total, (steps, judged) in zip(totals, parts, strict=True):
         buffer = Scheduler(slots, kernel_number).encode(steps)
-        stages.append(Stage(buffer, len(variant.command_buffers), total, bind))
+        known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
+        blocks = [*fixed, *((slots.arena, s.offset, block_bytes(s.size)) for s in known_by_now)]
+        stages.append(Stage(buffer, len(variant.command_buffers), total, judged, blocks if constants.apart else ()))
         variant.command_buffers.append(buffer)
     return stages
 

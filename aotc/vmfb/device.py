@@ -38,19 +38,23 @@ class Unread:
 
 
 class Judgement:
-    """An assertion on what a call has computed: the message if a byte in memory is 0 when all work is done.
+    """An assertion on what a call has computed: the message if a byte in memory is 0.
 
     Attributes
     ----------
+    after : int
+        How many submissions are done when it is judged.
     condition : Unread
         The byte's place.
     """
 
-    __slots__ = ("_message", "_values", "_where", "condition")
+    __slots__ = ("_message", "_values", "_where", "after", "condition")
 
-    def __init__(self, where: str, condition: Unread, message: str, values: Sequence[int | Unread]) -> None:
+    def __init__(
+        self, where: str, after: int, condition: Unread, message: str, values: Sequence[int | Unread]
+    ) -> None:
         self._where, self._message, self._values = where, message, values
-        self.condition = condition
+        self.after, self.condition = after, condition
 
     def failure(self, read: Callable[[int, int, str], int]) -> VmError:
         """Return the error, whose message holds what ``read(slot, offset, dtype)`` finds."""
@@ -74,7 +78,7 @@ class Plan(NamedTuple):
     empty : tuple of int
         The arguments and results, numbered as in the pointer table, that have no elements.
     judgements : tuple of Judgement
-        In order, for :func:`judge` after the last submission.
+        In order, for :func:`judge` after each submission.
     """
 
     arguments: int
@@ -83,6 +87,11 @@ class Plan(NamedTuple):
     submissions: tuple[tuple[int, tuple[int, ...]], ...]
     empty: tuple[int, ...] = ()
     judgements: tuple[Judgement, ...] = ()
+
+    def judged_after(self) -> list[tuple[Judgement, ...]]:
+        """Return what is to be judged before the first submission, after the first, after the second..."""
+        stages = range(len(self.submissions) + 1)
+        return [tuple(j for j in self.judgements if j.after == stage) for stage in stages]
 
 
 def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int]) -> None:
@@ -113,6 +122,9 @@ class DeviceSession(Protocol):
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
 
     def close(self) -> None:
         """Give everything back."""

@@ -103,6 +103,7 @@ class Session(Protocol):
     def submit(self, number: int, parameters: list[int]) -> None: ...
     def load_scalar(self, slot: int, offset: int, dtype: str) -> Any: ...
     def judge(self, condition: Any, message: str, values: list[Any]) -> None: ...
+    def block(self, slot: int, offset: int, size: int) -> None: ...
 
 
 class Frame:
@@ -313,6 +314,12 @@ def load_scalar(vm: Frame, out: Out, slot: Slot, offset: In, dtype: Dt) -> None:
     vm.registers[out] = vm.session.load_scalar(slot, vm.registers[offset], dtype)
 
 
+@instruction(0x34)
+def block(vm: Frame, slot: Slot, offset: In, size: In) -> None:
+    """so many bytes at an offset of a slot hold an array, and nothing lies beside them; for debugging"""
+    vm.session.block(slot, vm.registers[offset], vm.registers[size])
+
+
 # ---------------------------------------------------------------- control
 
 
@@ -345,9 +352,6 @@ def _divisor(vm: Frame, register: int) -> int:
     if value == 0:
         raise VmError(vm.where, "the shape arithmetic of this function divides by 0 for these arguments")
     return value
-
-
-# ---------------------------------------------------------------- encoding
 
 
 def encode(name: str, *operands: Any) -> list[Any]:

@@ -80,6 +80,11 @@ class _Live:
         self.memory.read(slot, offset, size_of(dtype))
         return self.session.load_scalar(slot, offset, dtype)
 
+    def block(self, slot: int, offset: int, size: int) -> None:
+        self.memory.read(slot, offset, size)
+        if GUARDED:
+            self.session.block(slot, offset, size)
+
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         self.memory.result(index, dims)
         dtype = self.function.result_dtypes[index]

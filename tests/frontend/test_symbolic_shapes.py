@@ -198,6 +198,11 @@ WRONG = {
     "two arguments share b": (lambda x, y: x + y, ["b", "b"], (), [(3,), (4,)]),
     "not a multiple": (lambda x: x * 2, ["2*b"], (), [(3,)]),
     "below one": (lambda x: x[1:], ["b + 1"], (), [(1,)]),
+    "none": (lambda x: x * 2, ["b"], (), [(0,)]),
+    "none of a multiple": (lambda x: x * 2, ["2*b"], (), [(0,)]),
+    "none before a constraint": (lambda x: x * 2, ["b"], ["b >= 4"], [(0,)]),
+    "none of the second": (lambda x, y: (x * 2, y), ["b", "c"], (), [(3,), (0,)]),
+    "none of a sum": (lambda x, y: (x * 2, y), ["b", "b + c"], (), [(3,), (3,)]),
     "at least two": (lambda x: x[:2], ["b"], ["b >= 2"], [(1,)]),
     "at most four": (lambda x: x * 2, ["b"], ["b <= 4"], [(5,)]),
     "a product": (lambda x: x.reshape(12), ["a, b"], ["a*b == 12"], [(3, 5)]),
@@ -269,13 +274,14 @@ def test_random_bits_of_symbolic_shape(algorithm, dtype):
     """The words, and the state after them, which also a generator of no words hands on."""
 
     def bits(key, x):
-        return lax.rng_bit_generator(key, (2 * x.shape[0], 3), dtype=dtype, algorithm=lax.RandomAlgorithm[algorithm])
+        shape = (2 * x.shape[0] - 2, 3)
+        return lax.rng_bit_generator(key, shape, dtype=dtype, algorithm=lax.RandomAlgorithm[algorithm])
 
     with jax.enable_x64(True):
         key, x = jax.ShapeDtypeStruct((2,), "uint64"), jax.ShapeDtypeStruct(export.symbolic_shape("n"), "float32")
         module = aotc.load(aotc.compile(export.export(jax.jit(bits))(key, x)))
         seed = np.array([5, 2**32 - 3], np.uint64)
-        for n in (0, 1, 2, 7, 100):
+        for n in (1, 2, 3, 8, 101):
             for a, b in zip(module(seed, np.zeros(n, "f")), jax.jit(bits)(seed, np.zeros(n, "f")), strict=True):
                 np.testing.assert_array_equal(a, b)
 

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "aotc.lowering.passes": ("numpy", "ml_dtypes", *LOWERING),
     "aotc.lowering.regions": ("numpy", *LOWERING),
     "aotc.lowering.program": ("numpy", *LOWERING),
+    "aotc.lowering.invariants": ("aotc.ir", "aotc.lowering.passes.dce", *COMMON),
     "aotc.lowering.verify": (
         "aotc.ir", "aotc.lowering", "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.safety.interface",
         "aotc.vmfb.safety.verify", *COMMON,

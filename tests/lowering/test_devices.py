@@ -11,7 +11,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_ir import walk
 from aotc.ir.tensor_run import interpret
-from aotc.lowering.passes.invariants import operands_are_on_their_devices
+from aotc.lowering.invariants import operands_are_on_their_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.bundle import open_bundle

@@ -110,6 +110,29 @@ def judged_outside(module, count):
     return any(op.name == "assert" for op in module.functions["main"].body.ops)
 
 
+def checked_loop(x):
+    return jnp.exp(x), lax.fori_loop(0, 9, lambda i, c: checked_step(c), x[0])
+
+
+def checked_step(c):
+    checkify.check(c < 9, "large")
+    return c * 2
+
+
+def checked_sum(x):
+    y = jnp.exp(jnp.sin(x))
+    checkify.check(jnp.sin(x).sum() > 0, "negative")
+    return y
+
+
+def checked_first(module, count):
+    """Is the exponential in no kernel that runs before the last assertion?"""
+    ops = module.functions["main"].body.ops
+    last = max(n for n, op in enumerate(ops) if op.name == "assert")
+    early = (op.attrs["callee"] for op in ops[:last] if op.name == "dispatch")
+    return not any(op.name == "exp" for name in early for op in walk(module.functions[name].body))
+
+
 def lowers(module, count):
     return True
 
@@ -147,6 +170,8 @@ REASONS = {
     ("inline", "licm"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
     ("inline", "hoist_checks"): (checked_call, (f32(4),), {}, judged_outside),
     ("hoist_checks", "fuse"): (checked_call, (f32(4),), {}, judged_outside),
+    ("hoist_checks", "advance_checks"): (checked_loop, (f32(4),), {}, checked_first),
+    ("advance_checks", "fuse"): (checked_sum, (f32(4),), {}, checked_first),
     ("inline", "fuse"): (lambda x: jax.jit(jnp.sin)(x), (f32(4),), {}, lowers),
     ("specialize", "split_reductions"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4096,)}, kernels(3)),
     ("specialize", "fuse"): (lambda x: x.sum(), (symbolic("b, 64"),), {"b": (4,)}, lowers),
@@ -265,6 +290,13 @@ def without(choose):
     return change
 
 
+def late_check(module):
+    f = module.functions["main"]
+    holds = Value("holds", TensorType("i1"))
+    check = (Op("constant", (), (holds,), {"value": np.bool_(True)}), Op("assert", (holds,), (), {"message": ""}))
+    return module.with_functions({"main": replace(f, body=replace(f.body, ops=(*f.body.ops, *check)))})
+
+
 def kindless(module):
     region = next(f for f in module.functions.values() if not f.public)
     return module.with_functions({region.name: replace(region, attrs={})})
@@ -281,6 +313,7 @@ PLANTED = {
     "no original": ("dce", without(lambda f: f.name == "main"), "is a copy of @main, which does not exist"),
     "no region": ("fuse", without(lambda f: not f.public), "region @k0"),
     "no kind": ("fuse", kindless, "is no region: it has no kind (as fuse establishes)"),
+    "a late check": ("advance_checks", late_check, "sin in @main stands before a check that does not need it"),
     "a loose op": ("fuse", one_op("neg", {}), "neg in @main is in no region"),
 }
 

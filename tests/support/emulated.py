@@ -128,9 +128,11 @@ class EmulatedExecutable:
             session.arena(plan.arena)
             for slot, array in enumerate((*arrays, *results)):
                 session.bind(slot, array)
-            for number, parameters in plan.submissions:
+            first, *judged = plan.judged_after()
+            judge(first, session.load_scalar)
+            for (number, parameters), after in zip(plan.submissions, judged, strict=True):
                 session.submit(number, parameters)
-            judge(plan.judgements, session.load_scalar)
+                judge(after, session.load_scalar)
 
         return run
 
@@ -205,6 +207,9 @@ class EmulatedSession:
         """Return the integer at a byte offset of a slot."""
         element = to_numpy(dtype)
         return int(self.slots[slot][offset : offset + element.itemsize].view(element)[0])
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """There are no guards."""
 
     def close(self) -> None:
         """Nothing is held."""

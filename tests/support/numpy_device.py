@@ -59,9 +59,11 @@ class NumpyExecutable:
             session.arena(plan.arena)
             for slot, array in enumerate([*arguments, *results]):
                 session.bind(slot, array)
-            for number, parameters in plan.submissions:
+            first, *judged = plan.judged_after()
+            judge(first, session.load_scalar)
+            for (number, parameters), after in zip(plan.submissions, judged, strict=True):
                 session.submit(number, parameters)
-            judge(plan.judgements, session.load_scalar)
+                judge(after, session.load_scalar)
 
         return run
 
@@ -104,6 +106,9 @@ class NumpySession:
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
         return int(np.frombuffer(self._slots[slot][offset:], to_numpy(dtype), 1)[0])
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """There are no guards."""
 
     def close(self) -> None:
         """Give nothing back: Python does."""

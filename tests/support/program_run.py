@@ -34,9 +34,6 @@ def run_program(
     run = _Run(program, function, constants, arrays)
     run.take_arena()
     run.steps(program.steps)
-    for step in program.steps:
-        if isinstance(step, Check):
-            assert run.scalar(step.predicate, "i1"), step.message
     return [run.result(n) for n in range(len(function.body.results))]
 
 
@@ -111,6 +108,8 @@ class _Run:
                 case Branch(index, branches):
                     chosen = self.scalar(index, "i32")
                     self.steps(branches[chosen if 0 <= chosen < len(branches) else -1])
+                case Check(predicate, message):
+                    assert self.scalar(predicate, "i1"), message
                 case Bind(dim, value, dtype):
                     self.dims[str(dim)] = self.scalar(value, dtype)
                     self.take_arena()

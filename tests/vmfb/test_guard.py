@@ -48,6 +48,45 @@ print("unnoticed")
 """
 
 
+BLOCKS = """func.func @main(%n: tensor<i32>) -> (tensor<i32>, tensor<1024xf32>) {
+  %s = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>
+  %i = stablehlo.dynamic_iota %s, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>
+  %j = "stablehlo.sort"(%i) <{dimension = 0 : i64}> ({
+    ^bb0(%a: tensor<i32>, %b: tensor<i32>):
+      %g = stablehlo.compare GT, %a, %b : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %g : tensor<i1>
+  }) : (tensor<?xi32>) -> tensor<?xi32>
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %m = stablehlo.reduce(%j init: %zero) applies stablehlo.maximum across dimensions = [0]
+    : (tensor<?xi32>, tensor<i32>) -> tensor<i32>
+  %c = stablehlo.constant dense<"CONSTANT"> : tensor<1024xf32>
+  %d = stablehlo.constant dense<"DIFFERENT"> : tensor<1024xf32>
+  %e = stablehlo.reverse %c, dims = [0] : tensor<1024xf32>
+  %f = stablehlo.broadcast_in_dim %m, dims = [] : (tensor<i32>) -> tensor<1024xi32>
+  %k = stablehlo.convert %f : (tensor<1024xi32>) -> tensor<1024xf32>
+  %x = stablehlo.multiply %c, %k : tensor<1024xf32>
+  %y = stablehlo.power %d, %x : tensor<1024xf32>
+  return %m, %y : tensor<i32>, tensor<1024xf32>
+}""".replace("CONSTANT", "0x" + bytes(range(1, 65)).hex() * 64).replace("DIFFERENT", "0x" + bytes(64).hex() * 64)
+# One more line of elements than there are; the constants begin a line too late.
+BESIDE = """
+from aotc.vmfb.devices.cpu_session import CpuSession
+submit = CpuSession.submit
+
+def planted(self, number, parameters):
+    if PLACE == "arena":
+        parameters = [p + 16 if p == 5000 else p for p in parameters]
+    if PLACE == "constants":
+        self._slots[4] += 64
+    submit(self, number, parameters)
+
+CpuSession.submit = planted
+main = aotc.load(aotc.compile(BLOCKS, guard=APART), threads=1)._functions["main"]
+main.run([np.int32(5000)])
+print("unnoticed")
+"""
+
+
 def run(code, guard):
     environment = {**os.environ, "AOTC_GUARD": guard}
     return subprocess.run(
@@ -64,3 +103,13 @@ def test_right_programs_give_the_same():
 @pytest.mark.parametrize("code", [OVERREAD, OVERWRITE], ids=["read", "write"])
 def test_an_element_beyond_an_array_is_a_fault(code):
     assert run(code, "1").returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(("place", "apart", "code"), [
+    ("nowhere", True, 0), ("arena", False, 0), ("arena", True, -signal.SIGSEGV),
+    ("constants", False, 0), ("constants", True, -signal.SIGSEGV),
+])  # fmt: skip
+def test_blocks_within_the_arena_and_the_constants_lie_apart(place, apart, code):
+    known = f"PLACE, APART, BLOCKS = {place!r}, {apart}, {BLOCKS.encode()!r}\n"
+    done = run(UNPROVEN + known + BESIDE, "1")
+    assert (done.returncode, done.stdout) == (code, "" if code else "unnoticed\n"), done.stderr

@@ -56,6 +56,21 @@ def test_what_holds(module):
         assert module.count(np.int64(limit)) == limit == interpreted(module, limit)[0]
 
 
+def test_what_is_submitted_after_a_check_that_fails_does_not_run():
+    """The check of an argument comes first: the buffer of the result is as it was."""
+    text = f"""const r0, 64 \n arena r0 \n result res0, [] \n const r1, 0
+        {BYTE} assert_true r3, "no first byte", []
+        submit cb2, [] \n return"""
+    module = changed("count", text)
+    assert module._functions["count"]._planned
+    out = np.array(-1, np.int64)
+    with pytest.raises(VmError, match="no first byte"):
+        module.invoke("count", np.int64(0x100), out=[out])
+    assert out == -1
+    module.invoke("count", np.int64(0x101), out=[out])
+    assert out == 0x101
+
+
 @pytest.mark.parametrize(("limit", "message"), [(0x300, "stopped at 768 of 64"), (3, "no second byte"), (0, "stopped")])
 def test_the_first_that_fails_is_raised(module, limit, message):
     found = failure(module.count, np.int64(limit))
@@ -109,7 +124,7 @@ PLANNED = {
     "a condition": (True, f'{LOADED} assert_true r3, "x", [r3, r1] \n return'),
     "a value that nobody uses": (True, f"{LOADED} return"),
     "another register is computed": (True, f'{LOADED} add r2, r0, r0 \n assert_true r3, "x", [r2] \n return'),
-    "a submission behind it": (False, f'{LOADED} assert_true r3, "x", [] \n submit cb2, [] \n return'),
+    "a submission behind it": (True, f'{LOADED} assert_true r3, "x", [] \n submit cb2, [] \n return'),
     "arithmetic": (False, f'{LOADED} add r2, r3, r0 \n assert_true r3, "x", [] \n return'),
     "a condition of several bytes": (
         False, f'{START} \n load_scalar r3, slot0, r1, %i32 \n assert_true r3, "x", [] \n return'

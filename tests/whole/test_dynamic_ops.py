@@ -3,13 +3,20 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.checklist_all import CASES
 from support.dynamic_ops import NOT_RUN
+from support.dynamic_ops import text_of as row_text
+from support.sizes.dynamic_exports import EXPORTS, TEXTS, text_of
 
+from aotc.diagnostics import CompileError
+from aotc.frontend.importer import import_model
 from aotc.frontend.importers.elementwise import CHLO, DIRECT
+from aotc.ir.opset import OPS
+from aotc.ir.tensor_ir import walk
 
 ROOT = Path(__file__).parents[1]
 ALIKE = [n for n in CASES if n in DIRECT or n in CHLO or n.startswith("chlo.broadcast_")]  # one rule for all of them
@@ -18,10 +25,10 @@ FIXED = ["stablehlo.add", "chlo.broadcast_add", *(n for n in OTHERS if len(CASES
 PARTS = 4
 
 
-def run(names, count, forms):
-    """Run rows of the checklist in a process of their own, and return what it says is wrong."""
+def run(script, *arguments):
+    """Run programs in a process of their own, and return what it says is wrong."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "support" / "dynamic_ops.py"), str(count), forms, *names],
+        [sys.executable, str(ROOT / "support" / script), *arguments],
         env={**os.environ, "AOTC_GUARD": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT.parent)])},
         capture_output=True, text=True, timeout=3000, check=False,
     )  # fmt: skip
@@ -36,7 +43,7 @@ def run(names, count, forms):
 @pytest.mark.cpu
 @pytest.mark.parametrize("part", range(PARTS))
 def test_sizes_that_fit_and_that_do_not(part):
-    wrong = run(FIXED[part::PARTS], 2, "one")
+    wrong = run("dynamic_ops.py", "2", "one", *FIXED[part::PARTS])
     assert not wrong, wrong
 
 
@@ -44,5 +51,39 @@ def test_sizes_that_fit_and_that_do_not(part):
 @pytest.mark.cpu
 @pytest.mark.parametrize("part", range(3 * PARTS))
 def test_every_form_and_many_sizes(part):
-    wrong = run([*ALIKE, *OTHERS][part :: 3 * PARTS], 12, "every")
+    wrong = run("dynamic_ops.py", "12", "every", *[*ALIKE, *OTHERS][part :: 3 * PARTS])
     assert not wrong, wrong
+
+
+MORE = [*EXPORTS, *TEXTS]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("part", "count"), [(0, "4"), (1, "4"), *(pytest.param(p, "100", marks=pytest.mark.slow) for p in range(2))]
+)
+def test_ops_that_no_row_has(part, count):
+    wrong = run("sizes/dynamic_exports.py", count, *MORE[part::2])
+    assert not wrong, wrong
+
+
+# Of no size, or of sizes that are always known.
+NOT_OF_UNKNOWN_SIZE = {
+    "custom_call": "a function of the user's, which gets the sizes: it demands what it likes",
+    "fail": "of checks in callbacks: a scalar",
+}
+
+
+@pytest.mark.ir
+def test_every_op_of_the_table_is_called_with_unknown_sizes():
+    seen = {op.name for module in imported() for f in module.functions.values() for op in walk(f.body)}
+    made = {name for name, spec in OPS.items() if spec.made_by}  # their sizes are those of what an importer made
+    assert set(OPS) - seen - made == set(NOT_OF_UNKNOWN_SIZE)
+
+
+def imported():
+    """Yield the programs that the tests here call: of each row of the checklist the first form, and all others."""
+    for row in (row for name in ALIKE + OTHERS for row in CASES[name]):
+        with suppress(CompileError):  # MLIR or aotc wants to know this size: there is nothing to call
+            yield import_model(row_text(row, [n for n, a in enumerate(row[1]) if a.ndim], False).encode())
+    yield from (import_model(text_of(name).encode()) for name in MORE)

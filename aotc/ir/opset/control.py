@@ -151,3 +151,6 @@ VIEWS = frozenset({"reshape", "transfer"})
 
 HOST = frozenset({"dispatch", "while", "case", "assert", "bind_dim", "constant", "reshape", "on", "transfer"})
 """What a function is made of once its ops are in regions: the order of kernels, and the buffers and views they read."""
+
+JUDGED = frozenset({"assert", "bind_dim"})
+"""What the host program reads from memory, and waits for."""

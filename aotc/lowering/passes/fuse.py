@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from aotc.ir.dims import is_static, product, static
 from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, OPS, PERMUTATIONS, SCALARS
+from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import (
@@ -92,9 +93,9 @@ class _Fuser:
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
 
-        The host reads a size where ``bind_dim`` stands: what comes before is fused apart from what comes after.
+        The host looks at memory where some ops stand: what comes before is fused apart from what comes after.
         """
-        if any(op.name == "bind_dim" for op in region.ops):
+        if any(op.name in JUDGED for op in region.ops):
             return self._stages(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
         self.needed = needs_buffer(region.ops, region.results, self.makers)
@@ -118,7 +119,7 @@ class _Fuser:
         makers = dict(self.makers)
         ops: list[Op] = []
         begin = 0
-        for end in [*(n for n, op in enumerate(region.ops) if op.name == "bind_dim"), len(region.ops)]:
+        for end in [*(n for n, op in enumerate(region.ops) if op.name in JUDGED), len(region.ops)]:
             part, rest = region.ops[begin:end], region.ops[end:]
             later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
             kept = tuple(v for op in part for v in op.results if v in later)

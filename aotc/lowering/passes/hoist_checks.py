@@ -8,8 +8,9 @@ taken.
 that fails for certain beside one that only hands values on is no branch at all: ``equinox.error_if`` costs its
 condition.
 
-Work behind a failed assertion is done on values that mean nothing, until the host program looks. So that it ends, a
-loop whose condition is more than a count stops at once.
+In a loop or a branch, work behind a failed assertion is done on values that mean nothing, until the host program looks.
+So that it ends, a loop whose condition is more than a count stops at once. Behind one that is in neither, nothing runs:
+see ``advance_checks``.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Hoister:
 
     def __init__(self, names: Names) -> None:
         self.names = names
-        self.before: list[Value] = []  # what the checks so far demand, as far as it can be seen here
+        self.before: list[Value] = []  # what the checks so far demand, in the loops and branches that are open
 
     def entry(self, region: Region) -> Region:
         """Return the body of a function with each check as an assertion where it was, or behind what it was in."""
@@ -80,6 +81,7 @@ class _Hoister:
             for check in self.op(op, b):
                 b.loc = check.loc
                 b.append(Op("assert", check.carried, (), {"message": check.message}, (), check.loc))
+            self.before.clear()
         return Region(region.params, tuple(b.ops), region.results)
 
     def op(self, op: Op, b: Builder) -> list[_Check]:

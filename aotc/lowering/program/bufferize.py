@@ -14,7 +14,7 @@ import numpy as np
 from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.opset.control import VIEWS
+from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
@@ -69,12 +69,14 @@ class _Bufferizer:
             self.where[v] = Storage("argument", bytes_of(v.type), n)
         self.counts = uses(body)
         results = [Storage("result", bytes_of(v.type), n) for n, v in enumerate(body.results)]
+        judged = max((n for n, op in enumerate(body.ops, start=1) if op.name in JUDGED), default=0)
+        steps = self.region(Region(body.params, body.ops[:judged], ()))  # writes nothing of the caller's: it may fail
         for v, storage in zip(body.results, results, strict=True):
             self.wanted.setdefault(v, storage)
         for op in body.ops:
             if op.name in VIEWS and op.result in self.wanted:
                 self.wanted.setdefault(op.operands[0], self.wanted[op.result])
-        steps = self.region(body)
+        steps += self.region(Region(body.params, body.ops[judged:], body.results))
         for v, storage in zip(body.results, results, strict=True):
             source = self.storage(v)
             if source is not storage and storage.size != 0:
@@ -146,8 +148,6 @@ class _Bufferizer:
                         raise CompileError.at(op.loc, message, hint="make it before or after the loop")
                     values = tuple((self.storage(v), v.type.dtype) for v in op.operands[1:])
                     check = Check(self.storage(op.operands[0]), op.attrs["message"], values)
-                    for s in (check.predicate, *(s for s, _ in values)):
-                        s.last = 1 << 30
                     steps.append(check)
             for v in op.operands:
                 if v in self.where:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from aotc.ir.dims import Call, Dim, Expr, Sym, sym
 from aotc.ir.dims_symbols import symbols
@@ -89,20 +90,26 @@ class Program:
         return out
 
 
+Block: TypeAlias = tuple[int, Dim, Dim]
+"""A slot, an offset there, bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What runs between two sizes that are read from memory: a command buffer, its number, the arena's bytes by then.
+    """What runs before the host looks at memory: a command buffer, its number, the arena's bytes by then.
 
-    ``bind`` is the size that is read when it is done; the last stage has none.
+    ``judged`` are the assertions and sizes that wait for it; the last stage has none. ``blocks`` is all that lies
+    apart by then, if the plan has guards between blocks.
     """
 
     buffer: CommandBuffer
     number: int
     arena: Dim
-    bind: Bind | None = None
+    judged: Sequence[Check | Bind] = ()
+    blocks: Sequence[Block] = ()
 
 
-def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], checks: Sequence[Check]) -> Program:
+def emit_program(function: Function, slots: Slots, stages: Sequence[Stage]) -> Program:
     """Return the VM code that runs the ``stages`` of ``function``, whose pointer table is ``slots``."""
     p = Program()
     waiting = _check_sizes(p, function)
@@ -120,13 +127,17 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], chec
             unmade.remove((n, v))
         if stage.arena != taken:
             p.op("arena", p.value(stage.arena))
+        if stage.arena != taken or stage is stages[0]:
+            for slot, offset, size in stage.blocks:
+                p.op("block", slot, p.value(offset), p.value(size))
             taken = stage.arena
         if stage.buffer.code:
             p.op("submit", stage.number, [p.value(e) for e in stage.buffer.parameters])
-        if stage.bind is not None:
-            _bind_computed(p, slots, stage.bind)
-    for check in checks:
-        _check(p, slots, check)
+        for step in stage.judged:
+            if isinstance(step, Bind):
+                _bind_computed(p, slots, step)
+            else:
+                _check(p, slots, step)
     p.op("return")
     return p
 
@@ -245,6 +256,6 @@ def _require(p: Program, row: tuple) -> None:
 
 
 def _check(p: Program, slots: Slots, check: Check) -> None:
-    """Assertions are computed with everything else and judged when the work is done."""
+    """Judge an assertion whose condition kernels have computed."""
     values = [_load(p, slots, s, dtype) for s, dtype in check.values]
     p.op("assert_true", _load(p, slots, check.predicate, "i1"), check.message, values)

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from aotc.ir.dims import Dim, static
-from aotc.ir.program_ir import Storage
+from aotc.ir.program_ir import Storage, place_apart
 from aotc.vmfb.abi import ALIGNMENT
 
 
@@ -22,22 +22,32 @@ def plan_memory(arena: list[Storage]) -> Dim:
     return plan_stages(arena, lambda size: 0, 1)[0]
 
 
-def plan_stages(arena: list[Storage], stage_of: Callable[[Dim], int], count: int) -> list[Dim]:
+def plan_stages(
+    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, apart: bool = False
+) -> list[Dim]:
     """Set the ``offset`` of every storage; return the bytes of the arena in each of ``count`` stages.
 
     ``stage_of(size)`` is the first stage in which a size is known; offsets depend on sizes of
     the same stage and earlier ones only, so that the arena of one stage is the head of the next one's.
+    Storages that lie ``apart`` share nothing and have guards between them.
     """
-    total: Dim = _place_static([s for s in arena if isinstance(s.size, int)])
+    known = [s for s in arena if isinstance(s.size, int)]
+    total: Dim = _place_all_apart(known, 0) if apart else _place_static(known)
     stages: list[list[Storage]] = [[] for _ in range(count)]
     for s in arena:
         if not isinstance(s.size, int):
             stages[stage_of(s.size)].append(s)
     totals = []
     for storages in stages:
-        total = _place_symbolic(storages, total)
+        total = _place_all_apart(storages, total) if apart else _place_symbolic(storages, total)
         totals.append(total)
     return totals
+
+
+def _place_all_apart(storages: list[Storage], total: Dim) -> Dim:
+    for s in storages:
+        s.offset, total = place_apart(total, s.size)
+    return total
 
 
 def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:

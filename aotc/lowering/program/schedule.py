@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Check, Copy, Launch, Loop, Step, Storage, touched
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
 from aotc.lowering.analysis.cost_work import SERIAL_NS, copy_nanoseconds, grain, nanoseconds
 from aotc.lowering.program.dependences import Memory
 from aotc.vmfb.abi import (
@@ -69,8 +69,8 @@ class Scheduler:
         self.states = 0
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
-        """Return the command buffer of ``steps``; checks are the host program's."""
-        code = encode(self._nodes([s for s in steps if not isinstance(s, Check)]))
+        """Return the command buffer of ``steps``, among which none is the host program's."""
+        code = encode(self._nodes(steps))
         return CommandBuffer(code, self.states, self.parameters)
 
     def operand(self, value: Dim) -> int:

@@ -287,7 +287,7 @@ class CpuExecutable:
             calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
             return slots, scratch, calls
 
-        lapack, judgements = self._lapack, plan.judgements
+        lapack, judged = self._lapack, plan.judged_after() if plan.judgements else None
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             try:
@@ -309,13 +309,13 @@ class CpuExecutable:
             if lapack is not None:
                 lapack.begin()
             try:
-                for call in calls:
+                failure = None if judged is None else _run_judged(calls, judged, slots)
+                for call in calls if judged is None else ():
                     if call():
                         raise SystemExit  # the interpreter ends: this is a daemon thread's call
             finally:
                 if lapack is not None:
                     lapack.end()
-            failure = _first_failure(judgements, slots) if judgements else None
             if need:
                 give(arena)
             idle.append(state)
@@ -353,8 +353,22 @@ class CpuExecutable:
         return ARENAS.trim()
 
 
+def _run_judged(
+    calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: Any
+) -> VmError | None:
+    """Make the calls, and judge what each computed; return why the rest was not made, if so."""
+    failure = _first_failure(judged[0], slots)
+    for call, after in zip(calls, judged[1:]):
+        if failure is not None:
+            break
+        if call():
+            raise SystemExit  # the interpreter ends: this is a daemon thread's call
+        failure = _first_failure(after, slots)
+    return failure
+
+
 def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
-    """Return what is to be raised by a call whose work is done, if anything is."""
+    """Return what is to be raised, if anything is, because of what a call has computed."""
     for judgement in judgements:
         place = judgement.condition
         if not BYTES[slots[place.slot] + place.offset]:

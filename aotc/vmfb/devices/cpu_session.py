@@ -11,6 +11,7 @@ from aotc.vmfb.abi import Slots
 from aotc.vmfb.arena import ARENAS, Arena
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.pointers import EMPTY, address_of
+from aotc.vmfb.safety.guard_pages import fenced, fenced_copy, open_block, unfence
 
 if TYPE_CHECKING:
     from aotc.vmfb.trace import Tracer
@@ -30,6 +31,7 @@ class CpuSession:
         self._slots = (ctypes.c_int64 * layout.count)()
         self._slots[layout.constants] = constants
         self._arena_slot = layout.arena
+        self._fenced: dict[int, np.ndarray] = {}  # by slot: memory in which only its blocks can be touched
         self._arena: Arena | None = None
         self._arena_bytes = 0
         self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
@@ -39,6 +41,8 @@ class CpuSession:
         """Take an arena of ``size`` bytes; what an earlier one held is kept."""
         found = ARENAS.take(size)
         if self._arena is not None:
+            if self._fenced:
+                unfence(self._fenced.pop(self._arena_slot, None))
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
             ARENAS.give(self._arena)
         self._arena, self._arena_bytes = found, size
@@ -61,6 +65,19 @@ class CpuSession:
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
         return read_scalar(self._slots, slot, offset, dtype)
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Let nothing be touched in the arena or the constants but the blocks that are named so."""
+        constant = slot != self._arena_slot
+        memory = self._fenced.get(slot)
+        if memory is None and constant:  # of this call alone: others come and go meanwhile
+            memory = fenced_copy(self._slots[slot], self._executable.constants_bytes)
+            self._slots[slot] = memory.ctypes.data
+        elif memory is None:
+            assert self._arena is not None
+            memory = fenced(self._arena.memory)
+        self._fenced[slot] = memory
+        open_block(memory, offset, size, not constant)
 
     def close(self) -> None:
         """Give the memory back."""

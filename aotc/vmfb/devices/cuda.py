@@ -171,6 +171,7 @@ class CudaExecutable:
         memory = CudaMemory(self, Slots(plan.arguments, len(plan.results)))
         self._memories.add(memory)
         programs: list[CudaProgram] = []
+        judged, read = plan.judged_after(), partial(_read_scalar, self.gpu, memory)
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             with self.lock:
@@ -183,12 +184,15 @@ class CudaExecutable:
                     memory.ready = True
                 for slot, x in enumerate(arrays):
                     self.gpu.upload(memory.slots[slot], address_of(x), x.nbytes)
-                for program in programs:
+                judge(judged[0], read)
+                for program, after in zip(programs, judged[1:]):
                     program.run()
+                    if after:
+                        self.gpu.wait()
+                        judge(after, read)
                 for slot, x in enumerate(results, start=len(arrays)):
                     self.gpu.download(address_of(x), memory.slots[slot], x.nbytes)
                 self.gpu.wait()
-                judge(plan.judgements, partial(_read_scalar, self.gpu, memory))
 
         return run
 
@@ -258,6 +262,9 @@ class CudaSession:
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
         return _read_scalar(self._executable.gpu, self._memory, slot, offset, dtype)
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Do nothing: the memory of a GPU has no guards."""
 
     def close(self) -> None:
         """Give the memory back."""

@@ -1,6 +1,7 @@
 """Memory that ends at a page nobody may touch: what reads or writes beyond it stops there, and not somewhere later.
 
-For debugging: with ``AOTC_GUARD=1`` in the environment every argument, result and arena of a call lies so.
+For debugging: with ``AOTC_GUARD=1`` in the environment every argument, result and arena of a call lies so, and so do
+the blocks of arena and constants of a bundle that was compiled with it.
 """
 
 from __future__ import annotations
@@ -8,11 +9,32 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.errors import VmError
+
+
+@cache
+def _mprotect() -> Any:
+    try:
+        function = ctypes.CDLL(None, use_errno=True).mprotect
+    except (AttributeError, TypeError):
+        raise VmError("", "AOTC_GUARD needs mprotect, which this system has not", hint="unset AOTC_GUARD") from None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
+
+
+def _protect(begin: int, end: int, rights: int = 0) -> None:
+    """Let the pages from the one of address ``begin`` to that before ``end`` be touched as ``rights`` say."""
+    page = mmap.PAGESIZE
+    first, last = begin // page * page, -(-end // page) * page
+    if last > first and _mprotect()(first, last - first, rights):
+        raise VmError("", f"AOTC_GUARD: mprotect failed: {os.strerror(ctypes.get_errno())}")
 
 
 def guarded_bytes(size: int, alignment: int) -> np.ndarray:
@@ -28,14 +50,8 @@ def guarded_bytes(size: int, alignment: int) -> np.ndarray:
     whole = mmap.mmap(-1, inside + 2 * page)
     memory = np.frombuffer(whole, np.uint8)
     start = memory.ctypes.data
-    try:
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-    except (AttributeError, TypeError):
-        raise VmError("", "AOTC_GUARD needs mprotect, which this system has not", hint="unset AOTC_GUARD") from None
-    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for fence in (start, start + page + inside):
-        if protect(fence, page, 0):  # PROT_NONE
-            raise VmError("", f"AOTC_GUARD: mprotect failed: {os.strerror(ctypes.get_errno())}")
+        _protect(fence, fence + page)
     first = page + (inside - size) // alignment * alignment
     found = memory[first : first + size]
     found.fill(0xFF)  # not yet written: NaN as floats of any size, -1 as integers
@@ -54,3 +70,28 @@ def guarded_copy(x: np.ndarray) -> np.ndarray:
     found = guarded_array(x.shape, x.dtype)
     found[...] = x
     return found
+
+
+def fenced(memory: np.ndarray) -> np.ndarray:
+    """Return ``memory`` of :func:`guarded_bytes`, of which nothing can be touched until :func:`open_block`."""
+    _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes)
+    return memory
+
+
+def fenced_copy(address: int, size: int) -> np.ndarray:
+    """Return a copy of ``size`` bytes, and one byte more, like :func:`fenced`."""
+    memory = guarded_bytes(size + 1, ALIGNMENT)
+    ctypes.memmove(memory.ctypes.data, address, size)
+    return fenced(memory)
+
+
+def open_block(memory: np.ndarray, offset: int, size: int, writable: bool) -> None:
+    """Let the pages of some bytes of :func:`fenced` memory be touched."""
+    begin = memory.ctypes.data + offset
+    _protect(begin, begin + size, mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ)
+
+
+def unfence(memory: np.ndarray | None) -> None:
+    """Let all of :func:`fenced` memory be touched."""
+    if memory is not None:
+        _protect(memory.ctypes.data, memory.ctypes.data + memory.nbytes, mmap.PROT_READ | mmap.PROT_WRITE)

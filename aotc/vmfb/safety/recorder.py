@@ -1,7 +1,7 @@
 """Which host programs have a plan, and the recorder that makes it.
 
-A program whose course follows from shapes alone has one. So has one that reads memory when all its work is done, and
-only to judge it: bytes that are conditions of assertions, and integers for their messages.
+A program whose course follows from shapes alone has one. So has one that reads memory only to judge it: bytes that are
+conditions of assertions, and integers for their messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.isa import BY_NAME, ISA, In, Ins, Out
 from aotc.vmfb.safety.call_memory import CallMemory
 
-_ASSERT, _LOAD, _SUBMIT = (BY_NAME[name].opcode for name in ("assert_true", "load_scalar", "submit"))
+_ASSERT, _LOAD = (BY_NAME[name].opcode for name in ("assert_true", "load_scalar"))
 
 
 def is_planned(code: Sequence[Sequence[Any]]) -> bool:
@@ -27,8 +27,6 @@ def is_planned(code: Sequence[Sequence[Any]]) -> bool:
     read = {line[1] for line in loads}
     conditions = read - {line[1] for line in loads if size_of(line[4]) != 1}
     for line in code[first:]:
-        if line[0] == _SUBMIT:
-            return False
         if line[0] == _ASSERT and line[1] in conditions:
             continue
         if _touches(line, read):
@@ -89,4 +87,8 @@ class Recorder:
 
     def judge(self, condition: Unread, message: str, values: list[int | Unread]) -> None:
         """Note an assertion on memory."""
-        self.judgements.append(Judgement(self._where, condition, message, values))
+        self.judgements.append(Judgement(self._where, len(self.submissions), condition, message, values))
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Prove that an array lies within its slot."""
+        self._memory.read(slot, offset, size)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 from aotc.diagnostics import Finding
-from aotc.ir.opset import CONTROL_FLOW, OPS
-from aotc.ir.opset.control import DEVICE_OPS, HOST
+from aotc.ir.opset import CONTROL_FLOW, FREE, OPS
+from aotc.ir.opset.control import DEVICE_OPS, HOST, JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.lowering.passes.dce import has_effect
 
 Predicate = Callable[[Module], list[Finding]]
 
@@ -48,6 +49,11 @@ def transfers_are_outside(module: Module) -> list[Finding]:
     regions = [op.regions[0] for f in module.functions.values() for op in walk(f.body) if op.name == "on"]
     inner = [op for region in regions for op in walk(region)]
     return [Finding(f"{op.name} is in the region of a device", op.loc) for op in inner if op.name in DEVICE_OPS]
+
+
+def checks_are_first(module: Module) -> list[Finding]:
+    """Behind the last op that the host waits for stands all that none of these needs."""
+    return [finding for f in module.functions.values() for finding in _late(f)]
 
 
 def ops_are_in_regions(module: Module) -> list[Finding]:
@@ -107,6 +113,17 @@ def _left_by(module: Module, name: str) -> list[Finding]:
     """Return the ops that the pass ``name`` removes, by their rows of the op table."""
     removed = frozenset(op for op, spec in OPS.items() if spec.removed_by == name)
     return _ops(module, lambda op: op.name in removed, "is still there")
+
+
+def _late(function: Function) -> Iterator[Finding]:
+    ops = function.body.ops
+    last = max((n for n, op in enumerate(ops) if op.name in JUDGED), default=-1)
+    needed: set[Value] = set()
+    for op in reversed(ops[: last + 1]):
+        if op.name in JUDGED or has_effect(op) or needed & set(op.results):
+            needed |= {*op.operands, *(v for r in op.regions for v in captured(r))}
+        elif op.name not in FREE:
+            yield Finding(f"{op.name} in @{function.name} stands before a check that does not need it", op.loc)
 
 
 def _ops(module: Module, breaks: Callable[[Op], bool], what: str) -> list[Finding]:

@@ -1,0 +1,148 @@
+"""Move what the host program waits for, assertions on data and sizes in memory, before all that they do not need.
+
+Before: ``%y = exp %x``, ``%ok = lt %x, %c``, ``assert %ok``. After: ``%ok``, ``assert %ok``, ``%y``: no work is done
+behind a check that fails, and nothing is written that is the caller's.
+
+The host stops where one of these ops stands, so those that stand together cost one stop. A stop is shared by checks
+whose conditions need only elementwise work and reductions beyond what is done by then; one that needs a loop, a
+product or an op with a kernel of its own gets another, so that what is known before is judged before. Their order
+stays: of several that fail, the first in the program is told.
+
+What only moves or makes up elements is repeated behind a stop rather than kept in memory across it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from aotc.ir.dims import Expr
+from aotc.ir.dims_symbols import symbols
+from aotc.ir.opset import FREE, INLINE
+from aotc.ir.opset.control import JUDGED
+from aotc.ir.tensor_dims import map_attribute
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
+from aotc.lowering.passes.dce import has_effect
+from aotc.lowering.passes.rewrite import Names
+from aotc.options import Options
+
+REPEATED = FREE - {"slice"}  # which would keep alive what it is cut out of
+
+def advance_checks(module: Module, options: Options) -> Module:
+    """Return ``module`` with assertions and the reading of sizes as early as their operands can be computed."""
+    return module.with_functions({name: _advanced(f) for name, f in module.functions.items()})
+
+
+def _advanced(function: Function) -> Function:
+    if not any(op.name in JUDGED for op in function.body.ops):
+        return function
+    return replace(function, body=_Order(function.body).region())
+
+
+class _Order:
+    """Finds the order of one function's ops."""
+
+    def __init__(self, body: Region) -> None:
+        self.body = body
+        self.names = Names(body)
+        self.makers = {v: op for op in body.ops for v in op.results}
+        self.place = {op: n for n, op in enumerate(body.ops)}
+        self.bound = {str(op.attrs["dim"]): op for op in body.ops if op.name == "bind_dim"}
+        acting = [op for op in body.ops if op.name not in JUDGED and has_effect(op)]
+        self.before = dict(zip(acting[1:], acting))  # they act on the world in their order
+        self.emitted: list[Op] = []
+        self.done: set[Op] = set()
+        self.here: set[Op] = set()  # since the last stop, as themselves or as copies
+        self.copies: dict[Value, Value] = {}  # of values from before it
+
+    def region(self) -> Region:
+        """Return the body in its new order."""
+        for needed, stops in self._stops():
+            self._emit(needed)
+            self._emit(stops)
+            self.copies.clear()
+            self.here.clear()
+        self._emit(op for op in self.body.ops if op not in self.done)
+        results = tuple(map(self._copied, self.body.results))
+        return Region(self.body.params, tuple(self.emitted), results)
+
+    def _stops(self) -> Iterator[tuple[list[Op], list[Op]]]:
+        """Yield, for each stop, the ops that are needed by then and those that wait."""
+        known: set[Op] = set()  # needed at earlier stops
+        needed: set[Op] = set()
+        stops: list[Op] = []
+        for op in [op for op in self.body.ops if op.name in JUDGED]:
+            own = self._closure(op) - known
+            if stops and any(inner in stops or _is_long(inner) for inner in own - needed):
+                yield sorted(needed, key=self.place.__getitem__), stops
+                known |= {*needed, *stops}
+                needed, stops = set(), []
+            needed |= own - known
+            stops.append(op)
+        yield sorted(needed, key=self.place.__getitem__), stops
+
+    def _closure(self, op: Op) -> set[Op]:
+        """Return all ops that must run before ``op``."""
+        found: set[Op] = set()
+        stack = list(self._needs(op))
+        while stack:
+            inner = stack.pop()
+            if inner not in found:
+                found.add(inner)
+                stack += self._needs(inner)
+        return found
+
+    def _needs(self, op: Op) -> Iterator[Op]:
+        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+            if v in self.makers:
+                yield self.makers[v]
+        yield from (self.bound[name] for name in _names_of(op) & self.bound.keys() if self.bound[name] is not op)
+        if op in self.before:
+            yield self.before[op]
+
+    # --- the new order ---
+
+    def _emit(self, ops: Iterable[Op]) -> None:
+        for op in ops:
+            operands = tuple(map(self._copied, op.operands))
+            self.emitted.append(replace(op, operands=operands))
+            self.done.add(op)
+            self.here.add(op)
+
+    def _copied(self, v: Value) -> Value:
+        """Return ``v``, or a copy of it if it lies behind the last stop and is no work."""
+        chain: set[Op] = set()
+        stack = [v]
+        while stack:
+            op = self.makers.get(stack.pop())
+            if op is not None and op.name in REPEATED and op not in self.here:
+                chain.add(op)
+                stack += op.operands
+        for op in sorted(chain, key=self.place.__getitem__):
+            copy = Value(self.names.fresh(op.result.name), op.result.type)
+            operands = tuple(self.copies.get(u, u) for u in op.operands)
+            self.emitted.append(replace(op, operands=operands, results=(copy,)))
+            self.copies[op.result] = copy
+            self.here.add(op)
+        return self.copies.get(v, v)
+
+
+def _is_long(op: Op) -> bool:
+    return op.name not in INLINE and op.name != "reduce"
+
+
+def _names_of(op: Op) -> set[str]:
+    """Return the symbols in the types and attributes that ``op`` has itself."""
+    found: set[str] = set()
+
+    def note(x: Any) -> Any:
+        if isinstance(x, Expr):
+            found.update(s.name for s in symbols(x))
+        return x
+
+    for inner in (op, *(inner for r in op.regions for inner in walk(r))):
+        note_all = (inner.attrs, *(v.type.shape for v in inner.results))
+        map_attribute(note_all, note)
+        map_attribute([p.type.shape for r in inner.regions for p in r.params], note)
+    return found
