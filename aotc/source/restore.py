@@ -19,10 +19,10 @@ from aotc.source.record import SCHEMA, VERSION, Embedded
 from aotc.targets import TARGETS, Target
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.constants import load_constants
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.manifest import problems
+from aotc.vmfb.weights.constants import load_constants
 
 _AGAIN = "compile the model itself again"
 
