@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,11 @@ def _written(
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
         "name": module.name,
-        "functions": {f.name: signature(f, devices.get(f.name)) for f in module.functions.values() if f.public},
+        "functions": {
+            f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
+            for f in module.functions.values()
+            if f.public
+        },
         "symbols": sorted(dims),
         "variants": entries,
         **more,
@@ -134,8 +138,13 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     return {"segment": add("constants", v.constants.parts())}
 
 
-def signature(f: Function, devices: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
-    """Return what the manifest says about a public function: arguments, results, pytrees; ``devices`` of these."""
+def signature(
+    f: Function, devices: Mapping[str, Sequence[str]] | None = None, taken: Collection[int] = ()
+) -> dict[str, Any]:
+    """Return what the manifest says about a public function: arguments, results, pytrees.
+
+    ``devices`` are those of arguments and results, ``taken`` the arguments whose memory results take.
+    """
     homes = devices or {}
     names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
     results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
@@ -145,7 +154,7 @@ def signature(f: Function, devices: Mapping[str, Sequence[str]] | None = None) -
         in_tree = mark_unused(in_tree, f.attrs["kept"])
     return {
         "arguments": [
-            {**_value(name, v.type, homes.get("arguments"), n), "donated": False, "donatable": n in donated}
+            {**_value(name, v.type, homes.get("arguments"), n), "donated": n in taken, "donatable": n in donated}
             for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
         ],
         "results": [

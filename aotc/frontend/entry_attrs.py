@@ -10,6 +10,8 @@ from jaxlib.mlir import ir
 from aotc.frontend.affinity import affinity_of
 from aotc.frontend.mlir_types import leaf_types
 
+_RESULT = "tf.aliasing_output"  # of a donated argument: the result that may take its memory
+
 
 def entry_attrs(
     function: Any, block: Any, metadata: Mapping[str, Any], devices: Collection[str]
@@ -31,7 +33,8 @@ def entry_attrs(
         "result_names": [_text(r.get("jax.result_info"), f"result{i}") for i, r in enumerate(results)],
         "in_tree": metadata.get("in_tree") or _call_tree([_tree_of(a.type) for a in block.arguments]),
         "out_tree": metadata.get("out_tree") or (trees[0] if len(trees) == 1 else _tree("tuple", trees)),
-        "donated": [i for i, a in enumerate(arguments) if "tf.aliasing_output" in a or "jax.buffer_donor" in a],
+        "donated_into": {str(i): a[_RESULT].value for i, a in enumerate(arguments) if _RESULT in a},
+        "donated": [i for i, a in enumerate(arguments) if _RESULT in a or "jax.buffer_donor" in a],
         "kept": kept,
         "affinity": {
             "arguments": [affinity_of(a, devices) for a in arguments],

@@ -22,7 +22,8 @@ class Storage:
     ``kind`` is ``argument``, ``result``, ``arena`` or ``constant``; ``number``
     is that of the argument or result, or the byte offset of the constant; an
     arena storage gets its ``offset`` from ``plan_memory`` and is live from step
-    ``first`` to step ``last``.
+    ``first`` to step ``last``. ``result`` is the number of the result that takes the memory of this argument, which
+    the caller has given away; -1 if none does.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Storage:
     last: int = -1
     reads_left: int = 0
     depth: int = 0
+    result: int = -1
 
     def touch(self, time: int) -> None:
         """Extend the life of the storage to step ``time``."""
@@ -151,6 +153,12 @@ def place_apart(total: Dim, size: Dim) -> tuple[Dim, Dim]:
     held = block_bytes(size)
     room = (held + (GUARD_BYTES - 1)) // GUARD_BYTES * GUARD_BYTES
     return begin + (room - held) // ALIGNMENT * ALIGNMENT, begin + room + (GUARD_BYTES - ALIGNMENT)
+
+
+def taken(steps: Sequence[Step]) -> dict[int, int]:
+    """Return the arguments whose memory results take, by the number of the result."""
+    every = {s for step in walk(steps) for part in touched(step) for s in part}
+    return {s.result: s.number for s in every if s.kind == "argument" and s.result >= 0}
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
     program @main {
       %0 = argument 0 : 64
+      %7 = argument 1 for result 1 : 64
       %1 = arena 128 : 4*b, steps 3 to 9
       %2 = result 0 : 4*b
       launch @k0_tanh(%0) -> (%1)
@@ -46,7 +47,8 @@ def print_program(program: Buffered, name: str = "main") -> str:
 def _storage(s: Storage) -> str:
     if s.kind == "arena":
         return f"arena {s.offset} : {s.size}, steps {s.first} to {s.last}"
-    return f"{s.kind} {s.number} : {s.size}"
+    given = f" for result {s.result}" if s.result >= 0 else ""
+    return f"{s.kind} {s.number}{given} : {s.size}"
 
 
 def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> Iterator[str]:
@@ -160,11 +162,12 @@ class _ProgramReader:
 
 
 def _parse_storage(row: re.Match[str]) -> Storage:
-    place, size = parse_dim(row[3]), parse_dim(row[4])
+    where, _, result = row[3].partition(" for result ")
+    place, size = parse_dim(where), parse_dim(row[4])
     first, last = (int(x) if x else -1 for x in row.group(5, 6))
     if row[2] == "arena":
         return Storage("arena", size, offset=place, first=first, last=last)
-    return Storage(row[2], size, number=_number(place))
+    return Storage(row[2], size, number=_number(place), result=int(result or -1))
 
 
 def _number(place: Dim) -> int:

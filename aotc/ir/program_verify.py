@@ -184,7 +184,7 @@ class _Steps:
             for s, b in zip(places, buffers, strict=True):
                 self.same(s.size, product(b.shape) * size_of(b.dtype), f"{where}: {b.name} is {name_of(s)} of")
         for n, target in enumerate(step.writes):
-            if target.kind in ("argument", "constant"):
+            if target.kind == "constant" or (target.kind == "argument" and target.result < 0):
                 self.findings.append(f"{where}: it writes to {name_of(target)}")
             if target.size != 0 and target in step.writes[:n]:
                 self.findings.append(f"{where}: two outputs are {name_of(target)}")
@@ -310,6 +310,7 @@ class _Flow:
         """Follow a whole program; all results must be there at its end."""
         self.steps(program.steps)
         written = {s.number: s for s in self.cells if s.kind == "result"}
+        written |= {s.result: s for s in self.cells if s.kind == "argument" and s.result >= 0}
         for n, v in enumerate(function.body.results):
             if product(v.type.shape) != 0:
                 if n in written:

@@ -13,7 +13,7 @@ from aotc.ir.dims import Dim, static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.program_ir import Bind, Buffered, Constants, block_bytes, stretches
+from aotc.ir.program_ir import Bind, Buffered, Constants, block_bytes, stretches, taken
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
@@ -50,6 +50,7 @@ class Variant:
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     transfers: list[dict[str, str]] = field(default_factory=list)
+    taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
 
     @property
     def device_names(self) -> list[str]:
@@ -104,8 +105,10 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             stages = _stages(steps[name], variant, slots, places.__getitem__)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
+        given = taken(steps[name].steps)
+        variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
         with during(f"emitting the program of @{name}"):
-            variant.programs[name] = emit_program(function, slots, stages)
+            variant.programs[name] = emit_program(function, slots, stages, given)
         known = variant.arena is not None and isinstance(stages[-1].arena, int)
         variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
     with during("joining the programs of specialized functions"):

@@ -7,6 +7,7 @@ the function or kernel if a check of the IRs' verifiers finds something.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
@@ -14,7 +15,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_verify import verify_kernel
 from aotc.ir.program_ir import Buffered, stretches
 from aotc.ir.program_verify import verify_plan, verify_steps
-from aotc.ir.tensor_ir import Function
+from aotc.ir.tensor_ir import Function, Value
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.emit_program import Program, Stage
 from aotc.lowering.program.schedule import CommandBuffer
@@ -56,13 +57,20 @@ def after_schedule(
 
 def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer]) -> None:
     """Check the host program of one function as the loader does."""
-    values = {"arguments": function.body.params, "results": function.body.results}
-    signature = {side: [{"dims": list(map(str, v.type.shape))} for v in vs] for side, vs in values.items()}
+    donated = function.attrs.get("donated", ())
+    signature = {
+        "arguments": [{**_value(v), "donated": n in donated} for n, v in enumerate(function.body.params)],
+        "results": [_value(v) for v in function.body.results],
+    }
     rows = [{"parameters": len(b.parameters)} for b in buffers]
     try:
         check_program(program.code, program.registers, signature, rows)
     except Invalid as error:
         _report("emit_program", function.name, [str(error)])
+
+
+def _value(v: Value) -> dict[str, Any]:
+    return {"dtype": v.type.dtype, "dims": list(map(str, v.type.shape))}
 
 
 def updates(functions: Mapping[str, Function]) -> Callable[[str], int]:

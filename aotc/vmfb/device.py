@@ -79,6 +79,9 @@ class Plan(NamedTuple):
         The arguments and results, numbered as in the pointer table, that have no elements.
     judgements : tuple of Judgement
         In order, for :func:`judge` after each submission.
+    taken : tuple of (int, int)
+        Results that are the memory of an argument, with its number: they are the same array, and command buffers
+        name the argument.
     """
 
     arguments: int
@@ -87,6 +90,12 @@ class Plan(NamedTuple):
     submissions: tuple[tuple[int, tuple[int, ...]], ...]
     empty: tuple[int, ...] = ()
     judgements: tuple[Judgement, ...] = ()
+    taken: tuple[tuple[int, int], ...] = ()
+
+    def slots_of_results(self) -> list[int]:
+        """Return in which slot of the pointer table each result is: its own, or that of the argument it takes."""
+        layout, taken = Slots(self.arguments, len(self.results)), dict(self.taken)
+        return [taken.get(n, layout.result(n)) for n in range(len(self.results))]
 
     def judged_after(self) -> list[tuple[Judgement, ...]]:
         """Return what is to be judged before the first submission, after the first, after the second..."""

@@ -99,6 +99,7 @@ class Session(Protocol):
     """What the instructions need of whoever runs them: a device, or a recorder, which does not read memory."""
 
     def result(self, index: int, dims: tuple[int, ...]) -> None: ...
+    def take(self, index: int, argument: int) -> None: ...
     def arena(self, size: int) -> None: ...
     def submit(self, number: int, parameters: list[int]) -> None: ...
     def load_scalar(self, slot: int, offset: int, dtype: str) -> Any: ...
@@ -300,6 +301,12 @@ def arena(vm: Frame, size: In) -> None:
 def result(vm: Frame, index: Res, dims: Ins) -> None:
     """allocate a result; its dtype is the signature's"""
     vm.session.result(index, tuple([vm.registers[r] for r in dims]))
+
+
+@instruction(0x35)
+def take(vm: Frame, index: Res, argument: Arg) -> None:
+    """let a result be the memory of a donated argument, of its dtype and shape"""
+    vm.session.take(index, argument)
 
 
 @instruction(0x32)

@@ -53,13 +53,13 @@ class _Live:
     def __init__(
         self, function: LoadedFunction, arrays: Sequence[np.ndarray], out: Sequence[np.ndarray | None]
     ) -> None:
-        self.function = function
+        self.function, self.arrays = function, arrays
         self.memory = function.memory([x.nbytes for x in arrays])
         self.slots = Slots(len(function.arguments), len(function.result_dtypes))
         self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
-        self.guarded: dict[int, np.ndarray] = {}  # results in debugging, see AOTC_GUARD
+        self.guarded: dict[int, np.ndarray] = {}  # results in other memory: of arguments, and see AOTC_GUARD
         self.run = self.session.submit
 
     def arena(self, size: int) -> None:
@@ -96,6 +96,13 @@ class _Live:
             self.guarded[index] = found = guarded_array(dims, dtype)
         self.session.bind(self.slots.result(index), found)
 
+    def take(self, index: int, argument: int) -> None:
+        self.memory.take(index, argument)
+        found, given = self.arrays[argument], self.out[index]
+        if given is not None:
+            check_out(given, found.dtype, found.shape, index, self.function.where)
+        self.results[index] = self.guarded[index] = found
+
     def made(self, index: int) -> np.ndarray | None:
         """Return a result, which the caller's buffer holds if there is one."""
         given, guarded = self.out[index], self.guarded.get(index)
@@ -116,6 +123,17 @@ def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], n
             raise VmError(where, f"the system has no memory for result {number}, {text}") from None
     check_out(given, dtype, shape, number, where)
     return given
+
+
+def _taken(
+    given: np.ndarray | None, arrays: list[np.ndarray], argument: int, number: int, where: str
+) -> np.ndarray:
+    """Return the memory of an argument for a result; a buffer of the caller's takes the argument's place."""
+    if given is not None:
+        check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)
+        given[...] = arrays[argument]
+        arrays[argument] = given
+    return arrays[argument]
 
 
 class LoadedFunction:
@@ -186,8 +204,9 @@ class LoadedFunction:
         if not self._planned:
             return self._interpret(arrays, buffers)
         plan, replay = self._plan(tuple([x.shape for x in arrays]))
+        taken = {n: _taken(buffers[n], arrays, a, n, self.where) for n, a in plan.taken}
         results = [
-            _result(given, dtype, shape, i, self.where)
+            taken[i] if i in taken else _result(given, dtype, shape, i, self.where)
             for i, (given, (shape, dtype)) in enumerate(zip(buffers, plan.results))
         ]
         replay(arrays, results)
@@ -224,11 +243,11 @@ class LoadedFunction:
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
     ) -> list[np.ndarray]:
-        live = _Live(self, arrays, out)
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_copy
 
             arrays = [guarded_copy(x) for x in arrays]
+        live = _Live(self, arrays, out)
         try:
             if trace:
                 if not hasattr(live.session, "tracer"):
@@ -280,6 +299,8 @@ class LoadedFunction:
             bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
             recorder = Recorder(self.executable.buffers, self.memory(bytes_), len(self.result_dtypes), self.where)
             self._run_program(list(shapes), recorder)
+            for n, argument in recorder.taken.items():
+                recorder.shapes[n] = shapes[argument]
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]
             plan = Plan(
                 len(self.arguments),
@@ -288,6 +309,7 @@ class LoadedFunction:
                 tuple(recorder.submissions),
                 tuple([n for n, shape in enumerate((*shapes, *made)) if 0 in shape]),
                 tuple(recorder.judgements),
+                tuple(recorder.taken.items()),
             )
             found = plan, self.executable.replay(plan)
             with self._lock:  # other threads make plans too, of these shapes or of others

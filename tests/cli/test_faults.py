@@ -154,7 +154,7 @@ def test_the_command_is_one_for_the_shell(monkeypatch, tmp_path):
 
 
 def test_a_manifest_that_breaks_the_schema_is_ours(monkeypatch, quick_kernels):
-    monkeypatch.setattr(aotc.assemble, "signature", lambda f, devices: {"arguments": 3})
+    monkeypatch.setattr(aotc.assemble, "signature", lambda f, devices, taken: {"arguments": 3})
     with pytest.raises(InternalError, match=r"while writing the bundle: BundleError: .*breaks the schema"):
         aotc.compile(MODEL)
 

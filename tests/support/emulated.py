@@ -126,7 +126,7 @@ class EmulatedExecutable:
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             session = self.session(Slots(plan.arguments, len(plan.results)))
             session.arena(plan.arena)
-            for slot, array in enumerate((*arrays, *results)):
+            for slot, array in [*enumerate(arrays), *zip(plan.slots_of_results(), results)]:
                 session.bind(slot, array)
             first, *judged = plan.judged_after()
             judge(first, session.load_scalar)

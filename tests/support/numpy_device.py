@@ -57,7 +57,7 @@ class NumpyExecutable:
         def run(arguments: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
             session = self.session(Slots(plan.arguments, len(plan.results)))
             session.arena(plan.arena)
-            for slot, array in enumerate([*arguments, *results]):
+            for slot, array in [*enumerate(arguments), *zip(plan.slots_of_results(), results)]:
                 session.bind(slot, array)
             first, *judged = plan.judged_after()
             judge(first, session.load_scalar)

@@ -13,7 +13,7 @@ from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.loop_ir import Buffer
 from aotc.ir.loop_run import run_kernel
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage, taken
 from aotc.ir.tensor_ir import Function
 from aotc.ir.tensor_run import bind_arguments
 from aotc.vmfb.dtypes import to_numpy
@@ -77,9 +77,15 @@ class _Run:
 
     def result(self, n: int) -> np.ndarray:
         """Return a result; one without elements was never written."""
+        if n in taken(self.program.steps):
+            return self.shaped(self.arguments[taken(self.program.steps)[n]], n)
+        return self.shaped(self.results.get(n, np.zeros(0, np.uint8)), n)
+
+    def shaped(self, memory: np.ndarray, n: int) -> np.ndarray:
+        """Return memory as the array of result ``n``."""
         t = self.function.body.results[n].type
         shape = [self.number(d) for d in t.shape]
-        return self.results.get(n, np.zeros(0, np.uint8)).view(to_numpy(t.dtype)).reshape(shape)
+        return memory.view(to_numpy(t.dtype)).reshape(shape)
 
     def take_arena(self) -> None:
         """Grow the arena to what the sizes that are known by now need; what is in it stays."""

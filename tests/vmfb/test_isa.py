@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from aotc.vmfb import isa
 from aotc.vmfb.assembly import assemble, disassemble, document
 from aotc.vmfb.isa import ISA, Dt, Frame, Ins, Text, encode
+from aotc.vmfb.safety.call_memory import CallMemory
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.verify import check_program
 from aotc.vmfb.vm import decode, interpret
@@ -135,6 +136,35 @@ BUFFERS = [{"parameters": 1}]
 def test_the_verifier_refuses(line, message):
     with pytest.raises(Invalid, match=message):
         check_program(assemble(line + "\nreturn"), 2, SIGNATURE, BUFFERS)
+
+
+VECTOR = {"dtype": "f32", "dims": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "allowed"),
+    [(True, {}, True), (False, {}, False), (True, {"dtype": "i32"}, False), (True, {"dims": [3]}, False)],
+)
+def test_a_result_takes_what_is_given_and_fits(given, other, allowed):
+    signature = {"arguments": [{**VECTOR, **other, "donated": given}], "results": [VECTOR]}
+    code = assemble("take res0, arg0\nreturn")
+    if allowed:
+        check_program(code, 0, signature, [])
+    else:
+        with pytest.raises(Invalid, match="result 0 cannot be in the memory of argument 0"):
+            check_program(code, 0, signature, [])
+
+
+def test_memory_is_taken_once():
+    memory = CallMemory([16, 16], [True, False], [VECTOR, VECTOR], 0)
+    with pytest.raises(Invalid, match="cannot have the memory of argument 1"):
+        memory.take(0, 1)
+    memory.take(0, 0)
+    for number in (0, 1):
+        with pytest.raises(Invalid):
+            memory.take(number, 0)
+    with pytest.raises(Invalid, match="made twice"):
+        memory.result(0, (4,))
 
 
 @pytest.mark.parametrize(

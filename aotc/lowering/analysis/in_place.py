@@ -22,3 +22,21 @@ def overwritten(function: Function) -> int:
         return 0
     op = next(op for op in function.body.ops if op.results[0] is function.body.results[0])
     return len(updated_operands(op))
+
+
+def donations(function: Function) -> list[tuple[int, int]]:
+    """Return donated arguments with the result that may take the memory of each, of the same type.
+
+    JAX names the result of most; the others take the first that is left.
+    """
+    body, found = function.body, list[tuple[int, int]]()
+    free = list(range(len(body.results)))
+    wishes = function.attrs.get("donated_into", {})
+    for a in sorted(function.attrs.get("donated", ()), key=lambda a: str(a) not in wishes):
+        fit = [n for n in free if body.results[n].type == body.params[a].type]
+        named = wishes.get(str(a), -1)
+        n = named if named in fit else next(iter(fit), -1)
+        if n >= 0:
+            found.append((a, n))
+            free.remove(n)
+    return found

@@ -2,12 +2,13 @@
 
 The result is a tree of steps over :class:`Storage`: launches, copies, loops and
 branches. In-place updates share memory where the old value dies; a value that is
-only reshaped is a view; a result is written where the caller wants it.
+only reshaped is a view; a result is written where the caller wants it, which may
+be the memory of an argument that the caller has given away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
-from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
-from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA, LOOP_VALUE
+from aotc.lowering.analysis.in_place import donations, overwritten
 from aotc.lowering.program.small_loops import is_small, loop_kernel
 from aotc.vmfb.abi import MAX_NESTING, MAX_PLACES
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -38,11 +39,7 @@ def _launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, .
 
 
 def bufferize(
-    function: Function,
-    module: Module,
-    kernels: Mapping[str, Kernel],
-    constants: Constants,
-    kind: str,
+    function: Function, module: Module, kernels: Mapping[str, Kernel], constants: Constants, kind: str
 ) -> Buffered:
     """Assign storage to every value of ``function`` and list its steps, for a target of ``kind``."""
     return _Bufferizer(module.functions, kernels, constants, kind).function(function)
@@ -65,12 +62,13 @@ class _Bufferizer:
 
     def function(self, function: Function) -> Buffered:
         body = function.body
-        for n, v in enumerate(body.params):
-            self.where[v] = Storage("argument", bytes_of(v.type), n)
         self.counts = uses(body)
+        for n, v in enumerate(body.params):
+            self.where[v] = Storage("argument", bytes_of(v.type), n, reads_left=self.counts.get(v, 0))
         results = [Storage("result", bytes_of(v.type), n) for n, v in enumerate(body.results)]
         judged = max((n for n, op in enumerate(body.ops, start=1) if op.name in JUDGED), default=0)
         steps = self.region(Region(body.params, body.ops[:judged], ()))  # writes nothing of the caller's: it may fail
+        self._take_donated(function, judged, results)
         for v, storage in zip(body.results, results, strict=True):
             self.wanted.setdefault(v, storage)
         for op in body.ops:
@@ -82,6 +80,20 @@ class _Bufferizer:
             if source is not storage and storage.size != 0:
                 steps.append(self._copy(source, storage, storage.size))
         return Buffered(tuple(steps), self.arena, self.used)
+
+    def _take_donated(self, function: Function, judged: int, results: list[Storage]) -> None:
+        """Let results be made in the memory of donated arguments whose last reader makes them, in place.
+
+        ``judged`` ops have run; what they made cannot be a result in such memory, for a check may fail after it.
+        """
+        body = function.body
+        early = {v for op in body.ops[:judged] for v in op.results}
+        pairs = [(body.params[a], body.results[n]) for a, n in donations(function)]
+        rows = [(p, v, self.where[p]) for p, v in pairs if v not in early]
+        for v, storage in self._wishes(body, rows, loops=True).items():
+            storage.result = body.results.index(v)
+            results[storage.result] = self.wanted[v] = storage
+            self.reserved.add(storage)
 
     # --- storage ---
 
@@ -216,7 +228,8 @@ class _Bufferizer:
         return None
 
     def _while(self, op: Op) -> list[Step]:
-        if is_small(op, self.functions, self.kernels, self.loop_flops):
+        in_place = any(self.wanted.get(v) is self.where.get(init, v) for init, v in zip(op.operands, op.results))
+        if not in_place and is_small(op, self.functions, self.kernels, self.loop_flops):
             return [self._loop_kernel(op)]
         steps: list[Step] = []
         carries = []
@@ -230,14 +243,15 @@ class _Bufferizer:
                 continue
             carry = self.target(v)
             carries.append(carry)
-            if carry.size != 0:
+            if carry.size != 0 and carry is not source:
                 steps.append(self._copy(source, carry, carry.size))
         begin = self.time
         cond, body = op.regions
         self._enter(op)
         cond_steps = self._carried(cond, carries, {})
         predicate = self.storage(cond.results[0])
-        body_steps = self._carried(body, carries, self._wishes(body, carries))
+        rows = list(zip(body.params, body.results, carries, strict=True))
+        body_steps = self._carried(body, carries, self._wishes(body, rows))
         body_steps += self._moves(body, carries)
         self.depth -= 1
         self.time += 1
@@ -275,8 +289,14 @@ class _Bufferizer:
         self.wanted, self.reserved = saved, reserved
         return steps
 
-    def _wishes(self, region: Region, carries: list[Storage]) -> dict[Value, Storage]:
-        """Let the maker of the next state write over the old one where nothing reads that later."""
+    def _wishes(
+        self, region: Region, rows: Sequence[tuple[Value, Value, Storage]], loops: bool = False
+    ) -> dict[Value, Storage]:
+        """Let the maker of the next state write over the old one where nothing reads that later.
+
+        ``rows`` are parameters, the results that follow them, and where the former are. With ``loops`` a loop that
+        carries the state, and no more than that, is a maker too.
+        """
         wishes: dict[Value, Storage] = {}
         position = {v: n for n, op in enumerate(region.ops) for v in op.results}
         roots = {p: p for p in region.params}
@@ -288,11 +308,13 @@ class _Bufferizer:
                 if v in roots and op.name not in VIEWS:
                     last[roots[v]] = n
         held = {roots[v] for v in region.results if v in roots}
-        for p, v, carry in zip(region.params, region.results, carries, strict=True):
+        for p, v, carry in rows:
             made = position.get(v)
             if made is None or p in held or region.results.count(v) > 1:
                 continue
             op = region.ops[made]
+            if loops and op.name == "while" and last.get(p) == made and self._carries_only(op, v, p, roots):
+                wishes[v] = carry
             if op.name != "dispatch":
                 continue
             updates = overwritten(self.functions[op.attrs["callee"]])
@@ -301,6 +323,17 @@ class _Bufferizer:
             if read_last < made or here:
                 wishes[v] = carry
         return wishes
+
+    def _carries_only(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value]) -> bool:
+        """Does a loop read ``old`` only as the first state of what becomes ``new``, and is it to be several kernels?
+
+        A loop that could be one kernel copies its state, which is worth it while that is small.
+        """
+        readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
+        inner = any(roots.get(v) is old for r in op.regions for v in captured(r))
+        small = LOOP_VALUE.holds(product(new.type.shape))
+        small = small and is_small(op, self.functions, self.kernels, self.loop_flops)
+        return readers == [op.results.index(new)] and not inner and not small
 
     def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
         n = op.results.index(new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -109,8 +109,11 @@ class Stage:
     blocks: Sequence[Block] = ()
 
 
-def emit_program(function: Function, slots: Slots, stages: Sequence[Stage]) -> Program:
-    """Return the VM code that runs the ``stages`` of ``function``, whose pointer table is ``slots``."""
+def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], given: Mapping[int, int]) -> Program:
+    """Return the VM code that runs the ``stages`` of ``function``, whose pointer table is ``slots``.
+
+    ``given`` are the arguments whose memory results take, by the number of the result.
+    """
     p = Program()
     waiting = _check_sizes(p, function)
     _bind_arguments(p, function)
@@ -123,7 +126,10 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage]) -> P
             _require(p, row)
             waiting.remove(row)
         for n, v in [(n, v) for n, v in unmade if last or p.knows(*v.type.shape)]:
-            p.op("result", n, [p.value(d) for d in v.type.shape])
+            if n in given:
+                p.op("take", n, given[n])
+            else:
+                p.op("result", n, [p.value(d) for d in v.type.shape])
             unmade.remove((n, v))
         if stage.arena != taken:
             p.op("arena", p.value(stage.arena))

@@ -171,6 +171,7 @@ class CudaExecutable:
         memory = CudaMemory(self, Slots(plan.arguments, len(plan.results)))
         self._memories.add(memory)
         programs: list[CudaProgram] = []
+        homes = plan.slots_of_results()
         judged, read = plan.judged_after(), partial(_read_scalar, self.gpu, memory)
 
         def run(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
@@ -190,7 +191,7 @@ class CudaExecutable:
                     if after:
                         self.gpu.wait()
                         judge(after, read)
-                for slot, x in enumerate(results, start=len(arrays)):
+                for slot, x in zip(homes, results, strict=True):
                     self.gpu.download(address_of(x), memory.slots[slot], x.nbytes)
                 self.gpu.wait()
 

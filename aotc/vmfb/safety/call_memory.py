@@ -45,7 +45,7 @@ class CallMemory:
         By slot; a result that was not made and an arena that was not taken have none.
     """
 
-    __slots__ = ("_made", "_results", "_slots", "sizes", "writable")
+    __slots__ = ("_made", "_results", "_slots", "_taken", "sizes", "writable")
 
     def __init__(
         self, arguments: Sequence[int], donated: Sequence[bool], results: Sequence[dict[str, Any]], constants: int
@@ -53,6 +53,7 @@ class CallMemory:
         self._slots = Slots(len(arguments), len(results))
         self._results = results
         self._made: set[int] = set()
+        self._taken: set[int] = set()
         self.sizes = [*arguments, *[0] * len(results), 0, constants]
         self.writable = [*donated, *[True] * (len(results) + 1), False]
 
@@ -76,6 +77,21 @@ class CallMemory:
             raise TooLarge(f"result {number} has the shape {dims}", size)
         self._made.add(number)
         self.sizes[self._slots.result(number)] = size
+
+    def take(self, number: int, argument: int) -> None:
+        """Note that a result is made in the memory of an argument.
+
+        Raises
+        ------
+        Invalid
+            If it was made before, or the memory is another result's, or not given away.
+        """
+        if number in self._made:
+            raise Invalid(f"result {number} is made twice")
+        if argument in self._taken or not self.writable[argument]:
+            raise Invalid(f"result {number} cannot have the memory of argument {argument}")
+        self._made.add(number)
+        self._taken.add(argument)
 
     def arena(self, size: int) -> None:
         """Note that an arena is taken.

@@ -50,6 +50,8 @@ class Recorder:
     ----------
     shapes : list of tuple of int
         Of the results.
+    taken : dict of int to int
+        The arguments whose memory results are, by the number of the result.
     size : int
         The bytes of the largest arena.
     submissions : list of (int, tuple of int)
@@ -61,6 +63,7 @@ class Recorder:
         self._memory = memory
         self._where = where
         self.shapes: list[tuple[int, ...] | None] = [None] * results
+        self.taken: dict[int, int] = {}
         self.size = 0
         self.submissions: list[tuple[int, tuple[int, ...]]] = []
         self.judgements: list[Judgement] = []
@@ -69,6 +72,11 @@ class Recorder:
         """Note that a result is made."""
         self._memory.result(index, dims)
         self.shapes[index] = dims
+
+    def take(self, index: int, argument: int) -> None:
+        """Note that a result is the memory of an argument."""
+        self._memory.take(index, argument)
+        self.taken[index] = argument
 
     def arena(self, size: int) -> None:
         """Note that an arena is taken."""

@@ -17,6 +17,7 @@ from aotc.vmfb.safety.interface import Invalid
 
 _RETURN = BY_NAME["return"].opcode
 _SUBMIT = BY_NAME["submit"].opcode
+_TAKE = BY_NAME["take"].opcode
 _RESULT = BY_NAME["result"].opcode
 _SCALARS = frozenset(name for name, row in DTYPES.items() if row.kind in "biu" and row.bits in (1, 8, 16, 32, 64))
 
@@ -75,9 +76,17 @@ def check_program(
             argument = value if kind is Arg else argument
         if line[0] == _RESULT and len(line[2]) != results[line[1]]:
             raise Invalid(f"instruction {number}: result {line[1]} has rank {results[line[1]]}, not {len(line[2])}")
+        if line[0] == _TAKE and not _may_take(signature, *line[1:]):
+            raise Invalid(f"instruction {number}: result {line[1]} cannot be in the memory of argument {line[2]}")
         if line[0] == _SUBMIT and len(line[2]) != buffers[line[1]]["parameters"]:
             need = buffers[line[1]]["parameters"]
             raise Invalid(f"instruction {number}: command buffer {line[1]} has {need} parameters, not {len(line[2])}")
+
+
+def _may_take(signature: dict[str, Any], result: int, argument: int) -> bool:
+    """Is an argument given away, and of the type of a result?"""
+    one, other = signature["results"][result], signature["arguments"][argument]
+    return other["donated"] and (one["dtype"], one["dims"]) == (other["dtype"], other["dims"])
 
 
 def _operand_problem(kind: type, value: Any, limits: dict[type, int], rank: int) -> str:
