@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 from jaxlib.mlir import ir
@@ -18,11 +19,17 @@ from aotc.source.bytecode import is_portable
 def artifact_of(raw: Raw, module: ir.Module) -> bytes:
     """Return ``module``, which is ``raw`` parsed, as a portable artifact; ``raw`` itself if it is one.
 
-    Names, locations and attributes stay, and ops of dialects that have no portable form.
+    Names, locations and attributes stay, and ops of dialects that have no portable form. A module with an op of CHLO
+    that this jaxlib cannot make portable is plain bytecode.
     """
     if is_portable(raw.data):
         return raw.data  # type: ignore[return-value]
-    return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
+    try:
+        return stablehlo.serialize_portable_artifact(_copy(module), stablehlo.get_current_version(), True)
+    except ValueError:
+        written = BytesIO()
+        module.operation.write_bytecode(written)
+        return written.getvalue()
 
 
 def _copy(module: ir.Module) -> ir.Module:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS
-from aotc.ir.opset.control import HOST
+from aotc.ir.opset.control import DEVICE_OPS, JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import updated_operands
@@ -129,7 +129,7 @@ class Outliner:
         if first.name in CONTROL_FLOW:
             inner = tuple(self.fuse_region(r) for r in first.regions)
             return replace(first, regions=inner)
-        if first.name in HOST:
+        if first.name in JUDGED or first.name in DEVICE_OPS:
             return first
         inputs = self._external(group)
         name = f"k{len(self.outlined)}_{_label(group)}"
