@@ -16,6 +16,7 @@ from aotc_cli.compiling import (
     CALLBACKS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    PLACE_HELP,
     SPECIALIZE_HELP,
     TRANSFERS_HELP,
     devices_of,
@@ -67,7 +68,7 @@ def command(
     timings: bool = typer.Option(False, "--timings", help="Print the time of every pass."),
     device: list[str] = typer.Option([], help=DEVICE_HELP),
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
-    place: str = typer.Option("said", help="auto: the cost model places large ops on devices; said: affinities do."),
+    place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."

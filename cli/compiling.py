@@ -12,6 +12,7 @@ import typer
 SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call takes the code that fits."
 DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
 DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
+PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 

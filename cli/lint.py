@@ -13,6 +13,7 @@ from aotc_cli.compiling import (
     CALLBACKS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    PLACE_HELP,
     SPECIALIZE_HELP,
     TRANSFERS_HELP,
     devices_of,
@@ -48,6 +49,7 @@ def command(
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     device: list[str] = typer.Option([], help=DEVICE_HELP),
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
@@ -66,7 +68,7 @@ def command(
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
-        "devices": devices_of(device), "default_device": default_device, "max_transfers": max_transfers,
+        "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
     }  # fmt: skip
     with warnings_as_sentences():
         reports = lint(source, target=target, **given)
