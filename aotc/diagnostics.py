@@ -38,21 +38,21 @@ UNKNOWN = Loc()
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: what was found and expected, where, what to do."""
+    """One thing that is wrong: what was found and expected, where (``caret``, in the snippet), what to do."""
 
     message: str
     loc: Loc = UNKNOWN
     snippet: str = ""
     hint: str = ""
+    caret: int = 0
 
     def render(self) -> str:
         """Return the finding as it is shown: place, line with a caret, JAX's line, hint."""
         place = "" if self.loc == UNKNOWN else f"{self.loc}: "
         text = [f"{place}error: {self.message}"]
         if self.snippet:
-            body = self.snippet.strip("\n")
-            text.append(f"    {body.strip()}")
-            text.append("    ^")
+            text.append(f"    {self.snippet.strip()}")
+            text.append(f"    {' ' * self.caret}^")
         if self.loc.traced_by:
             text.append(f"  traced by: {self.loc.traced_by}")
         if self.hint:

@@ -145,13 +145,13 @@ def _is_stdout(output: Path) -> bool:
         return False
 
 
-def check_output(output: Path) -> None:
+def check_output(output: Path, option: str = "-o") -> None:
     """Refuse a place that cannot be written to, before the work is done."""
     from aotc.diagnostics import CompileError, Loc
 
-    hint = "another place with -o"
+    hint = f"another place with {option}"
     if output.is_dir():
-        raise CompileError.at(Loc(str(output)), "--output is a folder", hint="-o with the name of a file")
+        raise CompileError.at(Loc(str(output)), "it is a folder", hint=f"{option} with the name of a file")
     if output.exists() and not output.is_file():  # a device, a pipe: written through
         if not os.access(output, os.W_OK):
             raise CompileError.at(Loc(str(output)), "it cannot be written to", hint=hint)
@@ -176,13 +176,13 @@ def _stopped(source: Any, options: Options) -> str:
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:
     from aotc.vmfb.bundle import open_bundle
-    from aotc_cli.sizes import size_text, time_text
+    from aotc_cli.sizes import count_text, size_text, time_text
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)
     peaks = [v["arena_peak"] for v in variants if v.get("arena_peak") is not None]
     arena = f"arena peak {size_text(max(peaks))}" if peaks else "arena peak depends on shapes"
-    return f"{output}: {size_text(len(data))}, {kernels} kernels, {arena}, {time_text(seconds)}"
+    return f"{output}: {size_text(len(data))}, {count_text(kernels, 'kernel')}, {arena}, {time_text(seconds)}"
 
 
 def progress_bar(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:

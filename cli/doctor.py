@@ -16,18 +16,21 @@ SUMMARY = "Check the installation: packages, CPU, GPU, cache, threads."
 EXAMPLES = """
 aotc doctor
 """
-_COMPILE, _CUDA = "pip install 'aotc[compile]'", "pip install 'aotc[cuda-compile]'"
+_EXTRAS = {"compile": "to compile", "cuda-compile": "only to compile for CUDA", "sign": "only for signatures"}
 _PACKAGES = (
-    ("numpy", True, "pip install numpy"),
-    ("msgpack", True, "pip install msgpack"),
-    ("ml_dtypes", True, "pip install ml_dtypes"),
-    ("jax", False, _COMPILE),
-    ("jaxlib", False, _COMPILE),
-    ("numba", False, _COMPILE),
-    ("llvmlite", False, _COMPILE),
-    ("cuda-bindings", False, _CUDA),
-    ("nvidia-nvjitlink", False, _CUDA),
+    ("numpy", ""),
+    ("msgpack", ""),
+    ("ml_dtypes", ""),
+    ("jax", "compile"),
+    ("jaxlib", "compile"),
+    ("flatbuffers", "compile"),
+    ("numba", "compile"),
+    ("llvmlite", "compile"),
+    ("cuda-bindings", "cuda-compile"),
+    ("nvidia-nvjitlink", "cuda-compile"),
+    ("cryptography", "sign"),
 )
+"""Each with the extra that brings it."""
 _LINKERS = ("ld.lld", "ld", "cc")
 
 
@@ -48,9 +51,9 @@ def command() -> None:
 
 
 def _report() -> Iterator[tuple[str, str, str, str]]:
-    from aotc import __version__
+    import aotc
 
-    yield "ok", "aotc", f"{__version__} in {Path(__file__).parent}", ""
+    yield "ok", "aotc", f"{aotc.__version__} in {Path(aotc.__file__).parent}", ""
     old = sys.version_info < (3, 11)
     yield "no" if old else "ok", "python", platform.python_version(), "Python 3.11 or newer" if old else ""
     yield from _packages()
@@ -63,14 +66,13 @@ def _report() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _packages() -> Iterator[tuple[str, str, str, str]]:
-    for name, needed, fix in _PACKAGES:
+    for name, extra in _PACKAGES:
         try:
             yield "ok", name, metadata.version(name), ""
         except metadata.PackageNotFoundError:
-            why = (
-                "needed to run bundles" if needed else "needed only for CUDA" if "cuda" in name else "needed to compile"
-            )
-            yield "no" if needed else "opt", name, f"not installed ({why})", fix
+            why = f"not installed (needed {_EXTRAS.get(extra, 'to run bundles')})"
+            wanted = f"'aotc[{extra}]'" if extra else name
+            yield "opt" if extra else "no", name, why, f"pip install {wanted}"
 
 
 def _linker() -> tuple[str, str, str, str]:
@@ -123,11 +125,14 @@ def _cache() -> tuple[str, str, str, str]:
     files = [f for f in path.rglob("*") if f.is_file()] if path.is_dir() else []
     place = path if path.is_dir() else next(p for p in path.parents if p.is_dir())
     value = f"{path}: {size_text(sum(f.stat().st_size for f in files))} in {len(files)} files"
+    another = "set AOTC_CACHE_DIR to a folder of your own"
+    if path.exists() and not path.is_dir():
+        return "opt", "kernel cache", f"not used: {path} is no folder", another
     if path.is_dir() and (reason := not_private(path.stat())):
-        return "opt", "kernel cache", f"not used: {path} {reason}", "chmod go-w it, or set AOTC_CACHE_DIR"
+        return "opt", "kernel cache", f"not used: {path} {reason}", f"chmod go-w it if all in it is yours, or {another}"
     if os.access(place, os.W_OK):
         return "ok", "kernel cache", value, ""
-    return "opt", "kernel cache", f"{path} is not writable", "set AOTC_CACHE_DIR to a folder that is"
+    return "opt", "kernel cache", f"not used: {place} cannot be written to", another
 
 
 def _lapack() -> tuple[str, str, str, str]:

@@ -47,14 +47,17 @@ def command(
     A model that names no device has no rows.
     """
     from aotc.tools.explain_affinity import explain_affinity
-    from aotc.vmfb.bundle import write_file
+    from aotc.vmfb.files import write_whole
+    from aotc_cli.compile import check_output
 
+    if picture is not None:
+        check_output(picture, "--picture")
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     flags = {"target": target, "devices": devices_of(device), "default_device": default_device, "place": place}
     report = explain_affinity(source, **flags)
     if picture is not None:
-        write_file(str(picture), [report.picture.encode()])
+        write_whole(str(picture), [report.picture.encode()])
     if as_json:
         import json
 
@@ -63,8 +66,9 @@ def command(
     if not report.devices:
         print("the model names no device")
         return
+    from aotc_cli.sizes import count_text
     from aotc_cli.tables import print_table
 
     rows = [(r.device, r.name, r.reason, r.loc) for r in report.rows]
     print_table(("device", "what", "why", "from"), rows)
-    print(f"\n{len(report.transfers)} transfers")
+    print(f"\n{count_text(len(report.transfers), 'transfer')}")

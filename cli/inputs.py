@@ -94,7 +94,7 @@ def _parse_text(text: str, argument: Mapping[str, Any], what: str) -> np.ndarray
         return np.zeros(shape, to_numpy(dtype))
     if typed[3].startswith("@"):
         return _read_raw(typed[3][1:], shape, dtype, what)
-    return _fill(typed[3], shape, dtype, what)
+    return _fill(typed[3], shape, dtype, what, text)
 
 
 def _shape(sizes: Sequence[str | int], dtype: str, what: str) -> tuple[int, ...]:
@@ -112,17 +112,19 @@ def _signed(name: str) -> str:
     return name[1:] if re.fullmatch(r"si\d+", name) else "u" + name[2:] if re.fullmatch(r"ui\d+", name) else name
 
 
-def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str) -> np.ndarray:
+def _fill(text: str, shape: tuple[int, ...], dtype: str, what: str, whole: str = "") -> np.ndarray:
+    """Return the array that the numbers of ``text`` fill, which is the end of the option's value, ``whole``."""
+    given = f"{what}={_short(whole or text)}"
     try:
         numbers = [_number(token, DTYPES[dtype].kind) for token in _TOKEN.findall(text)]
         flat = _to_dtype(numbers, dtype)
     except (ValueError, OverflowError) as error:
-        raise VmError("", f"cannot read {what}={_short(text)} as {dtype}: {error}") from None
+        raise VmError("", f"cannot read {given} as {dtype}: {error}") from None
     count = int(np.prod(shape, dtype=np.int64))
     if len(flat) == 1:
         return np.full(shape, flat[0], flat.dtype)
     if len(flat) != count:
-        raise VmError("", f"{what}={_short(text)}: wrong number of values", len(flat), count)
+        raise VmError("", f"{given}: wrong number of values", len(flat), f"{count}, or 1 for all")
     return flat.reshape(shape)
 
 

@@ -52,6 +52,7 @@ def describe(opened: Bundle, size: int) -> dict[str, Any]:
         "segments": segments,
         "debug_info": bool(manifest.get("debug")),
         "source": _source(opened, manifest.get("source")),
+        "signed_by": opened.signature[0].hex() if opened.signature else None,
     }
 
 
@@ -110,6 +111,8 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["symbols"]:
         print_line(f"  symbolic dims: {', '.join(facts['symbols'])}", 4)
     print_line(f"  source: {_source_text(facts['source'])}", 4)
+    if facts["signed_by"]:
+        print_line(f"  signed with {facts['signed_by']}; aotc verify --trusted-key checks it", 4)
     for variant in facts["variants"]:
         print()
         print_line(f"{variant['target']} (needs {' '.join(variant['features']) or 'nothing special'})", 2)
@@ -133,7 +136,7 @@ def _source_text(source: dict[str, Any] | None) -> str:
 
 
 def _variant_lines(variant: dict[str, Any]) -> list[str]:
-    from aotc_cli.sizes import size_text
+    from aotc_cli.sizes import count_text, size_text
 
     peak, weights = variant["arena_peak"], variant["weights"]
     lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
@@ -149,9 +152,10 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
         lines.append(f"{name} has code of its own for {sizes}")
     if variant["devices"]:
         lines.append(f"devices: {', '.join(f'{name} ({kind})' for name, kind in variant['devices'].items())}")
-        lines.append(f"{len(variant['transfers'])} transfers")
+        lines.append(count_text(len(variant["transfers"]), "transfer"))
         lines += [f"  {t['type']} from {t['from']} to {t['to']}: {t['reason']}" for t in variant["transfers"]]
-    lines.append(f"{len(variant['kernels'])} kernels, {variant['command_buffers']} command buffers")
+    kernels = count_text(len(variant["kernels"]), "kernel")
+    lines.append(f"{kernels}, {count_text(variant['command_buffers'], 'command buffer')}")
     return lines
 
 

@@ -7,6 +7,7 @@ or the command line cannot be read. A command imports what it needs when it runs
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import warnings
@@ -76,9 +77,17 @@ def _show_warning(
     (file or sys.stderr).write(text)
 
 
+def _open_streams() -> None:
+    """Open the standard streams that the caller closed: the next file that is opened would be one of them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def main() -> None:
     """Run the command line and exit."""
     warnings.showwarning = _show_warning
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes

@@ -1,4 +1,4 @@
-"""Bytes and seconds for people."""
+"""Bytes, seconds and counts for people."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def time_text(seconds: float) -> str:
         if seconds * scale >= 1 or unit == "us":
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds} s"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return ``1 kernel`` or ``2 kernels``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

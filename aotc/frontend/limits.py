@@ -62,6 +62,12 @@ why: a process that reads bytecode of unknown origin may not end; the largest mo
 from: chosen, not measured
 """
 
+SHOWN_LINE = 160
+"""unit: characters of a line of the model in a message
+why: a constant of weights is one line
+from: chosen, not measured
+"""
+
 SHOWN_ELEMENTS = 16
 """unit: elements of a constant
 why: so many are printed by aotc dump --source; weights would fill screens

@@ -23,7 +23,7 @@ from aotc.frontend import from_jax
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
 from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
-from aotc.frontend.limits import MOST_BRACES
+from aotc.frontend.limits import MOST_BRACES, SHOWN_LINE
 from aotc.frontend.platforms import fold_platform
 from aotc.guard import guard
 from aotc.options import Options
@@ -208,10 +208,18 @@ def _findings(error: ir.MLIRError, data: str | bytes, path: str) -> list[Finding
     for diagnostic in error.error_diagnostics:
         place = _FILE_LINE.search(str(diagnostic.location))  # jaxlib hands out the base class, which has no line
         line, column = (int(place[1]), int(place[2])) if place else (0, 0)
-        snippet = lines[line - 1] if 0 < line <= len(lines) else ""
+        snippet, caret = _around(lines[line - 1], column - 1) if 0 < line <= len(lines) else ("", 0)
         hint = "" if text else f"{_EXPORT}; this file may be damaged"
-        findings.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint))
+        findings.append(Finding(diagnostic.message, Loc(path, line, column), snippet, hint, caret))
     return findings or [Finding(f"the model cannot be read: {str(error).splitlines()[0]}", Loc(path))]
+
+
+def _around(line: str, at: int) -> tuple[str, int]:
+    """Return what a terminal can show of a line around a place, and the place in that: constants make long lines."""
+    start = max(0, at - SHOWN_LINE // 2)
+    part = line[start : start + SHOWN_LINE].rstrip()
+    shown = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in part).lstrip()
+    return shown, min(max(0, at - start - (len(part) - len(shown))), len(shown))
 
 
 def _legalize(module: ir.Module, path: str) -> None:

@@ -31,9 +31,9 @@ def new_key(path: str) -> str:
     BundleError
         If a file is there, or cannot be written.
     """
+    key = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as form
 
-    key = _ed25519().Ed25519PrivateKey.generate()
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     public = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     for name, data, mode in ((path, private, 0o600), (f"{path}.pub", public, 0o644)):

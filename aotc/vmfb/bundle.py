@@ -297,7 +297,8 @@ def _read_signature(where: str, data: memoryview) -> tuple[tuple[bytes, bytes, b
         return None, data
     end = data.nbytes - _SIGNATURE.size
     if end < _HEADER.size or data.nbytes != _HEADER.unpack_from(data)[5]:
-        raise BundleError(where, "truncated, or longer than its header says", data.nbytes, hint="copy it again")
+        found, expected = f"{data.nbytes:,} bytes", f"{_HEADER.unpack_from(data)[5]:,} bytes"
+        raise BundleError(where, "truncated, or longer than its header says", found, expected, "copy the file again")
     magic, key, signature = _SIGNATURE.unpack_from(data, end)
     if magic != _SIGNATURE_MAGIC or any(data[-24:]):
         raise BundleError(where, "the signature is damaged", hint="sign the bundle again")

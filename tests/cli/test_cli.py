@@ -85,7 +85,7 @@ def test_small_types_from_text(dtype):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("2xf32=1,2,3", "wrong number of values"),
+        ("2xf32=1,2,3", "--input=2xf32=1,2,3: wrong number of values"),
         ("2xf64=1,2", "wrong dtype"),
         ("2xf32=one,2", "cannot read"),
         ("rubbish", "cannot read"),

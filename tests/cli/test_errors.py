@@ -310,3 +310,20 @@ def test_options_that_name_nothing(options, part):
 @pytest.mark.ir
 def test_a_target_named_twice_is_one():
     assert resolve("cpu:x86-64-v3, cpu:x86-64-v3") == resolve("cpu:x86-64-v3")
+
+
+@pytest.mark.ir
+def test_the_caret_is_at_the_place_and_long_lines_are_cut(tmp_path):
+    path = tmp_path / "m.mlir"
+    path.write_text("module {\n  wrong here\n}")
+    refused(path, "m.mlir:2:3: error:", "    wrong here\n    ^")
+    path.write_text("module { func.func @main() { return } } wrong")
+    refused(path, f"    {path.read_text()}\n    {' ' * 40}^")
+    path.write_text(f"module {{ // {'9' * 5000}\nfunc.func @f() {{ }} {' ' * 3000} wrong {'9' * 5000}")
+    with pytest.raises(CompileError) as caught:
+        aotc.compile(path)
+    assert max(map(len, str(caught.value).splitlines())) < 200
+    path.write_bytes(b"#\x1b[2J\x00\xff\x07")
+    with pytest.raises(CompileError) as caught:
+        aotc.compile(path)
+    assert str(caught.value).replace("\n", "").isprintable()

@@ -1,6 +1,7 @@
 """Where commands write: files that are whole, links, pipes and devices that stay, disks that are full."""
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -106,3 +107,20 @@ def test_a_name_of_any_bytes(call, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / os.fsdecode(b"\xff.vmfb")).read_bytes() == tiny.bundle()
     assert b"udcff.vmfb: " in done.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["compile m.mlir -o made.vmfb", "inspect m.vmfb"])
+def test_streams_that_are_closed(call, tmp_path, closed, words):
+    program = f"{COMPILE if words.startswith('compile') else ''}from aotc_cli.main import main; main()"
+    command = shlex.join([sys.executable, "-c", program, *words.split()])
+    done = subprocess.run(f"{command} {closed}", shell=True, cwd=tmp_path, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if words.startswith("compile"):
+        assert (tmp_path / "made.vmfb").read_bytes() == tiny.bundle()
+
+
+def test_a_picture_is_refused_before_any_work(call):
+    done = call("explain", "affinity", "m.mlir", "--picture=no/p.svg")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"no/p.svg: error: there is no folder no\n")

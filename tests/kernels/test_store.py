@@ -237,12 +237,25 @@ def test_a_killed_writers_file_goes_with_the_next_run(folder):
     assert list((folder / "tmp").iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::aotc.diagnostics.AotcWarning")
 @pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null", "/dev/null/x", "x" * 5000])
-def test_places_that_cannot_be_are_no_error(place, monkeypatch):
+def test_places_that_cannot_be_are_a_warning(place, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ, "AOTC_CACHE_DIR": place})
-    cache.write(KEY, DATA)
-    assert cache.read(KEY) is None
+    monkeypatch.setattr(store, "_told", set())
+    with pytest.warns(AotcWarning, match="the cache is not written to: "):
+        cache.write(KEY, DATA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.write(OTHER, DATA)  # the user was told
+        assert cache.read(KEY) is None
+
+
+def test_a_home_that_cannot_be_written_to_is_nobodys_fault(monkeypatch):
+    monkeypatch.delenv("AOTC_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.write(KEY, DATA)
+        assert cache.read(KEY) is None
 
 
 def test_a_full_disk_is_no_error(folder, monkeypatch):
@@ -251,7 +264,8 @@ def test_a_full_disk_is_no_error(folder, monkeypatch):
 
     cache.write(OTHER, DATA)
     monkeypatch.setattr(os, "write", full)
-    cache.write(KEY, DATA)
+    with pytest.warns(AotcWarning, match="the cache is not written to: .* No space left on device"):
+        cache.write(KEY, DATA)
     assert cache.read(KEY) is None
     assert cache.read(OTHER) == DATA
     assert list((folder / "tmp").iterdir()) == []

@@ -221,7 +221,7 @@ def test_what_nothing_places_is_named():
 
 def test_transfers_can_be_bounded():
     aotc.compile(stages(), max_transfers=1)
-    with pytest.raises(CompileError, match="1 transfers between devices, at most 0 are allowed"):
+    with pytest.raises(CompileError, match="transfers between devices: 1, at most 0 allowed"):
         aotc.compile(stages(), max_transfers=0)
 
 

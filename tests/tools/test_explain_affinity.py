@@ -71,7 +71,7 @@ def test_command(tmp_path):
     path.write_text(MODEL)
     shown = CliRunner().invoke(app, ["explain", "affinity", str(path), f"--picture={tmp_path / 'a.svg'}"])
     assert shown.exit_code == 0
-    assert "1 transfers" in shown.output
+    assert shown.output.endswith("\n1 transfer\n")
     ET.parse(tmp_path / "a.svg")
     facts = json.loads(CliRunner().invoke(app, ["explain", "affinity", str(path), "--json"]).output)
     assert facts["devices"] == ["d0", "d1"]

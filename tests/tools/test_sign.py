@@ -5,12 +5,15 @@ import ctypes
 import numpy as np
 import pytest
 from support import tiny
+from typer.testing import CliRunner
 
 import aotc
 from aotc.tools.sign import new_key, sign_bundle
-from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices import native
 from aotc.vmfb.errors import BundleError
+from aotc_cli.inspect import describe
+from aotc_cli.main import app
 
 pytest.importorskip("cryptography")
 pytestmark = pytest.mark.ir
@@ -117,3 +120,16 @@ def test_keys_are_not_replaced(keys):
     with pytest.raises(BundleError, match="a key is not replaced"):
         new_key(str(keys / "me"))
     assert (keys / "me").stat().st_mode & 0o077 == 0
+
+
+def test_inspect_says_who_signed(path, keys):
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    public = (keys / "me.pub").read_bytes()
+    facts = describe(open_bundle(str(path)), path.stat().st_size)
+    key = load_pem_public_key(public).public_bytes_raw()
+    assert facts["signed_by"] == key.hex()
+    assert f"  signed with {key.hex()}" in CliRunner().invoke(app, ["inspect", str(path)]).output
+    path.write_bytes(tiny.bundle())
+    assert describe(open_bundle(str(path)), path.stat().st_size)["signed_by"] is None
+    assert "signed with" not in CliRunner().invoke(app, ["inspect", str(path)]).output

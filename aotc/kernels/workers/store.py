@@ -7,6 +7,7 @@ read for the longest time goes first. Nothing here fails a compilation: a cache 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -83,7 +84,8 @@ def write(folder: str, key: str, data: bytes) -> None:
     if len(data) + _HEADER.size > most:
         return
     try:
-        private_folder(str(cache_directory()))
+        with suppress(FileExistsError):  # it is no folder, as is found next
+            private_folder(str(cache_directory()))
         home = _home()
         place = private_folder(os.path.join(home, folder))
         temporary = os.path.join(private_folder(os.path.join(home, _TEMPORARY)), "entry-")
@@ -92,10 +94,8 @@ def write(folder: str, key: str, data: bytes) -> None:
         _written[home] = _written.get(home, 0) + len(data)
         if _written[home] * SWEEP_SHARE > most or _age(os.path.join(home, _SWEPT)) > SWEEP_SECONDS:
             sweep(home, most)
-    except PermissionError as error:
+    except OSError as error:
         _refuse(error)
-    except OSError:
-        return
 
 
 def _home() -> str:
@@ -107,7 +107,10 @@ def _home() -> str:
         If it cannot be used, or not without danger; the user is told of danger.
     """
     home = str(cache_directory())
-    reason = not_private(os.stat(home))
+    info = os.stat(home)
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), home)
+    reason = not_private(info)
     if reason:
         error = PermissionError(f"{home} {reason}")
         _refuse(error)
@@ -118,12 +121,16 @@ def _home() -> str:
     return home
 
 
-def _refuse(error: PermissionError) -> None:
-    """Tell the user, once, that a folder is not used because others could put wrong code there."""
-    if error.errno is None and str(error) not in _told:  # one of ours, not the system's
-        _told.add(str(error))
-        hint = "chmod go-w it if all in it is yours, or set AOTC_CACHE_DIR to a folder of your own"
-        warnings.warn(f"the cache is not used: {error}\n  try: {hint}", AotcWarning, stacklevel=2)
+def _refuse(error: OSError) -> None:
+    """Tell the user, once, that others could put wrong code into a folder, or that the one they named is of no use."""
+    danger = isinstance(error, PermissionError) and error.errno is None  # one of ours, not the system's
+    if not danger and not os.environ.get("AOTC_CACHE_DIR"):
+        return  # who has no home, as in a container, did not ask for a cache
+    what = f"not used: {error}" if danger else f"not written to: {error}"
+    hint = ("chmod go-w it if all in it is yours, or " if danger else "") + "set AOTC_CACHE_DIR to a folder of your own"
+    if what not in _told:
+        _told.add(what)
+        warnings.warn(f"the cache is {what}\n  try: {hint}", AotcWarning, stacklevel=2)
 
 
 def _read(path: str, key: str) -> bytes | None:

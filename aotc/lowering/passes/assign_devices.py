@@ -44,7 +44,7 @@ def assign_devices(module: Module, options: Options) -> Module:
     functions = {name: _assigned(f, options) if f.public else f for name, f in module.functions.items()}
     transfers = [op for f in functions.values() for op in walk(f.body) if op.name == "transfer"]
     if 0 <= options.max_transfers < len(transfers):
-        message = f"{len(transfers)} transfers between devices, at most {options.max_transfers} are allowed"
+        message = f"transfers between devices: {len(transfers)}, at most {options.max_transfers} allowed"
         rows = [Finding(_described(op), op.loc) for op in transfers[: CompileError.LIMIT - 1]]
         raise CompileError([Finding(message, hint="allow more, or move affinities so that fewer are needed"), *rows])
     return module.with_functions(functions)

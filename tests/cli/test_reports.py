@@ -1,0 +1,63 @@
+"""What commands report: counts, times, signatures, what is missing."""
+
+import sys
+from importlib import metadata
+
+import pytest
+from support import tiny
+from typer.testing import CliRunner
+
+import aotc
+from aotc_cli import bench
+from aotc_cli.main import app
+from aotc_cli.sizes import count_text
+
+pytestmark = pytest.mark.ir
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """Path of the tiny bundle."""
+    path = tmp_path / "tiny.vmfb"
+    path.write_bytes(tiny.bundle())
+    return path
+
+
+def test_counts():
+    assert [count_text(n, "kernel") for n in (0, 1, 2, 1000)] == ["0 kernels", "1 kernel", "2 kernels", "1,000 kernels"]
+
+
+def test_bench_times_a_load_that_is_not_the_first(bundle, monkeypatch):
+    """The first load of a process imports modules for tens of milliseconds."""
+    events = []
+    load = aotc.load
+    monkeypatch.setattr(aotc, "load", lambda *a, **k: events.append("load") or load(*a, **k))
+    monkeypatch.setattr(bench, "perf_counter", lambda: float(events.append("clock") or len(events)))
+    bench._prepare(bundle, "", [], [], None)
+    assert events[:4] == ["load", "clock", "load", "clock"]
+
+
+def test_doctor_says_what_is_missing_and_of_the_cache(tmp_path, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    assert "MISSING numpy not installed (needed to run bundles)" in lines
+    assert "- numba not installed (needed to compile)" in lines
+    assert "- nvidia-nvjitlink not installed (needed only to compile for CUDA)" in lines
+    assert "- cryptography not installed (needed only for signatures)" in lines
+    assert "is no folder try: set AOTC_CACHE_DIR to a folder of your own" in " ".join(lines)
+
+
+def test_a_key_without_cryptography_is_no_fault_of_ours(tmp_path, monkeypatch):
+    for name in ("cryptography", "cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = CliRunner().invoke(app, ["sign", "--new-key", str(tmp_path / "k")])
+    assert isinstance(done.exception, aotc.BundleError)
+    assert "pip install 'aotc[sign]'" in str(done.exception)
+    assert not list(tmp_path.iterdir())
