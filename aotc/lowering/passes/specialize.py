@@ -35,7 +35,7 @@ def specialize(module: Module, options: Options) -> Module:
     known = {s.name for f in entries for s in _parameter_symbols(f)}
     for name, sizes in sizes_of.items():
         if name not in known:
-            hint = f"its dims: {', '.join(sorted(known))}" if known else "no specialize: all sizes of the model are fixed"
+            hint = f"its dims: {', '.join(sorted(known))}" if known else "none: all its sizes are fixed"
             raise CompileError.at(entries[0].loc, f"specialize: no dim is called {name}", hint=hint)
         if any(n < 0 for n in sizes):
             raise CompileError.at(entries[0].loc, f"specialize: {name} has sizes {sizes}, expected integers from 0 on")
