@@ -17,6 +17,9 @@ class Bound:
 _OVERFLOW = "the four products of parts may overflow where their sums do not; XLA's overflow too"
 _PHASE = "the rounding of the phase grows with abs(b log a), here to 700"
 
+_EXPANSION = "jaxlib's expansion of the op, the same as XLA's"
+_CUT = f"{_EXPANSION}: it has one side of its cuts, and infinities next to poles"
+
 BOUNDS: dict[tuple[str, str], Bound] = {
     ("", "f"): Bound(2),
     ("", "c"): Bound(3),
@@ -24,6 +27,13 @@ BOUNDS: dict[tuple[str, str], Bound] = {
     ("tanh", "f64"): Bound(3, "the quotient of two rounded terms"),
     ("erf", "f32"): Bound(6, "a rational function evaluated in 32 bits, the same as XLA's"),
     ("mul", "c"): Bound(math.inf, _OVERFLOW),
+    ("acosh", "f32"): Bound(3, _EXPANSION),
+    ("acosh", "f64"): Bound(3, _EXPANSION),
+    ("bessel_i1e", "f32"): Bound(6, _EXPANSION),
+    ("bessel_i1e", "f64"): Bound(6, _EXPANSION),
+    ("digamma", "f32"): Bound(math.inf, f"{_EXPANSION}: digits go next to its zeros"),
+    ("digamma", "f64"): Bound(math.inf, f"{_EXPANSION}: digits go next to its zeros"),
+    **{(name, "c"): Bound(math.inf, _CUT) for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh")},
     ("pow", "c128"): Bound(1100, _PHASE),
 }
 """By (op, dtype), else by (op, kind), else by the kind of the dtype alone."""

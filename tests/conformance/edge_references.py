@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,11 @@ OPERATIONS: tuple[Operation, ...] = (
         ("sqrt", "sqrt"), ("rsqrt", "rsqrt"), ("sin", "sine"), ("cos", "cosine"), ("tan", "tan"), ("tanh", "tanh"),
         ("logistic", "logistic"))),
     _hlo("cbrt", "cbrt", FLOAT),
-    *(_op(name, f"chlo.{name}", 1, FLOAT) for name in ("erf", "erfc", "erf_inv", "lgamma")),
+    *(_op(name, f"chlo.{name}", 1, FLOAT) for name in ("erf", "erfc", "erf_inv", "lgamma", "digamma")),
+    *(_op(name, f"chlo.{name}", 1, FLOAT + COMPLEX) for name in (
+        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "square", "conj")),
+    _op("bessel_i1e", "chlo.bessel_i1e", 1, FLOAT[:4]),
+    *(_op(name, f"chlo.{name}", 1, FLOAT, result="bool") for name in ("is_inf", "is_pos_inf", "is_neg_inf")),
     *(_hlo(name, spelling, FLOAT) for name, spelling in (
         ("floor", "floor"), ("ceil", "ceil"), ("round_even", "round_nearest_even"),
         ("round_afz", "round_nearest_afz"))),
@@ -119,8 +124,9 @@ def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 EXACT: dict[str, Callable[..., np.ndarray]] = {
     "compare_EQ": np.equal, "compare_NE": np.not_equal, "compare_LT": np.less, "compare_LE": np.less_equal,
     "compare_GT": np.greater, "compare_GE": np.greater_equal, "is_finite": np.isfinite, "real": np.real,
-    "imag": np.imag, "neg": np.negative, "complex": _pairs,
-    "next_after": np.nextafter,
+    "imag": np.imag, "neg": np.negative, "complex": _pairs, "conj": np.conjugate,
+    "next_after": np.nextafter, "is_inf": np.isinf, "is_pos_inf": lambda x: x == np.inf,
+    "is_neg_inf": lambda x: x == -np.inf,
 }  # fmt: skip
 """Ops whose results are bits, not rounded numbers; XLA takes subnormals for zeros in them."""
 
@@ -157,6 +163,27 @@ def _lgamma(x: Any) -> Any:
     return mpmath.log(abs(mpmath.gamma(x))) if x < 200 else mpmath.loggamma(x)
 
 
+def _digamma(x: Any) -> Any:
+    if mpmath.isnan(x) or (x <= 0 and (mpmath.isinf(x) or x == mpmath.floor(x))):
+        return float("nan")
+    return mpmath.log(x) - 1 / (2 * x) if x > 1e15 else mpmath.digamma(x)
+
+
+def _bessel_i1e(x: Any) -> Any:
+    if abs(x) > 1e6:  # mpmath's sums do not end here; the next term of this one is x**-3
+        return mpmath.sign(x) / mpmath.sqrt(2 * mpmath.pi * abs(x)) * (1 - 3 / (8 * abs(x)) - 15 / (128 * x * x))
+    return mpmath.besseli(1, x) * mpmath.exp(-abs(x))
+
+
+def _within(function: Callable[[Any], Any], low: float, high: float) -> Callable[[Any], Any]:
+    """Return ``function`` without the complex values that mpmath has outside of the domain."""
+    return lambda x: function(x) if low <= x <= high else float("nan")
+
+
+def _atanh(x: Any) -> Any:
+    return float("inf") * float(x) if abs(x) == 1 else mpmath.atanh(x)
+
+
 def _erf_inv(x: Any) -> Any:
     if not abs(x) <= 1:
         return float("nan")
@@ -170,7 +197,11 @@ REAL: dict[str, Callable[..., np.ndarray]] = {
     "erf_inv": _by_mpmath(_erf_inv), "lgamma": _by_mpmath(_lgamma), "floor": np.floor, "ceil": np.ceil,
     "round_even": np.rint, "round_afz": _rounded_away, "abs": np.abs, "sign": _sign, "add": np.add,
     "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod, "pow": np.power, "max": np.maximum,
-    "min": np.minimum, "atan2": np.arctan2,
+    "min": np.minimum, "atan2": np.arctan2, "acos": _by_mpmath(_within(mpmath.acos, -1, 1)),
+    "acosh": _by_mpmath(_within(mpmath.acosh, 1, math.inf)), "asin": _by_mpmath(_within(mpmath.asin, -1, 1)),
+    "asinh": _by_mpmath(mpmath.asinh), "atan": _by_mpmath(mpmath.atan), "atanh": _by_mpmath(_within(_atanh, -1, 1)),
+    "cosh": np.cosh, "sinh": np.sinh, "square": np.square, "digamma": _by_mpmath(_digamma),
+    "bessel_i1e": _by_mpmath(_bessel_i1e),
 }  # fmt: skip
 
 _MP: dict[str, Callable[..., Any]] = {
@@ -178,12 +209,14 @@ _MP: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda z: 1 / mpmath.sqrt(z), "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan,
     "tanh": mpmath.tanh, "logistic": lambda z: 1 / (1 + mpmath.exp(-z)), "abs": abs, "sign": lambda z: z / abs(z),
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-    "pow": mpmath.power,
+    "pow": mpmath.power, "cosh": mpmath.cosh, "sinh": mpmath.sinh, "square": lambda z: z * z, "acos": mpmath.acos,
+    "acosh": mpmath.acosh, "asin": mpmath.asin, "asinh": mpmath.asinh, "atan": mpmath.atan, "atanh": mpmath.atanh,
 }  # fmt: skip
 # C's functions, for complex numbers that are not finite, where mpmath has no value.
 _C: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan, "tanh": np.tanh,
-    "abs": np.abs, "add": np.add, "sub": np.subtract,
+    "abs": np.abs, "add": np.add, "sub": np.subtract, "cosh": np.cosh, "sinh": np.sinh, "acos": np.arccos,
+    "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan, "atanh": np.arctanh,
 }  # fmt: skip
 
 
@@ -216,6 +249,13 @@ def counts(operation: Operation, args: list[np.ndarray]) -> np.ndarray:
         return (np.abs(logarithm) < _PHASE) & (logarithm.real < top)
 
 
+_CUTS = frozenset(("acos", "acosh", "asin", "asinh", "atan", "atanh"))
+
+
+def _beside(part: Any) -> Any:
+    return mpmath.mpf(float(part)) if part else mpmath.mpf("1e-4000") * (-1 if np.signbit(part) else 1)
+
+
 def _complex(name: str, xs: Sequence[Any]) -> tuple[Any, Any]:
     """Return the parts of a value: by mpmath, of arguments that are not finite by C; NaN where neither has one."""
     if not all(np.isfinite(x) for x in xs) or (name == "log" and xs[0] == 0):
@@ -223,10 +263,14 @@ def _complex(name: str, xs: Sequence[Any]) -> tuple[Any, Any]:
         return _NOTHING if value is None else (value.real, value.imag)
     if name == "pow" and xs[0] == 0 and xs[1].real > 0:
         return LONG(0), LONG(0)
+    if name in ("atan", "atanh") and abs(xs[0]) == 1 and 0 in (xs[0].real, xs[0].imag):  # poles, some of them
+        return _NOTHING
     # mpmath has no -0: below a cut it is the conjugate of what lies above
     below = any(np.signbit(x.imag) and x.imag == 0 for x in xs) and all(x.imag <= 0 for x in xs)
     with mpmath.workdps(DIGITS):
         numbers = [mpmath.mpc(float(x.real), -float(x.imag) if below else float(x.imag)) for x in xs]
+        if name in _CUTS:  # along both axes: a step to the side of the zero's sign
+            below, numbers = False, [mpmath.mpc(_beside(x.real), _beside(x.imag)) for x in xs]
         try:
             value = mpmath.mpc(_MP[name](*numbers))
         except (ZeroDivisionError, ValueError, OverflowError):

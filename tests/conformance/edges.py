@@ -209,6 +209,7 @@ Written by `PYTHONPATH=tests python -m conformance.edges` (jax {jax}): the large
 infinities, NaN, zeros, subnormals, extremes, and numbers next to where functions vanish, overflow or branch, and pairs
 of them, in units in the last place against long double and mpmath (`inf`: a NaN or an infinity where there is
 none, or the reverse). `tests/whole/test_edges.py` holds aotc to the bounds of `tests/conformance/edge_bounds.py`.
+Floats of 8 bits and fewer, here two, are in `tests/kernels/test_small_floats.py` all, every code and every pair.
 Integers are equal to XLA's (powers, where XLA looks at few bits of the exponent, to Python's), comparisons and other
 bits to NumPy's. Complex arguments that are not finite are not in the largest errors: there C's functions and XLA
 differ, and the last column counts results that are neither's. Of complex powers those count that are in range and whose
@@ -235,8 +236,10 @@ def main() -> None:
     """Measure every case and write the page."""
     from pathlib import Path
 
+    from conformance.edge_conversions import section
+
     found = {case.name: (case, measure(case)) for case in cases() if DTYPES[case.dtype].kind in "fc"}
-    (Path(__file__).parents[2] / "docs" / "edges.md").write_text(table(found))
+    (Path(__file__).parents[2] / "docs" / "edges.md").write_text(table(found) + section())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ place of XLA's, or are no farther from the same program in float64 than XLA is, 
 `tests/conformance/agreement.py` gives for sums, factorizations and iterations.
 
 Elementwise ops on edge values (`tests/whole/test_edges.py`; a run of all of it has them in rows `edges.*`) are judged
-by long double and mpmath within the bounds of `tests/conformance/edge_bounds.py`, not by XLA: [edges.md](edges.md).
+by long double and mpmath within the bounds of `tests/conformance/edge_bounds.py`, not by XLA, conversions, `clamp` and
+`select` (`tests/whole/test_edge_conversions.py`) by exact arithmetic: [edges.md](edges.md).
 
 StableHLO's own test data (`stablehlo/testdata`, XLA's results of the time) wants 3 units in each part of a complex
 number. `power` and `sine` of c64 do not hold that and are judged by mpmath (`tests/whole/test_testdata.py`): of

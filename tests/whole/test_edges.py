@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("numba")
 pytest.importorskip("mpmath")
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from conformance.edges import bound_of, cases, measure, run_xla
 
@@ -33,6 +35,25 @@ def test_edge_values(case, request, record_property):
     record_property("worst", found.own)
     problem = f"{case.name} of {found.where} is {found.got}, expected {found.want}: {found.own:.4g} ulp"
     assert found.own <= bound_of(case).ulp, f"{problem}; {found.count} such"
+
+
+@pytest.mark.parametrize(("name", "want"), [("cosh", np.cosh), ("sinh", np.sinh), ("square", np.square)])
+def test_functions_that_jax_writes_with_an_expansion_are_as_good_as_ops(name, want):
+    x = np.array([700.0, -700.0, 12.5, 3.0, 1e-3, -0.0])
+    with jax.enable_x64(True):
+        (got,) = aotc.load(aotc.compile(getattr(jnp, name), x)).invoke("main", x)
+    exact = want(x.astype(np.longdouble))
+    assert np.all(np.abs(got - exact) <= 2 * np.spacing(np.abs(exact.astype(np.float64))))
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(exact))
+
+
+def test_the_square_of_a_large_complex_number_is_finite_in_its_zero_part():
+    x = np.array([complex(3e38, 3e38)], np.complex64)
+    text = "func.func @main(%a: tensor<1xcomplex<f32>>) -> tensor<1xcomplex<f32>> {\n"
+    text += "%0 = chlo.square %a : tensor<1xcomplex<f32>> -> tensor<1xcomplex<f32>>\n"
+    (got,) = aotc.load(aotc.compile(text + "return %0 : tensor<1xcomplex<f32>>\n}")).invoke("main", x)
+    assert got[0].real == 0
+    assert got[0].imag == np.inf
 
 
 FORMATS = ((5, 10), (5, 9), (5, 4), (5, 2), (5, 0), (8, 7), (6, 4), (11, 0), (4, 10), (4, 3), (2, 1), (8, 23))

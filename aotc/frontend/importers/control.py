@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.calls.custom import import_custom_call
-from aotc.frontend.importers.elementwise import CHLO
+from aotc.frontend.importers.elementwise import COMPOSITES
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
@@ -129,8 +129,8 @@ def _composite(state: State, op: Any) -> None:
     attributes = op.attributes.get("composite_attributes", {})
     if name == "chlo.top_k" and "k" in attributes:
         state.bind(op, state.emit("top_k", state.operands(op), {"k": attributes["k"].value}))
-    elif name in CHLO:
-        state.bind(op, [state.one(CHLO[name], state.operands(op))])
+    elif name in COMPOSITES:
+        COMPOSITES[name](state, op)
     else:
         call_function(state, op, op.attributes["decomposition"].value)
 

@@ -11,7 +11,7 @@ from aotc.frontend.constants import elements
 from aotc.frontend.requirements import with_shape
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset import SCALARS
-from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor_ir import TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -95,9 +95,61 @@ def _constant(state: State, op: Any) -> None:
     state.bind(op, [state.constant(array, t)])
 
 
+def _parts(state: State, z: Value) -> tuple[Value, Value]:
+    return state.one("real", [z]), state.one("imag", [z])
+
+
 def _square(state: State, op: Any) -> None:
     (x,) = state.operands(op)
-    state.bind(op, [state.one("mul", [x, x])])
+    if kind_of(x.type.dtype) != "c":
+        return state.bind(op, [state.one("mul", [x, x])])
+    a, b = _parts(state, x)  # their squares may overflow one by one
+    ab, size = state.one("mul", [a, b]), [state.one("abs", [v]) for v in (a, b)]
+    product = state.one("mul", [state.one("sub", [a, b]), state.one("add", [a, b])])
+    zero = state.constant(np.zeros((), to_numpy(a.type.dtype)), a.type)
+    real = state.one("select", [state.one("eq", size), zero, product])
+    state.bind(op, [state.one("complex", [real, state.one("add", [ab, ab])])])
+
+
+def _hyperbolic(name: str) -> Importer:
+    """Import ``chlo.cosh`` or ``chlo.sinh``; jaxlib's ``exp(x + log(1/2))`` loses as many digits as ``x`` has.
+
+    The square of ``exp(|x| / 2)`` overflows where the result does. Of complex numbers ``cosh z = cos iz`` and
+    ``sinh z = -i sin iz``.
+    """
+    is_cosh = name == "cosh"
+
+    def importer(state: State, op: Any) -> None:
+        (x,) = state.operands(op)
+        if kind_of(x.type.dtype) == "c":
+            a, b = _parts(state, x)
+            turned = state.one("complex", [state.one("neg", [b]), a])
+            value = state.one("cos" if is_cosh else "sin", [turned])
+            if not is_cosh:
+                real, imag = _parts(state, value)
+                value = state.one("complex", [imag, state.one("neg", [real])])
+            return state.bind(op, [value])
+        wide = x if DTYPES[x.type.dtype].bits >= 32 else state.convert(x, "f32")
+        state.bind(op, [state.convert(_hyperbolic_of(state, wide, is_cosh), x.type.dtype)])
+
+    return importer
+
+
+def _hyperbolic_of(state: State, x: Value, is_cosh: bool) -> Value:
+    number = lambda v: state.constant(np.array(v, to_numpy(x.type.dtype)), x.type)
+    size = state.one("abs", [x])
+    root = state.one("exp", [state.one("mul", [size, number(0.5)])])
+    large = state.one("mul", [state.one("mul", [root, number(0.5)]), root])
+    small = state.one("div", [number(0.25), large])
+    if is_cosh:
+        return state.one("add", [large, small])
+    near = state.one("expm1", [size])  # large and small cancel where x is small; beyond this it may overflow
+    sum_ = state.one("add", [near, state.one("div", [near, state.one("add", [near, number(1)])])])
+    is_large = state.one("gt", [size, number(10)])
+    value = state.one(
+        "select", [is_large, state.one("sub", [large, small]), state.one("mul", [sum_, number(0.5)])]
+    )
+    return state.one("mul", [value, state.one("sign", [x])])
 
 
 def _is_infinite(name: str) -> Importer:
@@ -112,9 +164,17 @@ def _is_infinite(name: str) -> Importer:
     return importer
 
 
-ELEMENTWISE: dict[str, Importer] = {
-    **{name: _direct(ours) for name, ours in (DIRECT | CHLO).items()},
+COMPOSITES: dict[str, Importer] = {
+    **{name: _direct(ours) for name, ours in CHLO.items()},
     **{f"chlo.{name}": _is_infinite(name) for name in ("is_inf", "is_pos_inf", "is_neg_inf")},
+    **{f"chlo.{name}": _hyperbolic(name) for name in ("cosh", "sinh")},
+    "chlo.square": _square,
+}
+"""Ops of CHLO, which ``jax.export`` writes as ``stablehlo.composite`` of their names."""
+
+ELEMENTWISE: dict[str, Importer] = {
+    **{name: _direct(ours) for name, ours in DIRECT.items()},
+    **COMPOSITES,
     "stablehlo.compare": _compare,
     "stablehlo.select": _select,
     "stablehlo.clamp": _clamp,
@@ -124,5 +184,4 @@ ELEMENTWISE: dict[str, Importer] = {
     "stablehlo.constant": _constant,
     "chlo.constant": _constant,
     "sdy.constant": _constant,
-    "chlo.square": _square,
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aotc.ir.opset.spec import round_small
+from aotc.ir.opset.spec import cast
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -174,6 +174,17 @@ def _ordered(pick_first: Callable[[Array, Array], Array], real: Callable[[Array,
     return call
 
 
+def _maximum(a: Array, b: Array) -> Array:
+    """Return the larger, of zeros +0 before -0, which NumPy leaves open."""
+    found = np.maximum(a, b)
+    return np.where((a == 0) & (b == 0), a + b, found) if found.dtype.kind == "f" else found
+
+
+def _minimum(a: Array, b: Array) -> Array:
+    found = np.minimum(a, b)
+    return np.where((a == 0) & (b == 0), -(-a - b), found) if found.dtype.kind == "f" else found
+
+
 def _atan2(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.arctan2(a, b)
@@ -226,7 +237,7 @@ def convert(x: Array, dtype: str) -> Array:
     numpy_type = to_numpy(dtype)
     with np.errstate(all="ignore"):
         if target.kind == "b":
-            return np.asarray(x.astype(np.float32) != 0 if source.kind == "f" else x.real != 0)
+            return np.asarray(x.astype(np.float64) != 0 if source.kind == "f" else x.real != 0)
         if source.kind == "c" and target.kind != "c":
             return convert(np.asarray(x.real), dtype)
         if source.kind == "f" and target.kind in "iu":
@@ -235,9 +246,7 @@ def convert(x: Array, dtype: str) -> Array:
             return _wrap_small(x.astype(np.int64), target.kind == "i", target.bits).astype(numpy_type)
         if source.bits < 8 and source.kind in "iu":
             x = x.astype(np.int8 if source.kind == "i" else np.uint8)
-        if dtype in SMALL_FLOATS and source.name != dtype:
-            return round_small(x, dtype)
-        return np.asarray(x.astype(numpy_type))
+        return cast(x, dtype)
 
 
 def _saturate(x: Array, signed: bool, bits: int) -> Array:
@@ -329,9 +338,9 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR),
     ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR),
     ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR),
-    ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, np.maximum),
+    ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
               on_bool="or", neutral="lowest", accumulates=True, tolerance=0),
-    ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, np.minimum),
+    ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
               on_bool="and", neutral="largest", accumulates=True, tolerance=0),
     ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, neutral="ones"),

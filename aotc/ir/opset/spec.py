@@ -232,18 +232,31 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(all="ignore"):
         if dtype in SMALL_FLOATS:
             return round_small(np.asarray(array), dtype)
+        if dtype == "bf16":
+            return np.asarray(_to_odd_f32(np.asarray(array)).astype(wanted))
         return np.asarray(array).astype(wanted)
 
 
 def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
     """Return ``x`` rounded once to a float of fewer than 16 bits.
 
-    ml_dtypes rounds f64 and integers to f32 on the way, and does not convert between all of its types:
-    the step over f32 is made here, to odd, which leaves the second rounding right (S. Boldo and
-    G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
-    odd", 2008). NaN becomes the format's NaN; where it has none, -0.
+    ml_dtypes does not convert between all of its types: the step over f32 is made here. NaN becomes the
+    format's NaN; where it has none, -0.
     """
     wanted, row = to_numpy(dtype), SMALL_FLOATS[dtype]
+    x = _to_odd_f32(x)
+    rounded = x.astype(wanted)
+    if row.special == "finite":
+        rounded = np.where(np.isnan(x), np.uint8(row.nan), rounded.view(np.uint8)).astype(np.uint8).view(wanted)
+    return np.asarray(rounded)
+
+
+def _to_odd_f32(x: np.ndarray) -> np.ndarray:
+    """Return ``x`` as f32 so that a further rounding is right; of complex numbers the real parts.
+
+    ml_dtypes rounds f64 and integers to nearest on this way; to odd leaves the second rounding right (S. Boldo
+    and G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+    """
     if x.dtype.kind == "c":
         x = x.real
     if x.dtype.kind in "iuf" and x.dtype.itemsize >= 4 and x.dtype != np.float32:
@@ -251,11 +264,7 @@ def round_small(x: np.ndarray, dtype: str) -> np.ndarray:
         exact = np.longdouble(near)
         bits = np.asarray(near).view(np.uint32) - (np.abs(exact) > np.abs(np.longdouble(x))).astype(np.uint32)
         x = np.asarray(bits | (exact != np.longdouble(x)).astype(np.uint32)).view(np.float32)
-    x = np.asarray(x.astype(np.float32))
-    rounded = x.astype(wanted)
-    if row.special == "finite":
-        rounded = np.where(np.isnan(x), np.uint8(row.nan), rounded.view(np.uint8)).astype(np.uint8).view(wanted)
-    return np.asarray(rounded)
+    return np.asarray(x.astype(np.float32))
 
 
 def table(*specs: OpSpec) -> dict[str, OpSpec]:

@@ -142,7 +142,8 @@ def _wide_int_to_short(builder: ir.IRBuilder, value: ir.Value, source: DType, to
     if source.bits == 64:
         sticky = ir.Constant(value.type, (1 << 24) - 1)
         low = builder.and_(value, sticky)
-        odd = builder.zext(builder.icmp_unsigned("!=", low, ir.Constant(value.type, 0)), value.type)
+        inexact = builder.zext(builder.icmp_unsigned("!=", low, ir.Constant(value.type, 0)), value.type)
+        odd = builder.shl(inexact, ir.Constant(value.type, 23))  # the highest of them: f64 would round a lower one off
         short = builder.or_(builder.and_(value, builder.not_(sticky)), odd)
         top = builder.ashr if source.kind == "i" else builder.lshr
         high = top(value, ir.Constant(value.type, 53 - 1))

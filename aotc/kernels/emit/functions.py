@@ -6,27 +6,21 @@ kernel that uses ``exp`` ten times is ten calls until LLVM inlines them.
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.opset.elementwise import exponent_bits_rounded
+from aotc.ir.opset.spec import cast
 from aotc.kernels.formulas import math as formulas
 from aotc.kernels.formulas.llvm_values import ScalarValue, suffix
 from aotc.kernels.formulas.rare import FullAlgebra
 from aotc.kernels.llvm_types import F32, Register
 
-_NARROW = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
-
 
 def rounded(value: float, dtype: str) -> float:
     """Return ``value`` rounded to a value of float dtype ``dtype``."""
-    kind = _NARROW.get(dtype)
-    if kind is None:
-        return value
-    with np.errstate(all="ignore"):
-        return float(np.asarray(value, np.float64).astype(kind))
+    return float(cast(np.asarray(value, np.float64), dtype))
 
 
 def call(builder: ir.IRBuilder, fn: str, args: list[ir.Value]) -> ir.Value:

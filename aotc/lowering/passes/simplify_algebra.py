@@ -15,6 +15,7 @@ from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import EXACT_EXPONENT
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}
 
@@ -170,7 +171,7 @@ def _is_lossless(source: str, wide: str) -> bool:
     """Does every ``source`` survive as ``wide``, so that a further convert sees the same number?"""
     a, w = DTYPES[source], DTYPES[wide]
     if a.kind == "b":
-        return True
+        return wide not in SMALL_FLOATS or SMALL_FLOATS[wide].special != "power"  # powers of two have no 0
     if a.kind == "f":
         exact = a.name in _MANTISSA and w.name in _MANTISSA and _MANTISSA[a.name] <= _MANTISSA[w.name]
         return exact and (a.name, w.name) not in (("bf16", "f16"), ("f16", "bf16"))
