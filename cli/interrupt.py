@@ -6,16 +6,24 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 INTERRUPTED = 128 + signal.SIGINT
 _AGAIN_SECONDS = 0.01
 
 
-def take_interrupts() -> None:
-    """Have an interrupt come again where it is lost; this is the program's own process."""
+@contextmanager
+def interrupts_come_again() -> Iterator[None]:
+    """Within this block, an interrupt that is lost comes again, unless the process takes them in its own way."""
+    before = sys.unraisablehook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         sys.unraisablehook = _come_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def end_interrupted() -> NoReturn:

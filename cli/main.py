@@ -18,7 +18,7 @@ import typer
 
 from aotc import __version__
 from aotc_cli import bench, check, compile, doctor, dump, explain, inspect, lint, run, sign, targets, upgrade, verify
-from aotc_cli.interrupt import INTERRUPTED, end_interrupted, take_interrupts
+from aotc_cli.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
 
@@ -91,9 +91,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
-    take_interrupts()
     try:
-        app()
+        with interrupts_come_again():
+            app()
     except KeyboardInterrupt:
         end_interrupted()
     except SystemExit as end:  # typer makes this of an interrupt, without a word

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("numba")
 
-from aotc_cli import interrupt
+from aotc_cli import interrupt, main
 
 pytestmark = pytest.mark.cpu
 
@@ -88,12 +88,11 @@ def interrupt_once():
 
 
 @pytest.fixture
-def interrupts(monkeypatch):
+def interrupts():
     """The handlers of the ``aotc`` command; those of the tests' process come back."""
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupt.take_interrupts()
-    yield
+    with interrupt.interrupts_come_again():
+        yield
     signal.signal(signal.SIGINT, before)
 
 
@@ -128,6 +127,14 @@ def test_an_interrupt_is_not_lost_in_a_callback_of_a_weak_reference(interrupts):
         del watched
         time.sleep(60)
     assert reference() is None
+
+
+def test_a_process_that_ran_a_command_has_its_own_hook_again(monkeypatch):
+    before = sys.unraisablehook
+    monkeypatch.setattr(sys, "argv", ["aotc", "--version"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert sys.unraisablehook is before
 
 
 def test_what_else_is_lost_is_still_printed(interrupts, capsys):
