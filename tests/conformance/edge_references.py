@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import mpmath
 import numpy as np
 
@@ -164,6 +165,8 @@ def _lgamma(x: Any) -> Any:
 
 
 def _digamma(x: Any) -> Any:
+    if x == 0:
+        return float(jax.lax.digamma(0.0))  # NaN, or an infinity in later versions of jaxlib
     if mpmath.isnan(x) or (x <= 0 and (mpmath.isinf(x) or x == mpmath.floor(x))):
         return float("nan")
     return mpmath.log(x) - 1 / (2 * x) if x > 1e15 else mpmath.digamma(x)

@@ -50,7 +50,7 @@ def rows(reports: Iterable[Any]) -> dict[str, Row]:
     """Count pytest's reports by group."""
     table: dict[str, Row] = defaultdict(Row)
     for report in reports:
-        properties = dict(report.user_properties)
+        properties = dict(getattr(report, "user_properties", ()))  # a module that is skipped whole has none
         if report.when != "call" or "group" not in properties:
             continue
         row = table[properties["group"]]

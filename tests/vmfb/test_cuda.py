@@ -4,16 +4,22 @@ Without a GPU, kernels are compiled to cubins but run as the Python of their loo
 by the real CUDA device on a simulated GPU; with one, everything runs on it.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
 from support.growing import GROWING, check_growing
+from support.scalar_kernels import one_kernel
 from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import install
 
 import aotc
+from aotc.ir.opset import SCALARS
+from aotc.kernels.cuda import compile as compile_cuda
+from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.dtypes import DTYPES, to_numpy
@@ -218,6 +224,14 @@ def test_cubins_hold_their_kernels(architecture):
         assert image[:4] == b"\x7fELF"
         assert int.from_bytes(image[18:20], "little") == EM_CUDA
         assert b".text." + kernel["symbol"].encode() in image
+
+
+@sim
+@pytest.mark.parametrize("op", ["shl", "shr_logic"])
+def test_a_shift_looks_at_all_bits_of_its_distance(op):
+    """PTX takes 32 of them, and LLVM forgets the rest if it can."""
+    kernel = one_kernel(op, "u64", [(SCALARS[op], "u64")], 8)
+    assert re.search(r"setp\.\w+\.[su]64 .*, 6[34];", compile_cuda.ptx(kernel, TARGETS["cuda:sm_90"]))
 
 
 @sim

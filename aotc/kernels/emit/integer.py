@@ -54,7 +54,8 @@ def _shift(name: str) -> Callable[[str], Emit]:
         if name == "ashr":
             last = ir.Constant(x.type, x.type.width - 1)
             return b.ashr(x, b.select(fits, by, last))
-        inside = b.select(fits, by, ir.Constant(x.type, 0))
+        # Not a select, which LLVM drops; for NVPTX it then takes the shift for one of PTX, by the low half of `by`.
+        inside = b.and_(by, ir.Constant(x.type, x.type.width - 1))
         return b.select(fits, getattr(b, name)(x, inside), ir.Constant(x.type, 0))
 
     return lambda kind: emit
