@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
+from vmfb.simulated_gpu import install
 
 import aotc
+from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.errors import VmError
 
 pytestmark = pytest.mark.cpu
@@ -68,17 +70,43 @@ def donating(function, count):
     return jax.jit(function, donate_argnums=tuple(range(count)))
 
 
-def compiled(function, arguments, **flags):
+def bundle_of(function, arguments, **flags):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # JAX's, of buffers that XLA cannot use
-        return aotc.load(aotc.compile(donating(function, len(arguments)), *arguments, verify_each=True, **flags))
+        return aotc.compile(donating(function, len(arguments)), *arguments, verify_each=True, **flags)
+
+
+def compiled(function, arguments, **flags):
+    return aotc.load(bundle_of(function, arguments, **flags))
 
 
 @pytest.mark.parametrize("level", range(4))
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_without_donation(name, level):
+    check_results(name, level, compiled(*PROGRAMS[name][:2], opt_level=level))
+
+
+@pytest.mark.cudasim
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_on_a_simulated_gpu(name, monkeypatch):
+    pytest.importorskip("cuda.bindings.nvjitlink")
+    data = bundle_of(*PROGRAMS[name][:2], target="cuda:sm_90")
+    install(monkeypatch, data)
+    check_results(name, 2, aotc.load(data))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(bool(cuda_driver.missing()), reason="no GPU")
+@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_on_a_gpu(name, level):
+    data = bundle_of(*PROGRAMS[name][:2], target="cuda:sm_90", opt_level=level)
+    check_results(name, level, aotc.load(data, devices="cuda"))
+
+
+def check_results(name, level, module):
+    """Compare what a module of one of the programs returns, in each way of giving memory, with JAX."""
     function, arguments, given = PROGRAMS[name]
-    module = compiled(function, arguments, opt_level=level)
     expected = jax.tree.leaves(jax.jit(function)(*arguments))
     if given is not None and level == 2:
         assert [a["donated"] for a in module.main.signature.arguments] == given
