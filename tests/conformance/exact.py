@@ -1,4 +1,4 @@
-"""Elementwise functions of 64-bit floats with many digits, by mpmath: what XLA and aotc are both measured with."""
+"""Functions of 64-bit floats with more digits, by mpmath or in long double: XLA and aotc are both measured with them."""
 
 from __future__ import annotations
 
@@ -56,14 +56,28 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def run_exact(group: str, args: list[np.ndarray], out: np.ndarray) -> list[np.ndarray] | None:
     """Return the results of an elementwise function rounded from :data:`DIGITS` digits, or None for others.
 
-    Where mpmath has no value (poles, arguments outside the domain) the given result ``out`` stands.
+    Where mpmath has no value (poles, arguments outside the domain) the given result ``out`` stands. A Cholesky factor
+    is one of long double.
     """
+    if group == "cholesky" and out.dtype.itemsize >= np.dtype("c16" if out.dtype.kind == "c" else "f8").itemsize:
+        return [_cholesky(args[0]).astype(out.dtype)]
     function = FUNCTIONS.get(group)
     if function is None or not args or any(a.dtype.kind not in "fc" for a in args):
         return None
     full = [np.broadcast_to(a, out.shape).ravel() for a in args]
     values = [_value(function, xs, own) for *xs, own in zip(*full, out.ravel(), strict=True)]
     return [np.array(values, out.dtype).reshape(out.shape)]
+
+
+def _cholesky(matrices: np.ndarray) -> np.ndarray:
+    """Return the lower factors by columns: Golub and Van Loan, "Matrix Computations", 4.2."""
+    wide = matrices.astype(np.clongdouble if matrices.dtype.kind == "c" else np.longdouble)
+    lower = np.zeros_like(wide)
+    for n in range(wide.shape[-1]):
+        done = lower[..., n:, :n] @ lower[..., n, :n, None].conj()
+        column = wide[..., n:, n] - done[..., 0]
+        lower[..., n:, n] = column / np.sqrt(column[..., :1].real)
+    return lower
 
 
 def _value(function: Callable[..., Any], xs: list[Any], own: Any) -> Any:
