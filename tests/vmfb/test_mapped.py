@@ -90,7 +90,7 @@ def test_devices_are_no_bundles(place, copy):
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_external_weights_are_copied_with_the_bundle(tmp_path, copy):
-    from test_bundle import grown, with_external
+    from test_external_weights import grown, with_external
 
     module = aotc.load(with_external(tmp_path), copy=copy)
     os.truncate(tmp_path / "w.safetensors", 8)

@@ -67,10 +67,11 @@ def test_ops_that_no_row_has(part, count):
     assert not wrong, wrong
 
 
-# Of no size, or of sizes that are always known.
+# Of no size, of sizes that are always known, or called elsewhere.
 NOT_OF_UNKNOWN_SIZE = {
     "custom_call": "a function of the user's, which gets the sizes: it demands what it likes",
     "fail": "of checks in callbacks: a scalar",
+    "transfer": "of devices, which the reference does not know: tests/lowering/test_devices.py, symbolic sizes",
 }
 
 
