@@ -1,4 +1,4 @@
-"""Functions of 64-bit floats with more digits, by mpmath or in long double: XLA and aotc are both measured with them."""
+"""Functions of 64-bit floats with more digits, by mpmath or in long double, to measure XLA and aotc with."""
 
 from __future__ import annotations
 
