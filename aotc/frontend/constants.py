@@ -1,4 +1,4 @@
-"""Elements of MLIR constants as NumPy arrays, read as raw bytes, never as text."""
+"""Elements of MLIR constants as NumPy arrays, read as raw bytes where the bindings give them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
+_ALIGNMENT_BYTES = 4
+
 
 def elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
@@ -24,18 +26,16 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
     Raises
     ------
     ValueError
-        If the attribute is of a kind that holds no readable elements.
+        If it is a resource that is not in the file, or of another size.
     """
     dtype, shape = to_numpy(t.dtype), sizes(t)
+    attribute = op.attributes["value"]
     if kind_of(t.dtype) == "c":
         return _complex(op, t, dtype)
-    attribute = op.attributes["value"]
-    if isinstance(attribute, ir.DenseResourceElementsAttr):
-        return _resource(attribute, t, dtype)
     if getattr(attribute, "is_splat", False):
         return np.array(_scalar(attribute.get_splat_value(), dtype))
     if not isinstance(attribute, ir.DenseElementsAttr):
-        raise ValueError(f"elements of {type(attribute).__name__} cannot be read")
+        return _resource(attribute, t, dtype)
     if 0 in shape:
         return np.zeros(shape, dtype)
     if _has_buffer(t.dtype):
@@ -68,7 +68,7 @@ def _complex(op: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
     """The bindings have no accessor for complex elements; the text has all their bits."""
     text, shape = op.get_asm(), sizes(t)
     if "dense_resource<" in text:
-        raise ValueError("complex elements in a resource cannot be read")
+        return _resource(op.attributes["value"], t, dtype)
     raw = re.search(r'dense<"0x([0-9A-F]*)">', text)
     if raw:
         return np.frombuffer(bytes.fromhex(raw[1]), dtype).reshape(shape)
@@ -86,10 +86,19 @@ def _float(text: str, dtype: np.dtype) -> Any:
 
 
 def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
-    raw = np.frombuffer(memoryview(attribute), np.uint8)
+    """The bindings have no accessor for a resource; a module's text ends with the bits of those it refers to.
+
+    They are hexadecimal: four bytes of alignment, then the elements, those of i1 in a byte each or packed.
+    """
+    blob = re.search(r'"0x([0-9A-Fa-f]*)"', str(_holding(attribute)).partition("dialect_resources")[2])
+    if blob is None:
+        raise ValueError(f"the elements of {attribute} are not in this file")
+    raw = np.frombuffer(bytes.fromhex(blob[1]), np.uint8, offset=_ALIGNMENT_BYTES)
     count = math.prod(sizes(t))
     if t.dtype == "i1" and raw.size < count:
         raw = np.unpackbits(raw, bitorder="little")[:count]
+    if raw.size != count * dtype.itemsize:
+        raise ValueError(f"{attribute} holds {raw.size} bytes of elements, expected {count * dtype.itemsize}")
     return _own(raw, dtype.itemsize).view(dtype).reshape(sizes(t))
 
 
@@ -113,10 +122,14 @@ def _raw(attribute: Any, t: TensorType) -> np.ndarray:
     return np.array(code[start : start + count * word.itemsize])
 
 
-def _bytecode(attribute: Any) -> bytes:
+def _holding(attribute: Any) -> Any:
     with ir.Location.unknown(attribute.context):
         module = ir.Module.create()
     module.operation.attributes["v"] = attribute
+    return module
+
+
+def _bytecode(attribute: Any) -> bytes:
     stream = io.BytesIO()
-    module.operation.write_bytecode(stream)
+    _holding(attribute).operation.write_bytecode(stream)
     return stream.getvalue()
