@@ -6,6 +6,7 @@ Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9, since sin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,12 +43,17 @@ class Mismatch:
 
 
 def compare_op(
-    name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None
-) -> Mismatch | None:
-    """Compare a result of op ``name``, of the same operands; ``truth`` gives it in 64 bits where that exists."""
+    name: str, ours: np.ndarray, want: np.ndarray, truth: Callable[[], np.ndarray | None], given: Tolerance | None,
+    terms: int = 1,
+) -> Mismatch | None:  # fmt: skip
+    """Compare a result of op ``name``, of the same operands; ``truth`` gives it in 64 bits where that exists.
+
+    An element of it is a sum of ``terms``. Rounding errors are as good as independent: theirs grows with the root of
+    their number (Higham, ch. 4.2).
+    """
     row = OPS[name]
     assert row.tolerance is not None, f"results of {name} have no bound"
-    limit, normwise = row.tolerance if is_float(want) else 0.0, row.normwise
+    limit, normwise = max(row.tolerance, math.sqrt(terms)) if is_float(want) else 0.0, row.normwise
     if limit and _bits(want) < 16:
         limit = 1.0
     error = _errors(ours, want, normwise) if given is None or not is_float(want) else _outside(ours, want, given)

@@ -300,12 +300,13 @@ class _Watch:
 
     def _compare(self, frame: Activation, op: Op, mine: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
         exact = _Lazy(lambda: wide_results(frame, op))
+        terms = OPS[op.name].terms(op.attrs, [frame.environment[v].shape for v in op.operands])
         for n, (a, b) in enumerate(zip(mine, results, strict=True)):
             truth = partial(exact.get, n)
             if OPS[op.name].tolerance is None:
                 found = compare_results(a, b, self.tolerance, truth)
             else:
-                found = compare_op(op.name, a, b, truth, self.tolerance)
+                found = compare_op(op.name, a, b, truth, self.tolerance, terms)
             if found:
                 self.op, self.number, self.mismatch = op, n, found
                 self.frame = Activation(frame.module, frame.dims)

@@ -11,7 +11,9 @@ from jax import export
 
 import aotc
 from aotc import pipeline
+from aotc.frontend.importer import import_model
 from aotc.frontend.mlir import fetch
+from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Region
 from aotc.lowering import lower as stage
 from aotc.options import Options
@@ -206,6 +208,34 @@ def test_bounds():
     assert compare_results(np.float32([np.inf, np.nan]), np.float32([np.inf, np.nan]), None) is None
     assert compare_results(np.zeros((0, 3)), np.zeros((0, 3)), None) is None
     assert "float32[3]" in compare_results(far[:3], want, None).ours
+
+
+def test_the_bound_of_a_sum_grows_with_its_terms():
+    want = np.ones(4, np.float32)
+    near = want + np.float32([0, 40 * 2**-23, 0, 0])
+    assert compare_op("dot_general", near, want, lambda: None, None, 4096) is None
+    assert compare_op("dot_general", near, want, lambda: None, None, 400).count == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "terms"),
+    [
+        ("dot_general %x, %y, batching_dims = [0] x [0], contracting_dims = [2] x [1]", [(2, 3, 50), (2, 50, 4)], 50),
+        (
+            "convolution(%x, %y) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], window = {} "
+            "{batch_group_count = 1 : i64, feature_group_count = 1 : i64}",
+            [(2, 9, 7), (3, 7, 5)], 21,
+        ),
+    ],
+)  # fmt: skip
+def test_terms_of_a_sum(op, shapes, terms):
+    x, y = ("x".join(map(str, s)) for s in shapes)
+    result = "2x3x4" if "dot" in op else "2x7x5"
+    text = f"""func.func @main(%x: tensor<{x}xf32>, %y: tensor<{y}xf32>) -> tensor<{result}xf32> {{
+      %0 = stablehlo.{op} : (tensor<{x}xf32>, tensor<{y}xf32>) -> tensor<{result}xf32>
+      return %0 : tensor<{result}xf32> }}"""
+    (found,) = (o for o in import_model(text.encode()).functions["main"].body.ops if OPS[o.name].sums)
+    assert OPS[found.name].terms(found.attrs, shapes) == terms
 
 
 @pytest.mark.parametrize("name", ["add", "reduce", "lt"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -239,6 +241,15 @@ _CONVOLUTION = (
     "feature_groups", "batch_groups",
 )  # fmt: skip
 
+
+def _dot_terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+    return math.prod(shapes[0][d] for d in attrs["lhs_contract"])
+
+
+def _convolution_terms(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+    return math.prod(n for d, n in enumerate(shapes[1]) if d != attrs["kernel_output"])
+
+
 LINALG = table(
     OpSpec(
         "dot_general",
@@ -250,6 +261,7 @@ LINALG = table(
         sums=True,
         tolerance=16,
         normwise=True,
+        terms=_dot_terms,
         removed_by="canonicalize_dot",
     ),
     OpSpec(
@@ -262,6 +274,7 @@ LINALG = table(
         sums=True,
         tolerance=64,
         normwise=True,
+        terms=_convolution_terms,
         removed_by="decompose_convolution",
     ),
     OpSpec(

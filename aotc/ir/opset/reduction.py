@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product as all_pairs
 
@@ -181,6 +182,15 @@ def _select_and_scatter(
 
 _WINDOW = ("window", "strides", "base_dilations", "window_dilations", "padding")
 
+
+def _reduced(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+    return math.prod(shapes[0][d] for d in attrs["dims"])
+
+
+def _of_window(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+    return math.prod(attrs["window"])
+
+
 REDUCTION = table(
     OpSpec(
         "reduce",
@@ -192,6 +202,7 @@ REDUCTION = table(
         names_kernel=True,
         tolerance=16,
         normwise=True,
+        terms=_reduced,
         constraints=_input_sizes,
     ),
     OpSpec(
@@ -203,6 +214,7 @@ REDUCTION = table(
         names_kernel=True,
         tolerance=64,
         normwise=True,
+        terms=_of_window,
         constraints=_window_sizes,
     ),
     OpSpec(

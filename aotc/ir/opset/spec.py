@@ -23,6 +23,7 @@ RegionCall = Callable[..., list[np.ndarray]]
 Infer = Callable[[Types, Attrs, tuple[Region, ...], Types], Types]
 Reference = Callable[[Arrays, Attrs, tuple[RegionCall, ...], Types], list[np.ndarray]]
 InPlace = Callable[[Attrs], tuple[int, ...]]
+Terms = Callable[[Attrs, Sequence[tuple[int, ...]]], int]
 
 
 SIZES_DIFFER = "sizes must be equal: {0} and {1}"
@@ -67,6 +68,11 @@ def unconstrained(types: Types, attrs: Attrs, given: Types) -> Iterable[Constrai
 def nothing_in_place(attrs: Attrs) -> tuple[int, ...]:
     """Return that the op writes all its results to memory of their own."""
     return ()
+
+
+def one_term(attrs: Attrs, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return that no element of the result is a sum."""
+    return 1
 
 
 def first_in_place(attrs: Attrs) -> tuple[int, ...]:
@@ -117,6 +123,9 @@ class OpSpec:
         How many units in the last place two good results differ by; None where there is nothing to compare.
     normwise : bool
         These units are of the largest element.
+    terms : callable
+        ``terms(attrs, shapes of the operands)`` are those of the sum that an element of the result is: the error of
+        rounding grows with their root.
     constraints : callable
         ``constraints(operand types, attrs, given result types)`` are what the op demands of sizes. It is asked before
         ``infer``, so that operands whose sizes must be equal are of one form there.
@@ -145,6 +154,7 @@ class OpSpec:
     work: int = 1
     tolerance: float | None = None
     normwise: bool = False
+    terms: Terms = one_term
     constraints: Constraints = unconstrained
     in_place: InPlace = nothing_in_place
     made_by: str = ""
