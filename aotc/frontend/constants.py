@@ -15,9 +15,6 @@ from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
-_ALIGNMENT_BYTES = 4
-
-
 def elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
 
@@ -90,10 +87,10 @@ def _resource(attribute: Any, t: TensorType, dtype: np.dtype) -> np.ndarray:
 
     They are hexadecimal: four bytes of alignment, then the elements, those of i1 in a byte each or packed.
     """
-    blob = re.search(r'"0x([0-9A-Fa-f]*)"', str(_holding(attribute)).partition("dialect_resources")[2])
+    blob = re.search(r'"0x[0-9A-Fa-f]{8}([0-9A-Fa-f]*)"', str(_holding(attribute)).partition("dialect_resources")[2])
     if blob is None:
         raise ValueError(f"the elements of {attribute} are not in this file")
-    raw = np.frombuffer(bytes.fromhex(blob[1]), np.uint8, offset=_ALIGNMENT_BYTES)
+    raw = np.frombuffer(bytes.fromhex(blob[1]), np.uint8)
     count = math.prod(sizes(t))
     if t.dtype == "i1" and raw.size < count:
         raw = np.unpackbits(raw, bitorder="little")[:count]
