@@ -15,6 +15,7 @@ from aotc.ir.opset.spec import sizes
 from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy
 
+
 def elements(op: Any, t: TensorType) -> np.ndarray:
     """Return the elements of a constant op as a read-only array.
 
