@@ -75,6 +75,24 @@ def test_an_interrupted_compilation_leaves_nothing(tmp_path, wait):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+STRIKE = """
+import sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder)
+from aotc_cli.start import main
+main()
+"""
+
+
+def test_an_interrupt_while_the_command_is_imported():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", STRIKE], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "interrupted\n", 130)
+
+
 def interrupt_once():
     sent = []
 
