@@ -31,13 +31,17 @@ def affinity_of(attributes: Mapping[str, Any], devices: Collection[str]) -> str:
 
 def placement_of(op: Any, devices: Collection[str]) -> str:
     """Return where a call of ``annotate_device_placement`` or ``Sharding`` moves its operand; empty if it does not."""
-    frontend = op.attributes.get("mhlo.frontend_attributes")
-    kind = frontend[_PLACEMENT] if isinstance(frontend, ir.DictAttr) and _PLACEMENT in frontend else None
-    return _memory(kind, devices) or _sharded(op.attributes.get(_SHARDING), devices)
+    return _memory(frontend_attribute(op, _PLACEMENT), devices) or _sharded(op.attributes.get(_SHARDING), devices)
+
+
+def frontend_attribute(op: Any, name: str) -> str:
+    """Return what the frontend says of an op under ``name``, or an empty string."""
+    said = op.attributes.get("mhlo.frontend_attributes")
+    return _text(said[name]) if isinstance(said, ir.DictAttr) and name in said else ""
 
 
 def _memory(kind: Any, devices: Collection[str]) -> str:
-    return MEMORIES.get(_text(kind), "") if kind is not None and "host" in devices else ""
+    return MEMORIES.get(_text(kind), "") if kind and "host" in devices else ""
 
 
 def _sharded(sharding: Any, devices: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.frontend.calls.callbacks import emit_check
+from aotc.frontend.compute_on import on_its_side
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
 from aotc.frontend.entry_dims import Shapes, solve_entry_dims, symbols_of_labels
 from aotc.frontend.importers.table import IMPORTERS
@@ -294,7 +295,8 @@ def import_block(state: State, block: Any) -> list[Value]:
         op = view.operation
         state.loc, state.op = to_loc(op.location, state.session.path), op.name.replace("aotc.", "chlo.")
         if op.name in _TERMINATORS:
-            results = state.operands(op)
+            with on_its_side(state, op):
+                results = state.operands(op)
             state.loc, state.op = outer
             return results
         _import_op(state, op)
@@ -308,7 +310,8 @@ def _import_op(state: State, op: Any) -> None:
     findings: tuple[Finding, ...] = ()
     outcome = IMPORTED
     try:
-        _run_importer(state, op)
+        with on_its_side(state, op):
+            _run_importer(state, op)
     except Poisoned:
         outcome = WAITS
         state.values.update((r, None) for r in op.results)

@@ -128,6 +128,8 @@ class State:
         self.loc = Loc(session.path)
         self.op = ""  # the name of the op that is imported, for messages
         self.count = 0
+        self.on_host: set[Any] = set()  # what ops of the host made
+        self.hosted = False  # in the regions of one
         self.by_element = 0  # how many open computations are done element by element, where branches are selected
 
     def value(self, v: ir.Value) -> Value:

@@ -78,6 +78,13 @@ def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Fi
     return Finding(message, function.loc, hint=hint)
 
 
+def _read_otherwise(region: Region) -> set[Value]:
+    """Return what ops other than transfers read, and results: a transfer only on the way elsewhere is not made."""
+    inner = [r for op in walk(region) for r in op.regions]
+    read = {v for op in walk(region) if op.name != "transfer" for v in op.operands}
+    return read.union(*(r.results for r in (region, *inner)))
+
+
 class _Mover:
     """Rebuilds a function so that each op reads values on its own device.
 
@@ -91,6 +98,7 @@ class _Mover:
         self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
         self.sources: dict[Value, Op] = {}
         self.copies: dict[tuple[Value, str], Value] = {}
+        self.read = _read_otherwise(function.body)
         affinity = function.attrs.get("affinity", {})
         self.demands = affinity.get("results") or [""] * len(function.body.results)
         for op in walk(function.body):
@@ -116,7 +124,7 @@ class _Mover:
     # --- what has to move ---
 
     def _wants_of(self, op: Op) -> None:
-        if op.name == "transfer":
+        if op.name == "transfer" and op.result in self.read:
             self._want(op.result, op.attrs["device"], _ASKED, op.loc)
         elif op.name in CONTROL_FLOW:
             for row in [op.operands, op.regions[1].results] if op.name == "while" else [r.results for r in op.regions]:

@@ -188,7 +188,7 @@ class _Bufferizer:
             if n < shared:
                 writes.append(self._in_place(op.operands[n], v, steps))
             else:
-                writes.append(self._reuse(op, kernel, n) or self.target(v))
+                writes.append(self._reuse(op, kernel, n, writes) or self.target(v))
         reads = tuple(self.storage(v) for v in op.operands[shared:])
         self.time += 1
         for s in (*reads, *writes):
@@ -211,15 +211,15 @@ class _Bufferizer:
             steps.append(self._copy(source, target, target.size))
         return target
 
-    def _reuse(self, op: Op, kernel: Kernel, n: int) -> Storage | None:
-        """Write an elementwise result over an operand that dies here."""
+    def _reuse(self, op: Op, kernel: Kernel, n: int, written: list[Storage]) -> Storage | None:
+        """Write an elementwise result over an operand that dies here, unless another result is."""
         if op.results[n] in self.wanted:
             return None
         for out, number in kernel.aliases:
             source = self.where.get(op.operands[number])
             if out != n or source is None or source.kind != "arena" or source.depth != self.depth:
                 continue
-            if source in self.reserved:
+            if source in self.reserved or source in written:
                 continue
             if source.reads_left == sum(v is op.operands[number] for v in op.operands):
                 self.where[op.results[n]] = source

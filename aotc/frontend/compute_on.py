@@ -1,0 +1,47 @@
+"""JAX's ``compute_on("device_host")``: its ops read what is on ``host``, all others what is on ``device``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from aotc.frontend.affinity import MEMORIES, frontend_attribute
+from aotc.frontend.session import State
+
+_COMPUTE_TYPE = "_xla_compute_type"
+_HOST = "host"
+_CALLS = frozenset({"func.call", "stablehlo.composite"})  # what a function returns is on ``device``
+
+
+@contextmanager
+def on_its_side(state: State, op: Any) -> Iterator[None]:
+    """Import ``op`` within this block: its operands are moved to where it runs, and its results are there.
+
+    Nothing is moved where the options name no device for each side, inside of the regions of an op of the host, or of
+    what both sides have: constants, and sizes that are known.
+    """
+    if not set(MEMORIES.values()) <= set(state.session.devices) or state.hosted:
+        yield
+        return
+    marked = frontend_attribute(op, _COMPUTE_TYPE) == _HOST
+    kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move(state, v)}
+    for v, leaves in kept.items():
+        moved = (state.one("transfer", [leaf], {"device": _HOST if marked else "device"}) for leaf in leaves or ())
+        state.values[v] = tuple(moved)
+    state.hosted = marked
+    try:
+        yield
+    finally:
+        state.hosted = False
+        state.values.update(kept)
+        if marked and op.name not in _CALLS:
+            state.on_host.update(op.results)
+
+
+def _may_move(state: State, v: Any) -> bool:
+    leaves = state.values[v]
+    made_by = v.owner.name if isinstance(v, ir.OpResult) else ""
+    return leaves is not None and made_by != "stablehlo.constant" and not any(x in state.known for x in leaves)

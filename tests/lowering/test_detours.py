@@ -1,0 +1,39 @@
+"""Values that a model moves to another device and back."""
+
+import numpy as np
+import pytest
+
+import aotc
+from aotc.vmfb.bundle import open_bundle
+
+pytestmark = pytest.mark.cpu
+
+T = "tensor<8x8xf32>"
+
+
+def product(x, y):
+    return f"stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0] : ({T}, {T}) -> {T}"
+
+
+def to(device, x):
+    return f'stablehlo.custom_call @aotc.transfer({x}) {{aotc.to = "{device}"}} : ({T}) -> {T}'
+
+
+DETOUR = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}) -> {T} {{
+  %0 = {product("%x", "%x")}
+  %1 = {to("d1", "%0")}
+  %2 = stablehlo.sine %1 : {T}
+  %3 = {to("d0", "%2")}
+  %4 = {to("d1", "%3")}
+  %5 = stablehlo.exponential %4 : {T}
+  %6 = {to("d0", "%5")}
+  %7 = {product("%6", "%x")}
+  return %7 : {T} }}"""
+
+
+def test_a_detour_is_not_made():
+    data = aotc.compile(DETOUR, devices={"d0": "cpu", "d1": "cpu"}, verify_each=True)
+    transfers = open_bundle(data).manifest["variants"][0]["transfers"]
+    assert [(t["from"], t["to"]) for t in transfers] == [("d0", "d1"), ("d1", "d0")]
+    x = np.linspace(-1, 1, 64, dtype="float32").reshape(8, 8)
+    np.testing.assert_allclose(aotc.load(data)(x), np.exp(np.sin(x @ x)) @ x, rtol=1e-4)
