@@ -27,9 +27,9 @@ def elements(op: Any, t: TensorType) -> np.ndarray:
         If it is a resource that is not in the file, or of another size.
     """
     dtype, shape = to_numpy(t.dtype), sizes(t)
-    attribute = op.attributes["value"]
     if kind_of(t.dtype) == "c":
         return _complex(op, t, dtype)
+    attribute = op.attributes["value"]
     if getattr(attribute, "is_splat", False):
         return np.array(_scalar(attribute.get_splat_value(), dtype))
     if not isinstance(attribute, ir.DenseElementsAttr):

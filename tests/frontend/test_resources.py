@@ -1,4 +1,4 @@
-"""Constants whose elements are resources at the end of the text, as PyTorch's and IREE's exporters write them."""
+"""Constants of kinds that the bindings do not show: resources at the end of the text, complex numbers all alike."""
 
 import ml_dtypes
 import numpy as np
@@ -53,3 +53,15 @@ def test_elements(kind):
 def test_what_is_missing_is_said(contents, name, message):
     with pytest.raises(CompileError, match=message):
         aotc.compile(model("4xf32", contents, name))
+
+
+@pytest.mark.parametrize("value", ["(0x7FC00000,0x7FC00000)", "(1.0,-2.0)"])
+def test_complex_numbers_that_are_all_alike_are_read_from_the_text(value):
+    """The bindings refuse to show the attribute at all."""
+    text = f"""func.func @main() -> tensor<3xcomplex<f32>> {{
+      %c = stablehlo.constant dense<{value}> : tensor<3xcomplex<f32>>
+      return %c : tensor<3xcomplex<f32>>
+    }}"""
+    (found,) = aotc.load(aotc.compile(text)).invoke("main")
+    expected = complex(np.nan, np.nan) if "x7" in value else 1 - 2j
+    np.testing.assert_array_equal(found, np.full(3, expected, np.complex64))
