@@ -9,6 +9,7 @@ from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, time_wo
 from aotc.kernels.limits import HOST_SHARE, SMALL_TURNS
 from aotc.vmfb.abi import (
     CALL_ARGUMENT,
+    CALL_ASKED,
     CALL_EVERY,
     CALL_PERIOD,
     CALL_POOL,
@@ -16,6 +17,7 @@ from aotc.vmfb.abi import (
     CALL_STATE,
     CALL_STOP,
     CALL_TURNS,
+    POOL_ASK,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -48,6 +50,11 @@ def poll(call):
         release(at(call, CALL_STOP), 1)
         return True
     now = clock(time_words())
+    asked = acquire(at(pool, POOL_ASK))
+    if asked != call[CALL_ASKED] and pool[POOL_RELEASE] != 0:
+        call[CALL_ASKED] = asked
+        give_word(call, pool, now)
+        return acquire(at(call, CALL_STOP)) != 0
     if call[CALL_SINCE] == 0 and call[CALL_EVERY] > 0:
         call[CALL_SINCE] = now
     elif now - call[CALL_SINCE] >= call[CALL_PERIOD] and pool[POOL_RELEASE] != 0:

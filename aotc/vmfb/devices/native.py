@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from aotc.vmfb.abi import (
     ALIGNMENT,
+    POOL_ASK,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -28,7 +29,7 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.files import work_folder, write_parts
 from aotc.vmfb.limits import EXIT_SECONDS
 from aotc.vmfb.pointers import WORDS, aligned_bytes
-from aotc.vmfb.process.interruption import is_calling
+from aotc.vmfb.process.interruption import is_calling, on_ask
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
 
 _SIGNATURES = {
@@ -196,6 +197,12 @@ def _begin_again() -> None:
         executor.prepare()
 
 
+def _ask_calls() -> None:
+    """Let all calls look whether they are to end; one that does not see it looks when its time has come."""
+    for executor in list(_PROCESS.executors.values()):
+        executor[POOL_ASK] += 1
+
+
 def _end_calls() -> None:
     """Stop the calls of daemon threads before the interpreter frees their arrays; a library's function ends first."""
     if not is_calling(_CALLERS):
@@ -211,4 +218,5 @@ def _end_calls() -> None:
 
 
 after_fork(_begin_again)
+on_ask(_ask_calls)
 atexit.register(_end_calls)
