@@ -62,6 +62,8 @@ Pool
     ``notice`` returns 0 the call is stopped, else what it returns goes to ``drop``.
     :data:`POOL_HALT` stops all calls of the process while it is not 0. A call that finds
     another number in :data:`POOL_ASK` than in its :data:`CALL_ASKED` gives the host the word at once.
+    Calls that run at the same time share the workers; with their callers these are no more than
+    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them.
 
     The numbers below are the positions of these words; nobody else counts them.
     :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
@@ -102,12 +104,12 @@ PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
 CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
-CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED = range(16, 21)
+CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED, CALL_RUN = range(16, 22)
 CALL_WORDS = 24
 
 POOL_HALT = 0
 POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_DROP = tuple(range(1, 5))
-POOL_ASK = 5
+POOL_ASK, POOL_CORES = 5, 6
 POOL_ALIVE = 16
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, at, call_host, clock, release, words_at
-from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, time_words
+from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, MONITOR_RUN, time_words
 from aotc.kernels.limits import HOST_SHARE, SMALL_TURNS
 from aotc.vmfb.abi import (
     CALL_ARGUMENT,
@@ -85,6 +85,6 @@ def poll_call(call):
 
 
 def poll_worker(monitor):
-    """Tell a kernel on a worker's thread whether to return at once; ``monitor`` is that of the pool."""
-    pool = words_at(monitor[MONITOR_POOL - MONITOR])
-    return 1 if is_stopped(pool, words_at(pool[CALL])) else 0
+    """Tell a kernel on a worker's thread whether to return at once; ``monitor`` is that of the run."""
+    run = words_at(monitor[MONITOR_RUN - MONITOR])
+    return 1 if is_stopped(words_at(run[MONITOR_POOL]), words_at(run[CALL])) else 0
