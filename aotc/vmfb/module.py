@@ -226,7 +226,9 @@ class LoadedModule:
             If there is no such function, an argument does not fit, or an
             assertion of the program fails.
         """
-        function = self._asked(name, donate, results)
+        function = self._functions.get(name) if isinstance(name, str) else None
+        if function is None or donate is not False or results != "numpy":
+            function = self._asked(name, donate, results)
         if results == "device":
             homes = [row.get("device", "") for row in function.signature.results]
             own = self.invoke(name, *arrays, out=out, donate=donate, trace=trace)

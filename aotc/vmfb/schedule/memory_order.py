@@ -75,15 +75,33 @@ class Turn:
         if self._keys:  # nobody will ever settle it: what it waited for is gone
             _LOST.append((self.number, self._keys))
 
-    def enter(self, fence: Fence, touches: Iterable[Touch]) -> None:
-        """Note what memory a submission touches."""
+    def enter(self, fence: Fence, touches: Iterable[Touch]) -> list[Fence]:
+        """Note what memory a submission touches; return the earlier ones that it waits for.
+
+        These write what it touches, or touch what it writes.
+        """
+        found: list[Fence] = []
         with _LOCK:
             while _LOST:
                 _forget(*_LOST.pop())
             for t in touches:
+                if _WRITERS:
+                    found += self._overlapping(_WRITERS, t)
+                if t.writes:
+                    found += self._overlapping(_READERS, t)
                 table = _WRITERS if t.writes else _READERS
                 table.setdefault(t.key, {}).setdefault(self.number, []).append((ref(fence), t.begin, t.end))
                 self._keys.append(t.key)
+        return list(dict.fromkeys(found)) if found else found
+
+    def _overlapping(self, table: _Rows, t: Touch) -> list[Fence]:
+        found = []
+        for number, rows in list(table.get(t.key, {}).items()):
+            for fence, begin, end in rows if number != self.number else ():
+                other = fence()
+                if other is not None and begin < t.end and t.begin < end:
+                    found.append(other)
+        return found
 
     def leave(self) -> None:
         """Forget the submission: it is done."""
@@ -94,19 +112,6 @@ class Turn:
     def follow(self, key: Any) -> None:
         """Note that some of the memory is found under another key from now on."""
         self._keys.append(key)
-
-    def before(self, touches: Sequence[Touch]) -> list[Fence]:
-        """Return the earlier submissions that this one waits for: it writes what they touch, or they what it does."""
-        found: dict[int, Fence] = {}
-        with _LOCK:
-            for t in touches:
-                for table in (_WRITERS, _READERS) if t.writes else (_WRITERS,):
-                    for number, rows in list(table.get(t.key, {}).items()):
-                        for fence, begin, end in rows if number < self.number else ():
-                            other = fence()
-                            if other is not None and begin < t.end and t.begin < end:
-                                found[number] = other
-        return list(found.values())
 
 
 def _forget(number: int, keys: Iterable[Any]) -> None:

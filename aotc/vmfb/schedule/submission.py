@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -127,7 +128,7 @@ class Submission(Fence):
 
     def start_when(self, fences: Iterable[Fence]) -> None:
         """Become ready when all fences are settled."""
-        unsettled = [fence for fence in fences if not fence.done or fence._root is not None]
+        unsettled = [fence for fence in fences if fence._outcome is None or fence._root is not None]
         self._tokens.extend(range(len(unsettled) + 1))  # the last is this function's
         for fence in unsettled:
             fence.add_done_callback(self._hear)
@@ -251,14 +252,12 @@ def submit(
     fences += [v.fence for v in prepared if isinstance(v, FenceResult)]
     made._turn = turn = Turn()
     donated = [donate and a.donated for a in call.arguments]
-    touches = [
-        Touch(v, writes) for v, writes in zip(prepared, donated) if isinstance(v, FenceResult) or v.nbytes
-    ] + [Touch(x, True) for x in out or () if isinstance(x, np.ndarray)]
-    turn.enter(made, touches)
-    fences += turn.before(touches)
-    for value, gone in zip(given, donated):
-        if gone:
-            give_away(value, call.where)
+    touches = [Touch(v, writes) for v, writes in zip(prepared, donated)]
+    if out is not None:
+        touches += [Touch(x, True) for x in out if isinstance(x, np.ndarray)]
+    fences += turn.enter(made, touches)
+    for value in compress(given, donated):
+        give_away(value, where)
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
@@ -271,6 +270,8 @@ def submit(
 
 
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
+    if wait == ():
+        return []
     if not isinstance(wait, list | tuple) or not all(isinstance(f, Fence) for f in wait):
         raise VmError(where, "wait is no list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made")
     for fence in wait:
