@@ -6,6 +6,8 @@ Who waits with a time limit, or in a coroutine, leaves the call to a dispatcher,
 Stages: a model in two halves of equal work, one thread each, ``cpu:0`` and ``cpu:1``: 64 requests, each stage one after
 the other, beside the halves one after the other on one thread; and beside what two processes reach that run the whole
 at the same time, which is what this machine has to give.
+
+Callers: how threads that call at the same time share the cores.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +125,33 @@ def stages(size: int, rounds: int) -> None:
     print(f"{pipelined:.2f} times as fast; two processes {possible:.2f}; share of that {pipelined / possible:.2f}")
 
 
+def callers(size: int, seconds: float) -> None:
+    """Print how many calls of all threads one caller makes in a second, and each of several at the same time."""
+    path = Path(tempfile.mkdtemp()) / "stage.vmfb"
+    path.write_bytes(aotc.compile(STAGE.replace("SIZEx", f"{size}x")))
+    module = aotc.load(path)
+    x = np.full((size, size), 0.01, np.float32)
+
+    def call(made: list[int], end: float) -> None:
+        count = 0
+        while time.perf_counter() < end:
+            module.invoke("main", x, x)
+            count += 1
+        made.append(count)
+
+    for number in (1, 2, 4):
+        made: list[int] = []
+        end = time.perf_counter() + seconds
+        threads = [threading.Thread(target=call, args=(made, end)) for _ in range(number)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        each = ", ".join(f"{count / seconds:.0f}" for count in sorted(made))
+        total, several = sum(made) / seconds, module.stats()["threads"]
+        print(f"{number} callers, {several} threads: {total:.0f} calls a second, each {each}")
+
+
 def processes(path: Path, size: int) -> float:
     """Return the seconds in which two processes compute all requests each, at the same time."""
     command = [sys.executable, __file__, "--child", str(path), "--size", str(size)]
@@ -168,6 +198,7 @@ def main() -> None:
         return
     costs(given.rounds, given.calls)
     stages(given.size, given.rounds)
+    callers(given.size, 3)
 
 
 if __name__ == "__main__":

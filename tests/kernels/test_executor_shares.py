@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernels.test_executor import MOST, STRIDE, Command, Executor, aligned, graph, pointer
+from kernels.test_executor import MOST, STRIDE, Command, Executor, Trace, aligned, graph, pointer, random_graph
 
 from aotc.kernels.cpu.executor_words import ALIVE, FIRST_RUN, HELD, PRESENT, RUN_WORDS
 from aotc.kernels.limits import RUNS
@@ -110,6 +111,21 @@ def test_calls_with_few_threads_are_served_side_by_side(executor: Executor) -> N
     shares(executor, 1, 1)
     for call in calls:
         call.stop()
+
+
+def test_small_calls_beside_a_long_one(executor: Executor) -> None:
+    """They get workers of it, and run in order, each item once."""
+    executor.pool[abi.POOL_CORES] = MOST
+    long = Endless(executor)
+    shares(executor, 4)
+    rng = random.Random(1)
+    for _ in range(300):
+        commands = random_graph(rng)
+        trace = Trace(commands)
+        executor.run(executor.prepare(graph(commands), 4, len(commands)), trace.slots, trace.cells, MOST)
+        trace.check()
+    shares(executor, 4)
+    long.stop()
 
 
 def test_more_calls_than_runs(executor: Executor) -> None:
