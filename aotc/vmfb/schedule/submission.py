@@ -24,6 +24,9 @@ from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult
 from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
 
+# What a call raises; anything else is a mistake of ours, or meant for the thread.
+_EXPECTED = (VmError, BundleError, MemoryError)
+
 
 class SubmittedCall(NamedTuple):
     """What a submission runs.
@@ -171,8 +174,8 @@ class Submission(Fence):
         PROCESS.dispatchers.withdraw(box)
         try:
             made, error = self._made(), None
-        except (VmError, BundleError, MemoryError) as found:
-            made, error = [], found.with_traceback(None)
+        except _EXPECTED as found:
+            made, error = [], found
         except BaseException:
             box.append(self)  # it has written nothing but results, and begins again
             PROCESS.dispatchers.post(box)
@@ -208,6 +211,8 @@ class Submission(Fence):
         error = self._fate.setdefault(0, None) or error
         if error is not None:
             results = ()
+        if isinstance(error, _EXPECTED):
+            error.__traceback__ = None  # its frames hold the arguments
         place(self, results)
         self._settle(results, error)
 

@@ -1,6 +1,7 @@
 """Submissions and the memory of their arguments: what was given away, what is written, what is freed."""
 
 import gc
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -75,6 +76,32 @@ def test_readers_of_a_result_come_before_its_writer(module):
     start.signal()
     assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
     assert writer.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+
+
+def test_an_error_holds_no_arguments(module):
+    x = X[:2].copy()
+    gone, fence = weakref.ref(x), module.submit("grow", x)
+    del x
+    assert "expected at least 4" in str(fence.exception())
+    with pytest.raises(aotc.VmError):
+        fence.result()
+    assert gone() is None
+
+
+def test_one_that_waits_is_small(module):
+    start = aotc.Fence()
+    module.submit("grow", X).wait()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        fences = [module.submit("grow", X, wait=[start]) for _ in range(1000)]
+        size = (tracemalloc.get_traced_memory()[0] - before) / len(fences)
+    finally:
+        tracemalloc.stop()
+        start.signal()
+    assert size < 4000
+    for fence in fences:
+        fence.wait(PATIENCE)
 
 
 def test_nothing_is_left_of_what_is_done(module):
