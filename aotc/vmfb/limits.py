@@ -26,6 +26,12 @@ why: so many submissions run at a time at least, also where there are fewer core
 from: chosen; with more cores there is one for each
 """
 
+MOST_DISPATCHERS = 32
+"""unit: threads that run submissions
+why: there is one for each core up to so many; more callers than this get no workers of the executor anyway
+from: RUNS of aotc/kernels/limits.py
+"""
+
 LINGER_SECONDS = 100e-6
 """unit: seconds
 why: a thread that was woken for nothing looks again after so long and is not woken before: to wake it takes 15 us

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Protocol
 
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, LINGER_SECONDS
+from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, LINGER_SECONDS, MOST_DISPATCHERS
 from aotc.vmfb.machine import usable_cores
 from aotc.vmfb.process.interruption import RUNNING
 from aotc.vmfb.process.locks import after_fork, new_lock
@@ -85,7 +85,7 @@ class Dispatchers:
 
     def __init__(self) -> None:
         self.ready: deque[Box] = deque()
-        count = max(DISPATCHERS, usable_cores())
+        count = min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
         self._free = list(range(count))  # numbers of threads that could be started
         self._idle: list[Bell] = []
         self._coming: list[None] = []  # an entry for each thread that was woken or started and has not looked yet
@@ -106,7 +106,7 @@ class Dispatchers:
         with suppress(IndexError):
             last = self.ready.pop()
             if last is not box:
-                self.ready.append(last)
+                self.post(last)  # a thread may have looked in between, and have gone to sleep
 
     def have_one(self) -> None:
         """Start a thread if there is none."""
@@ -142,7 +142,14 @@ class Dispatchers:
         me = threading.get_ident()
         self._idents.add(me)
         self._coming.pop()
-        bell, useful = Bell(), True
+        try:
+            self._serve(Bell())
+        finally:
+            self._idents.discard(me)
+            self._free.append(number)
+
+    def _serve(self, bell: Bell) -> None:
+        useful = True  # was there anything since this thread was woken?
         while not self._ended:
             try:
                 box = self.ready.popleft()
@@ -156,8 +163,6 @@ class Dispatchers:
                 useful = True
                 task.run()
             del box, task  # results are the user's while this thread sleeps
-        self._idents.discard(me)
-        self._free.append(number)
 
     def _linger(self, bell: Bell) -> bool:
         """After this thread was woken for nothing, as whoever submits waits and so runs it: let it not be woken again.
