@@ -105,9 +105,9 @@ class Turn:
 
     def leave(self) -> None:
         """Forget the submission: it is done."""
-        keys, self._keys = self._keys, []
         with _LOCK:
-            _forget(self.number, keys)
+            _forget(self.number, self._keys)
+            self._keys = []
 
     def follow(self, key: Any) -> None:
         """Note that some of the memory is found under another key from now on."""

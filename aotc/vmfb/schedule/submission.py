@@ -203,11 +203,10 @@ class Submission(Fence):
         return made
 
     def _end(self, results: tuple[Any, ...], error: BaseException | None) -> None:
-        turn, self._turn = self._turn, None
-        self._call = self._out = None
+        if self._turn is not None:
+            self._turn.leave()  # it is there until then: results are placed meanwhile
+        self._call = self._out = self._turn = None
         self._values = []
-        if turn is not None:
-            turn.leave()
         error = self._fate.setdefault(0, None) or error
         if error is not None:
             results = ()
