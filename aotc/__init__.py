@@ -19,11 +19,17 @@ _HOMES = {
     "InternalError": "aotc.diagnostics",
     "BundleError": "aotc.vmfb.errors",
     "VmError": "aotc.vmfb.errors",
+    "DeadlineExceeded": "aotc.vmfb.errors",
+    "Fence": "aotc.vmfb.schedule.fence",
+    "FenceCancelled": "aotc.vmfb.errors",
 }
 
 __all__ = [
     "BundleError",
     "CompileError",
+    "DeadlineExceeded",
+    "Fence",
+    "FenceCancelled",
     "InternalError",
     "VmError",
     "__version__",

@@ -43,6 +43,12 @@ why: the stop word is looked at, and the caller's clock, after so many
 from: chosen; it costs a participant that has nothing else to do
 """
 
+RUNS = 32
+"""unit: calls
+why: so many share the workers at a time; another has its own thread alone
+from: chosen: their callers alone are more threads than most machines have cores, and each takes 640 bytes
+"""
+
 KEEP_SECONDS = 2
 """unit: seconds
 why: a worker that no run of the last 2 to 4 seconds wanted ends; to start one takes some 30 us

@@ -60,7 +60,10 @@ Pool
     is asked to poll and :data:`CALL_EVERY` nanoseconds are over since the last time,
     ``regain``, ``notice`` of :data:`CALL_ARGUMENT`, and ``release``. If
     ``notice`` returns 0 the call is stopped, else what it returns goes to ``drop``.
-    :data:`POOL_HALT` stops all calls of the process while it is not 0.
+    :data:`POOL_HALT` stops all calls of the process while it is not 0. A call that finds
+    another number in :data:`POOL_ASK` than in its :data:`CALL_ASKED` gives the host the word at once.
+    Calls that run at the same time share the workers; with their callers these are no more than
+    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them.
 
     The numbers below are the positions of these words; nobody else counts them.
     :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
@@ -71,10 +74,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 2  # of the executor's functions and of kernels
+EXECUTOR_VERSION = 3  # of the executor's functions and of kernels
 COMMANDS_VERSION = 1  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
-EXECUTOR_VERSIONS = frozenset({EXECUTOR_VERSION})
+EXECUTOR_VERSIONS = frozenset({2, EXECUTOR_VERSION})
 COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
@@ -101,11 +104,12 @@ PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
 CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
-CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE = range(16, 20)
+CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED, CALL_RUN = range(16, 22)
 CALL_WORDS = 24
 
 POOL_HALT = 0
 POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_DROP = tuple(range(1, 5))
+POOL_ASK, POOL_CORES = 5, 6
 POOL_ALIVE = 16
 
 

@@ -66,6 +66,20 @@ class Argument:
             array = np.array(array, order="C", copy=True)
         return array
 
+    def check_type(self, dtype: str, dims: Sequence[int | str], where: str) -> None:
+        """Refuse a value that does not exist yet, by what a signature says of it; sizes that are text may fit.
+
+        Raises
+        ------
+        VmError
+            As :meth:`prepare`.
+        """
+        if dtype != self.dtype_name:
+            raise self._wrong(where, "the wrong dtype", type_text(dtype, dims))
+        both = [(d, n) for d, n in zip(self.dims, dims) if isinstance(d, int) and isinstance(n, int)]
+        if len(dims) != len(self.dims) or any(d != n for d, n in both):
+            raise self._wrong(where, "the wrong shape", type_text(dtype, dims))
+
     def _as_array(self, value: Any, where: str) -> np.ndarray:
         if isinstance(value, (np.ndarray, np.generic)):
             return np.asarray(value)

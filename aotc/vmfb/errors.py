@@ -46,3 +46,11 @@ class VmError(_Fault):
 
     Parameters are those of :class:`BundleError`; ``where`` names the function.
     """
+
+
+class FenceCancelled(VmError):
+    """A submission, or a fence of the user's, was cancelled."""
+
+
+class DeadlineExceeded(VmError):
+    """A submission was not done when its deadline passed."""

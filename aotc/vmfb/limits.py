@@ -20,6 +20,30 @@ why: after so many without it Python has the word, for signals and cancellation;
 from: the promise of 20 ms
 """
 
+DISPATCHERS = 4
+"""unit: threads that run submissions
+why: so many submissions run at a time at least, also where there are fewer cores: one may wait for a GPU, or never end
+from: chosen; with more cores there is one for each
+"""
+
+MOST_DISPATCHERS = 32
+"""unit: threads that run submissions
+why: there is one for each core up to so many; more callers than this get no workers of the executor anyway
+from: RUNS of aotc/kernels/limits.py
+"""
+
+LINGER_SECONDS = 100e-6
+"""unit: seconds
+why: a thread that was woken for nothing looks again after so long and is not woken before: to wake it takes 15 us
+from: chosen; a submission that nobody waits for begins so much later at most
+"""
+
+DEADLINES = 1000
+"""unit: deadlines
+why: after so many more the clock forgets those of submissions that are done
+from: chosen: some 200 KB
+"""
+
 EXIT_SECONDS = 1.0
 """unit: seconds
 why: so long does the interpreter wait, when it ends, for calls of daemon threads; a library's function may take longer

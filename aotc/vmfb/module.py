@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,12 +15,13 @@ from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.device import Executable, bind_devices, choose, device_module
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.safety.interface import Invalid
-from aotc.vmfb.safety.verify import check_program
+from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
+
+if TYPE_CHECKING:
+    from aotc.vmfb.schedule.fence import Fence
 
 _LEAF = {"kind": "leaf"}
 _RESULTS = ("numpy", "device")
@@ -128,7 +129,7 @@ def _load(
 ) -> LoadedModule:
     if verify:
         bundle.verify_all()
-    _check_functions(bundle)
+    check_functions(bundle)
     variant, device, ordinal = choose(bundle, devices)
     if verify:
         verify_external(bundle, variant.get("constants"))
@@ -149,7 +150,7 @@ def check_bundle(source: bytes) -> None:
         Names the first thing that is wrong.
     """
     bundle = open_bundle(source)
-    _check_functions(bundle)
+    check_functions(bundle)
     for entry in bundle.manifest["functions"].values():
         trees.flattener(entry["in_tree"] or _LEAF, bundle.where)
         trees.unflattener(entry["out_tree"] or _LEAF)
@@ -226,12 +227,8 @@ class LoadedModule:
             assertion of the program fails.
         """
         function = self._functions.get(name) if isinstance(name, str) else None
-        if function is None:
-            raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
-        if not isinstance(donate, bool | np.bool_ | int):
-            raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
-        if results not in _RESULTS:
-            raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
+        if function is None or donate is not False or results != "numpy":
+            function = self._asked(name, donate, results)
         if results == "device":
             homes = [row.get("device", "") for row in function.signature.results]
             own = self.invoke(name, *arrays, out=out, donate=donate, trace=trace)
@@ -245,6 +242,60 @@ class LoadedModule:
         if out is None and not donate:
             return function.call(arrays)
         return function.run(arrays, out, donate)
+
+    def submit(
+        self,
+        name: str,
+        *arrays: Any,
+        wait: Sequence[Fence] = (),
+        deadline: float | None = None,
+        out: Sequence[np.ndarray | None] | None = None,
+        donate: bool = False,
+        results: str = "numpy",
+    ) -> Fence:
+        """Run a function on flat arrays later, and return at once; see ``docs/scheduling.md``.
+
+        Parameters
+        ----------
+        name : str
+        *arrays
+            As for :meth:`invoke`; and results of fences (``fence[0]``, or a fence with a single result), which need
+            not exist yet. Arrays are read when the call runs: they must stay as they are until then.
+        wait : list of Fence
+            The call begins when all of these, and those of its arguments, are done; it fails if one of them does.
+        deadline : float, optional
+            Seconds from now: if the call is not done by then, it ends, and its fence fails with
+            :class:`~aotc.DeadlineExceeded`.
+        out, donate, results
+            As for :meth:`invoke`.
+
+        Returns
+        -------
+        Fence
+
+        Raises
+        ------
+        VmError
+            If something is known to be wrong: as for :meth:`invoke`; a fence of another process, or that has failed;
+            an array that was given to another submission with ``donate=True``; a negative deadline.
+        """
+        from aotc.vmfb.schedule.submission import SubmittedCall, submit  # for whoever submits
+
+        function = self._asked(name, donate, results)
+        run = partial(self.invoke, name, results=results)
+        call = SubmittedCall(function.where, function.arguments, function.signature.results, run)
+        return submit(call, arrays, wait, deadline, bool(donate), out)
+
+    def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
+        """Return the function of a name, if what is asked of it can be."""
+        function = self._functions.get(name) if isinstance(name, str) else None
+        if function is None:
+            raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
+        if not isinstance(donate, bool | np.bool_ | int):
+            raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
+        if results not in _RESULTS:
+            raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
+        return function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
@@ -330,28 +381,3 @@ def _positional(signature: Signature, where: str) -> trees.Flatten:
             leaves += [kwargs[name] for name in names]
 
     return flatten
-
-
-def _check_functions(bundle: Bundle) -> None:
-    """Check signatures and programs of every variant."""
-    entries = bundle.manifest["functions"]
-    for name, entry in entries.items():
-        for value in (*entry["arguments"], *entry["results"]):
-            if value["dtype"] not in DTYPES:
-                raise BundleError(bundle.where, f"function {name!r} has an unknown dtype", value["dtype"])
-        for tree, values in (("in_tree", "arguments"), ("out_tree", "results")):
-            try:
-                found = trees.count_leaves(entry[tree]) if entry.get(tree) else len(entry[values])
-            except ValueError as error:
-                raise BundleError(bundle.where, f"{tree} of function {name!r}: {error}") from None
-            if found != len(entry[values]):
-                raise BundleError(bundle.where, f"{tree} of function {name!r}", f"{found} leaves", len(entry[values]))
-    for variant in bundle.manifest["variants"]:
-        for name, program in variant["functions"].items():
-            where = f"program {name!r} of {variant['target']}"
-            if name not in entries:
-                raise BundleError(bundle.where, f"{where} has no signature")
-            try:
-                check_program(program["code"], program["registers"], entries[name], variant["command_buffers"])
-            except Invalid as error:
-                raise BundleError(bundle.where, f"{where} is invalid: {error}") from None

@@ -23,7 +23,7 @@ EXECUTOR = r"""
 #include <string.h>
 typedef int64_t I;
 typedef void (*Kernel)(void **, I *, I, I, void *);
-I aotc_executor_version(void) { return 2; }
+I aotc_executor_version(void) { return 3; }
 I aotc_pool_bytes(void) { return 64; }
 static I value(I word, I *params) { return word & 1 ? params[word >> 1] : word >> 1; }
 static void graph(I *node, void **slots, I *params, void *scratch) {
@@ -95,7 +95,7 @@ def kernel(name, inputs, extents, dims=1, grid=None, aliases=()):
     return {"name": name, "scratch": 0, **about, "aliases": list(aliases), "flops": 0, "bytes": 0}
 
 
-VERSIONS = {"executor_version": 2, "commands_version": 1}
+VERSIONS = {"executor_version": 3, "commands_version": 1}
 FLOATS = ["*", 4, [0]]  # as many as the kernel's dim says
 INTERFACE = [
     kernel("add", 2, [FLOATS] * 3, aliases=[0, 0]),

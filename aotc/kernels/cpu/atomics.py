@@ -62,6 +62,16 @@ def fetch_add(typing_context, pointer, value):
 
 
 @intrinsic
+def fetch_or(typing_context, pointer, value):
+    """Set bits atomically; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        return builder.atomic_rmw("or", args[0], args[1], "seq_cst")
+
+    return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
 def exchange(typing_context, pointer, value):
     """Store atomically; return the old value (sequentially consistent)."""
 

@@ -11,7 +11,10 @@ and moves on when none is left. Whoever finishes the last item of a command
 counts down its successors. The caller takes part, so progress never depends on
 a worker being awake.
 
-Why a late worker is harmless. ``INSIDE`` counts the workers that may look at the
+Several calls at a time have a run each and share the workers, see
+:mod:`aotc.kernels.cpu.executor_shares`.
+
+Why a late worker is harmless. ``INSIDE`` counts the workers that may look at a
 run; a worker adds itself and only then reads ``OPEN``. To end a run the caller
 clears ``OPEN`` and only then waits for ``INSIDE`` to become 0. Both are
 sequentially consistent, so either the worker sees the run closed and leaves, or
@@ -52,6 +55,7 @@ from aotc.kernels.cpu.atomics import (
 )
 from aotc.kernels.cpu.executor_graph import is_small, make_ready, run_alone, take_part
 from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
+from aotc.kernels.cpu.executor_shares import give_run, present_workers, take_run, wake, wanted_workers
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
@@ -60,23 +64,22 @@ from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
     CONDITION,
+    COUNT,
     DONE,
     EPOCH,
     FINISHED,
+    HELD,
     INSIDE,
-    JOINED,
-    LOCK,
     NEXT,
     NODE,
     OPEN,
     PENDING,
     POOL_WORDS,
     READY,
-    SLEEPERS,
     STATE,
     STOP,
     TAIL,
-    THREADS,
+    WAKE,
     call_monitor,
     nesting_words,
     operand,
@@ -94,6 +97,7 @@ from aotc.vmfb.abi import (
     CALL_PARAMS,
     CALL_PERIOD,
     CALL_POOL,
+    CALL_RUN,
     CALL_SCRATCH,
     CALL_SINCE,
     CALL_SLOTS,
@@ -124,13 +128,13 @@ from aotc.vmfb.abi import (
 
 
 @njit
-def run_together(pool, node, call, cells, threads):
+def run_together(pool, own, node, call, cells, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
-    have_workers(pool, threads - 1)
+    several = acquire(at(pool, HELD)) > 1
+    have_workers(pool, wanted_workers(pool) if several else threads - 1)
     count = node[GRAPH_COMMANDS]
-    pool[TAIL] = 0
-    pool[DONE] = 0
-    pool[JOINED] = 0
+    own[TAIL] = 0
+    own[DONE] = 0
     for i in range(count):
         cells[i * STATE + NEXT] = 0
         cells[i * STATE + FINISHED] = 0
@@ -138,19 +142,18 @@ def run_together(pool, node, call, cells, threads):
         cells[i * STATE + READY] = 0
     for i in range(count):
         if cells[i * STATE + PENDING] == 0:
-            make_ready(pool, cells, i)
-    pool[NODE] = address_of(node)
-    pool[CALL] = address_of(call)
-    pool[CELLS] = address_of(cells)
-    pool[THREADS] = threads
-    exchange(at(pool, OPEN), 1)
+            make_ready(own, cells, i)
+    own[NODE] = address_of(node)
+    own[CALL] = address_of(call)
+    own[CELLS] = address_of(cells)
+    own[COUNT] = count
+    exchange(at(own, OPEN), 1)
     fetch_add(at(pool, EPOCH), 1)
-    if fetch_add(at(pool, SLEEPERS), 0) > 0:
-        futex(at(pool, EPOCH), FUTEX_WAKE_PRIVATE, threads - 1, words_at(0))
-    take_part(pool, 0)
-    exchange(at(pool, OPEN), 0)
+    wake(pool, min(threads - 1, wanted_workers(pool) - present_workers(pool)) if several else threads - 1)
+    take_part(pool, own, 0)
+    exchange(at(own, OPEN), 0)
     idle = 0
-    while fetch_add(at(pool, INSIDE), 0) != 0:
+    while fetch_add(at(own, INSIDE), 0) != 0:
         idle += 1
         if idle % IDLE_TURNS == 0:
             poll(call)
@@ -188,8 +191,11 @@ def run_nodes(pool, call, threads):
             continue
         head = at(code, here)
         if head[NODE_KIND] == GRAPH:
-            if threads > 1 and not is_small(head, params):
-                run_together(pool, head, call, at(cells, head[GRAPH_STATE] * STATE), threads)
+            together = threads > 1 and not is_small(head, params)
+            if together and call[CALL_RUN] == 0:
+                call[CALL_RUN] = take_run(pool, threads)
+            if together and call[CALL_RUN] != 0:
+                run_together(pool, words_at(call[CALL_RUN]), head, call, at(cells, head[GRAPH_STATE] * STATE), threads)
             else:
                 run_alone(head, call, slots, params, scratch)
             here += head[NODE_WORDS]
@@ -213,7 +219,7 @@ def run_nodes(pool, call, threads):
 
 
 def run(call):
-    """Run a command buffer; if the pool is busy with another caller's, on this thread alone. Return if it was stopped.
+    """Run a command buffer, on the threads that this call's share of the pool is. Return if it was stopped.
 
     The call begins and ends with the host's lock held.
     """
@@ -224,14 +230,13 @@ def run(call):
     call[CALL_SINCE] = 0
     call[CALL_PERIOD] = max(call[CALL_PERIOD], call[CALL_EVERY])  # a short call after another need not learn it again
     call[CALL_TURNS] = SMALL_TURNS
+    call[CALL_RUN] = 0
     hosted = pool[POOL_RELEASE] != 0
     if hosted:
         call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
-    if threads > 1 and exchange(at(pool, LOCK), 1) == 0:
-        run_nodes(pool, call, threads)
-        release(at(pool, LOCK), 0)
-    else:
-        run_nodes(pool, call, 1)
+    run_nodes(pool, call, threads)
+    if call[CALL_RUN] != 0:
+        give_run(pool, words_at(call[CALL_RUN]))
     if hosted:
         call_host(pool[POOL_REGAIN], call[CALL_STATE])
     return acquire(at(call, CALL_STOP))
@@ -241,8 +246,8 @@ def stop(pool):
     """End all workers and wait until they have left."""
     release(at(pool, STOP), 1)
     while acquire(at(pool, ALIVE)) > 0:
-        fetch_add(at(pool, EPOCH), 1)
-        futex(at(pool, EPOCH), FUTEX_WAKE_PRIVATE, ALL, words_at(0))
+        fetch_add(at(pool, WAKE), 1)
+        futex(at(pool, WAKE), FUTEX_WAKE_PRIVATE, ALL, words_at(0))
         yield_processor()
     release(at(pool, STOP), 0)
 

@@ -6,10 +6,12 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, words_at
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll
+from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
     DONE,
+    EPOCH,
     FINISHED,
     MONITOR,
     NEXT,
@@ -92,20 +94,20 @@ def is_small(node, params):
 
 
 @njit
-def make_ready(pool, cells, number):
+def make_ready(run, cells, number):
     """Append a command to the ready list."""
-    entry = fetch_add(at(pool, TAIL), 1)
+    entry = fetch_add(at(run, TAIL), 1)
     release(at(cells, entry * STATE + READY), number + 1)
 
 
 @njit
-def finish(pool, command, cells):
+def finish(run, command, cells):
     """Count down the successors of a finished command."""
     for i in range(command[SUCCESSORS]):
         successor = command[COMMAND_HEADER + i]
         if fetch_add(at(cells, successor * STATE + PENDING), -1) == 1:
-            make_ready(pool, cells, successor)
-    fetch_add(at(pool, DONE), 1)
+            make_ready(run, cells, successor)
+    fetch_add(at(run, DONE), 1)
 
 
 @njit
@@ -115,23 +117,29 @@ def should_leave(pool, call, me):
 
 
 @njit
-def take_part(pool, me):
-    """Claim and run items until the whole graph is finished, or the call is stopped."""
-    node, call, cells = words_at(pool[NODE]), words_at(pool[CALL]), words_at(pool[CELLS])
+def take_part(pool, run, me):
+    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere."""
+    node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
     scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
-    monitor = call if me == 0 else at(pool, MONITOR)
+    monitor = call if me == 0 else at(run, MONITOR)
+    epoch = acquire(at(pool, EPOCH))
     count = node[GRAPH_COMMANDS]
     cursor = 0
     idle = 0
     while True:
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
-            if acquire(at(pool, DONE)) >= count:
+            if acquire(at(run, DONE)) >= count:
                 return
             idle += 1
-            if idle % IDLE_TURNS == 0 and should_leave(pool, call, me):
-                return
+            if idle % IDLE_TURNS == 0:
+                if should_leave(pool, call, me):
+                    return
+                if me != 0 and epoch != acquire(at(pool, EPOCH)):
+                    epoch = acquire(at(pool, EPOCH))
+                    if is_needed_elsewhere(pool, run):
+                        return
             wait_a_little(idle)
             continue
         idle = 0
@@ -150,6 +158,10 @@ def take_part(pool, me):
         if items > 0:
             run_items(command, begin, end, slots, params, scratch, monitor)
         if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
-            finish(pool, command, cells)
+            finish(run, command, cells)
         if should_leave(pool, call, me):
             return
+        if me != 0 and epoch != acquire(at(pool, EPOCH)):
+            epoch = acquire(at(pool, EPOCH))
+            if is_needed_elsewhere(pool, run):
+                return

@@ -5,10 +5,11 @@ from __future__ import annotations
 from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, at, call_host, clock, release, words_at
-from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, time_words
+from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, MONITOR_RUN, time_words
 from aotc.kernels.limits import HOST_SHARE, SMALL_TURNS
 from aotc.vmfb.abi import (
     CALL_ARGUMENT,
+    CALL_ASKED,
     CALL_EVERY,
     CALL_PERIOD,
     CALL_POOL,
@@ -16,6 +17,7 @@ from aotc.vmfb.abi import (
     CALL_STATE,
     CALL_STOP,
     CALL_TURNS,
+    POOL_ASK,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -48,6 +50,11 @@ def poll(call):
         release(at(call, CALL_STOP), 1)
         return True
     now = clock(time_words())
+    asked = acquire(at(pool, POOL_ASK))
+    if asked != call[CALL_ASKED] and pool[POOL_RELEASE] != 0:
+        call[CALL_ASKED] = asked
+        give_word(call, pool, now)
+        return acquire(at(call, CALL_STOP)) != 0
     if call[CALL_SINCE] == 0 and call[CALL_EVERY] > 0:
         call[CALL_SINCE] = now
     elif now - call[CALL_SINCE] >= call[CALL_PERIOD] and pool[POOL_RELEASE] != 0:
@@ -78,6 +85,6 @@ def poll_call(call):
 
 
 def poll_worker(monitor):
-    """Tell a kernel on a worker's thread whether to return at once; ``monitor`` is that of the pool."""
-    pool = words_at(monitor[MONITOR_POOL - MONITOR])
-    return 1 if is_stopped(pool, words_at(pool[CALL])) else 0
+    """Tell a kernel on a worker's thread whether to return at once; ``monitor`` is that of the run."""
+    run = words_at(monitor[MONITOR_RUN - MONITOR])
+    return 1 if is_stopped(words_at(run[MONITOR_POOL]), words_at(run[CALL])) else 0

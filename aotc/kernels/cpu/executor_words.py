@@ -5,18 +5,25 @@ from __future__ import annotations
 from numba import njit
 
 from aotc.kernels.cpu.atomics import address_of_export, pause, stack_words, yield_processor
-from aotc.kernels.limits import YIELD_AFTER
+from aotc.kernels.limits import RUNS, YIELD_AFTER
 from aotc.vmfb import abi
 from aotc.vmfb.abi import PLACE_OFFSET, PLACE_SLOT, PLACE_WORDS, POOL_ALIVE
 
-# Words of the pool. Those of ``abi``, the monitor of all workers; then, each on a cache line of its own:
-MONITOR, MONITOR_POOL = 8, 9
+# Words of the pool. Those of ``abi``; then, each on a cache line of its own:
 ALIVE = POOL_ALIVE
-LOCK, EPOCH, INSIDE, SLEEPERS, STOP, OPEN, JOINED, TAIL, DONE = range(24, 96, 8)
-# The description of the current run; then how many workers runs wanted in this window and the one before.
-NODE, CALL, CELLS, THREADS = range(96, 100)
-WANTED, WANTED_BEFORE, WINDOW, REFUSED = range(104, 108)
-POOL_WORDS = 112
+EPOCH, SLEEPERS, STOP, HELD, WAKE = range(24, 64, 8)
+# How many workers runs wanted in this window and the one before; how many there ever were.
+WANTED, WANTED_BEFORE, WINDOW, REFUSED, BORN = range(64, 69)
+FIRST_RUN = 72  # where the runs lie, one after the other
+
+# Words of a run: the monitor of its workers and its description; then, apart from each other, what changes.
+MONITOR, MONITOR_RUN, MONITOR_POOL, NODE, CALL, CELLS, COUNT, THREADS = range(8)
+TAKEN, OPEN = 8, 9
+INSIDE, TAIL, DONE, PRESENT = range(16, 48, 8)
+SEATS = PRESENT + 1  # a bit for each participant
+SEAT_BITS = 32
+RUN_WORDS = 80
+POOL_WORDS = FIRST_RUN + RUNS * RUN_WORDS
 
 # Words of a command's cell.
 NEXT, FINISHED, PENDING, READY = range(4)

@@ -7,7 +7,6 @@ from numba import njit
 from aotc.kernels.cpu.atomics import (
     FUTEX_WAIT_PRIVATE,
     acquire,
-    address_of,
     at,
     clock,
     exchange,
@@ -15,28 +14,27 @@ from aotc.kernels.cpu.atomics import (
     futex,
     pause,
     start_thread,
+    words_at,
     yield_processor,
 )
 from aotc.kernels.cpu.executor_graph import take_part
+from aotc.kernels.cpu.executor_shares import give_seat, is_hoped_for, run_to_join, take_seat
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
+    BORN,
     EPOCH,
+    HELD,
     INSIDE,
-    JOINED,
-    LOCK,
-    MONITOR,
-    MONITOR_POOL,
     OPEN,
     REFUSED,
     SECOND,
     SLEEPERS,
     STOP,
-    THREADS,
+    WAKE,
     WANTED,
     WANTED_BEFORE,
     WINDOW,
     time_words,
-    worker_monitor,
 )
 from aotc.kernels.limits import ACTIVE_SPINS, KEEP_SECONDS, RETRY_SECONDS, SPINS
 
@@ -44,8 +42,6 @@ from aotc.kernels.limits import ACTIVE_SPINS, KEEP_SECONDS, RETRY_SECONDS, SPINS
 @njit
 def start(pool, workers):
     """Start threads; return how many of them the system refused."""
-    pool[MONITOR] = worker_monitor()
-    pool[MONITOR_POOL] = address_of(pool)
     for started in range(workers):
         fetch_add(at(pool, ALIVE), 1)
         if start_thread(pool) != 0:
@@ -85,18 +81,35 @@ def is_surplus(pool):
 
 
 @njit
-def sleep(pool, seen):
-    """Sleep until there is a run, or for as long as a worker is kept."""
+def sleep(pool):
+    """Sleep until there is a run to join, or for as long as a worker is kept."""
     timeout = time_words()
     timeout[0], timeout[1] = KEEP_SECONDS, 0
+    woken = acquire(at(pool, WAKE))
     fetch_add(at(pool, SLEEPERS), 1)
-    if fetch_add(at(pool, EPOCH), 0) == seen and acquire(at(pool, STOP)) == 0:
-        futex(at(pool, EPOCH), FUTEX_WAIT_PRIVATE, seen & 0xFFFFFFFF, timeout)
+    if run_to_join(pool) == 0 and acquire(at(pool, STOP)) == 0:
+        futex(at(pool, WAKE), FUTEX_WAIT_PRIVATE, woken & 0xFFFFFFFF, timeout)
     fetch_add(at(pool, SLEEPERS), -1)
+
+
+@njit
+def join(pool, run, hint):
+    """Take part in a run, if it is still open and has a seat; return whether another may need this worker now."""
+    helped = False
+    fetch_add(at(run, INSIDE), 1)
+    if fetch_add(at(run, OPEN), 0) == 1:
+        me = take_seat(run, hint)
+        if me != 0:
+            take_part(pool, run, me)
+            give_seat(run, me)
+            helped = acquire(at(pool, HELD)) > 1
+    fetch_add(at(run, INSIDE), -1)
+    return helped
 
 
 def worker(pool):
     """The life of a worker thread."""
+    hint = fetch_add(at(pool, BORN), 1)
     seen = 0
     spins = 0
     while acquire(at(pool, STOP)) == 0:
@@ -106,20 +119,19 @@ def worker(pool):
             if spins < SPINS:
                 pause()
                 continue
-            if spins < ACTIVE_SPINS and acquire(at(pool, LOCK)) == 1:
+            if spins < ACTIVE_SPINS and is_hoped_for(pool):
                 yield_processor()
                 continue
             if is_surplus(pool):
                 return
-            sleep(pool, seen)
+            sleep(pool)
             spins = 0
+            seen = -1
             continue
         seen = epoch
-        spins = 0
-        fetch_add(at(pool, INSIDE), 1)
-        if fetch_add(at(pool, OPEN), 0) == 1:
-            me = fetch_add(at(pool, JOINED), 1) + 1
-            if me < pool[THREADS]:
-                take_part(pool, me)
-        fetch_add(at(pool, INSIDE), -1)
+        found = run_to_join(pool)
+        if found != 0:
+            spins = 0
+            if join(pool, words_at(found), hint):
+                seen = -1
     fetch_add(at(pool, ALIVE), -1)

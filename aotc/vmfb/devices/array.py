@@ -25,7 +25,7 @@ class DeviceArray:
     nbytes : int
     """
 
-    __slots__ = ("_array", "device")
+    __slots__ = ("__weakref__", "_array", "device")
 
     def __init__(self, array: np.ndarray, device: str) -> None:
         self._array = array

@@ -316,8 +316,8 @@ class CpuExecutable:
             finally:
                 if lapack is not None:
                     lapack.end()
-            if need:
-                give(arena)
+                if need:
+                    give(arena)  # also after a call that ended early: no worker is in it any more
             idle.append(state)
             if failure is not None:
                 raise failure

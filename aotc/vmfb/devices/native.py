@@ -12,11 +12,14 @@ import atexit
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
 from weakref import WeakValueDictionary
 
 from aotc.vmfb.abi import (
     ALIGNMENT,
+    POOL_ASK,
+    POOL_CORES,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
@@ -24,11 +27,12 @@ from aotc.vmfb.abi import (
     POOL_RELEASE,
 )
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.errors import BundleError
+from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.files import work_folder, write_parts
 from aotc.vmfb.limits import EXIT_SECONDS
+from aotc.vmfb.machine import thread_count
 from aotc.vmfb.pointers import WORDS, aligned_bytes
-from aotc.vmfb.process.interruption import is_calling
+from aotc.vmfb.process.interruption import is_calling, on_ask
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
 
 _SIGNATURES = {
@@ -114,6 +118,8 @@ class Executor:
         for word, name in _HOST.items():
             function = getattr(ctypes.pythonapi, name)
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
+        with suppress(VmError):  # a variable that is no number is said to whoever loads without threads=
+            self[POOL_CORES] = thread_count(None)
 
     def __getitem__(self, word: int) -> int:
         return WORDS[(self.pool >> 3) + word]
@@ -196,6 +202,12 @@ def _begin_again() -> None:
         executor.prepare()
 
 
+def _ask_calls() -> None:
+    """Let all calls look whether they are to end; one that does not see it looks when its time has come."""
+    for executor in list(_PROCESS.executors.values()):
+        executor[POOL_ASK] += 1
+
+
 def _end_calls() -> None:
     """Stop the calls of daemon threads before the interpreter frees their arrays; a library's function ends first."""
     if not is_calling(_CALLERS):
@@ -211,4 +223,5 @@ def _end_calls() -> None:
 
 
 after_fork(_begin_again)
+on_ask(_ask_calls)
 atexit.register(_end_calls)

@@ -10,8 +10,23 @@ from __future__ import annotations
 
 import sys
 from _thread import get_ident
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+RUNNING: dict[int, Any] = {}  # by thread: the submission that it runs
+_ASK: list[Callable[[], None]] = []
+
+
+def on_ask(function: Callable[[], None]) -> None:
+    """Have ``function`` called when somebody wants a call to end: it lets every call under way call :func:`notice`."""
+    _ASK.append(function)
+
+
+def ask() -> None:
+    """Let every call under way look soon whether it is to end, not only when its time has come."""
+    for function in _ASK:
+        function()
 
 
 def notice() -> None:
@@ -19,9 +34,15 @@ def notice() -> None:
 
     Raises
     ------
+    VmError
+        If this thread runs a submission that was cancelled, or whose deadline has passed.
     asyncio.CancelledError
         If the task is cancelled that runs on this thread, or awaits what this thread computes.
     """
+    if RUNNING:
+        running = RUNNING.get(get_ident())
+        if running is not None and running.stopped is not None:
+            raise running.stopped
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):
         raise asyncio.CancelledError

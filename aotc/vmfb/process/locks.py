@@ -30,9 +30,10 @@ def new_recursive_lock() -> threading.RLock:
     return _listed(RLock())
 
 
-def after_fork(function: Callable[[], None]) -> None:
-    """Have ``function`` called in a forked child, when all locks are free."""
+def after_fork(function: Callable[[], None]) -> Callable[[], None]:
+    """Have ``function`` called in a forked child, when all locks are free; it is returned."""
     _AFTER_FORK.append(function)
+    return function
 
 
 def _listed(lock: Any) -> Any:

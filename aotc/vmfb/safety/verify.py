@@ -6,14 +6,18 @@ After these checks the interpreter and the native executor trust what they read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotc.vmfb import abi
+from aotc.vmfb import abi, trees
 from aotc.vmfb.abi import Command, Graph, Node, Place, Slots
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
+from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME, ISA, Arg, Axis, Cb, Dt, Imm, In, Ins, Out, Res, Slot, Target, Text
 from aotc.vmfb.safety.interface import Invalid
+
+if TYPE_CHECKING:
+    from aotc.vmfb.bundle import Bundle
 
 _RETURN = BY_NAME["return"].opcode
 _SUBMIT = BY_NAME["submit"].opcode
@@ -23,6 +27,37 @@ _SCALARS = frozenset(name for name, row in DTYPES.items() if row.kind in "biu" a
 
 
 # ---------------------------------------------------------------- host programs
+
+
+def check_functions(bundle: Bundle) -> None:
+    """Check signatures and programs of every variant of a bundle.
+
+    Raises
+    ------
+    BundleError
+        Names the first thing that is wrong.
+    """
+    entries = bundle.manifest["functions"]
+    for name, entry in entries.items():
+        for value in (*entry["arguments"], *entry["results"]):
+            if value["dtype"] not in DTYPES:
+                raise BundleError(bundle.where, f"function {name!r} has an unknown dtype", value["dtype"])
+        for tree, values in (("in_tree", "arguments"), ("out_tree", "results")):
+            try:
+                found = trees.count_leaves(entry[tree]) if entry.get(tree) else len(entry[values])
+            except ValueError as error:
+                raise BundleError(bundle.where, f"{tree} of function {name!r}: {error}") from None
+            if found != len(entry[values]):
+                raise BundleError(bundle.where, f"{tree} of function {name!r}", f"{found} leaves", len(entry[values]))
+    for variant in bundle.manifest["variants"]:
+        for name, program in variant["functions"].items():
+            where = f"program {name!r} of {variant['target']}"
+            if name not in entries:
+                raise BundleError(bundle.where, f"{where} has no signature")
+            try:
+                check_program(program["code"], program["registers"], entries[name], variant["command_buffers"])
+            except Invalid as error:
+                raise BundleError(bundle.where, f"{where} is invalid: {error}") from None
 
 
 def check_program(

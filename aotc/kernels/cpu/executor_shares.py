@@ -1,0 +1,190 @@
+"""How calls that run at the same time share the workers.
+
+A call takes one of the pool's *runs* with its first graph that several threads can share, and keeps it until it ends.
+A worker joins the open run that has the fewest workers, and leaves one between two claims when another has two fewer;
+so no call has more than one worker more than another that could use it. Callers are threads as well: the more calls,
+the fewer workers take part, so that there are never more threads at work than cores. Counts may be out of date by the
+time they are used: then a worker is where it is not needed most until it looks again.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from aotc.kernels.cpu.atomics import (
+    FUTEX_WAKE_PRIVATE,
+    acquire,
+    address_of,
+    at,
+    exchange,
+    fetch_add,
+    fetch_or,
+    futex,
+    release,
+    words_at,
+)
+from aotc.kernels.cpu.executor_words import (
+    COUNT,
+    DONE,
+    EPOCH,
+    FIRST_RUN,
+    HELD,
+    MONITOR,
+    MONITOR_POOL,
+    MONITOR_RUN,
+    OPEN,
+    PRESENT,
+    RUN_WORDS,
+    SEAT_BITS,
+    SEATS,
+    SLEEPERS,
+    TAKEN,
+    THREADS,
+    WAKE,
+    worker_monitor,
+)
+from aotc.kernels.limits import RUNS
+from aotc.vmfb.abi import POOL_CORES
+
+
+@njit
+def run_at(pool, number):
+    """Return a run by its number."""
+    return at(pool, FIRST_RUN + number * RUN_WORDS)
+
+
+@njit
+def wake(pool, workers):
+    """Wake so many of the workers that sleep, if there are any."""
+    if workers > 0 and fetch_add(at(pool, SLEEPERS), 0) > 0:
+        fetch_add(at(pool, WAKE), 1)
+        futex(at(pool, WAKE), FUTEX_WAKE_PRIVATE, workers, words_at(0))
+
+
+@njit
+def take_run(pool, threads):
+    """Return the address of a run that is this call's from now on, or 0 if there is none."""
+    for number in range(RUNS):
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) == 0 and exchange(at(run, TAKEN), 1) == 0:
+            run[MONITOR] = worker_monitor()
+            run[MONITOR_RUN] = address_of(run)
+            run[MONITOR_POOL] = address_of(pool)
+            release(at(run, THREADS), threads)
+            if fetch_add(at(pool, HELD), 1) > 0:
+                fetch_add(at(pool, EPOCH), 1)  # workers of the others may have to leave
+            return address_of(run)
+    return 0
+
+
+@njit
+def give_run(pool, run):
+    """Let others have a run, and what workers it had."""
+    release(at(run, TAKEN), 0)
+    if fetch_add(at(pool, HELD), -1) > 1:
+        fetch_add(at(pool, EPOCH), 1)
+        wake(pool, run[THREADS])
+
+
+@njit
+def wanted_workers(pool):
+    """Return how many workers all calls under way could use: as many threads as they ask for, or as there may be."""
+    held = acquire(at(pool, HELD))
+    seen, wish, most = 0, 0, 0
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            seen += 1
+            wish += acquire(at(run, THREADS))
+            most = max(most, acquire(at(run, THREADS)))
+    return min(wish, max(most, pool[POOL_CORES])) - seen
+
+
+@njit
+def present_workers(pool):
+    """Return how many workers are in runs."""
+    held = acquire(at(pool, HELD))
+    seen, present = 0, 0
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            seen += 1
+            present += acquire(at(run, PRESENT))
+    return present
+
+
+@njit
+def has_room(run, several):
+    """Could one more worker help this run? Whether it is finished matters where there are others to go to."""
+    if acquire(at(run, OPEN)) == 0 or acquire(at(run, PRESENT)) >= acquire(at(run, THREADS)) - 1:
+        return False
+    return not several or acquire(at(run, DONE)) < run[COUNT]
+
+
+@njit
+def least_served(pool, held):
+    """Return the address of the open run with the fewest workers of those that could use one more, or 0."""
+    seen, found, fewest = 0, 0, 0
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            seen += 1
+            present = acquire(at(run, PRESENT))
+            if has_room(run, held > 1) and (found == 0 or present < fewest):
+                found, fewest = address_of(run), present
+    return found
+
+
+@njit
+def run_to_join(pool):
+    """Return the address of the run that a worker is to join, or 0 if there is none."""
+    held = acquire(at(pool, HELD))
+    if held > 1 and present_workers(pool) >= wanted_workers(pool):
+        return 0
+    return least_served(pool, held)
+
+
+@njit
+def is_hoped_for(pool):
+    """Is there a call under way whose next graph could use one more worker?"""
+    held = acquire(at(pool, HELD))
+    return held == 1 or (held > 1 and present_workers(pool) < wanted_workers(pool))
+
+
+@njit
+def is_needed_elsewhere(pool, run):
+    """Should a worker leave this run? There are too many at work, or another run has two fewer."""
+    held = acquire(at(pool, HELD))
+    if held <= 1:
+        return False
+    if present_workers(pool) > wanted_workers(pool):
+        return True
+    found = least_served(pool, held)
+    return found != 0 and acquire(at(words_at(found), PRESENT)) + 1 < acquire(at(run, PRESENT))
+
+
+@njit
+def take_seat(run, hint):
+    """Return the number of this participant, with which its scratch memory goes, or 0 if all are taken."""
+    threads = run[THREADS]
+    me = 1 + hint % (threads - 1)
+    for _ in range(1, threads):
+        bit = 1 << (me % SEAT_BITS)
+        if fetch_or(at(run, SEATS + me // SEAT_BITS), bit) & bit == 0:
+            fetch_add(at(run, PRESENT), 1)
+            return me
+        me = me + 1 if me + 1 < threads else 1
+    return 0
+
+
+@njit
+def give_seat(run, me):
+    """Leave a seat."""
+    fetch_add(at(run, PRESENT), -1)
+    fetch_add(at(run, SEATS + me // SEAT_BITS), -(1 << (me % SEAT_BITS)))

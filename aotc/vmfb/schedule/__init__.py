@@ -1,0 +1,1 @@
+"""Calls that run later: fences, submissions, and the threads that run them."""

@@ -1,0 +1,236 @@
+"""The threads that run submissions: a few for the whole process, started on demand, none for a call that waits.
+
+No lock is held anywhere: what threads hand each other goes through atomic operations of lists and deques, so that a
+signal handler may submit and signal, whatever it interrupts. Whoever takes the one entry out of a *box* has the right
+to decide what becomes of the submission in it; an empty box is passed over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from _thread import TIMEOUT_MAX
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Protocol
+
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, LINGER_SECONDS, MOST_DISPATCHERS
+from aotc.vmfb.machine import usable_cores
+from aotc.vmfb.process.interruption import RUNNING
+from aotc.vmfb.process.locks import after_fork, new_lock
+
+
+class Task(Protocol):
+    """What a dispatcher does."""
+
+    def run(self) -> None:
+        """Do it; raises nothing."""
+
+
+Box = list[Task]
+
+
+def take(box: Box) -> Task | None:
+    """Return what is in a box, which is empty then; None if somebody else took it."""
+    try:
+        return box.pop()
+    except IndexError:
+        return None
+
+
+class Bell:
+    """What one thread sleeps at until another rings; if it was rung before, it does not sleep."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """Wake whoever sleeps here, or will next."""
+        with suppress(RuntimeError):  # it rings already
+            self._lock.release()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Sleep, ``seconds`` at most; tell whether it rang."""
+        return self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0), TIMEOUT_MAX))
+
+
+def start_thread(name: str, life: Callable[[], None]) -> None:
+    """Start a daemon thread.
+
+    Raises
+    ------
+    VmError
+        If the system refuses.
+    """
+    try:
+        threading.Thread(target=life, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise VmError("", "no thread can be started that runs what is submitted", error) from None
+
+
+class Dispatchers:
+    """The ready submissions of the process, and the threads that take them.
+
+    Attributes
+    ----------
+    ready : deque of Box
+        In the order in which they became ready.
+    """
+
+    def __init__(self) -> None:
+        self.ready: deque[Box] = deque()
+        count = min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
+        self._free = list(range(count))  # numbers of threads that could be started
+        self._idle: list[Bell] = []
+        self._coming: list[None] = []  # an entry for each thread that was woken or started and has not looked yet
+        self._idents: set[int] = set()
+        self._lingering: list[Bell] = []
+        self._posted = 0
+        self._ended = False
+
+    def post(self, box: Box) -> None:
+        """Have what is in ``box`` run soon."""
+        self.ready.append(box)
+        self._posted += 1
+        if len(self._coming) < len(self.ready):
+            self._send()
+
+    def withdraw(self, box: Box) -> None:
+        """Forget a box that is empty, if it was the last one to come: others are passed over later."""
+        with suppress(IndexError):
+            last = self.ready.pop()
+            if last is not box:
+                self.post(last)  # a thread may have looked in between, and have gone to sleep
+
+    def have_one(self) -> None:
+        """Start a thread if there is none."""
+        if not self._idents and not self._coming:
+            self._send()
+
+    def is_dispatcher(self) -> bool:
+        """Tell whether this thread is one of them."""
+        return threading.get_ident() in self._idents
+
+    def _send(self) -> None:
+        """Wake a thread, or start one."""
+        self._coming.append(None)
+        try:
+            self._idle.pop().ring()
+            return
+        except IndexError:
+            pass
+        try:
+            number = self._free.pop()
+        except IndexError:
+            self._coming.pop()  # all are at work, and take it when they are done
+            return
+        try:
+            start_thread(f"aotc-dispatcher-{number}", lambda: self._live(number))
+        except VmError:
+            self._coming.pop()
+            self._free.append(number)
+            if not self._idents:
+                raise
+
+    def _live(self, number: int) -> None:
+        me = threading.get_ident()
+        self._idents.add(me)
+        self._coming.pop()
+        try:
+            self._serve(Bell())
+        finally:
+            self._idents.discard(me)
+            self._free.append(number)
+
+    def _serve(self, bell: Bell) -> None:
+        useful = True  # was there anything since this thread was woken?
+        while not self._ended:
+            try:
+                box = self.ready.popleft()
+            except IndexError:
+                if useful or not self._linger(bell):
+                    self._sleep(bell)
+                useful = False
+                continue
+            task = take(box)
+            if task is not None:
+                useful = True
+                task.run()
+            del box, task  # results are the user's while this thread sleeps
+
+    def _linger(self, bell: Bell) -> bool:
+        """After this thread was woken for nothing, as whoever submits waits and so runs it: let it not be woken again.
+
+        It looks by itself a little later, sooner if somebody is in a hurry. Tell whether there was anything meanwhile.
+        """
+        posted = self._posted
+        self._coming.append(None)
+        self._lingering.append(bell)
+        bell.wait(LINGER_SECONDS)
+        with suppress(ValueError):
+            self._lingering.remove(bell)
+        self._coming.pop()
+        return self._posted != posted or bool(self.ready)
+
+    def hurry(self) -> None:
+        """Somebody waits who does not run it himself."""
+        if self._lingering:
+            with suppress(IndexError):
+                self._lingering.pop().ring()
+
+    def _sleep(self, bell: Bell) -> None:
+        self._idle.append(bell)
+        if not self.ready and not self._ended:  # else it was posted before the bell was there to be rung
+            bell.wait()
+        try:
+            self._idle.remove(bell)
+        except ValueError:  # it was rung, or is about to be, for something posted: this thread has come
+            with suppress(IndexError):
+                self._coming.pop()
+
+    def end(self) -> None:
+        """End the threads before the interpreter frees what they use; a library's function ends first."""
+        self._ended = True
+        for task in list(RUNNING.values()):
+            task.stop(VmError("", "the interpreter ends"))
+        end = monotonic() + EXIT_SECONDS
+        while self._idents and monotonic() < end:
+            with suppress(IndexError):
+                self._idle.pop().ring()
+            sleep(0.001)
+
+
+class Process:
+    """What submissions of this process share.
+
+    Attributes
+    ----------
+    generation : int
+        How many forks lie between the first process and this one.
+    dispatchers : Dispatchers
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin without threads and ready submissions."""
+        self.dispatchers = Dispatchers()
+
+    def begin_again(self) -> None:
+        """A forked child has none of its parent's threads, and its submissions are the parent's."""
+        self.generation += 1
+        RUNNING.clear()
+        self.begin()
+
+
+PROCESS = Process()
+after_fork(PROCESS.begin_again)
+atexit.register(lambda: PROCESS.dispatchers.end())

@@ -1,0 +1,270 @@
+"""Fences: what is done once, and who is told of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.errors import FenceCancelled, VmError
+from aotc.vmfb.schedule.dispatch import PROCESS, Bell, take
+
+_SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it is to call
+
+
+class Fence:
+    """A point in time that others wait for: reached once, or failed. It may carry results.
+
+    ``Fence()`` is the user's own, which :meth:`signal` or :meth:`fail` settles;
+    :meth:`~aotc.vmfb.module.LoadedModule.submit` returns one that the call settles. ``await fence`` waits for one in a
+    coroutine, without a thread. All methods may be called from any thread, and from signal handlers.
+    """
+
+    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_root")
+
+    def __init__(self) -> None:
+        self._box: list[Any] = [self]  # whoever takes it out settles this fence
+        self._callbacks: list[Callable[[Fence], None]] = []
+        self._outcome: tuple[tuple[Any, ...], BaseException | None] | None = None
+        self._root: tuple[str, BaseException] | None = None  # what failed first, and why
+
+    # ------------------------------------------------------------ the user's own
+
+    def signal(self) -> bool:
+        """Settle this fence: what waits for it may run. Return False if it was settled before."""
+        return self._settle_once((), None)
+
+    def fail(self, error: BaseException) -> bool:
+        """Settle this fence with an error, with which all that wait for it fail. Return False if it was settled before.
+
+        Raises
+        ------
+        VmError
+            If ``error`` is no exception.
+        """
+        if not isinstance(error, BaseException):
+            raise VmError("", "a fence fails with an exception", type(error).__name__, "VmError('', 'why')")
+        return self._settle_once((), error)
+
+    def cancel(self) -> bool:
+        """Settle this fence with :class:`~aotc.FenceCancelled`; return False if it was settled before."""
+        return self._settle_once((), FenceCancelled("", f"{self.label} was cancelled"))
+
+    # ------------------------------------------------------------ whoever waits
+
+    @property
+    def done(self) -> bool:
+        """Has it been settled? With results or an error."""
+        return self._outcome is not None
+
+    @property
+    def label(self) -> str:
+        """Return what it is, for messages."""
+        return "a fence of the user's"
+
+    @property
+    def results(self) -> tuple[FenceResult, ...]:
+        """Return the results, which may not exist yet: arguments of later submissions."""
+        return ()
+
+    def __getitem__(self, number: int) -> FenceResult:
+        return self.results[number]
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Wait, and return the list of results as ``invoke`` does; a fence of the user's has none.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most. The submission goes on when they are over.
+
+        Raises
+        ------
+        TimeoutError
+            If ``timeout`` is over.
+        VmError or other
+            The error that the fence failed with.
+        """
+        self.wait(timeout)
+        assert self._outcome is not None
+        results, error = self._outcome
+        if error is not None:
+            raise error.with_traceback(None)  # it may be raised many times: each would add to its traceback
+        return list(results)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as :meth:`result` does, and return the error, or None."""
+        self.wait(timeout)
+        assert self._outcome is not None
+        return self._outcome[1]
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is settled.
+
+        Raises
+        ------
+        TimeoutError
+            If it is not after ``timeout`` seconds.
+        """
+        if self._outcome is not None:
+            return
+        bell = Bell()
+
+        def ring(_: Fence) -> None:
+            bell.ring()
+
+        self.add_done_callback(ring)
+        PROCESS.dispatchers.hurry()
+        try:
+            if not bell.wait(timeout) and self._outcome is None:
+                raise TimeoutError(f"{self.label} is not done after {timeout} s")
+        finally:
+            self._forget(ring)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        from asyncio import CancelledError, get_running_loop  # for coroutines alone: it takes 20 ms to import
+
+        if self._outcome is None:
+            loop = get_running_loop()
+            future = loop.create_future()
+
+            def wake() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            def call(_: Fence) -> None:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(call)
+            PROCESS.dispatchers.hurry()
+            try:
+                yield from future
+            except CancelledError:
+                self._forget(call)
+                self._abandon()
+                raise
+        return self.result()
+
+    def add_done_callback(self, function: Callable[[Fence], None]) -> None:
+        """Have ``function(fence)`` called when it is settled, by the thread that settles it, or now if it is.
+
+        What it raises is printed, and changes nothing.
+        """
+        self._callbacks.append(function)
+        if self._outcome is not None:
+            self._tell()
+
+    # ------------------------------------------------------------ how it is settled
+
+    def _settle_once(self, results: tuple[Any, ...], error: BaseException | None) -> bool:
+        if take(self._box) is None:
+            return False
+        self._settle(results, error)
+        return True
+
+    def _settle(self, results: tuple[Any, ...], error: BaseException | None) -> None:
+        """Settle it; for whoever took it out of its box."""
+        if error is not None and self._root is None:
+            self._root = self.label, error
+        self._outcome = results, error
+        if not self._callbacks:
+            return
+        if threading.current_thread() is threading.main_thread():
+            PROCESS.dispatchers.post([_Telling(self)])  # nothing of it gets lost if a signal handler raises here
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Call the callbacks: one fence after the other, however long the chain of those that fail with it."""
+        me = threading.get_ident()
+        queue = _SETTLING.get(me)
+        if queue is not None:
+            queue.append(self)
+            return
+        queue = _SETTLING[me] = deque([self])
+        try:
+            while queue:
+                queue.popleft()._call_back()
+        finally:
+            del _SETTLING[me]
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                function = self._callbacks.pop(0)
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                function(self)
+            except Exception:
+                sys.excepthook(*sys.exc_info())
+
+    def _forget(self, function: Callable[[Fence], None]) -> None:
+        with suppress(ValueError):
+            self._callbacks.remove(function)
+
+    def _abandon(self) -> None:
+        """The coroutine that awaited it was cancelled: others may wait for a fence of the user's."""
+
+    def __repr__(self) -> str:
+        if self._outcome is None:
+            return f"<{self.label}: not done>"
+        error = self._outcome[1]
+        return f"<{self.label}: done>" if error is None else f"<{self.label}: failed: {error!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a fence cannot be pickled: it belongs to its process")
+
+
+class _Telling:
+    """A fence whose callbacks a dispatcher is to call."""
+
+    __slots__ = ("_fence",)
+
+    def __init__(self, fence: Fence) -> None:
+        self._fence = fence
+
+    def run(self) -> None:
+        """Call them."""
+        self._fence._tell()
+
+
+class FenceResult:
+    """A result that may not exist yet: an argument of a later submission, or of a call, which waits for it.
+
+    Attributes
+    ----------
+    fence : Fence
+    number : int
+    dtype : str
+        As in the signature.
+    dims : tuple of int or str
+        As in the signature: a size that is known at run time only is text.
+    """
+
+    __slots__ = ("dims", "dtype", "fence", "number")
+
+    def __init__(self, fence: Fence, number: int, dtype: str, dims: tuple[int | str, ...]) -> None:
+        self.fence = fence
+        self.number = number
+        self.dtype = dtype
+        self.dims = dims
+
+    def numpy(self, timeout: float | None = None) -> np.ndarray:
+        """Wait for the fence, and return the array."""
+        return np.asarray(self.fence.result(timeout)[self.number])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self.numpy()
+        if copy:
+            return np.array(array, dtype=dtype)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"<result {self.number} of {self.fence!r}>"

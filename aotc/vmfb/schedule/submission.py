@@ -1,0 +1,325 @@
+"""Submissions: calls that run when what they wait for is done.
+
+The way of one: :func:`submit` checks it, so that what can be known is said to the caller; it counts what it waits for
+and is told as each is settled; then it is ready, and a dispatcher runs it, or whoever waits for it in
+:meth:`~aotc.vmfb.schedule.fence.Fence.result`, if no dispatcher has begun. A call under way is stopped by what
+:func:`aotc.vmfb.process.interruption.notice` raises on its thread.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.arguments import Argument
+from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
+from aotc.vmfb.process.interruption import RUNNING, ask
+from aotc.vmfb.schedule.clock import CLOCK
+from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
+from aotc.vmfb.schedule.fence import Fence, FenceResult
+from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
+
+# What a call raises; anything else is a mistake of ours, or meant for the thread.
+_EXPECTED = (VmError, BundleError, MemoryError)
+
+
+class SubmittedCall(NamedTuple):
+    """What a submission runs.
+
+    Attributes
+    ----------
+    where : str
+        Module and function, for messages.
+    arguments : sequence of Argument
+    results : sequence of dict
+        Rows of the signature.
+    run : callable
+        ``run(*arrays, out=..., donate=...) -> list`` makes the call.
+    """
+
+    where: str
+    arguments: Sequence[Argument]
+    results: Sequence[dict[str, Any]]
+    run: Callable[..., list[Any]]
+
+
+class Submission(Fence):
+    """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
+
+    __slots__ = ("_call", "_donate", "_fate", "_generation", "_out", "_rows", "_tokens", "_turn", "_values", "_where")
+
+    def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
+        super().__init__()
+        self._call: SubmittedCall | None = call
+        self._where, self._rows = call.where, call.results
+        self._values, self._out, self._donate = values, out, donate
+        self._generation = PROCESS.generation
+        self._turn: Turn | None = None
+        self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
+        self._fate: dict[int, VmError | None] = {}  # set once: None by the end of the call, else why it is to end
+
+    # ------------------------------------------------------------ for the user
+
+    @property
+    def label(self) -> str:
+        """Return what it is, for messages."""
+        return f"a submission of {self._where}"
+
+    @property
+    def results(self) -> tuple[FenceResult, ...]:
+        """Return the results, which may not exist yet: arguments of later submissions."""
+        rows = enumerate(self._rows)
+        return tuple([FenceResult(self, n, row["dtype"], tuple(row["dims"])) for n, row in rows])
+
+    def signal(self) -> bool:
+        """Refuse: the call settles it."""
+        raise VmError(self._where, "the fence of a submission is settled by its call", hint="aotc.Fence(), to signal")
+
+    def fail(self, error: BaseException) -> bool:
+        """Refuse: the call settles it."""
+        raise VmError(self._where, "the fence of a submission is settled by its call", hint="cancel()")
+
+    def cancel(self) -> bool:
+        """Cancel the call, also one under way, which then ends within milliseconds; its arguments are as they were.
+
+        The fence fails with :class:`~aotc.FenceCancelled`, when the call has ended. Return False if it was done before.
+        """
+        return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is done; run it on this thread if it is ready and nobody has begun."""
+        if self._outcome is None:
+            if self._generation != PROCESS.generation:
+                raise foreign(self._where, self)
+            if timeout is None and not self._tokens and not self._donate:
+                self._help()
+        super().wait(timeout)
+
+    def _abandon(self) -> None:
+        self.cancel()
+
+    # ------------------------------------------------------------ how it ends early
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self._stop_with(DeadlineExceeded(self._where, "the deadline of the submission passed before it was done"))
+
+    def stop(self, error: VmError) -> None:
+        """End the call under way, as nobody waits for it."""
+        self._stop_with(error)
+
+    @property
+    def stopped(self) -> VmError | None:
+        """Return why the call is to end, or None."""
+        return self._fate.get(0)
+
+    def _stop_with(self, error: VmError) -> bool:
+        fate = self._fate.setdefault(0, error)
+        if fate is error:
+            if take(self._box) is not None:  # nobody has begun
+                self._end((), error)
+            else:
+                ask()
+        return fate is not None
+
+    # ------------------------------------------------------------ how it becomes ready
+
+    def start_when(self, fences: Iterable[Fence]) -> None:
+        """Become ready when all fences are settled."""
+        unsettled = [fence for fence in fences if fence._outcome is None or fence._root is not None]
+        self._tokens.extend(range(len(unsettled) + 1))  # the last is this function's
+        for fence in unsettled:
+            fence.add_done_callback(self._hear)
+        if self._tokens.pop() == 0:
+            self._post()
+
+    def _hear(self, fence: Fence) -> None:
+        """A fence that this one waits for is settled."""
+        if fence._root is not None:
+            if take(self._box) is not None:
+                self._root = fence._root
+                self._end((), _consequence(self._where, fence._root))
+            return
+        if self._tokens.pop() == 0:
+            self._post()
+
+    def _post(self) -> None:
+        if self._generation == PROCESS.generation:
+            PROCESS.dispatchers.post(self._box)
+        elif take(self._box) is not None:
+            self._end((), foreign(self._where, self))
+
+    # ------------------------------------------------------------ how it runs
+
+    def run(self) -> None:
+        """Run the call, for whoever took this out of its box; every error is the fence's."""
+        try:
+            made = self._made()
+        except BaseException as error:
+            ends = isinstance(error, SystemExit)  # the executor stops all calls
+            self._end((), VmError(self._where, "the interpreter ends") if ends else error)
+        else:
+            self._end(tuple(made), None)
+
+    def _help(self) -> None:
+        """Run the call on this thread if it is ready; what is meant for the thread, as Ctrl-C, is not for the call."""
+        box: Box = self._box
+        if take(box) is None:
+            return
+        PROCESS.dispatchers.withdraw(box)
+        try:
+            made, error = self._made(), None
+        except _EXPECTED as found:
+            made, error = [], found
+        except BaseException:
+            box.append(self)  # it has written nothing but results, and begins again
+            PROCESS.dispatchers.post(box)
+            raise
+        self._end(tuple(made), error)
+
+    def _made(self) -> list[Any]:
+        """Make the call."""
+        call, me = self._call, get_ident()
+        assert call is not None
+        outer = RUNNING.get(me)
+        RUNNING[me] = self
+        try:
+            if self.stopped is not None:
+                raise self.stopped
+            values = [v.fence.result()[v.number] if isinstance(v, FenceResult) else v for v in self._values]
+            made = call.run(*values, out=self._out, donate=self._donate)
+        finally:
+            if outer is None:
+                RUNNING.pop(me, None)
+            else:
+                RUNNING[me] = outer
+        if self._donate:  # an array that was given away is not the result's object, though its memory is
+            made = [x.view() if any(x is v for v in values) else x for x in made]
+        return made
+
+    def _end(self, results: tuple[Any, ...], error: BaseException | None) -> None:
+        if self._turn is not None:
+            self._turn.leave()  # it is there until then: results are placed meanwhile
+        self._call = self._out = self._turn = None
+        self._values = []
+        error = self._fate.setdefault(0, None) or error
+        if error is not None:
+            results = ()
+        if isinstance(error, _EXPECTED):
+            error.__traceback__ = None  # its frames hold the arguments
+        place(self, results)
+        self._settle(results, error)
+
+    def follow(self, key: Any) -> None:
+        """An argument that did not exist is in memory that is found under this key, see :mod:`.memory_order`."""
+        turn = self._turn
+        if turn is not None:
+            turn.follow(key)
+
+
+def foreign(where: str, fence: Fence) -> VmError:
+    """Return the error for a fence of the process that this one was forked from."""
+    return VmError(where, f"{fence.label} belongs to the process before a fork, which runs it", hint="submit it here")
+
+
+def _consequence(where: str, root: tuple[str, BaseException]) -> VmError:
+    label, error = root
+    first = str(error).partition("\n")[0]
+    failed = VmError(where, f"it waits for {label}, which failed: {type(error).__name__}: {first}")
+    failed.__cause__ = error
+    return failed
+
+
+# ---------------------------------------------------------------- what is checked at once
+
+
+def submit(
+    call: SubmittedCall, values: Sequence[Any], wait: Any, deadline: Any, donate: bool, out: Sequence[Any] | None
+) -> Submission:
+    """Submit a call; the parameters are those of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
+    where, fences = call.where, _checked_fences(call.where, wait)
+    seconds = _checked_deadline(where, deadline)
+    if len(values) != len(call.arguments):
+        expected = f"{len(call.arguments)}: {', '.join(map(str, call.arguments))}"
+        raise VmError(where, "wrong number of arguments", len(values), expected)
+    given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
+    prepared = [_prepared(where, a, v) for a, v in zip(call.arguments, given)]
+    if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
+        found = len(out) if isinstance(out, list | tuple) else type(out).__name__
+        raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
+    made = Submission(call, prepared, out, donate)
+    fences += [v.fence for v in prepared if isinstance(v, FenceResult)]
+    made._turn = turn = Turn()
+    donated = [donate and a.donated for a in call.arguments]
+    touches = [Touch(v, writes) for v, writes in zip(prepared, donated)]
+    if out is not None:
+        touches += [Touch(x, True) for x in out if isinstance(x, np.ndarray)]
+    fences += turn.enter(made, touches)
+    for value in compress(given, donated):
+        give_away(value, where)
+    try:
+        PROCESS.dispatchers.have_one()
+        if seconds is not None:
+            CLOCK.add(seconds, made)
+    except VmError:
+        turn.leave()
+        raise
+    made.start_when(fences)
+    return made
+
+
+def _checked_fences(where: str, wait: Any) -> list[Fence]:
+    if wait == ():
+        return []
+    if not isinstance(wait, list | tuple) or not all(isinstance(f, Fence) for f in wait):
+        raise VmError(where, "wait is no list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made")
+    for fence in wait:
+        _check_fence(where, fence)
+    return list(wait)
+
+
+def _check_fence(where: str, fence: Fence) -> None:
+    """Refuse a fence that can never let a submission run."""
+    if fence._root is not None:
+        raise _consequence(where, fence._root)
+    if isinstance(fence, Submission) and not fence.done and fence._generation != PROCESS.generation:
+        raise foreign(where, fence)
+
+
+def _checked_deadline(where: str, deadline: Any) -> float | None:
+    if deadline is None:
+        return None
+    number = isinstance(deadline, int | float | np.integer | np.floating) and not isinstance(deadline, bool)
+    if not number or not isfinite(deadline) or deadline < 0:
+        raise VmError(where, "the deadline is no time to come", repr(deadline), "seconds from now, 0 or more")
+    return float(deadline)
+
+
+def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
+    """Return the only result of a fence that was given for an argument."""
+    results = fence.results
+    if len(results) != 1:
+        hint = "fence[0], fence[1]..." if results else "wait=[fence]"
+        what = f"{argument.label} is a fence with {len(results)} results"
+        raise VmError(where, what, expected="one result", hint=hint)
+    return results[0]
+
+
+def _prepared(where: str, argument: Argument, value: Any) -> Any:
+    """Return an argument as an array, or as the result that it will be; what is known of it fits."""
+    label = taker(value)
+    if label:
+        what = f"{argument.label} was given to {label} with donate=True"
+        raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
+    if not isinstance(value, FenceResult):
+        return argument.prepare(value, where)
+    _check_fence(where, value.fence)
+    if value.fence.done:
+        return argument.prepare(value.fence.result()[value.number], where)
+    argument.check_type(value.dtype, value.dims, where)
+    return value

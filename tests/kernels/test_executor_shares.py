@@ -1,0 +1,139 @@
+"""Calls that run at the same time share the workers of the native executor."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernels.test_executor import MOST, STRIDE, Command, Executor, Trace, aligned, graph, pointer, random_graph
+
+from aotc.kernels.cpu.executor_words import ALIVE, FIRST_RUN, HELD, PRESENT, RUN_WORDS
+from aotc.kernels.limits import RUNS
+from aotc.vmfb import abi
+
+pytestmark = pytest.mark.cpu
+PATIENCE = 60
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Iterator[Executor]:
+    made = Executor(tmp_path / "executor.so")
+    yield made
+    made.pool[abi.POOL_HALT] = 1
+    while made.pool[HELD]:
+        time.sleep(0.001)
+    made.library.aotc_pool_stop(pointer(made.pool))
+
+
+class Endless:
+    """A call of one graph with more items than will ever be done, until it is stopped."""
+
+    def __init__(self, executor: Executor, threads: int = MOST) -> None:
+        code = executor.prepare(graph([Command(1, [(0, 0), (1, 0)], [], 1 << 40)]), 2, 1)
+        memory = [np.zeros(1, np.int64), np.zeros(1, np.int8)]
+        table = np.array([x.ctypes.data for x in memory], np.int64)
+        params, cells, scratch = aligned(1), aligned(abi.STATE_WORDS), aligned(STRIDE // 8 * threads)
+        where = np.array([scratch.ctypes.data], np.int64)
+        self.block = aligned(abi.CALL_WORDS)
+        parts = {
+            abi.CALL_POOL: executor.pool, abi.CALL_SLOTS: table, abi.CALL_PARAMS: params, abi.CALL_CELLS: cells,
+            abi.CALL_SCRATCH: where, abi.CALL_CODE: code,
+        }  # fmt: skip
+        for word, array in parts.items():
+            self.block[word] = array.ctypes.data
+        self.block[abi.CALL_STRIDE], self.block[abi.CALL_LENGTH] = STRIDE, len(code)
+        self.block[abi.CALL_THREADS] = threads
+        self.kept = memory, table, params, cells, where, scratch, code
+        self.thread = threading.Thread(target=executor.library.aotc_run, args=(pointer(self.block),), daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.block[abi.CALL_STOP] = 1
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+def workers(executor: Executor) -> list[int]:
+    """How many workers each run has."""
+    return [int(executor.pool[FIRST_RUN + n * RUN_WORDS + PRESENT]) for n in range(RUNS)]
+
+
+def soon(condition: Callable[[], bool], what: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.001)
+
+
+def shares(executor: Executor, *wanted: int) -> None:
+    """Wait until runs have so many workers."""
+    soon(lambda: workers(executor)[: len(wanted)] == list(wanted), lambda: workers(executor))
+
+
+def test_a_later_call_gets_half_of_the_workers_and_leaves_them(executor: Executor) -> None:
+    executor.pool[abi.POOL_CORES] = MOST + 1
+    first = Endless(executor)
+    shares(executor, 4, 0)
+    second = Endless(executor)
+    shares(executor, 2, 2)
+    second.stop()
+    shares(executor, 4, 0)
+    third, fourth = Endless(executor, threads=2), Endless(executor, threads=2)
+    soon(lambda: sum(workers(executor)) == 3 and max(workers(executor)[1:3]) == 1, lambda: workers(executor))
+    for call in (third, fourth):
+        call.stop()
+    shares(executor, 4, 0, 0)
+    first.stop()
+    assert executor.pool[HELD] == 0
+
+
+def test_callers_count_as_threads(executor: Executor) -> None:
+    """So that there are no more at work than cores: five callers on five cores have no workers."""
+    executor.pool[abi.POOL_CORES] = MOST
+    calls = []
+    for others in (4, 3, 2, 1, 0):
+        calls.append(Endless(executor))
+        soon(lambda n=others: sum(workers(executor)) == n, lambda: workers(executor))  # type: ignore[misc]
+    assert executor.pool[ALIVE] == 4
+    for call in calls:
+        call.stop()
+
+
+def test_calls_with_few_threads_are_served_side_by_side(executor: Executor) -> None:
+    """Two calls of two threads each on four cores have a worker each."""
+    executor.pool[abi.POOL_CORES] = 4
+    calls = [Endless(executor, threads=2) for _ in range(2)]
+    shares(executor, 1, 1)
+    for call in calls:
+        call.stop()
+
+
+def test_small_calls_beside_a_long_one(executor: Executor) -> None:
+    """They get workers of it, and run in order, each item once."""
+    executor.pool[abi.POOL_CORES] = MOST
+    long = Endless(executor)
+    shares(executor, 4)
+    rng = random.Random(1)
+    for _ in range(300):
+        commands = random_graph(rng)
+        trace = Trace(commands)
+        executor.run(executor.prepare(graph(commands), 4, len(commands)), trace.slots, trace.cells, MOST)
+        trace.check()
+    shares(executor, 4)
+    long.stop()
+
+
+def test_more_calls_than_runs(executor: Executor) -> None:
+    calls = [Endless(executor, threads=2) for _ in range(RUNS + 3)]
+    soon(lambda: executor.pool[HELD] == RUNS, lambda: executor.pool[HELD])
+    for call in calls:
+        call.stop()
+    assert executor.pool[HELD] == 0
+    last = Endless(executor)
+    shares(executor, 4)
+    last.stop()

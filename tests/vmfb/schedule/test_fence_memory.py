@@ -1,0 +1,128 @@
+"""Submissions and the memory of their arguments: what was given away, what is written, what is freed."""
+
+import gc
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+from support import tiny
+
+import aotc
+from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.module import load
+from aotc.vmfb.schedule.dispatch import PROCESS
+from aotc.vmfb.schedule.memory_order import _GIVEN, _READERS, _WRITERS
+
+pytestmark = pytest.mark.ir
+
+X, Y = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def module():
+    return load(tiny.bundle(), threads=1)
+
+
+def test_what_was_given_away_is_refused(module):
+    start, x = aotc.Fence(), X.copy()
+    fence = module.submit("update", x, Y, donate=True, wait=[start])
+    with pytest.raises(aotc.VmError, match=r"argument 0 .x. was given to tiny: update with donate=True"):
+        module.submit("main", x, Y)
+    chained = module.submit("update", fence, Y, donate=True)
+    with pytest.raises(aotc.VmError, match="was given to"):
+        module.submit("main", fence, Y)
+    start.signal()
+    assert chained.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    with pytest.raises(aotc.VmError, match="was given to"):
+        module.submit("main", x, Y)
+    assert module.submit("update", chained.result()[0], Y, donate=True).result()[0].tolist() == (X + 3 * Y).tolist()
+    kept = DeviceArray(X.copy(), "d0")
+    module.submit("update", kept, Y, donate=True).wait()
+    with pytest.raises(aotc.VmError, match="was given to"):
+        module.submit("main", kept, Y)
+
+
+def test_without_donate_it_is_copied(module):
+    x = X.copy()
+    assert module.submit("update", x, Y).result()[0].tolist() == (X + Y).tolist()
+    assert x.tolist() == X.tolist()
+    module.submit("main", x, Y).wait()
+
+
+def test_earlier_readers_come_before_a_writer(module):
+    x, out, start = X.copy(), np.zeros(8, np.float32), aotc.Fence()
+    reader = module.submit("main", x[:], Y, wait=[start])
+    writer = module.submit("update", x, Y, donate=True)
+    assert not writer.done
+    into = module.submit("main", X, Y, out=[out[2:6]], wait=[start])
+    after = module.submit("main", out[4:], Y)
+    beside = module.submit("main", out[:4].copy(), Y)
+    assert beside.result(PATIENCE)[0].tolist() == Y.tolist()
+    assert not any(fence.done for fence in (reader, writer, into, after))
+    start.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + Y).tolist()
+    assert writer.result(PATIENCE)[0].tolist() == (X + Y).tolist()
+    assert after.result(PATIENCE)[0].tolist() == [22, 23, 10, 10]
+
+
+def test_readers_of_a_result_come_before_its_writer(module):
+    start, value = aotc.Fence(), module.submit("main", X, Y)
+    reader = module.submit("main", value, Y, wait=[start])
+    value.wait()
+    writer = module.submit("update", value.result()[0], Y, donate=True)
+    assert not writer.done
+    start.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    assert writer.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+
+
+def test_an_error_holds_no_arguments(module):
+    x = X[:2].copy()
+    gone, fence = weakref.ref(x), module.submit("grow", x)
+    del x
+    assert "expected at least 4" in str(fence.exception())
+    with pytest.raises(aotc.VmError):
+        fence.result()
+    assert gone() is None
+
+
+def test_one_that_waits_is_small(module):
+    start = aotc.Fence()
+    module.submit("grow", X).wait()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        fences = [module.submit("grow", X, wait=[start]) for _ in range(1000)]
+        size = (tracemalloc.get_traced_memory()[0] - before) / len(fences)
+    finally:
+        tracemalloc.stop()
+        start.signal()
+    assert size < 4000
+    for fence in fences:
+        fence.wait(PATIENCE)
+
+
+def test_nothing_is_left_of_what_is_done(module):
+    for _ in range(20):
+        start, x = aotc.Fence(), X.copy()
+        kept = module.submit("main", module.submit("update", x, Y, donate=True, wait=[start]), Y)
+        gone = weakref.ref(module.submit("main", kept, Y))
+        start.signal()
+        kept.result(PATIENCE)
+    PROCESS.dispatchers.ready.clear()
+    del x, kept, start
+    gc.collect()
+    assert gone() is None
+    assert not _READERS
+    assert not _WRITERS
+    assert not _GIVEN
+
+
+def test_a_fence_that_nobody_will_signal_is_collected(module):
+    fence = module.submit("main", X, Y, wait=[aotc.Fence()])
+    gone = weakref.ref(fence)
+    del fence
+    gc.collect()
+    assert gone() is None
