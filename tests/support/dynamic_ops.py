@@ -26,7 +26,11 @@ from support.checklist_all import CASES
 NAMES = "abcdefg"
 NOT_RUN = ("stablehlo.custom_call",)  # the function is one of the test's own
 # XLA does not compare the sizes of these, or not with those that the model states
-NOT_XLAS = ("stablehlo.einsum", "stablehlo.unary_einsum", "stablehlo.torch_index_select", "stablehlo.reduce_scatter")
+NOT_XLAS = (
+    "stablehlo.einsum", "stablehlo.unary_einsum", "stablehlo.torch_index_select", "stablehlo.reduce_scatter",
+    "chlo.constant_like",  # jaxlib's expansion, ours too, does not read the operand
+)  # fmt: skip
+SPREAD = "chlo.broadcast_"  # of an unknown size that turns out to be 1 nothing is spread: docs/status.md
 
 
 def type_of(array, dynamic):
@@ -140,6 +144,9 @@ def check_row(name, number, row, count, every):
             print("CALL", name, number, dynamic, shapes, flush=True)
             outcome = check_call(module, text, [resized(a, s) for a, s in zip(args, shapes)], judged)
             print("DONE", outcome.splitlines()[0], flush=True)
+            refused = outcome.startswith("the judge computes it")
+            if refused and name.startswith(SPREAD) and any(1 in shapes[n] for n in dynamic):
+                continue
             if outcome not in ("fits", "refused"):
                 yield f"{name} {number}, sizes {shapes}: {outcome}\n{text}"
 
