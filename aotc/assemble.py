@@ -16,6 +16,7 @@ from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
+from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
 from aotc.source.embed import Segments
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
@@ -94,6 +95,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         "specialized": v.specialized,
         **_devices(v),
         "arena_peak": v.arena,
+        "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
     }
     if v.target.kind == "cuda":
         from aotc.kernels.cuda.build import build_cubins
@@ -179,5 +181,15 @@ def _debug(variants: list[Variant]) -> dict[str, Any]:
     kernels = {}
     for v in variants:
         for k in v.kernels:
-            kernels[f"{v.target.name}/{k.name}"] = {"text": print_kernel(k), "loc": v.locs.get(k.name, "")}
-    return {"kernels": kernels}
+            buffers = own_buffers(k, v.target.kind == "cuda")
+            row = {"text": print_kernel(k), "loc": v.locs.get(k.name, ""), "buffers": buffers}
+            kernels[f"{v.target.name}/{k.name}"] = row
+    return {"kernels": kernels, "memory": {v.target.name: _buffers(v) for v in variants}}
+
+
+def _buffers(v: Variant) -> dict[str, list[list[Any]]]:
+    """Return where every buffer of each function is."""
+    return {
+        name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
+        for name, m in v.memory.items()
+    }

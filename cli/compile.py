@@ -176,12 +176,12 @@ def _stopped(source: Any, options: Options) -> str:
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:
     from aotc.vmfb.bundle import open_bundle
+    from aotc_cli.memory import working_memory
     from aotc_cli.sizes import count_text, size_text, time_text
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)
-    peaks = [v["arena_peak"] for v in variants if v.get("arena_peak") is not None]
-    arena = f"arena peak {size_text(max(peaks))}" if peaks else "arena peak depends on shapes"
+    arena = working_memory([row for v in variants for row in v.get("memory", {}).values()])
     return f"{output}: {size_text(len(data))}, {count_text(kernels, 'kernel')}, {arena}, {time_text(seconds)}"
 
 

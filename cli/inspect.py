@@ -22,7 +22,7 @@ def command(
     bundle: Path = typer.Argument(..., help="The .vmfb file."),
     as_json: bool = typer.Option(False, "--json", help="Everything, as JSON."),
 ) -> None:
-    """Show signatures, symbolic dims, targets, kernels, memory, weights and segments of a bundle.
+    """Show signatures, symbolic dims, targets, kernels, every buffer, weights and segments of a bundle.
 
     Nothing is run: this works for bundles that this machine cannot run.
     """
@@ -65,6 +65,7 @@ def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
+    from aotc_cli.memory import buffers_of
     from aotc_cli.native_code import kernel_ranges
 
     library, count = variant.get("library"), len(variant["kernels"])
@@ -85,6 +86,8 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "devices": variant.get("devices", {}),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
+        "memory": variant.get("memory", {}),
+        "buffers": buffers_of(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": (variant.get("imports") or {}).get("lapack", []),
         "custom_calls": sorted({row["name"] for row in variant.get("custom_calls", [])}),
@@ -102,6 +105,7 @@ def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | N
 
 def _show(facts: dict[str, Any]) -> None:
     from aotc.vmfb.arguments import Signature
+    from aotc_cli.memory import bytes_text
     from aotc_cli.sizes import size_text
     from aotc_cli.tables import print_line, print_table
 
@@ -121,6 +125,10 @@ def _show(facts: dict[str, Any]) -> None:
         if variant["kernels"]:
             print()
             print_table(("kernel", "bytes", "from"), [_kernel_row(k) for k in variant["kernels"]], right=("bytes",))
+        if variant["buffers"]:
+            print()
+            rows = [(row["of"], row["name"], row["space"], bytes_text(row["bytes"])) for row in variant["buffers"]]
+            print_table(("of", "buffer", "space", "bytes"), rows, right=("bytes",))
     print()
     rows = [(row["name"], f"{row['size']:,}", row["sha256"][:16]) for row in facts["segments"]]
     print_table(("segment", "bytes", "sha256"), rows, right=("bytes",))
@@ -136,10 +144,12 @@ def _source_text(source: dict[str, Any] | None) -> str:
 
 
 def _variant_lines(variant: dict[str, Any]) -> list[str]:
+    from aotc_cli.memory import memory_lines
     from aotc_cli.sizes import count_text, size_text
 
     peak, weights = variant["arena_peak"], variant["weights"]
     lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
+    lines += memory_lines(variant["memory"])
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
         lines.append(f"weights: {size_text(weights['bytes'])}{where}")

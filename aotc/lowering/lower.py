@@ -23,6 +23,7 @@ from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
 from aotc.lowering.program.join_programs import join_programs
+from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.regions.lower_region import lower_region
@@ -50,6 +51,7 @@ class Variant:
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     transfers: list[dict[str, str]] = field(default_factory=list)
+    memory: dict[str, FunctionMemory] = field(default_factory=dict)
     taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
 
     @property
@@ -105,6 +107,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             stages = _stages(steps[name], variant, slots, places.__getitem__)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
+        variant.memory[name] = memory_of(steps[name], stages[-1].arena, target.kind == "cuda")
         given = taken(steps[name].steps)
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
         with during(f"emitting the program of @{name}"):
@@ -194,6 +197,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
         if copies:
             programs = [(f, variant.programs.pop(f.name)) for f in copies]
             variant.programs[name] = join_programs((general, variant.programs[name]), programs)
+            variant.memory[name] = largest([variant.memory[f.name] for f in (general, *copies)])
             variant.specialized[name] = [dict(f.attrs["dims"]) for f in copies]
 
 

@@ -17,7 +17,7 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import INSERTED, INSERTED_ROW, SELECTION_SPARE
 from aotc.lowering.analysis.cost_work import TOP_K_WORK
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, integer, key_bytes, reader, unsigned_key
+from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, integer, key_bytes, reader, unsigned_key
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
@@ -57,7 +57,8 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     taken = e.new_block()
     at = e.bind(Load(fill, ()), "n")
     end = (sym(at.name, 0, room),)
-    taken += [Store(buffer, end, part) for buffer, part in zip(own, (value, IndexScalar(i, "i32")))]
+    parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
+    taken += [Store(buffer, end, part) for buffer, part in zip(own, parts)]
     more = e.bind(Apply("add", (at, integer(1)), "i64"))
     taken.append(Store(fill, (), more))
     full = sort.sort(room)
@@ -91,7 +92,7 @@ class _LargestFirst:
 
         count = key_bytes(own[0].dtype)
         self.radix, self.room = RadixSort(b, e, [Digit(key, 8 * n) for n in range(count)]), room
-        self.runs: tuple[Run, Run] = ([(v, lambda k: (k,)) for v in other], [(v, lambda k: (k,)) for v in own])
+        self.runs: tuple[Cells, Cells] = ([(v, lambda k: (k,)) for v in other], [(v, lambda k: (k,)) for v in own])
 
     def sort(self, n: Dim) -> list[Stmt]:
         """Return the statements that sort the first ``n`` rows."""

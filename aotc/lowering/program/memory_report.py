@@ -1,0 +1,89 @@
+"""What a bundle says of memory: what each function takes, and in which space every buffer is.
+
+Spaces: ``global`` is the caller's memory and the constants, ``arena`` what a call borrows, ``scratch`` a worker's part
+of that, ``private`` registers and stack, ``shared`` the memory of a block of GPU threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Dim, Expr, product, static
+from aotc.ir.loop_ir import Alloc, Kernel
+from aotc.ir.loop_ir import walk as walk_kernel
+from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.program_ir import Buffered, Launch, Storage, touched, walk
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionMemory:
+    """What a call of a function takes besides its arguments and results.
+
+    Attributes
+    ----------
+    arena : Dim
+        Bytes that its commands share.
+    scratch : int
+        Bytes of each thread.
+    buffers : tuple of (name, space, bytes, offset, first step, last step)
+    """
+
+    arena: Dim
+    scratch: int
+    buffers: tuple[tuple[str, str, Dim, Dim, int, int], ...]
+
+    def entry(self) -> dict[str, int | None]:
+        """Return what the manifest says."""
+        return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
+
+
+def memory_of(program: Buffered, arena: Dim, threads_alone: bool) -> FunctionMemory:
+    """Return the memory of a function whose storages are placed in ``arena`` bytes; see :func:`own_buffers`."""
+    steps = list(walk(program.steps))
+    makers: dict[Storage, str] = {}
+    places: dict[Storage, None] = {}
+    for step in steps:
+        reads, writes = touched(step)
+        places.update(dict.fromkeys((*reads, *writes)))
+        for s in writes:
+            makers.setdefault(s, step.kernel.name if isinstance(step, Launch) else "copy")
+    rows = sorted((_row(s, makers.get(s, "")) for s in places), key=lambda row: row[1] != "global")
+    scratch = 0 if threads_alone else max((scratch_bytes(kernel) for kernel in program.kernels.values()), default=0)
+    return FunctionMemory(arena, scratch, tuple(rows))
+
+
+def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:
+    """Return what a function takes at most that has code of its own for some sizes; the first is the general one."""
+    general = memories[0]
+    arena = general.arena
+    if not isinstance(arena, Expr):
+        arena = max(static(m.arena) for m in memories)
+    return FunctionMemory(arena, max(m.scratch for m in memories), general.buffers)
+
+
+def _row(s: Storage, maker: str) -> tuple[str, str, Dim, Dim, int, int]:
+    if s.kind == "arena":
+        return maker, "arena", s.size, s.offset, s.first, s.last
+    return f"{s.kind} {s.number}", "global", s.size, 0, s.first, s.last
+
+
+def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
+    """Return name, space, type and bytes of what a kernel makes for itself.
+
+    With ``threads_alone`` each thread is its own worker, as on a GPU: what is a worker's is private there.
+    """
+    found: dict[str, list[str | int]] = {}
+    for stmt in walk_kernel(kernel.body):
+        if isinstance(stmt, Alloc):
+            b = stmt.buffer
+            space = "private" if threads_alone and b.space == "scratch" else b.space
+            shape = ", ".join(map(str, b.shape))
+            found[b.name] = [b.name, space, f"{b.dtype}[{shape}]", plain(product(b.shape) * size_of(b.dtype))]
+    return list(found.values())
+
+
+def plain(size: Dim) -> int | str:
+    """Return a size as the manifest has it: a number, or the text of what depends on the call."""
+    return str(size) if isinstance(size, Expr) else int(size)
