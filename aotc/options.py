@@ -65,6 +65,9 @@ class Options:
         ``devices`` name.
     max_transfers : int
         Refuse the model if it takes more transfers between devices; -1 means any number.
+    memory_limit : int
+        Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
+        What would take more is computed a part after the other, or twice, or else refused.
     callbacks : str
         ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
     guard : bool
@@ -92,6 +95,7 @@ class Options:
     default_device: str = ""
     place: str = SAID
     max_transfers: int = -1
+    memory_limit: int = 0
     callbacks: str = REFUSE
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
@@ -162,6 +166,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"place is {options.place!r}", f"{SAID} or {AUTO}")
     if options.max_transfers < -1:
         raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
+    if options.memory_limit < 0:
+        raise _wrong(f"memory_limit is {options.memory_limit}", "a number of bytes; 0 for any")
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
 

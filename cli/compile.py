@@ -16,10 +16,12 @@ from aotc_cli.compiling import (
     CALLBACKS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    MEMORY_HELP,
     PLACE_HELP,
     SPECIALIZE_HELP,
     TRANSFERS_HELP,
     devices_of,
+    parse_bytes,
     parse_specialized,
     warnings_as_sentences,
 )
@@ -70,6 +72,7 @@ def command(
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    memory_limit: str = typer.Option("", help=MEMORY_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
@@ -87,6 +90,7 @@ def command(
         print_after=_printed(print_after, annotate_affinities or annotate_input_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
+        memory_limit=parse_bytes(memory_limit),
     )  # fmt: skip
     _compile(model, output, options, custom_calls, quiet)
 

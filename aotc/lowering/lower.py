@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
 from aotc.guard import guard
-from aotc.ir.dims import Dim, static
+from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
@@ -22,6 +23,7 @@ from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
+from aotc.lowering.program.fit_memory import fit_memory, scratch_of
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of
 from aotc.lowering.program.plan_memory import plan_stages
@@ -88,12 +90,16 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     constants = Constants(apart=options.guard)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
-    for name, function in public.items():
+    for name, function in list(public.items()):
         with during(f"assigning storage of @{name}"):
-            steps[name] = bufferize(function, module, {**kernels, **every}, constants, target.kind)
+            known = {**kernels, **every}
+            make = partial(bufferize, module=module, kernels=known, kind=target.kind)
+            public[name], steps[name] = fit_memory(
+                function, module.functions, known, constants, make, options.memory_limit
+            )
             every |= steps[name].kernels  # the loops of the next function that become kernels need other names
             if options.verify_each:
-                verify.after_bufferize(steps[name], function, module.functions)
+                verify.after_bufferize(steps[name], public[name], module.functions)
     names, unique = _deduplicate(every)
     locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
@@ -104,7 +110,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(steps[name], variant, slots, places.__getitem__)
+            stages = _stages(steps[name], variant, slots, places.__getitem__, options.memory_limit)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
         variant.memory[name] = memory_of(steps[name], stages[-1].arena, target.kind == "cuda")
@@ -112,8 +118,9 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
         with during(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, given)
-        known = variant.arena is not None and isinstance(stages[-1].arena, int)
-        variant.arena = max(variant.arena or 0, static(stages[-1].arena)) if known else None
+        if variant.arena is not None:
+            last = stages[-1].arena
+            variant.arena = max(variant.arena, last) if isinstance(last, int) else None
     with during("joining the programs of specialized functions"):
         _join_specialized(variant, public)
         if options.verify_each:
@@ -164,7 +171,9 @@ def _lower_regions(
     return kernels, custom
 
 
-def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int]) -> list[Stage]:
+def _stages(
+    b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int], limit: int
+) -> list[Stage]:
     """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
     parts = stretches(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
@@ -173,7 +182,8 @@ def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable
         return max((known.get(s.name, 0) for s in symbols(size)), default=0)
 
     constants = variant.constants
-    totals = plan_stages(b.arena, stage_of, len(parts), constants.apart)
+    most = limit - scratch_of(b) if limit else None
+    totals = plan_stages(b.arena, stage_of, len(parts), constants.apart, b.steps, most)
     fixed: list[Block] = [(slots.constants, at, block_bytes(array.nbytes)) for _, array, at in constants.arrays]
     stages: list[Stage] = []
     for total, (steps, judged) in zip(totals, parts, strict=True):

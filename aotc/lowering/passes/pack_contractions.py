@@ -47,13 +47,14 @@ def form_of(lhs: str, rhs: str, result: str) -> str:
 def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the first target of ``options``."""
     target = resolve(options.target)[0]
-    return rewrite_module(module, partial(_rule, target=target)) if target.kind == "cpu" else module
+    rule = partial(_rule, target=target, memory_limit=options.memory_limit)
+    return rewrite_module(module, rule) if target.kind == "cpu" else module
 
 
-def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+def _rule(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value] | None:
     match op.name:
         case "matmul":
-            return _matmul(op, b, target)
+            return _matmul(op, b, target, memory_limit)
         case "conv":
             return _conv(op, b, target)
     return None
@@ -77,14 +78,14 @@ def _swapped(rank: int) -> tuple[int, ...]:
 # --- matmul --------------------------------------------------------------------
 
 
-def _matmul(op: Op, b: Builder, target: Target) -> Sequence[Value]:
+def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     op = _stored(op, b)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype)
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     constant = constant_of(rhs, b.definitions) is not None
-    match matmul_strategy(op, form, constant, target):
+    match matmul_strategy(op, form, constant, target, memory_limit):
         case "dots":
             return _dot_products(op, form, k, b)
         case "in_place":

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
-from aotc.lowering.analysis.cost_work import SERIAL_NS, copy_nanoseconds, grain, nanoseconds
+from aotc.lowering.analysis.cost_work import grain
 from aotc.lowering.program.dependences import Memory
+from aotc.lowering.program.graphs import is_serial
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
@@ -112,7 +113,7 @@ class Scheduler:
                 successors[earlier].append(number)
         commands = [self._command(s, len(predecessors[n]), successors[n]) for n, s in enumerate(steps)]
         state, self.states = self.states, self.states + len(steps)
-        return Graph(commands, state, serial=SERIAL_NS.holds(int(sum(map(_nanoseconds, steps)))))
+        return Graph(commands, state, serial=is_serial(list(steps)))
 
     def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
@@ -142,7 +143,3 @@ class Scheduler:
             before.append(bits)
             result.append(direct[::-1])
         return result
-
-
-def _nanoseconds(step: Launch | Copy) -> float:
-    return copy_nanoseconds(step.size) if isinstance(step, Copy) else nanoseconds(step.kernel)
