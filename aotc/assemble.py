@@ -95,6 +95,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         "specialized": v.specialized,
         **_devices(v),
         "arena_peak": v.arena,
+        **({"memory_limit": options.memory_limit} if options.memory_limit else {}),
         "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
     }
     if v.target.kind == "cuda":

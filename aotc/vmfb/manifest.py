@@ -54,6 +54,7 @@ _VARIANT = {
     "devices?": {str: str},
     "transfers?": [{"function": str, "from": str, "to": str, "type": str, "reason": str, "loc": str}],
     "arena_peak?": (int, NONE),
+    "memory_limit?": int,
     "memory?": {str: {"arena": (int, NONE), "scratch": int}},
     "constants?": ({"segment?": int, "external?": _EXTERNAL}, NONE),
 }

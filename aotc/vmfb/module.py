@@ -41,6 +41,7 @@ def load(
     copy: bool = False,
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
     untrusted: bool = False,
+    memory_limit: int | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -69,6 +70,9 @@ def load(
     untrusted : bool
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
+    memory_limit : int, optional
+        Bytes of working memory that all calls at a time may take, those kept for later calls included; the rest waits
+        for its turn. Arguments, results and weights do not count. CPU only.
 
     Raises
     ------
@@ -76,14 +80,16 @@ def load(
         If it is no bundle, is damaged, is not signed as asked, or this machine cannot run it, or what it calls is
         missing.
     VmError
-        If ``threads`` is not a positive integer, or ``custom_calls`` no functions by name.
+        If ``threads`` or ``memory_limit`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
+    if memory_limit is not None and (not isinstance(memory_limit, int | np.integer) or memory_limit <= 0):
+        raise VmError("", f"memory_limit is {memory_limit!r}", expected="a positive number of bytes")
     calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        return _load(bundle, devices, threads, verify or signed, calls)
+        return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -126,6 +132,7 @@ def _load(
     threads: int | None,
     verify: bool,
     custom_calls: Mapping[str, Callable[..., Any]],
+    memory_limit: int | None,
 ) -> LoadedModule:
     if verify:
         bundle.verify_all()
@@ -135,6 +142,10 @@ def _load(
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
     executable = device.open_executable(bundle, variant, threads, ordinal, custom_calls)
+    if memory_limit is not None:
+        if not hasattr(executable, "limit_memory"):
+            raise VmError(bundle.where, "memory can be limited on the CPU only", hint="devices='cpu'")
+        executable.limit_memory(int(memory_limit))
     module = LoadedModule(bundle, variant, executable, bound)
     if verify:
         module.prove()
@@ -329,7 +340,7 @@ class LoadedModule:
         return {**self._executable.stats(), **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:
-        """Free working memory that no call uses; return how many bytes that were."""
+        """Free working memory that no call uses, down to the system; return how many bytes that were."""
         return self._executable.trim()
 
 

@@ -11,9 +11,10 @@ After::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from aotc.ir.tensor_ir import Function, Op, Region, Value
+from aotc.ir.opset.control import VIEWS
+from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
 from aotc.lowering.analysis.cost_work import nanoseconds
 from aotc.lowering.analysis.limits import RECOMPUTED
 from aotc.lowering.program.order_ops import Alive, Functions, Kernels, acts, updates
@@ -24,8 +25,8 @@ def recomputed(function: Function, functions: Functions, kernels: Kernels) -> It
     for count in range(RECOMPUTED):
         model = Alive(function.body, functions, kernels)
         before = model.peak(function.body.ops)
-        for row in _candidates(function.body, model):
-            body = _again(function.body, *row, f"_again{count}")
+        for candidate in _candidates(function.body, model):
+            body = _again(function.body, candidate, f"_again{count}")
             if Alive(body, functions, kernels).peak(body.ops) < before:
                 function = replace(function, body=body)
                 yield function
@@ -34,49 +35,62 @@ def recomputed(function: Function, functions: Functions, kernels: Kernels) -> It
             return
 
 
-def _candidates(region: Region, model: Alive) -> list[tuple[Op, int]]:
-    """Return who makes what is alive at the worst moment and read only later, and the first reader's place.
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """``op`` is to run again before place ``at``, for the readers of ``values`` from there on."""
+
+    price: float
+    op: Op
+    values: tuple[Value, ...]
+    at: int
+
+
+def _candidates(region: Region, model: Alive) -> list[_Candidate]:
+    """Return what may be made again of what is alive at the worst moment and read only later.
 
     Those come first that save most bytes for the time that they take.
     """
-    at = model.worst(region.ops)
-    position = {op: n for n, op in enumerate(region.ops)}
-    last: dict[Value, int] = {}
-    readers: dict[Value, list[Op]] = {}
-    for op in region.ops:
+    worst = model.worst(region.ops)
+    readers: dict[Value, list[int]] = {}
+    for n, op in enumerate(region.ops):
         for v in model.reads[op]:
-            last[v] = position[op]
-            readers.setdefault(v, []).append(op)
-    viewed = {*model.roots.values(), *region.results}
-    rows = []
-    for op in region.ops[:at]:
-        if op.name != "dispatch" or len(op.results) != 1 or acts(op, model.functions) or updates(op, model.functions):
+            readers.setdefault(v, []).append(n)
+    found = []
+    for op in region.ops[:worst]:
+        if op.name != "dispatch" or acts(op, model.functions) or updates(op, model.functions):
             continue
-        v = op.result
-        later = [r for r in readers.get(v, ()) if position[r] > at]
-        now = region.ops[at] in readers.get(v, ())
-        if v in viewed or now or not later or not model.sizes.get(v) or any(v not in r.operands for r in later):
-            continue
-        if any(r.regions for r in later) or any(_gone(x, op, position[later[0]], last, model) for x in model.reads[op]):
-            continue
-        price = nanoseconds(model.kernels[op.attrs["callee"]]) / model.sizes[v]
-        rows.append((price, position[op], op, position[later[0]]))
-    return [(op, first) for _, _, op, first in sorted(rows, key=lambda row: row[:2])]
+        values = tuple(v for v in op.results if _waits(v, worst, readers.get(v, []), region, model))
+        saved = sum(model.sizes[v] for v in values)
+        at = min((n for v in values for n in readers[v] if n > worst), default=0)
+        if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
+            found.append(_Candidate(nanoseconds(model.kernels[op.attrs["callee"]]) / saved, op, values, at))
+    return sorted(found, key=lambda c: c.price)
 
 
-def _gone(value: Value, reader: Op, at: int, last: dict[Value, int], model: Alive) -> bool:
-    """Is an operand no longer there at a place? Arguments and constants are, and what lives until then."""
-    return bool(model.sizes.get(value)) and last[value] < at
+def _waits(value: Value, worst: int, readers: Sequence[int], region: Region, model: Alive) -> bool:
+    """Is ``value`` in memory at place ``worst`` for readers that come later, all of which could read a copy?"""
+    later = [region.ops[n] for n in readers if n > worst]
+    plain = all(not op.regions for op in later)
+    return bool(later) and plain and worst not in readers and bool(model.sizes.get(value))
 
 
-def _again(region: Region, op: Op, at: int, suffix: str) -> Region:
-    """Return ``region`` with a copy of ``op`` before place ``at``, for all that read its result from there on."""
-    old = op.result
-    new = Value(f"{old.name}{suffix}", old.type)
-    copy = replace(op, results=(new,))
-    behind: Sequence[Op] = [
-        replace(r, operands=tuple(new if v is old else v for v in r.operands)) if old in r.operands else r
-        for r in region.ops[at:]
+def _again(region: Region, c: _Candidate, suffix: str) -> Region:
+    """Return ``region`` with what a candidate says made again, and looked at as before."""
+    again = {v: Value(f"{v.name}{suffix}", v.type) for v in c.op.results}
+    new = {v: again[v] for v in c.values}
+    copies = [replace(c.op, results=tuple(again.values()))]
+    for op in region.ops[: c.at]:
+        if op.name in VIEWS and op.operands[0] in new:
+            view = new[op.result] = Value(f"{op.result.name}{suffix}", op.result.type)
+            copies.append(replace(op, operands=(new[op.operands[0]],), results=(view,)))
+    behind = [
+        replace(op, operands=tuple(new.get(v, v) for v in op.operands)) if new.keys() & set(op.operands) else op
+        for op in region.ops[c.at :]
     ]
-    kept = [o for o in region.ops[:at] if o is not op or any(old in r.operands for r in region.ops[:at])]
-    return replace(region, ops=(*kept, copy, *behind))
+    read = set(region.results)
+    ops: list[Op] = []
+    for op in reversed((*region.ops[: c.at], *copies, *behind)):
+        if not ((op is c.op or op.name in VIEWS) and read.isdisjoint(op.results)):
+            ops.append(op)
+            read.update(op.operands, *(captured(r) for r in op.regions))
+    return replace(region, ops=tuple(reversed(ops)))

@@ -143,7 +143,7 @@ class CudaExecutable:
         self.writes = [_slots_written(nodes, self.kernels) for nodes in self.buffers.nodes]
         self.functions = self._load_functions(bundle)
         self.constants, self.constants_bytes = self._upload_constants(bundle)
-        self.bytes = self.constants_bytes
+        self.bytes = self.most_bytes = self.constants_bytes
         self._memories: WeakSet[CudaMemory] = WeakSet()  # of plans, which hold them, and they this object
 
     def _load_functions(self, bundle: Bundle) -> list[Any]:
@@ -211,6 +211,7 @@ class CudaExecutable:
             "arena_peak": self._variant.get("arena_peak"),
             "constants_bytes": self.constants_bytes,
             "device_bytes": self.bytes,
+            "memory": {f"cuda:{self._ordinal}": {"in_use": self.bytes, "high_water": self.most_bytes}},
         }
 
     def trim(self) -> int:

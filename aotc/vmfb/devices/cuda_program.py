@@ -73,6 +73,7 @@ class CudaMemory:
         self.slots[slot] = self._executable.gpu.allocate(size)
         self.sizes[slot] = size
         self._executable.bytes += size
+        self._executable.most_bytes = max(self._executable.most_bytes, self._executable.bytes)
 
     def grow(self, slot: int, size: int) -> None:
         """Take other memory for a slot, which keeps what it holds."""
