@@ -40,6 +40,7 @@ class Loaded(Protocol):
     functions: list[Any]
     constants: int
     bytes: int
+    most_bytes: int
     where: str
 
 
