@@ -71,22 +71,16 @@ def load(
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int, optional
-        Bytes of working memory that all calls at a time may take, those kept for later calls included; the rest waits
-        for its turn. Arguments, results and weights do not count. CPU only.
+        Bytes of working memory that all calls at a time may take; the others wait (``docs/memory.md``). CPU only.
 
     Raises
     ------
     BundleError
-        If it is no bundle, is damaged, is not signed as asked, or this machine cannot run it, or what it calls is
-        missing.
+        If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
         If ``threads`` or ``memory_limit`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
-    if memory_limit is not None and (not isinstance(memory_limit, int | np.integer) or memory_limit <= 0):
-        raise VmError("", f"memory_limit is {memory_limit!r}", expected="a positive number of bytes")
-    calls = {} if custom_calls is None else custom_calls
-    if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
-        raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
+    calls = _checked(custom_calls, memory_limit)
     try:
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
@@ -97,6 +91,18 @@ def load(
         what = f"the bundle cannot be loaded: {type(error).__name__}: {error}"
         hint = "compile the model again; if that does not help, this is a bug in aotc"
         raise BundleError(str(where), what, hint=hint) from error
+
+
+def _checked(
+    custom_calls: Mapping[str, Callable[..., Any]] | None, memory_limit: int | None
+) -> Mapping[str, Callable[..., Any]]:
+    """Return the functions by name that were given, if any; refuse what is none, and what is no number of bytes."""
+    calls = {} if custom_calls is None else custom_calls
+    if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
+        raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
+    if memory_limit is not None and (not isinstance(memory_limit, int | np.integer) or memory_limit <= 0):
+        raise VmError("", f"memory_limit is {memory_limit!r}", expected="a positive number of bytes")
+    return calls
 
 
 def _trusted(
