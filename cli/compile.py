@@ -180,8 +180,7 @@ def _stopped(source: Any, options: Options) -> str:
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:
     from aotc.vmfb.bundle import open_bundle
-    from aotc_cli.memory import working_memory
-    from aotc_cli.sizes import count_text, size_text, time_text
+    from aotc_cli.sizes import count_text, size_text, time_text, working_memory
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)

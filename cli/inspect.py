@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,6 @@ def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
-    from aotc_cli.memory import buffers_of
     from aotc_cli.native_code import kernel_ranges
 
     library, count = variant.get("library"), len(variant["kernels"])
@@ -87,11 +87,39 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
         "memory": variant.get("memory", {}),
-        "buffers": buffers_of(opened, variant),
+        "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": (variant.get("imports") or {}).get("lapack", []),
         "custom_calls": sorted({row["name"] for row in variant.get("custom_calls", [])}),
     }
+
+
+def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every buffer of a variant: those of its functions, then what its kernels make for themselves."""
+    debug = opened.manifest.get("debug") or {}
+    target, kernels = variant["target"], debug.get("kernels") or {}
+    rows = [
+        {"of": function, "name": name, "space": space, "bytes": size, "offset": offset, "first": first, "last": last}
+        for function, found in (debug.get("memory") or {}).get(target, {}).items()
+        for name, space, size, offset, first, last in found
+    ]
+    for kernel in variant["kernels"]:
+        for name, space, kind, size in kernels.get(f"{target}/{kernel['name']}", {}).get("buffers", ()):
+            rows.append({"of": kernel["name"], "name": f"{name}: {kind}", "space": space, "bytes": size})
+    return rows
+
+
+def _memory_lines(memory: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each function whose threads have memory of their own."""
+    return [f"a call of {name} takes {_peak_text(row)}" for name, row in memory.items() if row["scratch"]]
+
+
+def _peak_text(row: Mapping[str, Any]) -> str:
+    """Return what a call takes: the arena, and as much again for each thread."""
+    from aotc_cli.sizes import size_text
+
+    arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
+    return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
 
 
 def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -105,8 +133,7 @@ def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | N
 
 def _show(facts: dict[str, Any]) -> None:
     from aotc.vmfb.arguments import Signature
-    from aotc_cli.memory import bytes_text
-    from aotc_cli.sizes import size_text
+    from aotc_cli.sizes import bytes_text, size_text
     from aotc_cli.tables import print_line, print_table
 
     print_line(f"{facts['path']}: {facts['name']}, {size_text(facts['bytes'])}, made by {facts['producer']}", 2)
@@ -144,12 +171,11 @@ def _source_text(source: dict[str, Any] | None) -> str:
 
 
 def _variant_lines(variant: dict[str, Any]) -> list[str]:
-    from aotc_cli.memory import memory_lines
     from aotc_cli.sizes import count_text, size_text
 
     peak, weights = variant["arena_peak"], variant["weights"]
     lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
-    lines += memory_lines(variant["memory"])
+    lines += _memory_lines(variant["memory"])
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
         lines.append(f"weights: {size_text(weights['bytes'])}{where}")

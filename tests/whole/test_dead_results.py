@@ -93,6 +93,20 @@ def test_right(bundle):
     np.testing.assert_array_equal(module.invoke("kv_sort", keys, values)[0], values[order])
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_same_bits_on_a_gpu(level):
+    data = aotc.compile(TOPK.read_text(), target="cpu,cuda:sm_80,cuda:sm_90", opt_level=level)
+    cpu, gpu = (aotc.load(data, devices=kind) for kind in ("cpu", "cuda"))
+    rng = np.random.default_rng(0)
+    keys, few = rng.integers(-5, 5, 64).astype(np.float32), rng.integers(-2, 3, (8, 4)).astype(np.float32)
+    keys[[3, 9, 40]], few[0] = [np.nan, -0.0, -np.nan], [np.nan, 0.0, -0.0, np.nan]
+    pairs = rng.standard_normal((3, 2, 2)).astype(np.float32)
+    for name, *arguments in (("both", pairs), ("idx_only", few), ("kv_sort", keys, np.arange(64))):
+        for a, b in zip(gpu.invoke(name, *arguments), cpu.invoke(name, *arguments), strict=True):
+            np.testing.assert_array_equal(bits(a), bits(b))
+
+
 def of_every_dtype():
     """Functions of 6 columns: positions alone, values alone, both; k of 0, 2, 6, and of one column."""
     lines = ["module {"]
