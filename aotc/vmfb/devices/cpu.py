@@ -345,7 +345,7 @@ class CpuExecutable:
 
     def limit_memory(self, limit: int) -> None:
         """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
-        from aotc.vmfb.watermark import LimitedPool  # a process that has no limit need not pay for it
+        from aotc.vmfb.process.watermark import LimitedPool  # a process that has no limit need not pay for it
 
         self.arenas = LimitedPool(limit)
         self._limit = min(limit, self._limit or limit)

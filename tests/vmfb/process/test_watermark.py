@@ -12,7 +12,7 @@ from support import tiny
 from aotc.vmfb.arena import ArenaPool
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.module import load
-from aotc.vmfb.watermark import LimitedPool
+from aotc.vmfb.process.watermark import LimitedPool
 
 pytestmark = pytest.mark.ir
 
