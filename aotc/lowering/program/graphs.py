@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, walk
 from aotc.lowering.analysis.cost_work import SERIAL_NS, copy_nanoseconds, nanoseconds
@@ -33,7 +34,7 @@ def graphs(steps: Sequence[Step]) -> Iterator[Run]:
 
 def is_serial(run: Run) -> bool:
     """Is a graph so small that its caller runs it alone?"""
-    return SERIAL_NS.holds(int(sum(map(_nanoseconds, run))))
+    return all(SERIAL_NS.holds(int(total)) for total in accumulate(map(_nanoseconds, run)))
 
 
 def _nanoseconds(step: Launch | Copy) -> float:

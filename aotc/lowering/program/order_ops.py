@@ -178,7 +178,8 @@ def updates(op: Op, functions: Functions) -> bool:
 def acts(op: Op, functions: Functions) -> bool:
     """Must ``op`` run when its turn comes, whoever reads its results?"""
     if op.name == "dispatch":
-        return any(acts(o, functions) for o in walk(functions[op.attrs["callee"]].body))
+        callee = functions[op.attrs["callee"]]  # what acts is alone in its region
+        return callee.attrs["kind"] == "single" and any(acts(o, functions) for o in walk(callee.body))
     inner = (o for r in op.regions for o in r.ops)
     return op.name in EFFECTS or bool(op.attrs.get("has_side_effect")) or any(acts(o, functions) for o in inner)
 

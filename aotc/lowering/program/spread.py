@@ -36,11 +36,9 @@ def _note(run: Run, numbers: dict[Storage, int], arena: Sequence[Storage], found
     rows = np.array(sorted(touches))
     if len(rows) < 2:
         return
-    touching = np.zeros((len(rows), len(run)), np.float32)
-    for at, row in enumerate(rows):
-        touching[at, touches[row]] = 1
     starts = np.array([touches[row][0] for row in rows])
-    loose = touching @ (~_before(run)[starts]).astype(np.float32).T > 0  # something of the first need not be over
+    free = np.ascontiguousarray(~_before(run)[starts].T)  # by command, whose making need not wait for it
+    loose = np.array([free[touches[row]].any(axis=0) for row in rows])
     first = np.array([arena[row].first for row in rows])
     last = np.array([arena[row].last for row in rows])
     loose &= last[:, None] < first[None, :]
