@@ -14,7 +14,7 @@ from aotc.vmfb.arena import Arena, ArenaPool
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.process.interruption import notice
-from aotc.vmfb.process.locks import after_fork, new_lock
+from aotc.vmfb.process.locks import after_fork, new_lock, new_recursive_lock
 
 _POOLS: WeakSet[LimitedPool] = WeakSet()
 
@@ -38,7 +38,7 @@ class LimitedPool(ArenaPool):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self._lock = new_lock()
+        self._lock = new_recursive_lock()  # a signal handler may call, too
         self._queue: deque[_Waiter] = deque()
         self._promised = 0  # bytes that were granted and are not made yet
         self._growing = False
