@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -182,15 +183,15 @@ def _debug(variants: list[Variant]) -> dict[str, Any]:
     kernels = {}
     for v in variants:
         for k in v.kernels:
-            buffers = own_buffers(k, v.target.kind == "cuda")
-            row = {"text": print_kernel(k), "loc": v.locs.get(k.name, ""), "buffers": buffers}
-            kernels[f"{v.target.name}/{k.name}"] = row
-    return {"kernels": kernels, "memory": {v.target.name: _buffers(v) for v in variants}}
+            kernels[f"{v.target.name}/{k.name}"] = {"text": print_kernel(k), "loc": v.locs.get(k.name, "")}
+    # One text, for the sake of loading, which reads the rest of the manifest but not this.
+    return {"kernels": kernels, "buffers": json.dumps({v.target.name: _buffers(v) for v in variants})}
 
 
-def _buffers(v: Variant) -> dict[str, list[list[Any]]]:
-    """Return where every buffer of each function is."""
-    return {
+def _buffers(v: Variant) -> dict[str, Any]:
+    """Return where every buffer of each function is, and what each kernel makes for itself."""
+    functions = {
         name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
         for name, m in v.memory.items()
     }
+    return {"functions": functions, "kernels": {k.name: own_buffers(k, v.target.kind == "cuda") for k in v.kernels}}

@@ -86,7 +86,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "devices": variant.get("devices", {}),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
-        "memory": variant.get("memory", {}),
+        "memory": _memory(opened, variant),
         "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": (variant.get("imports") or {}).get("lapack", []),
@@ -96,17 +96,35 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
 
 def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
     """Return every buffer of a variant: those of its functions, then what its kernels make for themselves."""
-    debug = opened.manifest.get("debug") or {}
-    target, kernels = variant["target"], debug.get("kernels") or {}
-    rows = [
-        {"of": function, "name": name, "space": space, "bytes": size, "offset": offset, "first": first, "last": last}
-        for function, found in (debug.get("memory") or {}).get(target, {}).items()
-        for name, space, size, offset, first, last in found
-    ]
-    for kernel in variant["kernels"]:
-        for name, space, kind, size in kernels.get(f"{target}/{kernel['name']}", {}).get("buffers", ()):
-            rows.append({"of": kernel["name"], "name": f"{name}: {kind}", "space": space, "bytes": size})
+    import json
+
+    from aotc.vmfb.errors import BundleError
+
+    text = (opened.manifest.get("debug") or {}).get("buffers", "{}")
+    try:
+        found = json.loads(text).get(variant["target"], {})
+        rows = [
+            {"of": name, "name": n, "space": space, "bytes": size, "offset": at, "first": first, "last": last}
+            for name, buffers in found.get("functions", {}).items()
+            for n, space, size, at, first, last in buffers
+        ]
+        for kernel, buffers in found.get("kernels", {}).items():
+            for name, space, kind, size in buffers:
+                rows.append({"of": kernel, "name": f"{name}: {kind}", "space": space, "bytes": size})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BundleError(opened.where, f"what it says of its buffers cannot be read: {error}") from None
     return rows
+
+
+def _memory(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a call of each function takes."""
+    from aotc.vmfb.errors import BundleError
+    from aotc.vmfb.safety.schema import NONE, problems
+
+    memory = variant.get("memory", {})
+    for problem in problems(memory, {str: {"arena": (int, NONE), "scratch": int}}, "memory"):
+        raise BundleError(opened.where, problem)
+    return memory
 
 
 def _memory_lines(memory: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -290,8 +290,8 @@ class CpuExecutable:
         """
         layout = Slots(plan.arguments, len(plan.results))
         arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
-        stride = max((self._buffers[n].stride for n, _ in plan.submissions), default=0)
-        threads = self._threads_within(arena_bytes, stride)
+        stride = max((self._buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
+        threads = self._threads_within(arena_bytes, stride) if stride else self.threads
         need = arena_bytes + stride * threads
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
         take, give = self.arenas.take, self.arenas.give
@@ -352,9 +352,7 @@ class CpuExecutable:
 
     def _threads_within(self, arena: int, stride: int) -> int:
         """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
-        if not self._limit or not stride:
-            return self.threads
-        return max(min(self.threads, (self._limit - arena) // stride), 1)
+        return max(min(self.threads, (self._limit - arena) // stride), 1) if self._limit else self.threads
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -363,7 +361,8 @@ class CpuExecutable:
         if not self._begun:
             self._bundle.check_unchanged()
             self._begun = True
-        return CpuSession(self, layout, self._constants.address, self._stride * self._threads_within(0, self._stride))
+        scratch = self._stride * self._threads_within(0, self._stride) if self._stride else 0
+        return CpuSession(self, layout, self._constants.address, scratch)
 
     def stats(self) -> dict[str, Any]:
         """Return threads, kernels and memory (bytes)."""
