@@ -225,10 +225,18 @@ def test_transfers_can_be_bounded():
         aotc.compile(stages(), max_transfers=0)
 
 
-def test_devices_of_another_target_are_refused():
-    with pytest.raises(CompileError, match="device 'd1' is cuda:sm_90"):
-        aotc.compile(stages(), target="cpu:x86-64-v3", devices={"d0": "cpu:x86-64-v3", "d1": "cuda:sm_90"})
-    aotc.compile(stages(), target="cpu:x86-64-v3", devices={"d0": "cpu:x86-64-v3"})
+@pytest.mark.parametrize(
+    ("target", "d0", "d1", "found"),
+    [
+        ("cpu", "cpu:x86-64-v2", "cpu:x86-64-v3", "d0 is cpu:x86-64-v2, d1 is cpu:x86-64-v3"),
+        ("cpu:x86-64-v2", "cpu:x86-64-v3", "", "d0 is cpu:x86-64-v3, d1 is cpu:x86-64-v2"),
+        ("cpu:x86-64-v2,cpu:x86-64-v3", "cpu:x86-64-v3", "", "the bundle is for cpu:x86-64-v2,cpu:x86-64-v3"),
+        ("cpu", "cpu:x86-64-v2,cpu:x86-64-v3", "", "device 'd0' is of several targets"),
+    ],
+)
+def test_devices_that_do_not_fit_together_are_refused(target, d0, d1, found):
+    with pytest.raises(CompileError, match=found):
+        aotc.compile(stages(), target=target, devices={"d0": d0, **({"d1": d1} if d1 else {})})
 
 
 @pytest.mark.parametrize("devices", [{"d0": "cpu:0"}, {"d0": "cpu:0", "d2": "cpu:1"}, {"d0": "cpu", "d1": "cuda:0"}])

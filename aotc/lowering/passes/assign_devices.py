@@ -26,6 +26,7 @@ from aotc.lowering.analysis.cost_devices import size_in_bytes
 from aotc.lowering.analysis.devices import Placement, named, place, shown
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import AUTO, Options
+from aotc.targets import check_mix, resolve
 
 _ASKED = "the model says so"
 
@@ -36,8 +37,8 @@ def assign_devices(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If nothing decides where an op or an argument belongs and ``options`` names no default device, or there are
-        more transfers than ``options`` allow.
+        If nothing decides where an op or an argument belongs and ``options`` names no default device, there are
+        more transfers than ``options`` allow, or CPU devices are of different targets.
     """
     if not options.devices and not any(True for f in module.functions.values() for _ in named(f)):
         return module
@@ -57,7 +58,9 @@ def _described(op: Op) -> str:
 
 def _assigned(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named(function))))
-    kinds = {name: options.devices.get(name, options.target).partition(":")[0] for name in known}
+    targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
+    check_mix(targets)
+    kinds = {name: target.kind for name, target in targets.items()}
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
     solution = place(function, default, kinds if options.place == AUTO else None)
     if solution.unplaced:
