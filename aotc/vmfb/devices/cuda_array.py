@@ -120,7 +120,7 @@ class CudaArray(DeviceArray):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self._dtype.kind == "V" or not self._dtype.isbuiltin:
+        if self._dtype.isbuiltin != 1:
             what = f"NumPy's protocol has no name for {from_numpy(self._dtype)}"
             raise AttributeError(f"{what}; .numpy() copies the elements, __dlpack__ hands them over")
         pointer = self.address if self.nbytes else 0

@@ -68,7 +68,7 @@ def capsule(array: Any, *, stream: Any = None, copy: bool | None = None, **rest:
         raise BufferError(f"the array is on {array.__dlpack_device__()}; .numpy() copies it to the host")
     array = array.copy() if copy else array
     name = from_numpy(array.dtype)
-    kind = "bf16" if name == "bf16" else array.dtype.kind
+    kind = array.dtype.kind if array.dtype.isbuiltin == 1 else name
     if kind not in _CODES:
         raise BufferError(f"DLPack has no type for {name}; .numpy() copies the elements")
     rank, item = len(array.shape), array.dtype.itemsize
