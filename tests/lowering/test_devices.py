@@ -94,6 +94,14 @@ PROGRAMS = {
       %0 = stablehlo.multiply %x, %c : {T}
       %1 = stablehlo.multiply %w, %c : {T}
       return %0, %1 : {T}, {T} }}""", ["d0", "d1"], 0),
+    "what is made of constants": (f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> ({T}, {T}) {{
+      %i = stablehlo.iota dim = 0 : tensor<8x8xi32>
+      %j = stablehlo.iota dim = 1 : tensor<8x8xi32>
+      %m = stablehlo.compare GE, %i, %j : (tensor<8x8xi32>, tensor<8x8xi32>) -> tensor<8x8xi1>
+      %z = stablehlo.constant dense<0.0> : {T}
+      %0 = stablehlo.select %m, %x, %z : tensor<8x8xi1>, {T}
+      %1 = stablehlo.select %m, %w, %z : tensor<8x8xi1>, {T}
+      return %0, %1 : {T}, {T} }}""", ["d0", "d1"], 0),
     "moved once": (f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> ({T}, {T}) {{
       %0 = stablehlo.sine %x : {T}
       %1 = {to("d1", "%0")}
@@ -223,20 +231,6 @@ def test_transfers_can_be_bounded():
     aotc.compile(stages(), max_transfers=1)
     with pytest.raises(CompileError, match="transfers between devices: 1, at most 0 allowed"):
         aotc.compile(stages(), max_transfers=0)
-
-
-@pytest.mark.parametrize(
-    ("target", "d0", "d1", "found"),
-    [
-        ("cpu", "cpu:x86-64-v2", "cpu:x86-64-v3", "d0 is cpu:x86-64-v2, d1 is cpu:x86-64-v3"),
-        ("cpu:x86-64-v2", "cpu:x86-64-v3", "", "d0 is cpu:x86-64-v3, d1 is cpu:x86-64-v2"),
-        ("cpu:x86-64-v2,cpu:x86-64-v3", "cpu:x86-64-v3", "", "the bundle is for cpu:x86-64-v2,cpu:x86-64-v3"),
-        ("cpu", "cpu:x86-64-v2,cpu:x86-64-v3", "", "device 'd0' is of several targets"),
-    ],
-)
-def test_devices_that_do_not_fit_together_are_refused(target, d0, d1, found):
-    with pytest.raises(CompileError, match=found):
-        aotc.compile(stages(), target=target, devices={"d0": d0, **({"d1": d1} if d1 else {})})
 
 
 @pytest.mark.parametrize("devices", [{"d0": "cpu:0"}, {"d0": "cpu:0", "d2": "cpu:1"}, {"d0": "cpu", "d1": "cuda:0"}])

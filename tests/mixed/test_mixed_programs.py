@@ -245,6 +245,20 @@ def test_what_cannot_run_there_is_named():
 
 
 @pytest.mark.parametrize(
+    ("target", "d0", "d1", "found"),
+    [
+        ("cpu", "cpu:x86-64-v2", "cpu:x86-64-v3", "d0 is cpu:x86-64-v2, d1 is cpu:x86-64-v3"),
+        ("cpu:x86-64-v2", "cpu:x86-64-v3", "", "d0 is cpu:x86-64-v3, d1 is cpu:x86-64-v2"),
+        ("cpu:x86-64-v2,cpu:x86-64-v3", "cpu:x86-64-v3", "", "the bundle is for cpu:x86-64-v2,cpu:x86-64-v3"),
+        ("cpu", "cpu:x86-64-v2,cpu:x86-64-v3", "", "device 'd0' is of several targets"),
+    ],
+)
+def test_devices_that_do_not_fit_together_are_refused(target, d0, d1, found):
+    with pytest.raises(CompileError, match=found):
+        aotc.compile(stages(), target=target, devices={"d0": d0, **({"d1": d1} if d1 else {})})
+
+
+@pytest.mark.parametrize(
     ("devices", "found"),
     [
         ({"d0": "cpu:0"}, "d1: cuda"),

@@ -1,6 +1,7 @@
 """A GPU made of host memory: the CUDA device runs on it, kernels run as their loop IR's Python."""
 
 import ctypes
+import threading
 from collections import deque
 from functools import partial
 from typing import ClassVar
@@ -43,15 +44,18 @@ class SimulatedGpu:
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
+    thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
 
     def __init__(self, ordinal):
         self.ordinal = ordinal
         self.memory, self.captured, self.log = {}, None, []
         self.queue, self.given, self.done = deque(), 0, 0
         self.every.add(self)
+        self.enter()
 
     def _do(self, what, action):
         self.log.append(what)
+        self._is_entered()
         if self.captured is None:
             self._give(action)
         else:
@@ -79,13 +83,17 @@ class SimulatedGpu:
         return any(start <= address and address + size <= start + len(block) for start, block in blocks)
 
     def enter(self):
-        pass
+        self.thread.here = self.ordinal
+
+    def _is_entered(self):
+        assert self.thread.here == self.ordinal
 
     def wait(self):
         assert self.captured is None
         self._reach(self.given)
 
     def take_event(self):
+        self.enter()
         return Event()
 
     def give_events(self, events):
@@ -93,6 +101,7 @@ class SimulatedGpu:
 
     def record(self, event):
         assert self.captured is None
+        self._is_entered()
         self.log.append("record")
         event.gpu, event.mark = self, self.given
 
@@ -116,6 +125,7 @@ class SimulatedGpu:
 
     def allocate(self, size):
         assert self.captured is None
+        self.enter()
         block = np.full(max(size, 1) + 64, 0xA5, np.uint8)
         self.memory[block.ctypes.data] = block
         return block.ctypes.data
@@ -164,6 +174,7 @@ class SimulatedGpu:
 
     def begin_capture(self):
         assert self.captured is None
+        self._is_entered()
         self.captured = []
 
     def end_capture(self):

@@ -244,6 +244,7 @@ class Gpu:
 
     def allocate(self, size: int) -> int:
         """Return the address of ``size`` bytes (at least one)."""
+        self.enter()
         found = c_uint64()
         call("cuMemAlloc_v2", byref(found), max(size, 1))
         self._held.blocks.add(found.value)
@@ -289,6 +290,7 @@ class Gpu:
         try:
             return self._idle.pop()
         except IndexError:
+            self.enter()
             event = _handle("cuEventCreate", _NO_TIMING)
             self._held.events.append(event)
             return event

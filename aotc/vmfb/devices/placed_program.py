@@ -132,6 +132,7 @@ class PlacedProgram:
         """Return what runs nodes that work on one memory."""
         loaded, slots, parameters = self._spaces[space], self._call.slots, self._parameters
         if isinstance(loaded, LoadedGpu):
+            loaded.gpu.enter()
             program = CudaProgram(loaded, slots, nodes, parameters, self._recordings_of(space), self._record)
             return _within(loaded.gpu, program.run)
         touches = list(self._touches(nodes))
