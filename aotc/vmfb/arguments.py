@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of
@@ -58,7 +59,8 @@ class Argument:
         VmError
             Names the argument, what was found and what was expected.
         """
-        array = value if gpu >= 0 and getattr(value, "ordinal", -1) == gpu else self._as_array(value, where)
+        stays = gpu >= 0 and isinstance(value, DeviceArray) and value.ordinal == gpu
+        array = value if stays else self._as_array(value, where)
         if array.dtype is not self.dtype:
             array = self._right_dtype(array, where)
         shape = array.shape

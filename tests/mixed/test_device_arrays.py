@@ -254,3 +254,31 @@ def test_arrays_of_a_mix(halves, monkeypatch):
         np.testing.assert_allclose(again[1].numpy(), want * np.asarray(pair[1]), rtol=1e-5)
     for a in module.invoke("main", first, second, results="numpy"):
         assert type(a) is np.ndarray
+
+
+@pytest.mark.parametrize("halves", HALVES)
+def test_submissions_hand_arrays_on(halves, monkeypatch):
+    """Results that do not exist yet are arguments, wherever they will be."""
+    data = aotc.compile(TWO, devices=HALVES[halves])
+    install(monkeypatch, data, count=2)
+    module = aotc.load(data)
+    x, w = array(8, 8), array(8, 8, seed=1)
+    gate = aotc.Fence()
+    first = module.submit("main", x, w, wait=[gate])
+    second = module.submit("main", first[0], first[1])
+    gate.signal()
+    want = np.sin(x), np.sin(x) * w
+    for found, expected in zip(second.result(60), (np.sin(want[0]), np.sin(want[0]) * want[1]), strict=True):
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+    third = module.submit("main", *first.result(60))
+    np.testing.assert_allclose(np.asarray(third.result(60)[0]), np.sin(want[0]), rtol=1e-5)
+
+
+def test_a_submission_takes_a_donated_array(cache):
+    rows, x = array(4, 4), array(1, 4, seed=1)
+    (state, _) = cache.invoke("main", rows, x, results="device")
+    after = cache.submit("main", state, 2 * x, donate=True, results="device").result(60)[0]
+    rows[1] = 2 * x
+    np.testing.assert_array_equal(after.numpy(), rows)
+    with pytest.raises(VmError, match="donate"):
+        cache.submit("main", state, x).result(60)

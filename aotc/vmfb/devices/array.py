@@ -42,6 +42,11 @@ class DeviceArray:
         return self._array.dtype
 
     @property
+    def ordinal(self) -> int:
+        """Return the number of the GPU in whose memory it is, or -1."""
+        return -1
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of the elements."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize

@@ -26,7 +26,7 @@ from aotc.vmfb.devices.spaces import space_of
 from aotc.vmfb.dtypes import to_numpy
 
 
-class Touch(NamedTuple):
+class HostBytes(NamedTuple):
     """Some bytes of a slot in the process's memory, and whether they are written."""
 
     slot: int
@@ -34,7 +34,7 @@ class Touch(NamedTuple):
     end: int
     writes: bool
 
-    def meets(self, other: Touch) -> bool:
+    def meets(self, other: HostBytes) -> bool:
         """Must one of two uses of bytes wait for the other?"""
         same = self.slot == other.slot and self.begin < other.end and other.begin < self.end
         return same and (self.writes or other.writes)
@@ -44,14 +44,14 @@ class Pending:
     """Copies that were asked of GPUs and may still read or write the process's memory."""
 
     def __init__(self) -> None:
-        self._copies: dict[Touch, tuple[Gpu, Any]] = {}
+        self._copies: dict[HostBytes, tuple[Gpu, Any]] = {}
 
-    def add(self, touch: Touch, gpu: Gpu, event: Any) -> None:
+    def add(self, touch: HostBytes, gpu: Gpu, event: Any) -> None:
         """Note a copy that is done when an event has come."""
         self._copies.pop(touch, None)
         self._copies[touch] = gpu, event
 
-    def settle(self, touches: Sequence[Touch]) -> None:
+    def settle(self, touches: Sequence[HostBytes]) -> None:
         """Wait until the bytes may be touched."""
         for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
@@ -158,7 +158,7 @@ class PlacedProgram:
 
     # ------------------------------------------------------------ what the host touches
 
-    def _touches(self, nodes: Sequence[Node]) -> Iterator[Touch]:
+    def _touches(self, nodes: Sequence[Node]) -> Iterator[HostBytes]:
         """Yield the bytes that nodes of the process's memory touch."""
         interfaces = self._buffers.kernels
         for node in all_nodes(nodes):
@@ -175,9 +175,9 @@ class PlacedProgram:
                 for n, (place, size) in enumerate(zip(command.places, sizes)):
                     yield self._touch(place, size, n >= inputs)
 
-    def _touch(self, place: Place, size: int, writes: bool) -> Touch:
+    def _touch(self, place: Place, size: int, writes: bool) -> HostBytes:
         begin = value_of(place[1], self._parameters)
-        return Touch(place[0], begin, begin + size, writes)
+        return HostBytes(place[0], begin, begin + size, writes)
 
     # ------------------------------------------------------------ copies
 
@@ -215,7 +215,7 @@ class PlacedProgram:
 
     def _host_copy(
         self, gpu: Gpu, copy: Callable[[int, int, int], None], addresses: Callable[[], tuple[int, int]],
-        touch: Touch, event: Any,
+        touch: HostBytes, event: Any,
     ) -> Step:  # fmt: skip
         """Return what copies to or from the process's memory, where ``touch`` is."""
         pending, size = self._call.pending, touch.end - touch.begin
@@ -281,6 +281,6 @@ def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: i
         loaded.gpu.download(found.ctypes.data, address, found.nbytes)
         loaded.gpu.wait()
     else:
-        call.pending.settle([Touch(slot, offset, offset + found.nbytes, False)])
+        call.pending.settle([HostBytes(slot, offset, offset + found.nbytes, False)])
         ctypes.memmove(found.ctypes.data, address, found.nbytes)
     return int(found[0])
