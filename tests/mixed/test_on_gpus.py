@@ -161,7 +161,8 @@ capsule = kept[-1][-1].__dlpack__()
 def test_the_end_of_a_process_that_holds_arrays(way, tmp_path):
     path = tmp_path / "m.vmfb"
     path.write_bytes(aotc.compile(PROGRAMS["two results"][0], devices=HALVES["cpu, cuda"]))
-    done = subprocess.run([sys.executable, "-c", END, str(path), way], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-W", "ignore", "-c", END, str(path), way]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 
