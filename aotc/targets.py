@@ -35,6 +35,8 @@ class Target:
         SIMD registers.
     l1, l2 : int
         Data cache bytes of one core.
+    stack : int
+        Bytes that the arrays of a kernel may take on a thread's stack, or in the memory of a GPU's thread.
     shared_memory : int
         Bytes of shared memory that a CUDA block may have.
     """
@@ -49,6 +51,7 @@ class Target:
     registers: int = 32
     l1: int = 32 << 10
     l2: int = 1 << 20
+    stack: int = 32 << 10
     shared_memory: int = 0
 
     def of(self, device: str) -> Target:
@@ -114,8 +117,8 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        Target("cuda:sm_80", "cuda", "sm_80", shared_memory=163 << 10),
-        Target("cuda:sm_90", "cuda", "sm_90", shared_memory=227 << 10),
+        Target("cuda:sm_80", "cuda", "sm_80", stack=2 << 10, shared_memory=163 << 10),
+        Target("cuda:sm_90", "cuda", "sm_90", stack=2 << 10, shared_memory=227 << 10),
     )
 }
 
