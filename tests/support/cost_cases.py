@@ -197,7 +197,7 @@ PRODUCTS = {
 
 LOOPS = {
     "scalar_depth": (case(repeated(lambda x: x * 0.5 + 1, 2), (8,)), case(repeated(lambda x: x * 0.5 + 1, 10), (8,))),
-    "index_atoms": (case(turned(3), (24, 24)), case(turned(10), (24, 24))),
+    "index_atoms": (case(turned(3), (24, 24)), case(turned(14), (24, 24))),
     "short_item": pair(PLUS, [(64, 100), (100,)], [(64, 600), (600,)]),
     "whole_axis": pair(TWICE, (1000,), (10_000,)),
     "segments": (
