@@ -118,9 +118,10 @@ class Evaluations:
             domain *= guess(product(op.attrs["window"]))
         if v.type.rank == 0:
             return Place(()), domain
-        at = self.anchored(v)
-        if at is not None and op.name in MOVES and place == self.anchored(op.results[0]):
-            return at, domain
+        if self.anchors is not None and op.name in MOVES and place == self.anchored(op.results[0]):
+            source = self.anchors.source_of(op)
+            if source is not None:
+                return self.at(source), domain
         cut = place.cut and _keeps_last(op)
         if op.name == "concatenate":
             if place.cut and _is_cut(op):

@@ -60,8 +60,8 @@ class RegionBuilder:
 
     def _is_turned(self, op: Op) -> bool:
         """Is the way back from where the result lies to the operand, in whose place it is computed, another form?"""
-        source = self.anchors.index.get(op.operands[0])
-        return op.result in self.index and source is not None and backward(op, self.index[op.result]) != source
+        source = self.anchors.source_of(op)
+        return source is not None and backward(op, self.index[op.result]) != source
 
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
@@ -158,9 +158,7 @@ def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
 def join_turned(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Let what was moved within the region be read where it is computed when the anchor is at ``at``."""
     for op in b.turned:
-        source = b.anchors.index[op.operands[0]]
-        assert source is not None
-        e.sources[op.result, relocate(b, op.result, at)] = b.anchors.move(source, at)
+        e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
 
 
 def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
