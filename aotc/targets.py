@@ -38,7 +38,9 @@ class Target:
     stack : int
         Bytes that the arrays of a kernel may take on a thread's stack, or in the memory of a GPU's thread.
     shared_memory : int
-        Bytes of shared memory that a CUDA block may have.
+        Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
+    static_shared : int
+        Bytes of shared memory that it may have without asking, as kernels do.
     """
 
     name: str
@@ -53,6 +55,20 @@ class Target:
     l2: int = 1 << 20
     stack: int = 32 << 10
     shared_memory: int = 0
+    static_shared: int = 48 << 10
+
+    def limited(self, stack: int, shared_memory: int) -> Target:
+        """Return the target with at most so many bytes of stack and of shared memory; 0 changes nothing."""
+        return replace(
+            self,
+            stack=min(self.stack, stack or self.stack),
+            shared_memory=min(self.shared_memory, shared_memory or self.shared_memory),
+        )
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory that the arrays of a kernel may take."""
+        return min(self.shared_memory, self.static_shared)
 
     def of(self, device: str) -> Target:
         """Return what code for a device of the model is compiled for."""
@@ -82,6 +98,10 @@ class Mix(Target):
         """Return what code for a device of the model is compiled for."""
         known = dict(self.devices)
         return known.get(device, known[""])
+
+    def limited(self, stack: int, shared_memory: int) -> Target:
+        """Return the mix with each of its targets limited."""
+        return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
 
 
 # Instructions that x86 processors have by a feature, and all other machines have: the product and the sum with one

@@ -245,7 +245,7 @@ def kept_values(stages: RowStages, target: Target) -> dict[Value, int]:
     """
 
     def fits(size: int) -> bool:
-        return row_fits(target, stages.anchors, size)
+        return row_fits(target, stages, size)
 
     kept = stages.keep(fits)
     return kept if row_work(stages, kept).fits else stages.keep(fits, cheap=True)

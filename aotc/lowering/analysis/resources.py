@@ -8,7 +8,6 @@ here is how much of each the forms of a region take.
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, product
-from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import (
     GPU_FEW_ROWS,
     GPU_ROW_MEDIUM,
@@ -19,18 +18,34 @@ from aotc.lowering.analysis.cost import (
     THREAD_ROW,
     THREAD_ROW_OF_MANY,
 )
+from aotc.lowering.analysis.row_stages import RowStages
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 
-def row_threads(anchors: Anchors) -> int:
-    """Return how many threads of a GPU share a row of a region: a block if rows are contiguous and long, else one."""
+def row_threads(stages: RowStages, target: Target) -> int:
+    """Return how many threads of a GPU share a row of a region: a block if rows are contiguous and long, else one.
+
+    Each has a partial result of every reduction in shared memory: as many threads as that has room for.
+    """
+    anchors = stages.anchors
     reduced = anchors.reduced or frozenset()
     kept = [k for k, s in enumerate(anchors.space) if s != 0 and k not in reduced]
     shape = anchors.anchor.type.shape
     work, rows = product(shape[k] for k in sorted(reduced)), product(shape[k] for k in kept)
     contiguous = max(reduced, default=0) > max(kept, default=-1)
     plenty = not GPU_FEW_ROWS.holds(rows) and THREAD_ROW_OF_MANY.holds(work)
-    return _block_threads(work) if contiguous and not plenty and not THREAD_ROW.holds(work) else 1
+    if not contiguous or plenty or THREAD_ROW.holds(work):
+        return 1
+    threads, warp = _block_threads(work), GPU_ROW_THREADS.value // 4
+    while threads >= warp and threads * partial_bytes(stages) > target.shared:
+        threads //= 2
+    return threads if threads >= warp else 1
+
+
+def partial_bytes(stages: RowStages) -> int:
+    """Return the bytes of the partial results of a thread, of all reductions."""
+    return sum(size_of(v.type.dtype) for loop in stages.loops for op in loop.ops for v in op.results)
 
 
 def _block_threads(work: Dim) -> int:
@@ -40,7 +55,7 @@ def _block_threads(work: Dim) -> int:
     return 2 * least if GPU_ROW_MEDIUM.holds(work) else 4 * least
 
 
-def row_fits(target: Target, anchors: Anchors, size: int) -> bool:
+def row_fits(target: Target, stages: RowStages, size: int) -> bool:
     """May a worker keep ``size`` bytes of values of a row of a region between its loops?
 
     On a CPU they lie in its scratch memory, and stay in its second-level cache; on a GPU in the shared memory of its
@@ -48,6 +63,17 @@ def row_fits(target: Target, anchors: Anchors, size: int) -> bool:
     """
     if target.kind == "cpu":
         return ROW_SCRATCH.holds(size) and size <= target.l2 // 2
-    if row_threads(anchors) > 1:
-        return SHARED_ROW.holds(size) and size <= target.shared_memory
-    return size <= target.stack
+    threads = row_threads(stages, target)
+    if threads == 1:
+        return size <= target.stack
+    return SHARED_ROW.holds(size) and size + threads * partial_bytes(stages) <= target.shared
+
+
+def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
+    """Return where a worker keeps values of a row, and how many bytes there are for them."""
+    if target.kind == "cpu":
+        return "scratch memory", min(ROW_SCRATCH.value, target.l2 // 2)
+    threads = row_threads(stages, target)
+    if threads == 1:
+        return "a thread's memory", target.stack
+    return "shared memory", min(SHARED_ROW.value, target.shared - threads * partial_bytes(stages))

@@ -28,11 +28,10 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, c
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
 from aotc.lowering.analysis.scan_windows import scan_of
-from aotc.lowering.passes.fusion.absorb import Absorber, Budget, too_much
+from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner, captures
 from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
-from aotc.targets import resolve
 from aotc.vmfb.dtypes import size_of
 
 UPDATE = "dynamic_update_slice"
@@ -91,7 +90,7 @@ class _Fuser:
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
-        self.budget = Budget(options.opt_level, resolve(options.target)[0], self.makers, self.group_of)
+        self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
@@ -119,8 +118,10 @@ class _Fuser:
         outliner = Outliner(self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner)
         return outliner.region(region)
 
-    def _inner(self, region: Region) -> Region:
-        return _Fuser(self.options, self.functions, self.outlined, self.makers, self.record).region(region)
+    def _inner(self, op: Op, region: Region) -> Region:
+        """Fuse a region of ``op``, for the target of its device if it says one."""
+        target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
+        return _Fuser(replace(self.options, target=target), self.functions, self.outlined, self.makers, self.record).region(region)
 
     def _stages(self, region: Region) -> Region:
         makers = dict(self.makers)
@@ -270,8 +271,7 @@ class _Fuser:
                 return "columns are complete only when their loop ends"
             if level > 1 and op.name == "reduce":
                 return "a reduction over columns has one stage"
-        work = self.budget.joined_work([*group.members, op], trial) if level else None
-        return too_much(work) if work is not None and not work.fits else ""
+        return self.budget.refuses_member([*group.members, op], trial) if level else ""
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""

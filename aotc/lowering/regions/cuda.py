@@ -34,7 +34,7 @@ def lower_reduction_cuda(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     reduced = sorted(b.anchors.reduced or ())
     kept = [k for k, s in enumerate(b.anchors.space) if s != 0 and k not in reduced]
-    threads = row_threads(b.anchors)
+    threads = row_threads(b.row_stages(), target)
     if threads > 1:
         return _BlockRows(b, kept, reduced, threads).lower()
     return _ThreadRows(b, kept, reduced).lower()

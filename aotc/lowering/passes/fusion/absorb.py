@@ -29,10 +29,12 @@ from aotc.lowering.analysis.cost import (
     STAGE_WORK,
 )
 from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
+from aotc.lowering.analysis.resources import row_fits, row_memory
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.passes.fusion.outline import Group, captures
 from aotc.lowering.passes.fusion.record import FusionRecord
-from aotc.targets import Target
+from aotc.options import Options
+from aotc.targets import Target, resolve
 
 ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
 
@@ -76,25 +78,34 @@ class Budget:
                     stack.append((maker, False))
         return {v: op for op in order for v in op.results}
 
-    def joined_work(self, members: Sequence[Op], anchors: Anchors) -> RegionWork:
-        """Return the work of a region with reductions that has ``members``."""
-        return self._row_work(self.body(members), members, anchors)
+    def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
+        """Return why a region with reductions cannot have ``members``, or nothing."""
+        return self._refuses_row(self.body(members), members, anchors)
 
-    def absorbed_work(self, group: Group, reader: Group) -> RegionWork:
-        """Return the work of ``reader`` with ``group``."""
+    def refuses_absorbed(self, group: Group, reader: Group) -> str:
+        """Return why ``reader`` cannot compute ``group`` too, or nothing."""
         members = reader.members
         ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
-        if reader.kind == "update" or reader.anchors is None:
-            return update_work(ops, members[0])
         if reader.kind in ("row", "reduce"):
-            return self._row_work(ops, members, settle(members[0], list(dict.fromkeys(ops.values()))))
-        return loop_work(ops, reader.anchors, members, self.target)
+            return self._refuses_row(ops, members, settle(members[0], list(dict.fromkeys(ops.values()))))
+        if reader.kind == "update" or reader.anchors is None:
+            work = update_work(ops, members[0])
+        else:
+            work = loop_work(ops, reader.anchors, members, self.target)
+        return "" if work.fits else _too_much(work)
 
-    def _row_work(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> RegionWork:
+    def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
         read = {v for op in members for v in op.operands}
         stored = [v for op in members for v in op.results if v not in read and not anchors.is_row(v)]
         stages = RowStages(ops, anchors, stored)
-        return row_work(stages, kept_values(stages, self.target))
+        work = row_work(stages, kept_values(stages, self.target))
+        if work.fits:
+            return ""
+        needed = sum(stages.keep(lambda size: True, cheap=True).values())
+        if not needed or row_fits(self.target, stages, needed):
+            return _too_much(work)
+        where, limit = row_memory(self.target, stages)
+        return f"{needed:,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
 
 
 @dataclass(frozen=True)
@@ -156,8 +167,7 @@ class Absorber:
             limit = REPEATED_WORK if self.budget.level < 3 else REPEATED_WORK_O3
             if not limit.holds(repeated):
                 return f"{repeated} scalar operations per element would be repeated > {limit.value}"
-        work = self.budget.absorbed_work(group, reader)
-        return "" if work.fits else too_much(work)
+        return self.budget.refuses_absorbed(group, reader)
 
     def _repeated(self, group: Group, reader: Group) -> int:
         """Return the scalar operations per element of the group that its reader repeats, by their sizes alone."""
@@ -178,9 +188,14 @@ class Absorber:
         return len({v for m in inside for v in m.operands if self.budget.makers.get(v) not in inside})
 
 
-def too_much(work: RegionWork) -> str:
+def _too_much(work: RegionWork) -> str:
     """Return what is said of a region that would do too much work."""
     return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
+
+
+def target_of(options: Options) -> Target:
+    """Return the target that fusion forms regions for, as far as options limit it."""
+    return resolve(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
 
 
 def _elements(type_: TensorType) -> int | None:

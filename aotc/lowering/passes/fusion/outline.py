@@ -46,7 +46,7 @@ class Outliner:
     outlined : dict of str to Function
         Where the functions go.
     fuse_region : callable
-        Fuses a region of a loop or a branch.
+        Fuses a region of an op: a loop, a branch, or what runs on a device.
     """
 
     groups: list[Group]
@@ -55,7 +55,7 @@ class Outliner:
     outer: frozenset[Op]
     functions: Mapping[str, Function]
     outlined: dict[str, Function]
-    fuse_region: Callable[[Region], Region]
+    fuse_region: Callable[[Op, Region], Region]
     _read_outside: set[Value] = field(default_factory=set, init=False)
 
     def region(self, region: Region) -> Region:
@@ -127,7 +127,7 @@ class Outliner:
     def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
         first = group.members[0]
         if first.name in CONTROL_FLOW:
-            inner = tuple(self.fuse_region(r) for r in first.regions)
+            inner = tuple(self.fuse_region(first, r) for r in first.regions)
             return replace(first, regions=inner)
         if first.name in JUDGED or first.name in DEVICE_OPS:
             return first
