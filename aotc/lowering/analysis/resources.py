@@ -69,11 +69,20 @@ def row_fits(target: Target, stages: RowStages, size: int) -> bool:
     return SHARED_ROW.holds(size) and size + threads * partial_bytes(stages) <= target.shared
 
 
+def memory_limits(target: Target) -> dict[str, tuple[str, int]]:
+    """Return what the memory is called that a kernel makes arrays in, and how much there is, by space of buffers."""
+    return {
+        "private": ("stack" if target.kind == "cpu" else "a thread's memory", target.stack),
+        "scratch": ("scratch memory", min(ROW_SCRATCH.value, target.l2 // 2)),
+        "shared": ("shared memory", target.shared),
+    }
+
+
 def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
-    """Return where a worker keeps values of a row, and how many bytes there are for them."""
+    """Return what the memory is called that a worker keeps values of a row in, and how many bytes are for them."""
     if target.kind == "cpu":
-        return "scratch memory", min(ROW_SCRATCH.value, target.l2 // 2)
+        return memory_limits(target)["scratch"]
     threads = row_threads(stages, target)
     if threads == 1:
-        return "a thread's memory", target.stack
+        return memory_limits(target)["private"]
     return "shared memory", min(SHARED_ROW.value, target.shared - threads * partial_bytes(stages))

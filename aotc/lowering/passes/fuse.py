@@ -115,7 +115,9 @@ class _Fuser:
                     readers.setdefault(v, []).append(op)
             Absorber(readers, self.needed, self.budget, self.record).run(self.groups, self.group_of)
         outer, taken = self.outer, self.functions
-        outliner = Outliner(self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner)
+        outliner = Outliner(
+            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups
+        )
         return outliner.region(region)
 
     def _inner(self, op: Op, region: Region) -> Region:

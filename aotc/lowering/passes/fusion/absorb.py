@@ -135,6 +135,7 @@ class Absorber:
                 continue
             ops = [*group.members, *group.absorbed]
             if self.record.decide(ops, reader, self._refusal(group, reader), "only this region reads it"):
+                self.record.absorbed[group] = reader
                 reader.absorbed += ops
                 group_of.update(dict.fromkeys(ops, reader))
                 group.members, group.absorbed = [], []

@@ -47,6 +47,8 @@ class Outliner:
         Where the functions go.
     fuse_region : callable
         Fuses a region of an op: a loop, a branch, or what runs on a device.
+    named : dict of str to Group
+        Where it is noted which group a function is made of.
     """
 
     groups: list[Group]
@@ -56,6 +58,7 @@ class Outliner:
     functions: Mapping[str, Function]
     outlined: dict[str, Function]
     fuse_region: Callable[[Op, Region], Region]
+    named: dict[str, Group]
     _read_outside: set[Value] = field(default_factory=set, init=False)
 
     def region(self, region: Region) -> Region:
@@ -142,6 +145,7 @@ class Outliner:
             inputs, params, ops = _old_values_first(first, inputs, ops)
         body = Region(tuple(params), tuple(ops), results)
         root = first.results[0].name if group.anchors else ""
+        self.named[name] = group
         self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "root": root}, loc=first.loc)
         return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=first.loc)
 

@@ -31,10 +31,30 @@ class Verdict:
 
 @dataclass
 class FusionRecord:
-    """The verdicts on a module in the order in which they were made, and the group behind each outlined function."""
+    """What fusion decided about a module.
+
+    Attributes
+    ----------
+    verdicts : list of Verdict
+        In the order in which they were made.
+    groups : dict of str to Group
+        The group that each outlined function is made of.
+    absorbed : dict of Group to Group
+        The region that each group became part of.
+    """
 
     verdicts: list[Verdict] = field(default_factory=list)
     groups: dict[str, Group] = field(default_factory=dict)
+    absorbed: dict[Group, Group] = field(default_factory=dict)
+
+    def about(self, group: Group) -> list[Verdict]:
+        """Return the verdicts of ``group`` and of all that it absorbed."""
+        return [v for v in self.verdicts if self._last(v.region) is group]
+
+    def _last(self, group: Group) -> Group:
+        while group in self.absorbed:
+            group = self.absorbed[group]
+        return group
 
     def decide(self, ops: Sequence[Op], region: Group, refusal: str, reason: str) -> bool:
         """Note the verdict, refused if there is a ``refusal``; return whether ``ops`` are taken."""
