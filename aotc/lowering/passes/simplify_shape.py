@@ -199,6 +199,24 @@ def _one_place(
     return [int(known.get(d, 0)) for d in range(op.operands[0].type.rank)]
 
 
+def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
+    """Padding by what windows begin with, and that changes nothing, is their own, as in average pooling's gradient."""
+    a, pad, name = op.attrs, _inner(x, "pad", b), combiner(op)
+    neutral = None if name is None else neutral_value(name, x.type.dtype)
+    if pad is None or neutral is None or len(op.operands) != 2 or any(d != 1 for d in a["base_dilations"]):
+        return None
+    filled = [splat_of(v, b.definitions) for v in (pad.operands[1], op.operands[1])]
+    if not is_static(x.type.shape) or any(v is None or v != neutral for v in filled):
+        return None
+    low, high, interior = (pad.attrs[key] for key in ("low", "high", "interior"))
+    if min((*low, *high)) < 0:
+        return None
+    widths = zip(a["padding"], low, high, strict=True)
+    padding = tuple((before + n, after + m) for (before, after), n, m in widths)
+    attrs = {**a, "padding": padding, "base_dilations": tuple(n + 1 for n in interior)}
+    return b.make("reduce_window", (pad.operands[0], op.operands[1]), attrs, op.result.type, regions=op.regions)
+
+
 def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
     update = op.operands[1]
     return update if update.type == x.type else None
@@ -208,4 +226,5 @@ _RULES: dict[str, Callable[[Op, Value, Builder], Value | None]] = {
     "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "slice": _slice, "pad": _pad,
     "reverse": _reverse, "concatenate": _concatenate, "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice, "gather": _gather, "scatter": _scatter,
+    "reduce_window": _reduce_window,
 }  # fmt: skip
