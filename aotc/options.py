@@ -65,6 +65,9 @@ class Options:
         ``devices`` name.
     max_transfers : int
         Refuse the model if it takes more transfers between devices; -1 means any number.
+    stack_limit, shared_memory_limit : int
+        Bytes of a thread's stack, and of the shared memory of a GPU's block, that a kernel's arrays may take, if less
+        than the target's; 0 means the target's.
     callbacks : str
         ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
     guard : bool
@@ -92,6 +95,8 @@ class Options:
     default_device: str = ""
     place: str = SAID
     max_transfers: int = -1
+    stack_limit: int = 0
+    shared_memory_limit: int = 0
     callbacks: str = REFUSE
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
@@ -162,6 +167,9 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"place is {options.place!r}", f"{SAID} or {AUTO}")
     if options.max_transfers < -1:
         raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
+    for name in ("stack_limit", "shared_memory_limit"):
+        if getattr(options, name) < 0:
+            raise _wrong(f"{name} is {getattr(options, name)}", "a number of bytes, or 0 for what the target has")
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
 

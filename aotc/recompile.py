@@ -99,6 +99,21 @@ def source_text(opened: Bundle) -> str:
     return text_of(_model(opened.where, restore(opened)))
 
 
+def model_of(
+    bundle: str | os.PathLike[str] | bytes, **flags: Any
+) -> tuple[Raw, tuple[Target, ...], Options]:
+    """Return the model in a bundle, and what it was compiled for and with, but for ``flags``.
+
+    Raises
+    ------
+    BundleError
+        If it is no bundle, has no source, or that is damaged.
+    """
+    opened = open_bundle(bundle)
+    source = restore(opened)
+    return _model(opened.where, source), source.targets, _options(opened.where, source, flags)
+
+
 def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
     """Return what stands for a bundle that is not trusted: its source, compiled for the device that it would run on.
 

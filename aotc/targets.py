@@ -35,8 +35,12 @@ class Target:
         SIMD registers.
     l1, l2 : int
         Data cache bytes of one core.
+    stack : int
+        Bytes that the arrays of a kernel may take on a thread's stack, or in the memory of a GPU's thread.
     shared_memory : int
-        Bytes of shared memory that a CUDA block may have.
+        Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
+    static_shared : int
+        Bytes of shared memory that it may have without asking, as kernels do.
     """
 
     name: str
@@ -49,7 +53,22 @@ class Target:
     registers: int = 32
     l1: int = 32 << 10
     l2: int = 1 << 20
+    stack: int = 32 << 10
     shared_memory: int = 0
+    static_shared: int = 48 << 10
+
+    def limited(self, stack: int, shared_memory: int) -> Target:
+        """Return the target with at most so many bytes of stack and of shared memory; 0 changes nothing."""
+        return replace(
+            self,
+            stack=min(self.stack, stack or self.stack),
+            shared_memory=min(self.shared_memory, shared_memory or self.shared_memory),
+        )
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory that the arrays of a kernel may take."""
+        return min(self.shared_memory, self.static_shared)
 
     def of(self, device: str) -> Target:
         """Return what code for a device of the model is compiled for."""
@@ -79,6 +98,10 @@ class Mix(Target):
         """Return what code for a device of the model is compiled for."""
         known = dict(self.devices)
         return known.get(device, known[""])
+
+    def limited(self, stack: int, shared_memory: int) -> Target:
+        """Return the mix with each of its targets limited."""
+        return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
 
 
 # Instructions that x86 processors have by a feature, and all other machines have: the product and the sum with one
@@ -114,8 +137,8 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        Target("cuda:sm_80", "cuda", "sm_80", shared_memory=163 << 10),
-        Target("cuda:sm_90", "cuda", "sm_90", shared_memory=227 << 10),
+        Target("cuda:sm_80", "cuda", "sm_80", stack=2 << 10, shared_memory=163 << 10),
+        Target("cuda:sm_90", "cuda", "sm_90", stack=2 << 10, shared_memory=227 << 10),
     )
 }
 

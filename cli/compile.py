@@ -17,7 +17,9 @@ from aotc_cli.compiling import (
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
     PLACE_HELP,
+    SHARED_HELP,
     SPECIALIZE_HELP,
+    STACK_HELP,
     TRANSFERS_HELP,
     devices_of,
     parse_specialized,
@@ -70,6 +72,8 @@ def command(
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    stack_limit: int = typer.Option(0, min=0, help=STACK_HELP),
+    shared_memory_limit: int = typer.Option(0, min=0, help=SHARED_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
@@ -87,6 +91,7 @@ def command(
         print_after=_printed(print_after, annotate_affinities or annotate_input_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
+        stack_limit=stack_limit, shared_memory_limit=shared_memory_limit,
     )  # fmt: skip
     _compile(model, output, options, custom_calls, quiet)
 

@@ -14,6 +14,8 @@ DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
 DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
+STACK_HELP = "Bytes of a thread's stack that a kernel's arrays may take, if less than the target's; 0 is the target's."
+SHARED_HELP = "Bytes of shared memory that a GPU's block may have, if less than the target's; 0 is the target's."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 

@@ -24,6 +24,7 @@ from aotc.lowering.analysis.spaces import Space, regions_by_target, spaces_of
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize, bytes_of
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
+from aotc.lowering.program.fit_stack import fit_stack
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.plan_memory import plan_stages
@@ -79,7 +80,8 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
         If ``target`` has no lowering for some ops; all of them are named.
     """
     with guard("while lowering", options, module):
-        return _lower(free_loop_names(module), target, options)
+        limited = target.limited(options.stack_limit, options.shared_memory_limit)
+        return _lower(free_loop_names(module), limited, options)
 
 
 def _lower(module: Module, target: Target, options: Options) -> Variant:
@@ -100,6 +102,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             if options.verify_each:
                 verify.after_bufferize(steps[name], function, module.functions)
     names, unique, parts = _deduplicate(every, spaces, steps)
+    unique = [fit_stack(k, one) for k, one in zip(unique, (t for t, count in parts for _ in range(count)), strict=True)]
     locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
     variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
     variant.spaces, variant.pieces, variant.parts = spaces, memories.pieces, parts

@@ -51,7 +51,7 @@ OTHER = {
     ("aotc/kernels/formulas/log_gamma.py", "_HALF_LOG_TURN"): "log(2 pi) / 2",
     ("aotc/kernels/formulas/log_gamma_negative.py", "_IN_TWO_WORDS"): "the layout of a series",
     ("aotc/kernels/formulas/remainder.py", "_STEP"): "64 bits less the 53 of a significand",
-    ("aotc/lowering/regions/contract_cuda.py", "PAD"): "words that keep threads of a warp off each other's banks",
+    ("aotc/lowering/analysis/tiling.py", "SLICE_PAD"): "words that keep threads of a warp off each other's banks",
     ("aotc/lowering/regions/ops/sorting_radix.py", "RADIX"): "the values of a byte",
     ("aotc/source/bytecode.py", "_ATTRIBUTES, _ATTRIBUTE_SIZES, _RESOURCES, _RESOURCE_SIZES"): "MLIR's bytecode",
     ("aotc/source/bytecode.py", "_ALIGNED, _SECTION"): "MLIR's bytecode",
