@@ -13,11 +13,13 @@ from aotc.ir.dims import Dim, static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
+from aotc.ir.opset import FREE
 from aotc.ir.program_ir import Bind, Buffered, Constants, block_bytes, stretches, taken
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
+from aotc.lowering.analysis.costs.model import Costs, place_of
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize
@@ -45,11 +47,13 @@ class Variant:
     constants: Constants
     arena: int | None
     locs: dict[str, str]
+    costs: Costs
     custom: dict[str, CustomCall]
     steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     transfers: list[dict[str, str]] = field(default_factory=list)
+    op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
     taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
 
     @property
@@ -93,8 +97,11 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             if options.verify_each:
                 verify.after_bufferize(steps[name], function, module.functions)
     names, unique = _deduplicate(every)
-    locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
-    variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
+    regions = [f for f in module.functions.values() if not f.public]
+    locs = {f.name: place_of(f.loc) for f in regions}
+    costs = Costs(target, options.costs)
+    variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
+    variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     variant.transfers = [row for f in public.values() for row in _transfers(f)]
     numbers = {k.name: n for n, k in enumerate(unique)}
@@ -174,7 +181,7 @@ def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable
     fixed: list[Block] = [(slots.constants, at, block_bytes(array.nbytes)) for _, array, at in constants.arrays]
     stages: list[Stage] = []
     for total, (steps, judged) in zip(totals, parts, strict=True):
-        buffer = Scheduler(slots, kernel_number).encode(steps)
+        buffer = Scheduler(slots, kernel_number, variant.costs).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena, s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), total, judged, blocks if constants.apart else ()))

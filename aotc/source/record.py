@@ -51,6 +51,7 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
     names = [f.name for f in fields(Options) if f.name not in OF_THE_RUN | _ELSEWHERE]
     found = {name: getattr(options, name) for name in names}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
+    found["costs"] = dict(options.costs)
     found["devices"] = dict.fromkeys(options.devices, targets[0].name)
     return found
 

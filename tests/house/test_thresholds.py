@@ -59,6 +59,7 @@ OTHER = {
     ("aotc/tools/sign.py", "KEY_BYTES"): "Ed25519",
     ("aotc/vmfb/weights/safetensors.py", "_LENGTH_BYTES"): "the format of safetensors",
     ("aotc/vmfb/weights/safetensors.py", "_MOST_HEADER_BYTES"): "the format of safetensors",
+    ("aotc/vmfb/costs/record.py", "FORMAT"): "the format of a record",
     ("aotc/vmfb/bundle.py", "SIGNED"): "the format of a bundle",
     ("aotc/vmfb/bundle.py", "VERSION"): "the format of a bundle",
     ("aotc/vmfb/bundle.py", "FORMAT"): "the format of a bundle",

@@ -23,9 +23,11 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.devices import Placement, named, place, shown
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import AUTO, Options
+from aotc.targets import resolve
 
 _ASKED = "the model says so"
 
@@ -59,7 +61,8 @@ def _assigned(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named(function))))
     kinds = {name: options.devices.get(name, options.target).partition(":")[0] for name in known}
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
-    solution = place(function, default, kinds if options.place == AUTO else None)
+    costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
+    solution = place(function, default, kinds, costs)
     if solution.unplaced:
         raise CompileError([_unplaced(thing, function, known) for thing in solution.unplaced])
     mover = _Mover(function, solution, known[0])

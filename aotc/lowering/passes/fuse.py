@@ -35,6 +35,7 @@ from aotc.lowering.analysis.cost import (
     STAGE_WORK,
     STRIDED_BYTES,
 )
+from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.passes.outline import Group, Outliner, captures
 from aotc.options import Options
@@ -45,6 +46,7 @@ UPDATE = "dynamic_update_slice"
 
 def fuse(module: Module, options: Options) -> Module:
     """Outline regions in every function; see the module docstring."""
+    module = weighed(module, options)
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
@@ -298,7 +300,7 @@ class _Fuser:
         both = [*group.members, *group.absorbed, *reader.members, *reader.absorbed]
         if not REGION_BUFFERS.holds(self._buffers_of(both)):
             return False
-        cost = sum(OPS[op.name].work for op in group.members + group.absorbed)
+        cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
         made = _elements(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
         read = _elements(anchor.type)
@@ -352,5 +354,3 @@ def _elements(type_: TensorType) -> int | None:
 
 def _large(type_: TensorType) -> bool:
     return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))
-
-
