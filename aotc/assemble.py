@@ -20,6 +20,8 @@ from aotc.options import Options
 from aotc.source.embed import Segments
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.costs.record import record_text
+from aotc.vmfb.costs.stored import COSTS
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
 from aotc.weights import write_weights
@@ -40,7 +42,16 @@ def assemble(
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
         embedded = _source(source(), segments) if source else None
         debug = _debug(variants, program) if options.debug_info else None
-        return _written(module, variants, entries, segments, {"debug": debug, "source": embedded})
+        more = {"debug": debug, "source": embedded, **_costs(options, segments)}
+        return _written(module, variants, entries, segments, more)
+
+
+def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what the manifest says of the record that the bundle is compiled with, if there is one."""
+    if not options.costs:
+        return {}
+    segments.append((COSTS, record_text(options.costs).encode()))
+    return {COSTS: {"segment": len(segments) - 1}}
 
 
 def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from aotc.targets import Target
 from aotc.vmfb.manifest import ANY, NONE
 
 VERSION = 1
-_ELSEWHERE = {"target", "weights", "source"}  # targets are of the record; the others can be seen in the bundle
+_ELSEWHERE = {"target", "weights", "source", "costs"}  # targets are of the record; the others can be seen in the bundle
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 
@@ -51,7 +51,6 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
     names = [f.name for f in fields(Options) if f.name not in OF_THE_RUN | _ELSEWHERE]
     found = {name: getattr(options, name) for name in names}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
-    found["costs"] = dict(options.costs)
     found["devices"] = dict.fromkeys(options.devices, targets[0].name)
     return found
 

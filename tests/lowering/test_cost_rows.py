@@ -100,10 +100,6 @@ def test_any_size_fits_a_block(name):
         lowered(case) if case.target == GPU else run(case)
 
 
-def test_the_price_of_a_copy():
-    assert cost_work.copy_nanoseconds(1600) == 150
-
-
 def prices(case):
     variant = lowered(case)
     return [(print_kernel(k), variant.costs.of(k).ns, variant.costs.grain(k)) for k in variant.kernels]

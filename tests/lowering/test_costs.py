@@ -121,6 +121,12 @@ def test_wider_vectors_are_quicker():
     assert predict(kernel, V4).compute < predict(kernel, TARGETS["cpu:x86-64-v3"]).compute
 
 
+def test_copies_move_each_byte_twice():
+    costs = Costs(V4)
+    assert costs.copy(0) == machines.LAUNCH.value
+    assert costs.copy(1 << 18) - costs.copy(0) == pytest.approx((1 << 19) / machines.L2_BYTES.value)
+
+
 def test_levels_of_memory():
     machine = machine_of(V4)
     assert machine.level_of(1000).rate > machine.level_of(1 << 19).rate > machine.level_of(1 << 22).rate

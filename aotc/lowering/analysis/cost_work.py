@@ -1,4 +1,4 @@
-"""What ops count for, what copies cost, and how much work is worth a claim or several threads."""
+"""What ops count for, and how much work is worth a claim or several threads."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ UNKNOWN_TILES = Estimate(
     "unknown_tiles", 8, "tiles of rows, panels or products that only a call knows",
     "chosen, not measured: of the order of a batch of 100 rows",
 )
-COPY_NS = Estimate("copy_ns", 50, "nanoseconds of a copy of nothing", "chosen, not measured")
-COPIED_BYTES = Estimate("copied_bytes", 16, "bytes that a copy moves in a nanosecond", "chosen, not measured")
 DEAR_WORK = Estimate(
     "dear_work", 12, "scalar operations that a dear one, e.g. a division, counts for in a loop", "chosen, not measured"
 )
@@ -71,8 +69,3 @@ def guess(value: Dim) -> int:
     if not isinstance(value, Expr):
         return int(value)
     return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
-
-
-def copy_nanoseconds(size: Dim) -> float:
-    """Return a rough time of a copy of ``size`` bytes on one core."""
-    return COPY_NS.value + guess(size) / COPIED_BYTES.value

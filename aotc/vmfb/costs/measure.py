@@ -101,19 +101,19 @@ class Profiler(Stepper):
 
     def _time(self, command: Command, run: Callable[[], None], saved: Sequence[tuple[int, bytes]]) -> float:
         """Return the nanoseconds of one run; at the end the kernel has run once on what was ``saved``."""
-        begin = perf_counter_ns()
-        run()
-        first = perf_counter_ns() - begin
+        first = _timed(run)
         if self.executable.has_callbacks:  # what they do is done once
             return max(first, 1)
-        times = 1 if saved else max(1, min(ROUND_NANOSECONDS // max(first, 1), MOST_REPEATS))
+        nothing = self._nothing()
+        times = 1
+        if not saved:
+            again = max(_timed(run) - nothing, 1)
+            times = max(1, min(ROUND_NANOSECONDS // again, MOST_REPEATS))
         alone = self._call(command, times) if times > 1 else run
-        nothing, best, spent = self._nothing(), float(first), first
+        best, spent = float(first), first
         for _ in range(self.repeat):
             _restore(saved)
-            begin = perf_counter_ns()
-            alone()
-            taken = perf_counter_ns() - begin
+            taken = _timed(alone)
             best = min(best, (taken - nothing) / times)
             spent += taken
             if spent > MEASURED_NANOSECONDS:
@@ -127,12 +127,7 @@ class Profiler(Stepper):
         """Return the nanoseconds of a call that does nothing."""
         if self._empty is None:
             call = self._call(Command(COPY, 0, 0, 0, 0, (), (), ()), 0)
-            found = []
-            for _ in range(self.repeat + 1):
-                begin = perf_counter_ns()
-                call()
-                found.append(perf_counter_ns() - begin)
-            self._empty = min(found)
+            self._empty = min(_timed(call) for _ in range(self.repeat + 1))
         return self._empty
 
     def record(self, function: str) -> dict[str, Any]:
@@ -146,6 +141,12 @@ class Profiler(Stepper):
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
             "kernels": list(self.rows.values()),
         }
+
+
+def _timed(run: Callable[[], None]) -> int:
+    begin = perf_counter_ns()
+    run()
+    return perf_counter_ns() - begin
 
 
 def _restore(saved: Sequence[tuple[int, bytes]]) -> None:

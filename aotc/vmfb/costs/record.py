@@ -8,6 +8,7 @@ by the name of one that the model names.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
@@ -38,12 +39,16 @@ SCHEMA: dict[Any, Any] = {
     ],
 }
 
+_ESTIMATES = re.compile(r', (?:flops|bytes): "[^"]*"')
 _accepts = acceptor(SCHEMA)
 
 
 def digest_of(text: str) -> str:
-    """Return the digest of a kernel's text, its name left out: equal kernels of two bundles have one."""
-    return sha256(text[text.index("(") :].encode()).hexdigest()[:32]
+    """Return the digest of a kernel's text, its name and what its work was thought to be left out.
+
+    Equal code of two bundles has one.
+    """
+    return sha256(_ESTIMATES.sub("", text[text.index("(") :], count=2).encode()).hexdigest()[:32]
 
 
 def problem(record: Any) -> str:

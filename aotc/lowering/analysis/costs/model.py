@@ -25,7 +25,6 @@ from aotc.lowering.analysis.cost_work import (
     LOOP_TRIPS,
     MAX_CLAIMS,
     SERIAL_NS,
-    copy_nanoseconds,
     guess,
 )
 from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
@@ -35,6 +34,10 @@ from aotc.vmfb.costs.record import digest_of
 from aotc.vmfb.dtypes import size_of
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+class StaleCosts(CompileError):
+    """A record is of another program than the one that is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ class Costs:
 
     def copy(self, size: Dim) -> float:
         """Return the nanoseconds of a copy of ``size`` bytes."""
-        return copy_nanoseconds(size)
+        machine, moved = machine_of(self.target), 2 * guess(size)
+        return machine.launch + moved / machine.level_of(moved).rate
 
     def is_serial(self, nanoseconds: Iterable[float]) -> bool:
         """Are commands that take so long too little for several threads?"""
@@ -166,10 +170,10 @@ def check_program(record: Mapping[str, Any], module: Module) -> None:
 
     Raises
     ------
-    CompileError
+    StaleCosts
     """
     found = digest_of_program(module)
     if record and record["program"] != found:
         loc = next(f.loc for f in module.functions.values() if f.public)
         message = f"the costs are stale: they were measured on program {record['program']}, this one is {found}"
-        raise CompileError.at(loc, message, hint="aotc profile a bundle of this model, and compile with that record")
+        raise StaleCosts.at(loc, message, hint="aotc profile a bundle of this model, and compile with that record")
