@@ -81,7 +81,8 @@ def upgrade(
     except StaleCosts:
         if flags["costs"] is not own:
             raise
-        message = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
+        why = "this aotc reads another program in its source"
+        message = f"the costs that the bundle was compiled with do not count: {why}"
         warnings.warn(AotcWarning(message), stacklevel=2)
         return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
 

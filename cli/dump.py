@@ -148,8 +148,8 @@ def _place_text(place: Place) -> str:
 
 
 def _assembly(opened: Bundle, variant: dict[str, Any], wanted: str) -> str:
+    from aotc.tools.native_code import disassemble, kernel_ranges
     from aotc.vmfb.errors import BundleError
-    from aotc_cli.native_code import disassemble, kernel_ranges
 
     if variant.get("library") is None:
         raise BundleError(opened.where, f"{variant['target']} has no CPU machine code")

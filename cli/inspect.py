@@ -65,7 +65,7 @@ def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
-    from aotc_cli.native_code import kernel_ranges
+    from aotc.tools.native_code import kernel_ranges
 
     library, count = variant.get("library"), len(variant["kernels"])
     ranges = kernel_ranges(opened.segment(library), count) if library is not None and count else []

@@ -30,7 +30,7 @@ def command(
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
     repeat: int = typer.Option(7, min=1, help="Rounds for each kernel, of which the quickest counts."),
     output: Path = typer.Option(
-        None, "-o", "--output", help="Where the record goes: a .json file, or a bundle that holds it; default: in place."
+        None, "-o", "--output", help="Where the record goes: a .json file, or a bundle to hold it; default: this one."
     ),
     apply: bool = typer.Option(
         False, "--apply", help="Compile the source of the bundle again with the record, to --output or in place."
@@ -94,8 +94,9 @@ def _print(record: Mapping[str, Any]) -> None:
         share = f"{100 * ns * row['runs'] / total:.1f} %"
         sizes = ", ".join(f"{name}={n}" for name, n in row["sizes"].items())
         rate = f"{row['bytes'] / ns:.1f} B/ns"
-        rows.append((row["name"], sizes, f"{row['runs']}", time_text(ns / 1e9), share, size_text(row["bytes"]), rate, row["loc"]))
+        times_ = (f"{row['runs']}", time_text(ns / 1e9), share)
+        rows.append((row["name"], sizes, *times_, size_text(row["bytes"]), rate, row["loc"]))
     headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "rate", "from")
     print_table(headings, rows, right=("runs", "time", "share", "bytes", "rate"))
-    what = count_text(len(rows), "kernel")
-    print_line(f"\n{what} of @{record['function']}: {time_text(total / 1e9)} on one core of {record['machine']['cpu']}", 2)
+    what = f"{count_text(len(rows), 'kernel')} of @{record['function']}"
+    print_line(f"\n{what}: {time_text(total / 1e9)} on one core of {record['machine']['cpu']}", 2)

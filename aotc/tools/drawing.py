@@ -45,8 +45,8 @@ class Drawing:
 
     def line(self, at: float, kind: str) -> None:
         """Draw a line from top to bottom."""
-        end = self.bottom or HEAD + MARGIN
-        self.parts.append(f'<line x1="{self.x(at):.1f}" y1="{HEAD}" x2="{self.x(at):.1f}" y2="{end:.1f}" class="{kind}"/>')
+        end, x = self.bottom or HEAD + MARGIN, f"{self.x(at):.1f}"
+        self.parts.append(f'<line x1="{x}" y1="{HEAD}" x2="{x}" y2="{end:.1f}" class="{kind}"/>')
 
     def text(self) -> str:
         """Return the drawing."""

@@ -27,6 +27,8 @@ class MemoryRow:
         The kernels.
     loc : str
         Where in the model what makes it comes from.
+    replaced : int
+        The step that writes over it, -1 if none does.
     """
 
     offset: int
@@ -37,6 +39,7 @@ class MemoryRow:
     made_by: str
     loc: str
     read_by: list[str] = field(default_factory=list)
+    replaced: int = -1
 
     @property
     def end(self) -> int:
@@ -121,6 +124,7 @@ def _rows(flow: Flow, locs: Sequence[str]) -> list[MemoryRow]:
         for place, written, type_ in touched:
             if written and not (step.updates and _over(current, place)):
                 for row in _over(current, place):
+                    row.replaced = step.number
                     current.remove(row)
                 row = _made(flow, step, place, type_, locs)
                 rows.append(row)
@@ -145,7 +149,7 @@ def _made(flow: Flow, step: FlowStep, place: Place, type_: str, locs: Sequence[s
 def _carry(rows: Sequence[MemoryRow], begin: int, end: int, read_at: Sequence[tuple[int, Place]]) -> None:
     """Let live to the end of a loop what its next turn reads: what it did not make, or reads before it makes it."""
     for row in rows:
-        before = row.first < begin <= row.last < end
+        before = row.first < begin <= row.last < end and not begin <= row.replaced < end
         inside = begin <= row.first < end
         carried = inside and any(begin <= t <= row.first and _over([row], place) for t, place in read_at)
         if before or carried:
@@ -158,7 +162,8 @@ def _picture(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
     drawing = Drawing(title, len(flow.steps), "steps", row=HEIGHT / max(flow.arena, 1))
     for r in rows:
         kind = "critical" if r.first <= at <= r.last else "box"
-        said = f"{r.type or 'a value'} of {r.made_by}, {r.bytes:,} B at {r.offset:,}, steps {r.first} to {r.last} {r.loc}"
+        where = f"{r.bytes:,} B at {r.offset:,}, steps {r.first} to {r.last}"
+        said = f"{r.type or 'a value'} of {r.made_by}, {where} {r.loc}"
         drawing.box(r.first, r.last + 1, r.offset, r.end, kind, f"{r.made_by} {r.type}", said)
     drawing.line(at + 0.5, "peak")
     return drawing.text()

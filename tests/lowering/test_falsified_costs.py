@@ -1,4 +1,4 @@
-"""Decisions go by the cost model, and measured times go before it: false ones change each decision, as explain shows."""
+"""Decisions go by the cost model, and by measured times before it: false ones change each, as explain shows."""
 
 import jax
 import jax.numpy as jnp
