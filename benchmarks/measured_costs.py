@@ -46,7 +46,8 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
 
     x, w = normal(256, 256), normal(256, 256, scale=0.05)
     return {
-        "diamond": (diamond, (x, w)), "layers": (layers, (x, w)), "sorts": (small, (x[0],)), "scan": (scan, (x[:32], w)),
+        "diamond": (diamond, (x, w)), "layers": (layers, (x, w)), "sorts": (small, (x[0],)),
+        "scan": (scan, (x[:32], w)),
         "gather": (lambda x, i: jnp.sin(x[i]) @ x.T, (x, abs(x[:, 0] * 99).astype("int32") % 256)),
         "sums": (lambda x: [x.sum(0), x.sum(1), x.max(), jnp.argmax(x, 1)], (normal(1000, 1000),)),
     }  # fmt: skip

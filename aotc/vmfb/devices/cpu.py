@@ -230,12 +230,12 @@ class CpuExecutable:
             return None
         names = [k["name"] for k in self._variant["kernels"]]
         rows = [held[f"{self._variant['target']}/{n}"] for n in names]
-        return [(n, row["text"], row["loc"], row["ops"]) for n, row in zip(names, rows)]
+        return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
 
     def origin(self) -> dict[str, str]:
         """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
         manifest = self._bundle.manifest
-        return {"producer": manifest["producer"], "program": manifest["debug"]["program"]}
+        return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
 
     def _call(self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
         values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
