@@ -100,9 +100,9 @@ def test_errors_say_what_is_wrong():
     module = aotc.load(aotc.compile(jnp.sin, X, debug_info=False))
     with pytest.raises(VmError, match="no kernel text"):
         module.profile("main", X)
-    with pytest.raises(VmError, match="no function 'other' of 1 arguments"):
+    with pytest.raises(VmError, match="no function 'other'"):
         module.profile("other", X)
-    with pytest.raises(VmError, match="of 0 arguments"):
+    with pytest.raises(VmError, match="wrong number of arguments"):
         module.profile("main")
     with pytest.raises(VmError, match="no number of rounds"):
         module.profile("main", X, repeat=0)
