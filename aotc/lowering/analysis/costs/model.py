@@ -18,7 +18,7 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
-from aotc.ir.tensor_ir import Module, Op, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, walk
 from aotc.lowering.analysis.cost_devices import elements, op_nanoseconds
 from aotc.lowering.analysis.cost_work import (
     CLAIM_NS,
@@ -156,13 +156,18 @@ def place_of(loc: Loc) -> str:
 
 def digest_of_program(module: Module) -> str:
     """Return the digest of an imported module: its ops and their types in order, without constants and places."""
-    digest = sha256()
+    parts: list[str] = []
+    texts: dict[TensorType, str] = {}
     for function in module.functions.values():
-        digest.update(function.name.encode())
+        parts.append(function.name)
         for op in walk(function.body):
-            types = ",".join(str(v.type) for v in (*op.operands, *op.results))
-            digest.update(f"{op.name} {types}\n".encode())
-    return digest.hexdigest()[:32]
+            parts.append(op.name)
+            for v in (*op.operands, *op.results):
+                text = texts.get(v.type)
+                if text is None:
+                    text = texts[v.type] = str(v.type)
+                parts.append(text)
+    return sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def check_program(record: Mapping[str, Any], module: Module) -> None:
