@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,12 +12,14 @@ from aotc.diagnostics import CompileError
 from aotc.guard import guard
 from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
 from aotc.options import Options
 from aotc.source.embed import Segments
+from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.costs.record import record_text
@@ -110,30 +112,69 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         **_devices(v),
         "arena_peak": v.arena,
     }
-    if v.target.kind == "cuda":
-        from aotc.kernels.cuda.build import build_cubins
-
-        built: Any = build_cubins(v.kernels, v.target, options, entry)
-        entry["cubin"] = add("cubin", built.data)
-    else:
-        users = native_calls(v)
-        entry["executor_version"] = EXECUTOR_VERSION
-        needed = imported(v.kernels, users)
-        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
-        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
-        built = build_library(v.kernels, v.target, options, users, entry)
-        entry["library"] = add("kernels.so", built.data)
-        entry["executor"] = add("executor.so", build_executor(v.target, options))
-    entry["kernels"] = [k.entry() for k in built.kernels]
+    if v.target.kind == MIX:
+        return {**entry, **_mix(v, segments, options), "constants": _constants(v, add, options)}
+    _add_code(entry, v.target, v.kernels, v, add, options)
     entry["constants"] = _constants(v, add, options)
     return entry
 
 
+Add: TypeAlias = Callable[[str, Any], int]
+"""Adds a segment of a name and contents; returns its number."""
+
+
+def _add_code(
+    entry: dict[str, Any], target: Target, kernels: Sequence[Kernel], v: Variant, add: Add, options: Options
+) -> None:
+    """Compile ``kernels`` for one target, and add to ``entry`` what the manifest says of their code."""
+    if target.kind == "cuda":
+        from aotc.kernels.cuda.build import build_cubins
+
+        built: Any = build_cubins(kernels, target, options, entry)
+        entry["cubin"] = add("cubin", built.data)
+    else:
+        users = native_calls(v)
+        entry["executor_version"] = EXECUTOR_VERSION
+        needed = imported(kernels, users)
+        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
+        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
+        built = build_library(kernels, target, options, users, entry)
+        entry["library"] = add("kernels.so", built.data)
+        entry["executor"] = add("executor.so", build_executor(target, options))
+    entry["kernels"] = [k.entry() for k in built.kernels]
+
+
+def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:
+    """Return the entry of each target of a mix, whose kernels follow each other, and of each memory."""
+    parts: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    for target, count in v.parts:
+
+        def add(name: str, data: Any, target: Target = target) -> int:
+            segments.append((f"{target.name}/{name}", data))
+            return len(segments) - 1
+
+        part: dict[str, Any] = {"target": target.name, "kind": target.kind, "features": list(target.features)}
+        part["commands_version"] = COMMANDS_VERSION
+        _add_code(part, target, v.kernels[len(kernels) : len(kernels) + count], v, add, options)
+        kernels += part.pop("kernels")
+        parts.append({**part, "count": count})
+    targets = [target for target, _ in v.parts]
+    spaces = [
+        {
+            "device": space.device,
+            "part": targets.index(space.target),
+            "constants": held.size,
+            "pieces": [*map(list, held.rows)],
+        }
+        for space, held in zip(v.spaces, v.pieces, strict=True)
+    ]
+    return {"kernels": kernels, "parts": parts, "spaces": spaces}
+
+
 def _devices(v: Variant) -> dict[str, Any]:
     """Return the kind of each device that the model names, and the transfers between them; nothing if it names none."""
-    if not v.devices:
-        return {}
-    return {"devices": dict.fromkeys(v.device_names, v.target.kind), "transfers": v.transfers}
+    return {"devices": v.kinds, "transfers": v.transfers} if v.devices else {}
 
 
 def native_calls(v: Variant) -> list[NativeCall]:

@@ -63,7 +63,7 @@ from aotc.options import Options, check_options
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
-from aotc.targets import Target, check_devices, resolve
+from aotc.targets import Target, combine, resolve
 from aotc.vmfb.costs.record import problem
 from aotc.vmfb.module import check_bundle
 
@@ -265,8 +265,7 @@ def compile(
         aotc is at fault: the stage, and a folder with what is needed to repeat it.
     """
     chosen = checked_options(options, flags)
-    targets = resolve(chosen.target)
-    check_devices(chosen.devices, targets)
+    targets = combine(resolve(chosen.target), chosen.devices)
     if callable(model):  # tracing takes longer than the compilers need to start
         _start_compilers(chosen)
     with guard("while importing the compiler", chosen):
@@ -322,7 +321,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
 
     raw = models.pop()
     several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
-    kinds = [target.kind if several else "cpu" for target in targets]
+    kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
@@ -337,7 +336,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     variants = []
     ways = [Ways() for _ in targets]
     for n, (target, kind) in enumerate(zip(targets, kinds)):
-        one = replace(options, target=target.name)
+        one = replace(options, target=target.of("").name)
         last = kind not in kinds[n + 1 :]
         module = run_passes(modules.pop(kind) if last else modules[kind], one, _before_folding(ways[n].learn))
         variants.append(lower(module, target, one))

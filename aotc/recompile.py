@@ -16,7 +16,7 @@ from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source.record import Embedded
 from aotc.source.restore import restore
-from aotc.targets import Target, check_devices, host, resolve
+from aotc.targets import Target, combine, host, resolve
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
@@ -67,13 +67,12 @@ def upgrade(
         if file := weights_file(opened):
             hint = f"weights='inline', or a new file: the old bundle needs {file!r}"
             raise BundleError(opened.where, "it does not say where its new weights go", file, "weights", hint)
-    targets = source.targets
+    targets = _offered(source)
     if target is not None:
         targets = resolve(target)
         flags.setdefault("devices", dict.fromkeys(source.options.get("devices", ()), target))
     chosen = _options(opened.where, source, {"weights": weights, **flags})
-    if target is not None:
-        check_devices(chosen.devices, targets)
+    targets = combine(targets, chosen.devices, source.targets)
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
     try:
@@ -85,6 +84,15 @@ def upgrade(
         message = f"the costs that the bundle was compiled with do not count: {why}"
         warnings.warn(AotcWarning(message), stacklevel=2)
         return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
+
+
+def _is_mix(source: Embedded) -> bool:
+    """Is the bundle for devices of several targets? Then the first is that of devices which nobody named."""
+    return bool(source.options.get("devices")) and len(source.targets) > 1
+
+
+def _offered(source: Embedded) -> tuple[Target, ...]:
+    return source.targets[:1] if _is_mix(source) else source.targets
 
 
 def weights_file(opened: Bundle) -> str:
@@ -117,8 +125,10 @@ def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] 
     source = restore(opened)
     variant, _, _ = choose(opened, devices)
     try:
-        targets = tuple(_of_this_machine(t) for t in resolve(variant["target"]))
         chosen = _options(opened.where, source, {"weights": "inline", "source": False})
+        own = _offered(source) if _is_mix(source) else resolve(variant["target"].partition("+")[0])
+        known = tuple(map(_of_this_machine, source.targets))
+        targets = combine(tuple(map(_of_this_machine, own)), chosen.devices, known)
         made = open_bundle(compile_raw(_model(opened.where, source), targets, chosen))
     except (CompileError, InternalError) as error:
         raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error

@@ -109,7 +109,8 @@ def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None 
         raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
     variant = _variant(opened, target)
     signature = opened.manifest["functions"][name]
-    flow = Flow(name, variant, Slots(len(signature["arguments"]), len(signature["results"])))
+    spaces = len(variant.get("spaces", ())) or 1
+    flow = Flow(name, variant, Slots(len(signature["arguments"]), len(signature["results"]), spaces))
     walker = _Walker(flow, load_buffers(opened, dict(variant)), _texts(opened, variant))
     shapes = [tuple(_size(d, sizes or {}) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]
@@ -170,9 +171,9 @@ class _Walker:
     def block(self, slot: int, offset: int, size: int) -> None:
         """Nothing is touched."""
 
-    def arena(self, size: int) -> None:
-        """Note the bytes."""
-        self.flow.arena = max(self.flow.arena, size)
+    def arena(self, size: int, space: int = 0) -> None:
+        """Note the bytes in the process's memory."""
+        self.flow.arena = self.flow.arena if space else max(self.flow.arena, size)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return a guess."""

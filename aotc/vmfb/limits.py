@@ -98,6 +98,18 @@ why: every worker may add it once more to a counter that is already behind the g
 from: 64 bits hold it for 2^14 workers
 """
 
+IDLE_BUFFERS = 4
+"""unit: blocks of a GPU's memory, of one size
+why: so many of arrays that are gone are kept for the next results: the driver is slower than a small kernel
+from: chosen, not measured: a value and the one that replaces it, twice
+"""
+
+RECORDED_ADDRESSES = 8
+"""unit: sets of addresses of arrays on a GPU
+why: for so many does a plan keep graphs; the oldest go first
+from: chosen, not measured: a loop that hands its results back uses two
+"""
+
 # ---------------------------------------------------------------- profiles
 
 ROUND_NANOSECONDS = 100_000

@@ -13,9 +13,10 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.device import Executable, bind_devices, choose, device_module
+from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.results import DEVICE, NUMPY
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.schedule.fence import Fence
 
 _LEAF = {"kind": "leaf"}
-_RESULTS = ("numpy", "device")
+_RESULTS = (NUMPY, DEVICE)
 # Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
 SIGNATURES = "aotc.tools.sign"
 # Who compiles sources: imported when a bundle is not trusted, for a runtime does without a compiler.
@@ -50,7 +51,7 @@ def load(
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
-        ``{"d0": "cpu:0", "d1": "cpu:1"}`` for a model that names devices; by default each has the next of its kind.
+        ``{"d0": "cpu:0", "d1": "cuda:0"}`` for a model that names devices; by default each has the next of its kind.
     threads : int, optional
         Threads to compute with, the caller's included. By default
         ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
@@ -134,7 +135,8 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
-    executable = device.open_executable(bundle, variant, threads, ordinal, custom_calls)
+    place = bound if variant["kind"] == MIX else ordinal
+    executable = device.open_executable(bundle, variant, threads, place, custom_calls)
     module = LoadedModule(bundle, variant, executable, bound)
     if verify:
         module.prove()
@@ -196,7 +198,7 @@ class LoadedModule:
         out: Sequence[np.ndarray | None] | None = None,
         donate: bool = False,
         trace: str | os.PathLike[str] = "",
-        results: str = "numpy",
+        results: str = "",
     ) -> list[Any]:
         """Run a function on flat arrays.
 
@@ -205,7 +207,8 @@ class LoadedModule:
         name : str
         *arrays
             One for each argument of the signature: NumPy arrays, anything with
-            ``__array__`` or ``__dlpack__`` (not copied), or Python scalars.
+            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`DeviceArray`, which is not
+            copied if it is in memory of the GPU that reads it.
         out : sequence of numpy.ndarray or None, optional
             Where to write each result.
         donate : bool
@@ -214,7 +217,8 @@ class LoadedModule:
             Run one dispatch at a time and write the arrays that each reads and writes
             to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
         results : str
-            ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are.
+            ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are, and stay there. By
+            default a result is one of those if the signature says that it is on a device that is a GPU.
 
         Returns
         -------
@@ -227,21 +231,21 @@ class LoadedModule:
             assertion of the program fails.
         """
         function = self._functions.get(name) if isinstance(name, str) else None
-        if function is None or donate is not False or results != "numpy":
+        if function is None or donate is not False or results:
             function = self._asked(name, donate, results)
-        if results == "device":
+        if results == DEVICE and not trace:
             homes = [row.get("device", "") for row in function.signature.results]
-            own = self.invoke(name, *arrays, out=out, donate=donate, trace=trace)
-            return [DeviceArray(x, device) for x, device in zip(own, homes)]
+            own = function.run(arrays, out, donate, results)
+            return [x if isinstance(x, DeviceArray) else DeviceArray(x, home) for x, home in zip(own, homes)]
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
             if not isinstance(trace, str | os.PathLike):
                 raise VmError(self.name, "trace is no folder", repr(trace), "a path")
             return function.trace(arrays, os.fspath(trace))
-        if out is None and not donate:
+        if out is None and not donate and not results:
             return function.call(arrays)
-        return function.run(arrays, out, donate)
+        return function.run(arrays, out, donate, results)
 
     def submit(
         self,
@@ -251,7 +255,7 @@ class LoadedModule:
         deadline: float | None = None,
         out: Sequence[np.ndarray | None] | None = None,
         donate: bool = False,
-        results: str = "numpy",
+        results: str = "",
     ) -> Fence:
         """Run a function on flat arrays later, and return at once; see ``docs/scheduling.md``.
 
@@ -293,23 +297,21 @@ class LoadedModule:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
         if not isinstance(donate, bool | np.bool_ | int):
             raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
-        if results not in _RESULTS:
+        if results and results not in _RESULTS:
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
 
     def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
         """Run a function on flat arrays and return what each kernel took by itself, on one core.
 
-        Of ``repeat`` rounds for each kernel the quickest counts. The record is as :mod:`aotc.vmfb.costs.record`
-        describes it; ``aotc.compile(..., costs=record)`` takes it.
+        Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
 
         Raises
         ------
         VmError
-            As :meth:`invoke`; and on devices other than CPUs, or without debug information.
+            As :meth:`invoke`; on devices other than CPUs; without debug information.
         """
         from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
-
         return measure(self._asked(name, False, "numpy"), arrays, repeat)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,8 @@ OTHER = {
     ("aotc/frontend/quantized/products.py", "U8_SHIFT"): "the distance of u8 from i8",
     ("aotc/ir/program_verify.py", "_STRIDES"): "primes that tell symbols apart",
     ("aotc/ir/program_verify.py", "_NOBODY"): "a mark",
+    ("aotc/vmfb/devices/cuda_array.py", "_CUDA"): "a number of DLPack",
+    ("aotc/vmfb/devices/driver.py", "_NO_TIMING"): "a number of the CUDA driver",
     ("aotc/kernels/cpu/atomics.py", "CLOCK_MONOTONIC_COARSE"): "Linux",
     ("aotc/kernels/cpu/atomics.py", "FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE"): "Linux",
     ("aotc/kernels/cpu/atomics.py", "SIG_SETMASK"): "Linux",

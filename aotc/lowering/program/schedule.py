@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, space_of, touched
 from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
@@ -53,9 +53,9 @@ def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
         case "result":
             return slots.result(storage.number), 0
         case "arena":
-            return slots.arena, storage.offset
+            return slots.arena_of(storage.space), storage.offset
         case _:
-            return slots.constants, storage.number
+            return slots.constants_of(storage.space), storage.number
 
 
 class Scheduler:
@@ -100,6 +100,9 @@ class Scheduler:
         run: list[Launch | Copy] = []
         for step in steps:
             if isinstance(step, Launch | Copy):
+                if run and (space_of(run[0]) != space_of(step) or space_of(step) < 0):
+                    nodes.append(self._graph(run))  # a graph is of one memory, or moves one value to another
+                    run = []
                 run.append(step)
                 continue
             if run:
