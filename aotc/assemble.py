@@ -22,23 +22,38 @@ from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.costs.record import record_text
+from aotc.vmfb.costs.stored import COSTS
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
 from aotc.weights import write_weights
 
 
 def assemble(
-    module: Module, variants: list[Variant], options: Options, source: Callable[[], Segments] | None = None
-) -> bytes:
-    """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
+    module: Module, variants: list[Variant], options: Options, source: Callable[[], Segments] | None = None,
+    program: str = "",
+) -> bytes:  # fmt: skip
+    """Compile the kernels of all variants and write the bundle.
+
+    ``module`` gives the signatures, ``program`` is the digest of what was imported.
+    """
     segments: list[tuple[str, Any]] = []
     path = next(f for f in module.functions.values() if f.public).loc.path
     with guard("while compiling the kernels", options, path=path):
         entries = [_variant_entry(v, segments, options) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
         embedded = _source(source(), segments) if source else None
-        debug = _debug(variants) if options.debug_info else None
-        return _written(module, variants, entries, segments, {"debug": debug, "source": embedded})
+        debug = _debug(variants, program) if options.debug_info else None
+        more = {"debug": debug, "source": embedded, **_costs(options, segments)}
+        return _written(module, variants, entries, segments, more)
+
+
+def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what the manifest says of the record that the bundle is compiled with, if there is one."""
+    if not options.costs:
+        return {}
+    segments.append((COSTS, record_text(options.costs).encode()))
+    return {COSTS: {"segment": len(segments) - 1}}
 
 
 def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -216,9 +231,11 @@ def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: 
     }
 
 
-def _debug(variants: list[Variant]) -> dict[str, Any]:
+def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
     kernels = {}
     for v in variants:
         for k in v.kernels:
-            kernels[f"{v.target.name}/{k.name}"] = {"text": print_kernel(k), "loc": v.locs.get(k.name, "")}
-    return {"kernels": kernels}
+            kernels[f"{v.target.name}/{k.name}"] = {
+                "text": print_kernel(k), "loc": v.locs.get(k.name, ""), "ops": v.op_counts.get(k.name, 0),
+            }  # fmt: skip
+    return {"kernels": kernels, "program": program}

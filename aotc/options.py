@@ -60,6 +60,8 @@ class Options:
         The devices that the model names, with a target for each: ``{"d0": "cpu:x86-64-v3"}``; others take ``target``.
     default_device : str
         Where ops and arguments go that nothing places; empty refuses them where there are several devices.
+    costs : mapping
+        What kernels took when they were measured (``LoadedModule.profile``), in place of what the cost model predicts.
     place : str
         ``said``: by affinities alone; ``auto``: the cost model places large ops on the devices that the model or
         ``devices`` name.
@@ -93,6 +95,7 @@ class Options:
     timings: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
     default_device: str = ""
+    costs: Mapping[str, Any] = field(default_factory=dict)
     place: str = SAID
     max_transfers: int = -1
     stack_limit: int = 0

@@ -37,6 +37,7 @@ from aotc.ir.tensor_verify import verify
 from aotc.kernels.cpu.build import start_workers
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
+from aotc.lowering.analysis.costs.model import check_program, digest_of_program
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
@@ -63,6 +64,7 @@ from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
 from aotc.targets import Target, combine, resolve
+from aotc.vmfb.costs.record import problem
 from aotc.vmfb.module import check_bundle
 
 if TYPE_CHECKING:
@@ -220,6 +222,8 @@ def checked_options(
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint=hint)
     chosen = replace(options or Options(), **flags)
     check_options(chosen, [step.name for step in PASSES])
+    if chosen.costs and (said := problem(chosen.costs)):
+        raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
         hint = f"aotc compile --stop-after={chosen.stop_after} -o -, which prints the IR"
         message = f"stop_after is {chosen.stop_after!r}, but compile makes a bundle, which needs all passes"
@@ -322,6 +326,9 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
     del raw, keep
+    program = digest_of_program(modules[kinds[0]])
+    with guard("while checking the costs", options):
+        check_program(options.costs, modules[kinds[0]])
     first = modules[kinds[0]].functions
     functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=functions)
@@ -338,10 +345,10 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
     if not sources:
-        return assemble(signatures, variants, options)
+        return assemble(signatures, variants, options, program=program)
     with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
         found = beside.submit(embed, sources.pop(), [v.constants for v in variants], ways)
-        return assemble(signatures, variants, options, found.result)
+        return assemble(signatures, variants, options, found.result, program)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import probe, text_of
 from aotc.frontend.mlir import Raw
+from aotc.lowering.analysis.costs.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source.record import Embedded
 from aotc.source.restore import restore
 from aotc.targets import Target, combine, host, resolve
 from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
 
@@ -57,6 +60,8 @@ def upgrade(
     """
     opened = open_bundle(bundle)
     source = restore(opened)
+    own = stored(opened, COSTS)
+    flags.setdefault("costs", own)
     if weights is None:
         weights = "inline"
         if file := weights_file(opened):
@@ -70,7 +75,15 @@ def upgrade(
     targets = combine(targets, chosen.devices, source.targets)
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
-    return compile_raw(_model(opened.where, source), targets, chosen)
+    try:
+        return compile_raw(_model(opened.where, source), targets, chosen)
+    except StaleCosts:
+        if flags["costs"] is not own:
+            raise
+        why = "this aotc reads another program in its source"
+        message = f"the costs that the bundle was compiled with do not count: {why}"
+        warnings.warn(AotcWarning(message), stacklevel=2)
+        return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
 
 
 def _is_mix(source: Embedded) -> bool:

@@ -91,7 +91,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
 
 def _code_sizes(opened: Bundle, part: dict[str, Any]) -> list[int | None]:
     """Return the bytes of each kernel's code, if the part says where it is."""
-    from aotc_cli.native_code import kernel_ranges
+    from aotc.tools.native_code import kernel_ranges
 
     library, count = part.get("library"), part["count"]
     ranges = kernel_ranges(opened.segment(library), count) if library is not None and count else []

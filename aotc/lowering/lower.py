@@ -13,12 +13,14 @@ from aotc.ir.dims import Dim, static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
+from aotc.ir.opset import FREE
 from aotc.ir.program_ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches, taken
 from aotc.ir.program_ir import walk as walk_steps
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
+from aotc.lowering.analysis.costs.model import Costs, place_of
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.analysis.spaces import Space, regions_by_target, spaces_of
 from aotc.lowering.passes.cse import structure
@@ -53,12 +55,14 @@ class Variant:
     constants: Constants
     arena: int | None
     locs: dict[str, str]
+    costs: Costs
     custom: dict[str, CustomCall]
     steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of these devices
     transfers: list[dict[str, Any]] = field(default_factory=list)
+    op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
     taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
     spaces: tuple[Space, ...] = ()
     pieces: list[Pieces] = field(default_factory=list)
@@ -103,8 +107,11 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
                 verify.after_bufferize(steps[name], function, module.functions)
     names, unique, parts = _deduplicate(every, spaces, steps)
     unique = [fit_stack(k, one) for k, one in zip(unique, (t for t, count in parts for _ in range(count)), strict=True)]
-    locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
-    variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
+    regions = [f for f in module.functions.values() if not f.public]
+    locs = {f.name: place_of(f.loc) for f in regions}
+    costs = Costs(target, options.costs)
+    variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
+    variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts = spaces, memories.pieces, parts
     variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     known = (name for row in variant.devices.values() for key in row for name in row[key])
@@ -202,7 +209,7 @@ def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
     for sizes, (steps, judged) in zip(totals, parts, strict=True):
-        buffer = Scheduler(slots, kernel_number).encode(steps)
+        buffer = Scheduler(slots, kernel_number, variant.costs).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
         stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))

@@ -11,7 +11,7 @@ from aotc.targets import Mix, Target
 from aotc.vmfb.manifest import ANY, NONE
 
 VERSION = 1
-_ELSEWHERE = {"target", "weights", "source"}  # targets are of the record; the others can be seen in the bundle
+_ELSEWHERE = {"target", "weights", "source", "costs"}  # targets are of the record; the others can be seen in the bundle
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 

@@ -109,3 +109,23 @@ RECORDED_ADDRESSES = 8
 why: for so many does a plan keep graphs; the oldest go first
 from: chosen, not measured: a loop that hands its results back uses two
 """
+
+# ---------------------------------------------------------------- profiles
+
+ROUND_NANOSECONDS = 100_000
+"""unit: nanoseconds of a round in which a kernel is run again and again
+why: beside so much the call itself, of a microsecond, and the clock count for little
+from: reasoning
+"""
+
+MOST_REPEATS = 256
+"""unit: runs of a kernel in a round
+why: each takes some words of a command buffer, which should stay in the first-level cache beside what the kernel reads
+from: chosen, not measured
+"""
+
+MEASURED_NANOSECONDS = 2_000_000_000
+"""unit: nanoseconds spent on one kernel
+why: what runs so long is measured well enough by fewer rounds
+from: chosen, not measured
+"""

@@ -81,6 +81,8 @@ SCHEMA: dict[Any, Any] = {
     "variants": [_VARIANT],
     "segments": [{"name": str, "offset": int, "size": int, "sha256": bytes}],
     "debug?": (dict, NONE),
+    "costs?": ({"segment": int}, NONE),
+    "profile?": ({"segment": int}, NONE),
     "source?": ({"segment": int, "bytes": int, "weights": (int, NONE)}, NONE),
 }
 

@@ -301,6 +301,19 @@ class LoadedModule:
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
 
+    def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
+        """Run a function on flat arrays and return what each kernel took by itself, on one core.
+
+        Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
+
+        Raises
+        ------
+        VmError
+            As :meth:`invoke`; on devices other than CPUs; without debug information.
+        """
+        from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
+        return measure(self._asked(name, False, "numpy"), arrays, repeat)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
         if name not in self.functions:

@@ -10,6 +10,7 @@ each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 from weakref import WeakMethod
@@ -201,7 +202,13 @@ class LoadedFunction:
         return self.residence.moved(made, stays)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """Run the function as :meth:`run` does and write what each dispatch reads and writes to ``folder``.
+        """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
+        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
+
+        return self.step(values, partial(Tracer, where=self.where, folder=folder), "traced")
+
+    def step(self, values: Sequence[Any], make: Callable[..., Any], what: str) -> list[np.ndarray]:
+        """Run the function as :meth:`run` does, its submissions by what ``make`` makes of a call's memory.
 
         Raises
         ------
@@ -210,7 +217,7 @@ class LoadedFunction:
         """
         arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values, strict=True)]
         own_donated(self.arguments, arrays, False)
-        return self._interpret(arrays, [None] * len(self.result_dtypes), folder)
+        return self._interpret(arrays, [None] * len(self.result_dtypes), (make, what))
 
     def _check_out_list(
         self, out: Sequence[np.ndarray | None] | None, arrays: list[np.ndarray]
@@ -229,18 +236,19 @@ class LoadedFunction:
         return out
 
     def _interpret(
-        self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
-    ) -> list[np.ndarray]:
+        self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
+        steps: tuple[Callable[..., Any], str] | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_copy
 
             arrays = [guarded_copy(x) for x in arrays]
         live = _Live(self, arrays, out)
         try:
-            if trace:
-                if not hasattr(live.session, "tracer"):
-                    raise VmError(self.where, "dispatches can be traced on the CPU only", hint="devices='cpu'")
-                live.run = live.session.tracer(trace, self.where).submit
+            if steps:
+                if not hasattr(live.session, "stepper"):
+                    raise VmError(self.where, f"dispatches can be {steps[1]} on the CPU only", hint="devices='cpu'")
+                live.run = live.session.stepper(steps[0]).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
             self._run_program([x.shape for x in arrays], live)

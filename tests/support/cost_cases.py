@@ -229,7 +229,17 @@ LOOPS = {
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip
 
-LIMITS = {**PASSES, **PRODUCTS, **LOOPS}
+def sorts_before_a_chain(*xs: jax.Array) -> list[jax.Array]:
+    """Sorts that nobody waits for, and after them in the program some that wait for each other."""
+    alone, chain = [jnp.sort(x) for x in xs[:-1]], xs[-1]
+    for _ in range(len(xs) - 2):
+        chain = jnp.sort(jnp.flip(chain))
+    return [*alone, chain]
+
+
+ORDERS = {"order_gain": pair(sorts_before_a_chain, [(3000,), (3000,), (6000,)], [(3000,)] * 5)}
+
+LIMITS = {**PASSES, **PRODUCTS, **LOOPS, **ORDERS}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:
@@ -270,14 +280,9 @@ BLOCKS = {
     "dft_lanes": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(1024, n)], 10, 16, 17),
     "solve_columns": sizes(solve, lambda n: [(8, 8), (8, n)], 50, 64, 70),
     "claim_ns": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
+    "order_workers": [ORDERS["order_gain"][1]],
     "max_claims": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
 }  # fmt: skip
-
-CONVERT = case(lambda x: x.astype("int8"), (10**6,))
-CONV = case(
-    lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
-    (1, 8, 8, 16), (3, 3, 16, 32),
-)  # fmt: skip
 
 # Programs whose kernels or prices change with an estimate.
 ESTIMATES = {

@@ -313,5 +313,13 @@ LOOP_FLOPS_CUDA = Limit(
     "loop_flops_cuda", 1 << 11, "operations per iteration of a while loop that becomes one kernel on a GPU",
     "chosen, not measured: one thread runs it, many times slower than a core",
 )
+ORDER_WORKERS = BlockSize(
+    "order_workers", 4, "workers by which orders of a graph's commands are compared",
+    "chosen, not measured: with one all orders end at the same time, with many there is no order",
+)
+ORDER_GAIN = Limit(
+    "order_gain", 1, "hundredths of a graph's time for which its commands stay in the order of the program",
+    "chosen, not measured: neighbours of the program find their operands in caches",
+)
 
 ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)

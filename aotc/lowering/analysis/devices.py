@@ -20,6 +20,7 @@ from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices, spread
 
 
@@ -37,13 +38,15 @@ class Placement:
     unplaced: tuple[Op | Value, ...]
 
 
-def place(function: Function, default: str = "", kinds: Mapping[str, str] | None = None) -> Placement:
+def place(
+    function: Function, default: str = "", kinds: Mapping[str, str] | None = None, costs: Costs | None = None
+) -> Placement:
     """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
 
-    With ``kinds``, of devices by name, the cost model places large ops first (:mod:`.match_devices`).
+    With ``kinds``, of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
     """
     solver = _Solver(function)
-    for large, match in match_devices(function, kinds).items() if kinds else ():
+    for large, match in match_devices(function, kinds, costs).items() if kinds and costs else ():
         for op in spread(large):
             if solver.is_work(op):
                 solver.decide(op, match.device, match.reason)

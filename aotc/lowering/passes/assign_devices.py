@@ -23,6 +23,7 @@ from aotc.diagnostics import CompileError, Finding, Loc
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.devices import Placement, named, place, replicated, shown
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import AUTO, Options
@@ -62,7 +63,8 @@ def _assigned(function: Function, options: Options) -> Function:
     check_mix(targets)
     kinds = {name: target.kind for name, target in targets.items()}
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
-    solution = place(function, default, kinds if options.place == AUTO else None)
+    costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
+    solution = place(function, default, kinds, costs)
     if solution.unplaced:
         raise CompileError([_unplaced(thing, function, known) for thing in solution.unplaced])
     mover = _Mover(function, solution, known[0])

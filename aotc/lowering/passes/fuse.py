@@ -27,6 +27,7 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner, captures
@@ -44,6 +45,7 @@ def fuse(module: Module, options: Options) -> Module:
 
 def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Module:
     """Outline regions in every function, and write into ``record`` what was decided."""
+    module = weighed(module, options)
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
@@ -310,5 +312,3 @@ def _moves_last(op: Op) -> bool:
 
 def _large(type_: TensorType) -> bool:
     return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))
-
-

@@ -8,12 +8,14 @@ encoding is that of ``vmfb.abi``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, space_of, touched
-from aotc.lowering.analysis.cost_work import SERIAL_NS, copy_nanoseconds, grain, nanoseconds
+from aotc.lowering.analysis.cost_work import guess
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
+from aotc.lowering.program.order import order_of
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
@@ -32,11 +34,15 @@ from aotc.vmfb.abi import (
 
 @dataclass
 class CommandBuffer:
-    """Code and what it needs: parameters are expressions over the function's dims."""
+    """Code and what it needs: parameters are expressions over the function's dims.
+
+    ``orders`` are the commands of each graph, in the order of the words, as numbers in the order of the program.
+    """
 
     code: list[int]
     states: int
     parameters: list[Dim]
+    orders: list[list[int]] = field(default_factory=list)
 
 
 def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
@@ -61,17 +67,20 @@ class Scheduler:
         The function's pointer table.
     kernel_number : callable
         Number of a kernel in the bundle by name.
+    costs : Costs
+        What decides about claims, threads and order.
     """
 
-    def __init__(self, slots: Slots, kernel_number: Callable[[str], int]) -> None:
-        self.slots, self.kernel_number = slots, kernel_number
+    def __init__(self, slots: Slots, kernel_number: Callable[[str], int], costs: Costs) -> None:
+        self.slots, self.kernel_number, self.costs = slots, kernel_number, costs
         self.parameters: list[Dim] = []
+        self.orders: list[list[int]] = []
         self.states = 0
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, among which none is the host program's."""
         code = encode(self._nodes(steps))
-        return CommandBuffer(code, self.states, self.parameters)
+        return CommandBuffer(code, self.states, self.parameters, self.orders)
 
     def operand(self, value: Dim) -> int:
         """Return the operand word of a number that may depend on the call."""
@@ -113,9 +122,23 @@ class Scheduler:
         for number, before in enumerate(predecessors):
             for earlier in before:
                 successors[earlier].append(number)
-        commands = [self._command(s, len(predecessors[n]), successors[n]) for n, s in enumerate(steps)]
+        times = [self._nanoseconds(s) for s in steps]
+        serial = self.costs.is_serial(times)
+        order = list(range(len(steps))) if serial else order_of(predecessors, times, list(map(self._width, steps)))
+        place = {n: at for at, n in enumerate(order)}
+        commands = [
+            self._command(steps[n], len(predecessors[n]), sorted(place[s] for s in successors[n])) for n in order
+        ]
         state, self.states = self.states, self.states + len(steps)
-        return Graph(commands, state, serial=SERIAL_NS.holds(int(sum(map(_nanoseconds, steps)))))
+        self.orders.append(order)
+        return Graph(commands, state, serial=serial)
+
+    def _nanoseconds(self, step: Launch | Copy) -> float:
+        return self.costs.copy(step.size) if isinstance(step, Copy) else self.costs.of(step.kernel).ns
+
+    def _width(self, step: Launch | Copy) -> int:
+        """Return how many workers can share a command."""
+        return 1 if isinstance(step, Copy) else -(-guess(step.kernel.grid) // self.costs.grain(step.kernel))
 
     def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
@@ -125,7 +148,8 @@ class Scheduler:
         kernel = step.kernel
         places = [self.place(s) for s in (*step.reads, *step.writes)]
         dims = [self.operand(sym(name)) for name in kernel.dims]
-        number, items, claim = self.kernel_number(kernel.name), self.operand(kernel.grid), constant(grain(kernel))
+        number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
+        claim = constant(self.costs.grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
 
     def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
@@ -145,7 +169,3 @@ class Scheduler:
             before.append(bits)
             result.append(direct[::-1])
         return result
-
-
-def _nanoseconds(step: Launch | Copy) -> float:
-    return copy_nanoseconds(step.size) if isinstance(step, Copy) else nanoseconds(step.kernel)

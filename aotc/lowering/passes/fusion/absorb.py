@@ -172,7 +172,7 @@ class Absorber:
 
     def _repeated(self, group: Group, reader: Group) -> int:
         """Return the scalar operations per element of the group that its reader repeats, by their sizes alone."""
-        cost = sum(OPS[op.name].work for op in group.members + group.absorbed)
+        cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
         made = _elements(group.members[-1].result.type)
         anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
         read = _elements(anchor.type)
