@@ -42,7 +42,7 @@ def test_where_padding_joins(name):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", [*JOINED, "another-number", "cut-off"])  # how often a start that is not neutral counts is left open
+@pytest.mark.parametrize("name", [*JOINED, "another-number", "cut-off"])  # another start may count more than once
 @pytest.mark.parametrize("level", [0, 2])
 def test_both_compute_what_xla_does(name, level):
     check({**JOINED, **APART}[name], [normal(6, 7)], level)

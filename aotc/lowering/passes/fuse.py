@@ -125,7 +125,8 @@ class _Fuser:
     def _inner(self, op: Op, region: Region) -> Region:
         """Fuse a region of ``op``, for the target of its device if it says one."""
         target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
-        return _Fuser(replace(self.options, target=target), self.functions, self.outlined, self.makers, self.record).region(region)
+        options = replace(self.options, target=target)
+        return _Fuser(options, self.functions, self.outlined, self.makers, self.record).region(region)
 
     def _stages(self, region: Region) -> Region:
         makers = dict(self.makers)
