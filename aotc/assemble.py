@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from aotc.diagnostics import CompileError
 from aotc.guard import guard
 from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
@@ -20,25 +21,41 @@ from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
 from aotc.source.embed import Segments
+from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.costs.record import record_text
+from aotc.vmfb.costs.stored import COSTS
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.trees import mark_unused
 from aotc.weights import write_weights
 
 
 def assemble(
-    module: Module, variants: list[Variant], options: Options, source: Callable[[], Segments] | None = None
-) -> bytes:
-    """Compile the kernels of all variants and write the bundle; ``module`` gives the signatures."""
+    module: Module, variants: list[Variant], options: Options, source: Callable[[], Segments] | None = None,
+    program: str = "",
+) -> bytes:  # fmt: skip
+    """Compile the kernels of all variants and write the bundle.
+
+    ``module`` gives the signatures, ``program`` is the digest of what was imported.
+    """
     segments: list[tuple[str, Any]] = []
     path = next(f for f in module.functions.values() if f.public).loc.path
     with guard("while compiling the kernels", options, path=path):
         entries = [_variant_entry(v, segments, options) for v in variants]
     with guard("while writing the bundle", options, path=path, passing=(CompileError,)):  # no file is written here
         embedded = _source(source(), segments) if source else None
-        debug = _debug(variants) if options.debug_info else None
-        return _written(module, variants, entries, segments, {"debug": debug, "source": embedded})
+        debug = _debug(variants, program) if options.debug_info else None
+        more = {"debug": debug, "source": embedded, **_costs(options, segments)}
+        return _written(module, variants, entries, segments, more)
+
+
+def _costs(options: Options, segments: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what the manifest says of the record that the bundle is compiled with, if there is one."""
+    if not options.costs:
+        return {}
+    segments.append((COSTS, record_text(options.costs).encode()))
+    return {COSTS: {"segment": len(segments) - 1}}
 
 
 def _source(source: Segments, segments: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -99,30 +116,69 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         **({"memory_limit": options.memory_limit} if options.memory_limit else {}),
         "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
     }
-    if v.target.kind == "cuda":
-        from aotc.kernels.cuda.build import build_cubins
-
-        built: Any = build_cubins(v.kernels, v.target, options, entry)
-        entry["cubin"] = add("cubin", built.data)
-    else:
-        users = native_calls(v)
-        entry["executor_version"] = EXECUTOR_VERSION
-        needed = imported(v.kernels, users)
-        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
-        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
-        built = build_library(v.kernels, v.target, options, users, entry)
-        entry["library"] = add("kernels.so", built.data)
-        entry["executor"] = add("executor.so", build_executor(v.target, options))
-    entry["kernels"] = [k.entry() for k in built.kernels]
+    if v.target.kind == MIX:
+        return {**entry, **_mix(v, segments, options), "constants": _constants(v, add, options)}
+    _add_code(entry, v.target, v.kernels, v, add, options)
     entry["constants"] = _constants(v, add, options)
     return entry
 
 
+Add: TypeAlias = Callable[[str, Any], int]
+"""Adds a segment of a name and contents; returns its number."""
+
+
+def _add_code(
+    entry: dict[str, Any], target: Target, kernels: Sequence[Kernel], v: Variant, add: Add, options: Options
+) -> None:
+    """Compile ``kernels`` for one target, and add to ``entry`` what the manifest says of their code."""
+    if target.kind == "cuda":
+        from aotc.kernels.cuda.build import build_cubins
+
+        built: Any = build_cubins(kernels, target, options, entry)
+        entry["cubin"] = add("cubin", built.data)
+    else:
+        users = native_calls(v)
+        entry["executor_version"] = EXECUTOR_VERSION
+        needed = imported(kernels, users)
+        entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
+        entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
+        built = build_library(kernels, target, options, users, entry)
+        entry["library"] = add("kernels.so", built.data)
+        entry["executor"] = add("executor.so", build_executor(target, options))
+    entry["kernels"] = [k.entry() for k in built.kernels]
+
+
+def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[str, Any]:
+    """Return the entry of each target of a mix, whose kernels follow each other, and of each memory."""
+    parts: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    for target, count in v.parts:
+
+        def add(name: str, data: Any, target: Target = target) -> int:
+            segments.append((f"{target.name}/{name}", data))
+            return len(segments) - 1
+
+        part: dict[str, Any] = {"target": target.name, "kind": target.kind, "features": list(target.features)}
+        part["commands_version"] = COMMANDS_VERSION
+        _add_code(part, target, v.kernels[len(kernels) : len(kernels) + count], v, add, options)
+        kernels += part.pop("kernels")
+        parts.append({**part, "count": count})
+    targets = [target for target, _ in v.parts]
+    spaces = [
+        {
+            "device": space.device,
+            "part": targets.index(space.target),
+            "constants": held.size,
+            "pieces": [*map(list, held.rows)],
+        }
+        for space, held in zip(v.spaces, v.pieces, strict=True)
+    ]
+    return {"kernels": kernels, "parts": parts, "spaces": spaces}
+
+
 def _devices(v: Variant) -> dict[str, Any]:
     """Return the kind of each device that the model names, and the transfers between them; nothing if it names none."""
-    if not v.devices:
-        return {}
-    return {"devices": dict.fromkeys(v.device_names, v.target.kind), "transfers": v.transfers}
+    return {"devices": v.kinds, "transfers": v.transfers} if v.devices else {}
 
 
 def native_calls(v: Variant) -> list[NativeCall]:
@@ -179,13 +235,16 @@ def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: 
     }
 
 
-def _debug(variants: list[Variant]) -> dict[str, Any]:
+def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
     kernels = {}
     for v in variants:
         for k in v.kernels:
-            kernels[f"{v.target.name}/{k.name}"] = {"text": print_kernel(k), "loc": v.locs.get(k.name, "")}
+            kernels[f"{v.target.name}/{k.name}"] = {
+                "text": print_kernel(k), "loc": v.locs.get(k.name, ""), "ops": v.op_counts.get(k.name, 0),
+            }  # fmt: skip
     # One text, for the sake of loading, which reads the rest of the manifest but not this.
-    return {"kernels": kernels, "buffers": json.dumps({v.target.name: _buffers(v) for v in variants})}
+    buffers = json.dumps({v.target.name: _buffers(v) for v in variants})
+    return {"kernels": kernels, "program": program, "buffers": buffers}
 
 
 def _buffers(v: Variant) -> dict[str, Any]:
@@ -194,4 +253,6 @@ def _buffers(v: Variant) -> dict[str, Any]:
         name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
         for name, m in v.memory.items()
     }
-    return {"functions": functions, "kernels": {k.name: own_buffers(k, v.target.kind == "cuda") for k in v.kernels}}
+    alone = (target.kind == "cuda" for target, count in v.parts for _ in range(count))
+    kernels = {k.name: own_buffers(k, a) for k, a in zip(v.kernels, alone, strict=True)}
+    return {"functions": functions, "kernels": kernels}

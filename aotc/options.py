@@ -60,6 +60,8 @@ class Options:
         The devices that the model names, with a target for each: ``{"d0": "cpu:x86-64-v3"}``; others take ``target``.
     default_device : str
         Where ops and arguments go that nothing places; empty refuses them where there are several devices.
+    costs : mapping
+        What kernels took when they were measured (``LoadedModule.profile``), in place of what the cost model predicts.
     place : str
         ``said``: by affinities alone; ``auto``: the cost model places large ops on the devices that the model or
         ``devices`` name.
@@ -68,6 +70,9 @@ class Options:
     memory_limit : int
         Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
         What would take more is computed a part after the other, or twice, or else refused.
+    stack_limit, shared_memory_limit : int
+        Bytes of a thread's stack, and of the shared memory of a GPU's block, that a kernel's arrays may take, if less
+        than the target's; 0 means the target's.
     callbacks : str
         ``refuse`` calls back into Python that nothing is registered for, or ``drop`` those whose results nobody reads.
     guard : bool
@@ -93,9 +98,12 @@ class Options:
     timings: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
     default_device: str = ""
+    costs: Mapping[str, Any] = field(default_factory=dict)
     place: str = SAID
     max_transfers: int = -1
     memory_limit: int = 0
+    stack_limit: int = 0
+    shared_memory_limit: int = 0
     callbacks: str = REFUSE
     guard: bool = field(default_factory=_is_guarded)
     progress: Callable[[int, int, str], None] | None = None
@@ -168,6 +176,9 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
     if options.memory_limit < 0:
         raise _wrong(f"memory_limit is {options.memory_limit}", "a number of bytes; 0 for any")
+    for name in ("stack_limit", "shared_memory_limit"):
+        if getattr(options, name) < 0:
+            raise _wrong(f"{name} is {getattr(options, name)}", "a number of bytes, or 0 for what the target has")
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
 

@@ -37,6 +37,7 @@ from aotc.ir.tensor_verify import verify
 from aotc.kernels.cpu.build import start_workers
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
+from aotc.lowering.analysis.costs.model import check_program, digest_of_program
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
@@ -62,7 +63,8 @@ from aotc.options import Options, check_options
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
-from aotc.targets import Target, check_devices, resolve
+from aotc.targets import Target, combine, resolve
+from aotc.vmfb.costs.record import problem
 from aotc.vmfb.module import check_bundle
 
 if TYPE_CHECKING:
@@ -220,6 +222,8 @@ def checked_options(
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint=hint)
     chosen = replace(options or Options(), **flags)
     check_options(chosen, [step.name for step in PASSES])
+    if chosen.costs and (said := problem(chosen.costs)):
+        raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
         hint = f"aotc compile --stop-after={chosen.stop_after} -o -, which prints the IR"
         message = f"stop_after is {chosen.stop_after!r}, but compile makes a bundle, which needs all passes"
@@ -261,8 +265,7 @@ def compile(
         aotc is at fault: the stage, and a folder with what is needed to repeat it.
     """
     chosen = checked_options(options, flags)
-    targets = resolve(chosen.target)
-    check_devices(chosen.devices, targets)
+    targets = combine(resolve(chosen.target), chosen.devices)
     if callable(model):  # tracing takes longer than the compilers need to start
         _start_compilers(chosen)
     with guard("while importing the compiler", chosen):
@@ -318,11 +321,14 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
 
     raw = models.pop()
     several = len(raw.metadata.get("platforms", ())) > 1  # each kind of target has a program of its own
-    kinds = [target.kind if several else "cpu" for target in targets]
+    kinds = [target.of("").kind if several else "cpu" for target in targets]
     sources: list[Embedded] = []
     keep = partial(_keep, raw, options, targets, sources) if options.source else None
     modules = {kind: import_raw(raw, options=options, platform=kind, parsed=keep) for kind in dict.fromkeys(kinds)}
     del raw, keep
+    program = digest_of_program(modules[kinds[0]])
+    with guard("while checking the costs", options):
+        check_program(options.costs, modules[kinds[0]])
     first = modules[kinds[0]].functions
     functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=functions)
@@ -330,7 +336,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     variants = []
     ways = [Ways() for _ in targets]
     for n, (target, kind) in enumerate(zip(targets, kinds)):
-        one = replace(options, target=target.name)
+        one = replace(options, target=target.of("").name)
         last = kind not in kinds[n + 1 :]
         module = run_passes(modules.pop(kind) if last else modules[kind], one, _before_folding(ways[n].learn))
         variants.append(lower(module, target, one))
@@ -339,10 +345,10 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
     if not sources:
-        return assemble(signatures, variants, options)
+        return assemble(signatures, variants, options, program=program)
     with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
         found = beside.submit(embed, sources.pop(), [v.constants for v in variants], ways)
-        return assemble(signatures, variants, options, found.result)
+        return assemble(signatures, variants, options, found.result, program)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aotc.diagnostics import AotcWarning, CompileError, InternalError
 from aotc.frontend.artifact import probe, text_of
 from aotc.frontend.mlir import Raw
+from aotc.lowering.analysis.costs.model import StaleCosts
 from aotc.options import Options
 from aotc.pipeline import checked_options, compile_raw
 from aotc.source.record import Embedded
 from aotc.source.restore import restore
-from aotc.targets import Target, check_devices, host, resolve
+from aotc.targets import Target, combine, host, resolve
 from aotc.vmfb.bundle import Bundle, open_bundle
+from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
 
@@ -57,21 +60,39 @@ def upgrade(
     """
     opened = open_bundle(bundle)
     source = restore(opened)
+    own = stored(opened, COSTS)
+    flags.setdefault("costs", own)
     if weights is None:
         weights = "inline"
         if file := weights_file(opened):
             hint = f"weights='inline', or a new file: the old bundle needs {file!r}"
             raise BundleError(opened.where, "it does not say where its new weights go", file, "weights", hint)
-    targets = source.targets
+    targets = _offered(source)
     if target is not None:
         targets = resolve(target)
         flags.setdefault("devices", dict.fromkeys(source.options.get("devices", ()), target))
     chosen = _options(opened.where, source, {"weights": weights, **flags})
-    if target is not None:
-        check_devices(chosen.devices, targets)
+    targets = combine(targets, chosen.devices, source.targets)
     if opened.signature is not None:
         warnings.warn(AotcWarning("the bundle was signed, the new one is not: aotc sign --key"), stacklevel=2)
-    return compile_raw(_model(opened.where, source), targets, chosen)
+    try:
+        return compile_raw(_model(opened.where, source), targets, chosen)
+    except StaleCosts:
+        if flags["costs"] is not own:
+            raise
+        why = "this aotc reads another program in its source"
+        message = f"the costs that the bundle was compiled with do not count: {why}"
+        warnings.warn(AotcWarning(message), stacklevel=2)
+        return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
+
+
+def _is_mix(source: Embedded) -> bool:
+    """Is the bundle for devices of several targets? Then the first is that of devices which nobody named."""
+    return bool(source.options.get("devices")) and len(source.targets) > 1
+
+
+def _offered(source: Embedded) -> tuple[Target, ...]:
+    return source.targets[:1] if _is_mix(source) else source.targets
 
 
 def weights_file(opened: Bundle) -> str:
@@ -91,6 +112,21 @@ def source_text(opened: Bundle) -> str:
     return text_of(_model(opened.where, restore(opened)))
 
 
+def model_of(
+    bundle: str | os.PathLike[str] | bytes, **flags: Any
+) -> tuple[Raw, tuple[Target, ...], Options]:
+    """Return the model in a bundle, and what it was compiled for and with, but for ``flags``.
+
+    Raises
+    ------
+    BundleError
+        If it is no bundle, has no source, or that is damaged.
+    """
+    opened = open_bundle(bundle)
+    source = restore(opened)
+    return _model(opened.where, source), source.targets, _options(opened.where, source, flags)
+
+
 def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:
     """Return what stands for a bundle that is not trusted: its source, compiled for the device that it would run on.
 
@@ -104,8 +140,10 @@ def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] 
     source = restore(opened)
     variant, _, _ = choose(opened, devices)
     try:
-        targets = tuple(_of_this_machine(t) for t in resolve(variant["target"]))
         chosen = _options(opened.where, source, {"weights": "inline", "source": False})
+        own = _offered(source) if _is_mix(source) else resolve(variant["target"].partition("+")[0])
+        known = tuple(map(_of_this_machine, source.targets))
+        targets = combine(tuple(map(_of_this_machine, own)), chosen.devices, known)
         made = open_bundle(compile_raw(_model(opened.where, source), targets, chosen))
     except (CompileError, InternalError) as error:
         raise BundleError(opened.where, f"the source of the bundle cannot be compiled: {error}") from error

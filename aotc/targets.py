@@ -35,8 +35,12 @@ class Target:
         SIMD registers.
     l1, l2 : int
         Data cache bytes of one core.
+    stack : int
+        Bytes that the arrays of a kernel may take on a thread's stack, or in the memory of a GPU's thread.
     shared_memory : int
-        Bytes of shared memory that a CUDA block may have.
+        Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
+    static_shared : int
+        Bytes of shared memory that it may have without asking, as kernels do.
     """
 
     name: str
@@ -49,7 +53,26 @@ class Target:
     registers: int = 32
     l1: int = 32 << 10
     l2: int = 1 << 20
+    stack: int = 32 << 10
     shared_memory: int = 0
+    static_shared: int = 48 << 10
+
+    def limited(self, stack: int, shared_memory: int) -> Target:
+        """Return the target with at most so many bytes of stack and of shared memory; 0 changes nothing."""
+        return replace(
+            self,
+            stack=min(self.stack, stack or self.stack),
+            shared_memory=min(self.shared_memory, shared_memory or self.shared_memory),
+        )
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory that the arrays of a kernel may take."""
+        return min(self.shared_memory, self.static_shared)
+
+    def of(self, device: str) -> Target:
+        """Return what code for a device of the model is compiled for."""
+        return self
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -57,6 +80,28 @@ class Target:
         if not self.triple.startswith("x86_64") or self.kind != "cpu":
             return frozenset()
         return frozenset(name for name, feature in _NEEDS.items() if feature not in self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix(Target):
+    """Machines of several kinds that work on one program.
+
+    Attributes
+    ----------
+    devices : tuple of (str, Target)
+        By the model's names of devices; the empty one is for those that nobody named.
+    """
+
+    devices: tuple[tuple[str, Target], ...] = ()
+
+    def of(self, device: str) -> Target:
+        """Return what code for a device of the model is compiled for."""
+        known = dict(self.devices)
+        return known.get(device, known[""])
+
+    def limited(self, stack: int, shared_memory: int) -> Target:
+        """Return the mix with each of its targets limited."""
+        return replace(self, devices=tuple((name, t.limited(stack, shared_memory)) for name, t in self.devices))
 
 
 # Instructions that x86 processors have by a feature, and all other machines have: the product and the sum with one
@@ -77,6 +122,9 @@ _V4_WITHOUT = (
 )  # fmt: skip
 _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 
+MIX = "mix"
+"""The kind of a target, and of a variant, whose devices are of several targets or have memory of their own."""
+
 TARGETS = {
     t.name: t
     for t in (
@@ -89,8 +137,8 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        Target("cuda:sm_80", "cuda", "sm_80", shared_memory=163 << 10),
-        Target("cuda:sm_90", "cuda", "sm_90", shared_memory=227 << 10),
+        Target("cuda:sm_80", "cuda", "sm_80", stack=2 << 10, shared_memory=163 << 10),
+        Target("cuda:sm_90", "cuda", "sm_90", stack=2 << 10, shared_memory=227 << 10),
     )
 }
 
@@ -121,20 +169,53 @@ def _cache_bytes(level: int) -> int:
     return 0
 
 
-def check_devices(devices: Mapping[str, str], targets: Sequence[Target]) -> None:
-    """Refuse devices of a model that are of another target than the bundle's.
+def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()) -> tuple[Target, ...]:
+    """Return what the variants of a bundle are for: ``targets``, or one mix if ``devices`` of a model are of others.
+
+    Parameters
+    ----------
+    targets : sequence of Target
+        Of the bundle; devices that are not named are of the only one.
+    devices : mapping of str to str
+        Names of targets by the model's names of devices.
+    known : sequence of Target
+        To be taken in place of equally named ones: they hold what was measured elsewhere.
 
     Raises
     ------
     CompileError
-        Names the first device that is.
+        If there are several targets besides, or a device is of several, or CPU devices of different ones.
     """
-    for name, target in devices.items():
-        (found, *more) = resolve(target)
-        if more or [found] != list(targets):
-            offered = ",".join(t.name for t in targets)
-            message = f"device {name!r} is {target}, the bundle is for {offered}; they must be of one target"
-            raise CompileError.at(UNKNOWN, message, hint=f"--target={found.name} for all of them")
+    measured = {t.name: t for t in (*known, *targets)}
+    rows = {name: [measured.get(t.name, t) for t in resolve(target)] for name, target in devices.items()}
+    for name, found in rows.items():
+        if len(found) > 1:
+            raise CompileError.at(UNKNOWN, f"device {name!r} is of several targets, {devices[name]}", hint="name one")
+    own = {name: target for name, (target,) in rows.items()}
+    others = [name for name, target in own.items() if [target] != list(targets)]
+    if not others:
+        return tuple(targets)
+    if len(targets) > 1:
+        offered = ",".join(t.name for t in targets)
+        message = f"device {others[0]!r} is {own[others[0]].name}, the bundle is for {offered}"
+        raise CompileError.at(UNKNOWN, message, hint="one --target, that of the devices which --device does not name")
+    name = "+".join(dict.fromkeys(t.name for t in own.values()))
+    return (Mix(name, MIX, "", devices=(("", targets[0]), *own.items())),)
+
+
+def check_mix(targets: Mapping[str, Target]) -> None:
+    """Refuse devices that cannot work on one program; ``targets`` are theirs by name.
+
+    Raises
+    ------
+    CompileError
+        If CPU devices are of different targets: they are the same processor.
+    """
+    cpus = {name: t for name, t in targets.items() if t.kind == "cpu"}
+    if len({t.name for t in cpus.values()}) > 1:
+        listed = ", ".join(f"{name} is {t.name}" for name, t in cpus.items())
+        hint = "--device NAME=TARGET with the same CPU target for all; devices that are not named take --target"
+        raise CompileError.at(UNKNOWN, f"CPU devices of one model are of different targets: {listed}", hint=hint)
 
 
 def resolve(name: str) -> tuple[Target, ...]:

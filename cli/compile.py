@@ -14,12 +14,16 @@ import typer
 
 from aotc_cli.compiling import (
     CALLBACKS_HELP,
+    COSTS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
     MEMORY_HELP,
     PLACE_HELP,
+    SHARED_HELP,
     SPECIALIZE_HELP,
+    STACK_HELP,
     TRANSFERS_HELP,
+    costs_of,
     devices_of,
     parse_bytes,
     parse_specialized,
@@ -71,8 +75,11 @@ def command(
     device: list[str] = typer.Option([], help=DEVICE_HELP),
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help=PLACE_HELP),
+    costs: Path = typer.Option(None, help=COSTS_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
+    stack_limit: int = typer.Option(0, min=0, help=STACK_HELP),
+    shared_memory_limit: int = typer.Option(0, min=0, help=SHARED_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
@@ -90,7 +97,8 @@ def command(
         print_after=_printed(print_after, annotate_affinities or annotate_input_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
-        memory_limit=parse_bytes(memory_limit),
+        memory_limit=parse_bytes(memory_limit), stack_limit=stack_limit, shared_memory_limit=shared_memory_limit,
+        costs=costs_of(costs),
     )  # fmt: skip
     _compile(model, output, options, custom_calls, quiet)
 

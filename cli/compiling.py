@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import typer
@@ -14,8 +16,11 @@ SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call tak
 DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
 DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
+COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
 MEMORY_HELP = "Bytes that a call may take besides arguments, results and weights, as 64MB; larger ones go in parts."
+STACK_HELP = "Bytes of a thread's stack that a kernel's arrays may take, if less than the target's; 0 is the target's."
+SHARED_HELP = "Bytes of shared memory that a GPU's block may have, if less than the target's; 0 is the target's."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 
@@ -60,3 +65,28 @@ def devices_of(texts: list[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
         devices[name] = target
     return devices
+
+
+def costs_of(path: Path | None) -> dict[str, Any]:
+    """Return the record in a file; nothing if there is no path."""
+    from aotc.diagnostics import CompileError, Loc
+    from aotc.vmfb.bundle import MAGIC, open_bundle
+    from aotc.vmfb.costs.record import read_record
+    from aotc.vmfb.costs.stored import COSTS, PROFILE, stored
+
+    if path is None:
+        return {}
+    hint = "what `aotc profile -o record.json` wrote, or the bundle that it was kept in"
+    try:
+        data = path.read_bytes()
+        if not data.startswith(MAGIC):
+            return read_record(data)
+    except OSError as error:
+        raise CompileError.at(Loc(str(path)), f"cannot read the costs: {error.strerror}", hint=hint) from None
+    except ValueError as error:
+        raise CompileError.at(Loc(str(path)), f"the costs are no record: {error}", hint=hint) from None
+    opened = open_bundle(data)
+    found = stored(opened, PROFILE) or stored(opened, COSTS)
+    if not found:
+        raise CompileError.at(Loc(str(path)), "the bundle holds no costs", hint="aotc profile it")
+    return found

@@ -148,11 +148,13 @@ def _place_text(place: Place) -> str:
 
 
 def _assembly(opened: Bundle, variant: dict[str, Any], wanted: str) -> str:
+    from aotc.tools.native_code import disassemble, kernel_ranges
     from aotc.vmfb.errors import BundleError
-    from aotc_cli.native_code import disassemble, kernel_ranges
 
-    if variant.get("library") is None:
+    part = next((part for part in variant.get("parts", ()) if "library" in part), variant)  # its kernels are the first
+    if part.get("library") is None:
         raise BundleError(opened.where, f"{variant['target']} has no CPU machine code")
-    data, names = opened.checked(variant["library"]), [kernel["name"] for kernel in variant["kernels"]]
+    names = [kernel["name"] for kernel in variant["kernels"][: part.get("count")]]
+    data = opened.checked(part["library"])
     ranges = kernel_ranges(data, len(names))
     return "\n".join(f"# {name}\n{disassemble(data, *at)}" for name, at in zip(names, ranges) if wanted in name)

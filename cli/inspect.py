@@ -66,11 +66,8 @@ def _source(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
-    from aotc_cli.native_code import kernel_ranges
-
-    library, count = variant.get("library"), len(variant["kernels"])
-    ranges = kernel_ranges(opened.segment(library), count) if library is not None and count else []
-    sizes = [end - first for first, end in ranges] or [None] * count
+    parts = variant.get("parts") or [{**variant, "count": len(variant["kernels"])}]
+    sizes = [size for part in parts for size in _code_sizes(opened, part)]
     places = (opened.manifest.get("debug") or {}).get("kernels") or {}
     kernels = [
         {"code_bytes": size, "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""), **kernel}
@@ -82,6 +79,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "features": variant["features"],
         "kernels": kernels,
         "command_buffers": len(variant["command_buffers"]),
+        "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
         "devices": variant.get("devices", {}),
         "transfers": variant.get("transfers", []),
@@ -89,8 +87,8 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "memory": _memory(opened, variant),
         "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
-        "lapack": (variant.get("imports") or {}).get("lapack", []),
-        "custom_calls": sorted({row["name"] for row in variant.get("custom_calls", [])}),
+        "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
+        "custom_calls": sorted({row["name"] for part in parts for row in part.get("custom_calls", [])}),
     }
 
 
@@ -138,6 +136,13 @@ def _peak_text(row: Mapping[str, Any]) -> str:
 
     arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
     return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
+def _code_sizes(opened: Bundle, part: dict[str, Any]) -> list[int | None]:
+    """Return the bytes of each kernel's code, if the part says where it is."""
+    from aotc.tools.native_code import kernel_ranges
+
+    library, count = part.get("library"), part["count"]
+    ranges = kernel_ranges(opened.segment(library), count) if library is not None and count else []
+    return [end - first for first, end in ranges] or [None] * count
 
 
 def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -207,10 +212,19 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     if variant["devices"]:
         lines.append(f"devices: {', '.join(f'{name} ({kind})' for name, kind in variant['devices'].items())}")
         lines.append(count_text(len(variant["transfers"]), "transfer"))
-        lines += [f"  {t['type']} from {t['from']} to {t['to']}: {t['reason']}" for t in variant["transfers"]]
+        for t in variant["transfers"]:
+            lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
+    lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]
     kernels = count_text(len(variant["kernels"]), "kernel")
     lines.append(f"{kernels}, {count_text(variant['command_buffers'], 'command buffer')}")
     return lines
+
+
+def _moved(transfer: dict[str, Any]) -> str:
+    from aotc_cli.sizes import size_text
+
+    size = transfer.get("bytes", "")
+    return f" ({size_text(size)})" if isinstance(size, int) else f" ({size} B)" if size else ""
 
 
 def _kernel_row(kernel: dict[str, Any]) -> tuple[str, str, str]:

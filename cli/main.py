@@ -17,7 +17,22 @@ from typing import Any
 import typer
 
 from aotc import __version__
-from aotc_cli import bench, check, compile, doctor, dump, explain, inspect, lint, run, sign, targets, upgrade, verify
+from aotc_cli import (
+    bench,
+    check,
+    compile,
+    doctor,
+    dump,
+    explain,
+    inspect,
+    lint,
+    profile,
+    run,
+    sign,
+    targets,
+    upgrade,
+    verify,
+)
 from aotc_cli.interrupt import INTERRUPTED, end_interrupted, interrupts_come_again
 
 _EPILOG = "Start with: aotc doctor; aotc compile model.mlir -o model.vmfb; aotc run model.vmfb --random"
@@ -32,7 +47,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (compile, run, upgrade, lint, explain, check, inspect, dump, bench, verify, sign, targets, doctor):
+for module in (
+    compile, run, upgrade, lint, explain, check, inspect, dump, bench, profile, verify, sign, targets, doctor,
+):  # fmt: skip
     name = module.__name__.rpartition(".")[2]
     app.command(name, epilog=module.EXAMPLES, short_help=module.SUMMARY)(module.command)
 

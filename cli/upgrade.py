@@ -52,13 +52,13 @@ def command(
     flags: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if specialize:
         flags["specialize"] = parse_specialized(specialize)
-    place = weights or _weights(bundle, written)
+    place = weights or weights_beside(bundle, written)
     with progress_bar(quiet) as progress:
         data = aotc.upgrade(bundle, target=target, weights=place, cache=cache, jobs=jobs, progress=progress, **flags)
     write_made(written, data, start, quiet)
 
 
-def _weights(bundle: Path, written: Path) -> str:
+def weights_beside(bundle: Path, written: Path) -> str:
     """Return where weights go that lie in a file: beside the new bundle, under their old name."""
     from aotc.recompile import weights_file
     from aotc.vmfb.bundle import open_bundle

@@ -31,3 +31,9 @@ SAMPLES = 3
 why: a program with symbols is checked under so many; overlaps that hold for one only show in another
 from: chosen, not measured
 """
+
+SPACE_BYTES = 1 << 57
+"""unit: bytes
+why: so far apart the verifier of a plan puts memories, that no arena reaches the next
+from: reasoning: twice the largest tensor
+"""

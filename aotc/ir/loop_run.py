@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -32,6 +33,7 @@ def run_kernel(
     dims: Mapping[str, int] | None = None,
     begin: int = 0,
     end: int | None = None,
+    executed: Counter[str] | None = None,
 ) -> None:
     """Execute ``kernel`` on ``arrays`` (inputs then outputs), writing the outputs in place.
 
@@ -45,6 +47,8 @@ def run_kernel(
         Values of the kernel's dims.
     begin, end : int
         The range of iterations of the ``parallel`` loop; all of them by default.
+    executed : Counter, optional
+        Counts the scalar operations that are executed, by name.
 
     Raises
     ------
@@ -68,7 +72,7 @@ def run_kernel(
     lets = {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
     program = ast.Module([_Rewrite(lets).visit(s) for s in getattr(function, "body", [])], [])
     ast.fix_missing_locations(program)
-    functions = {_PREFIX + name: made for name, made in _functions(begin, end).items()}
+    functions = {_PREFIX + name: made for name, made in _functions(begin, end, executed).items()}
     with np.errstate(all="ignore"):
         exec(compile(program, f"<kernel {kernel.name}>", "exec"), {**functions, "inf": np.inf, "nan": np.nan, **names})
 
@@ -175,8 +179,10 @@ class _Integers(ast.NodeTransformer):
         return node
 
 
-def _functions(begin: int, end: int | None) -> dict[str, Callable]:
+def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> dict[str, Callable]:
     functions: dict[str, Callable] = {name: _scalar(row) for name, row in SCALARS.items()}
+    if executed is not None:
+        functions = {name: _counted(name, function, executed) for name, function in functions.items()}
     functions |= {f"{name}_": functions[name] for name in SCALARS if keyword.iskeyword(name)}
     functions |= {name: _literal(name) for name in DTYPES}
     functions |= dict.fromkeys(LOOPS, range)
@@ -205,6 +211,14 @@ def _scalar(row: ScalarOp) -> Callable:
         arrays = list(map(np.asarray, arguments))
         dtype = elementwise.result_dtype(row, tuple(from_numpy(a.dtype) for a in arrays), None)
         return np.asarray(elementwise.apply(row, arrays, dtype)).reshape(())[()]
+
+    return call
+
+
+def _counted(name: str, function: Callable, executed: Counter[str]) -> Callable:
+    def call(*arguments: Any) -> Any:
+        executed[name] += 1
+        return function(*arguments)
 
     return call
 

@@ -22,8 +22,8 @@ class Storage:
     ``kind`` is ``argument``, ``result``, ``arena`` or ``constant``; ``number``
     is that of the argument or result, or the byte offset of the constant; an
     arena storage gets its ``offset`` from ``plan_memory`` and is live from step
-    ``first`` to step ``last``. ``result`` is the number of the result that takes the memory of this argument, which
-    the caller has given away; -1 if none does.
+    ``first`` to step ``last``. ``space`` is the number of the memory that it lies in. ``result`` is the number of the
+    result that takes the memory of this argument, which the caller has given away; -1 if none does.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Storage:
     reads_left: int = 0
     depth: int = 0
     result: int = -1
+    space: int = 0
 
     def touch(self, time: int) -> None:
         """Extend the life of the storage to step ``time``."""
@@ -195,6 +196,29 @@ class Constants:
             found.append(array.reshape(-1).view(np.uint8).data)
             at = offset + array.nbytes
         return [*found, memoryview(bytes(self.size - at))]
+
+
+def space_of(step: Launch | Copy) -> int:
+    """Return the number of the only memory that a step touches, or -1 if it copies from one to another."""
+    spaces = {s.space for part in touched(step) for s in part}
+    return spaces.pop() if len(spaces) == 1 else -1 if spaces else 0
+
+
+@dataclass
+class Pieces:
+    """What a GPU beside other memories holds of the constants: offset there, bytes, offset in its own memory."""
+
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+    size: int = 0
+    _known: dict[int, int] = field(default_factory=dict)
+
+    def place(self, offset: int, size: int) -> int:
+        """Return where the constant at ``offset`` lies in this memory."""
+        if offset not in self._known:
+            self._known[offset] = self.size
+            self.rows.append((offset, size, self.size))
+            self.size += -(-size // ALIGNMENT) * ALIGNMENT
+        return self._known[offset]
 
 
 @dataclass

@@ -18,8 +18,9 @@
       check %6 "a size is negative: {0}" (%5 as i32)
     }
 
-A storage is its kind, the number of the argument or result, or the byte offset, then its bytes and the steps between
-which it is alive. Kernels are named; the reader looks them up. What bufferize keeps for itself has no text.
+A storage is its kind, the number of the argument or result, or the byte offset, its memory unless it is the first
+(``arena 128 in space 1``), then its bytes and the steps between which it is alive. Kernels are named; the reader looks
+them up. What bufferize keeps for itself has no text.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ def print_program(program: Buffered, name: str = "main") -> str:
 
 
 def _storage(s: Storage) -> str:
+    space = f" in space {s.space}" if s.space else ""
     if s.kind == "arena":
-        return f"arena {s.offset} : {s.size}, steps {s.first} to {s.last}"
+        return f"arena {s.offset}{space} : {s.size}, steps {s.first} to {s.last}"
     given = f" for result {s.result}" if s.result >= 0 else ""
-    return f"{s.kind} {s.number}{given} : {s.size}"
+    return f"{s.kind} {s.number}{given}{space} : {s.size}"
 
 
 def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> Iterator[str]:
@@ -162,12 +164,13 @@ class _ProgramReader:
 
 
 def _parse_storage(row: re.Match[str]) -> Storage:
-    where, _, result = row[3].partition(" for result ")
+    rest, _, space = row[3].partition(" in space ")
+    where, _, result = rest.partition(" for result ")
     place, size = parse_dim(where), parse_dim(row[4])
     first, last = (int(x) if x else -1 for x in row.group(5, 6))
     if row[2] == "arena":
-        return Storage("arena", size, offset=place, first=first, last=last)
-    return Storage(row[2], size, number=_number(place), result=int(result or -1))
+        return Storage("arena", size, offset=place, first=first, last=last, space=int(space or 0))
+    return Storage(row[2], size, number=_number(place), result=int(result or -1), space=int(space or 0))
 
 
 def _number(place: Dim) -> int:

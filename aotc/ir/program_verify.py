@@ -14,7 +14,7 @@ import numpy as np
 
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.dims_symbols import substitute, symbols
-from aotc.ir.limits import FINDINGS, SAMPLES
+from aotc.ir.limits import FINDINGS, SAMPLES, SPACE_BYTES
 from aotc.ir.loop_ir import Buffer
 from aotc.ir.program_ir import (
     Bind,
@@ -196,7 +196,9 @@ class _Steps:
 # ---------------------------------------------------------------- the plan of the arena
 
 
-def verify_plan(program: Buffered, function: Function, totals: Sequence[Dim], updates: Updates) -> list[str]:
+def verify_plan(
+    program: Buffered, function: Function, totals: Sequence[Sequence[Dim]], updates: Updates
+) -> list[str]:
     """Return what is wrong with the offsets of the arena's storages, one sentence each (at most 20).
 
     Checked: offsets are aligned, and inside the arena of the stage that uses them; storages whose lives meet share no
@@ -206,12 +208,12 @@ def verify_plan(program: Buffered, function: Function, totals: Sequence[Dim], up
     ----------
     program, function, updates
         As for :func:`verify_steps`.
-    totals : sequence of Dim
-        The arena's bytes in each stage, see :func:`~aotc.ir.program_ir.stretches`.
+    totals : sequence of sequence of Dim
+        The bytes of each memory's arena in each stage, see :func:`~aotc.ir.program_ir.stretches`.
     """
     sizes = [d for s in program.arena for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
-    for values in samples([*sizes, *totals]):
+    for values in samples([*sizes, *(size for stage in totals for size in stage)]):
         plan = _Plan(program, values)
         findings.update(dict.fromkeys([*plan.places(totals), *plan.lives(), *plan.steps()]))
         cells, count = plan.cells()
@@ -231,16 +233,17 @@ class _Plan:
 
     def __post_init__(self) -> None:
         for s in self.program.arena:
-            begin = number(s.offset, self.values)
+            begin = number(s.offset, self.values) + s.space * SPACE_BYTES
             self.spans[s] = begin, begin + number(s.size, self.values)
 
-    def places(self, totals: Sequence[Dim]) -> Iterator[str]:
+    def places(self, totals: Sequence[Sequence[Dim]]) -> Iterator[str]:
         """Check each storage by itself."""
-        for size, (steps, judged) in zip(totals, stretches(self.program.steps), strict=True):
-            total = number(size, self.values)
+        for sizes, (steps, judged) in zip(totals, stretches(self.program.steps), strict=True):
+            every_total = [number(size, self.values) for size in sizes]
             every = (s for step in walk([*steps, *judged]) for part in touched(step) for s in part)
             for s in (s for s in every if s in self.spans):
-                begin, end = self.spans[s]
+                begin, end = (at - s.space * SPACE_BYTES for at in self.spans[s])
+                total = every_total[s.space]
                 if begin % ALIGNMENT:
                     yield f"{name_of(s)} is not aligned to {ALIGNMENT} bytes"
                 if begin < 0 or end > total:

@@ -14,32 +14,43 @@ from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.program_ir import Bind, Buffered, Constants, block_bytes, stretches, taken
+from aotc.ir.opset import FREE
+from aotc.ir.program_ir import Bind, Buffered, Constants, Launch, Pieces, block_bytes, space_of, stretches, taken
+from aotc.ir.program_ir import walk as walk_steps
 from aotc.ir.program_text import print_program
 from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
+from aotc.lowering.analysis.costs.model import Costs, place_of
 from aotc.lowering.analysis.limits import REGION_FRAMES
+from aotc.lowering.analysis.spaces import Space, regions_by_target, spaces_of
 from aotc.lowering.passes.cse import structure
-from aotc.lowering.program.bufferize import bufferize
+from aotc.lowering.program.bufferize import bufferize, bytes_of
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
-from aotc.lowering.program.fit_memory import fit_memory, scratch_of
+from aotc.lowering.program.fit_memory import fit_memory, shares
+from aotc.lowering.program.fit_stack import fit_stack
+from aotc.lowering.program.graphs import shared_graphs
 from aotc.lowering.program.join_programs import join_programs
-from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of
+from aotc.lowering.program.memories import Memories
+from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, scratch_of, total_of
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
 from aotc.options import Options
 from aotc.recursion_limit import room_for
-from aotc.targets import Target
+from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.custom_calls import registered
 
 
 @dataclass
 class Variant:
-    """The module compiled for one target, before its kernels are machine code."""
+    """The module compiled for one target, or a mix of several, before its kernels are machine code.
+
+    The kernels of a mix are ordered by its ``parts``: a target, and how many are for it. Each of its ``spaces`` holds
+    some ``pieces`` of the constants, the process's memory all of them.
+    """
 
     target: Target
     kernels: list[Kernel]
@@ -48,19 +59,19 @@ class Variant:
     constants: Constants
     arena: int | None
     locs: dict[str, str]
+    costs: Costs
     custom: dict[str, CustomCall]
     steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    transfers: list[dict[str, str]] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)  # of these devices
+    transfers: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, FunctionMemory] = field(default_factory=dict)
+    op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
     taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
-
-    @property
-    def device_names(self) -> list[str]:
-        """Return the devices that functions name, in order of first use."""
-        rows = (names for f in self.devices.values() for names in (f["known"], f["arguments"], f["results"]))
-        return list(dict.fromkeys(name for row in rows for name in row))
+    spaces: tuple[Space, ...] = ()
+    pieces: list[Pieces] = field(default_factory=list)
+    parts: list[tuple[Target, int]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -78,7 +89,8 @@ def lower(module: Module, target: Target, options: Options) -> Variant:
         If ``target`` has no lowering for some ops; all of them are named.
     """
     with guard("while lowering", options, module):
-        return _lower(free_loop_names(module), target, options)
+        limited = target.limited(options.stack_limit, options.shared_memory_limit)
+        return _lower(free_loop_names(module), limited, options)
 
 
 def _lower(module: Module, target: Target, options: Options) -> Variant:
@@ -87,57 +99,77 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
 
     kernels, custom = _lower_regions(module, target, options)
     public = {n: f for n, f in module.functions.items() if f.public}
-    constants = Constants(apart=options.guard)
+    memories = Memories(spaces_of(module, target), target, Constants(apart=options.guard))
+    spaces, constants = memories.spaces, memories.constants
+    target = _joined(spaces)
+    costs = Costs(target, options.costs)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
     for name, function in list(public.items()):
         with during(f"assigning storage of @{name}"):
-            known = {**kernels, **every}
-            make = partial(bufferize, module=module, kernels=known, kind=target.kind)
+            have = {**kernels, **every}
+            make = partial(bufferize, module=module, kernels=have)
             public[name], steps[name] = fit_memory(
-                function, module.functions, known, constants, make, options.memory_limit
+                function, module.functions, have, memories, make, costs, options.memory_limit
             )
             every |= steps[name].kernels  # the loops of the next function that become kernels need other names
             if options.verify_each:
                 verify.after_bufferize(steps[name], public[name], module.functions)
-    names, unique = _deduplicate(every)
-    locs = {f.name: f.loc.traced_by or str(f.loc) for f in module.functions.values() if not f.public}
-    variant = Variant(target, unique, [], {}, constants, 0, locs, custom, steps)
+    names, unique, parts = _deduplicate(every, spaces, steps)
+    unique = [fit_stack(k, one) for k, one in zip(unique, (t for t, count in parts for _ in range(count)), strict=True)]
+    regions = [f for f in module.functions.values() if not f.public]
+    locs = {f.name: place_of(f.loc) for f in regions}
+    variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
+    variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
+    variant.spaces, variant.pieces, variant.parts = spaces, memories.pieces, parts
     variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
-    variant.transfers = [row for f in public.values() for row in _transfers(f)]
+    known = (name for row in variant.devices.values() for key in row for name in row[key])
+    variant.kinds = {name: memories.target.of(name).kind for name in known}
+    variant.transfers = [row for f in module.functions.values() if f.public for row in _transfers(f)]
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
-        slots = Slots(len(function.body.params), len(function.body.results))
+        slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):
             stages = _stages(steps[name], variant, slots, places.__getitem__, options.memory_limit)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
-        variant.memory[name] = memory_of(steps[name], stages[-1].arena, target.kind == "cuda")
+        variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
         given = taken(steps[name].steps)
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
         with during(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, given)
         if variant.arena is not None:
-            last = stages[-1].arena
+            last = total_of(stages[-1].arenas)
             variant.arena = max(variant.arena, last) if isinstance(last, int) else None
     with during("joining the programs of specialized functions"):
         _join_specialized(variant, public)
         if options.verify_each:
             for name, program in variant.programs.items():
-                verify.after_emit(program, public[name], variant.command_buffers)
+                verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
 
 
-def _transfers(function: Function) -> Iterator[dict[str, str]]:
-    """Yield what the bundle says about each transfer."""
+def _joined(spaces: tuple[Space, ...]) -> Target:
+    """Return the target of a variant that works on ``spaces``: a mix if they are several."""
+    if len(spaces) == 1:
+        return spaces[0].target
+    targets = [space.target for space in spaces]
+    features = tuple(dict.fromkeys(name for t in targets for name in t.features))
+    return Target("+".join(dict.fromkeys(t.name for t in targets)), MIX, "", features)
+
+
+def _transfers(function: Function) -> Iterator[dict[str, Any]]:
+    """Yield what the bundle says about each transfer; constants are in each memory that reads them."""
+    constants = {op.result for op in walk(function.body) if op.name == "constant"}
     for op in walk(function.body):
-        if op.name == "transfer":
+        if op.name == "transfer" and op.operands[0] not in constants:
             yield {
                 "function": function.name,
                 "from": op.attrs["source"],
                 "to": op.attrs["device"],
                 "type": str(op.result.type),
+                "bytes": size if isinstance(size := bytes_of(op.result.type), int) else str(size),
                 "reason": op.attrs["reason"],
                 "loc": op.loc.traced_by or str(op.loc),
             }
@@ -148,6 +180,7 @@ def _lower_regions(
 ) -> tuple[dict[str, Kernel], dict[str, CustomCall]]:
     """Return the kernel of each region by name, and the custom calls by symbol; refuse all that cannot be lowered."""
     kernels: dict[str, Kernel] = {}
+    targets = regions_by_target(module, target)
     custom: dict[str, CustomCall] = {}
     refused: list[Finding] = []
     lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
@@ -155,9 +188,10 @@ def _lower_regions(
         if function.public:
             continue
         try:
-            key = structure(function)
+            own = targets.get(function.name, target)
+            key = (own.name, *structure(function))
             if key not in lowered:
-                lowered[key] = _lower_region(function, target, module, options)
+                lowered[key] = _lower_region(function, own, module, options)
                 if options.verify_each:
                     verify.after_region(lowered[key])
             kernels[function.name] = replace(lowered[key], name=function.name)
@@ -182,15 +216,18 @@ def _stages(
         return max((known.get(s.name, 0) for s in symbols(size)), default=0)
 
     constants = variant.constants
-    most = limit - scratch_of(b) if limit else None
-    totals = plan_stages(b.arena, stage_of, len(parts), constants.apart, b.steps, most)
-    fixed: list[Block] = [(slots.constants, at, block_bytes(array.nbytes)) for _, array, at in constants.arrays]
+    spread = shared_graphs(b.steps, variant.costs)
+    arenas = [[s for s in b.arena if s.space == n] for n in range(len(variant.spaces))]
+    most = shares(limit, arenas, scratch_of(b, variant.spaces)) if limit else [None] * len(arenas)
+    plans = [plan_stages(a, stage_of, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
+    mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # not copied piece by piece to a GPU
+    fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
-    for total, (steps, judged) in zip(totals, parts, strict=True):
-        buffer = Scheduler(slots, kernel_number).encode(steps)
+    for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
+        buffer = Scheduler(slots, kernel_number, variant.costs).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
-        blocks = [*fixed, *((slots.arena, s.offset, block_bytes(s.size)) for s in known_by_now)]
-        stages.append(Stage(buffer, len(variant.command_buffers), total, judged, blocks if constants.apart else ()))
+        blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
+        stages.append(Stage(buffer, len(variant.command_buffers), sizes, judged, blocks if constants.apart else ()))
         variant.command_buffers.append(buffer)
     return stages
 
@@ -222,10 +259,17 @@ def _known(call: CustomCall) -> CustomCall:
     return call
 
 
-def _deduplicate(kernels: Mapping[str, Kernel]) -> tuple[dict[str, str], list[Kernel]]:
-    """Return the name of the kernel that stands for each, and the distinct kernels."""
-    chosen: dict[Kernel, str] = {}
+def _deduplicate(
+    kernels: Mapping[str, Kernel], spaces: tuple[Space, ...], steps: Mapping[str, Buffered]
+) -> tuple[dict[str, str], list[Kernel], list[tuple[Target, int]]]:
+    """Return the name of the kernel that stands for each, and the distinct kernels, those of each target together."""
+    launches = (step for b in steps.values() for step in walk_steps(b.steps) if isinstance(step, Launch))
+    made_for = {step.kernel.name: spaces[max(space_of(step), 0)].target for step in launches}
+    chosen: dict[tuple[Target, Kernel], str] = {}
     names: dict[str, str] = {}
     for name, kernel in kernels.items():
-        names[name] = chosen.setdefault(replace(kernel, name=""), name)
-    return names, [kernels[n] for n in dict.fromkeys(names.values())]
+        names[name] = chosen.setdefault((made_for.get(name, spaces[0].target), replace(kernel, name="")), name)
+    targets = dict.fromkeys(space.target for space in spaces)
+    own = [[name for (target, _), name in chosen.items() if target == one] for one in targets]
+    unique = [kernels[name] for part in own for name in part]
+    return names, unique, list(zip(targets, map(len, own)))

@@ -48,14 +48,14 @@ def after_schedule(
     numbers: Mapping[str, int],
 ) -> None:
     """Check the arena's plan and the command buffers of one function; ``numbers`` has each kernel's place."""
-    totals: list[Dim] = [stage.arena for stage in stages]
+    totals: list[Sequence[Dim]] = [stage.arenas for stage in stages]
     _report("plan_memory", function.name, verify_plan(program, function, totals, updates(functions)))
     for stage, (steps, _) in zip(stages, stretches(program.steps), strict=True):
         _report("schedule", function.name, _commands(stage.buffer, len(set(numbers.values())), slots.count))
         _report("schedule", function.name, verify_schedule(stage.buffer, steps, slots, numbers.__getitem__))
 
 
-def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer]) -> None:
+def after_emit(program: Program, function: Function, buffers: Sequence[CommandBuffer], spaces: int) -> None:
     """Check the host program of one function as the loader does."""
     donated = function.attrs.get("donated", ())
     signature = {
@@ -64,7 +64,7 @@ def after_emit(program: Program, function: Function, buffers: Sequence[CommandBu
     }
     rows = [{"parameters": len(b.parameters)} for b in buffers]
     try:
-        check_program(program.code, program.registers, signature, rows)
+        check_program(program.code, program.registers, signature, rows, spaces)
     except Invalid as error:
         _report("emit_program", function.name, [str(error)])
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from aotc.options import OF_THE_RUN, Options
-from aotc.targets import Target
+from aotc.targets import Mix, Target
 from aotc.vmfb.manifest import ANY, NONE
 
 VERSION = 1
-_ELSEWHERE = {"target", "weights", "source"}  # targets are of the record; the others can be seen in the bundle
+_ELSEWHERE = {"target", "weights", "source", "costs"}  # targets are of the record; the others can be seen in the bundle
 
 _ARRAY = {"variant": int, "offset": int, "size": int, "dtype": str, "shape": [int], "way": [[ANY]]}
 
@@ -47,14 +47,15 @@ class Embedded:
 
 
 def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
-    """Return the options that decide about the bytes of a bundle, as data; devices are of its only target."""
+    """Return the options that decide about the bytes of a bundle, as data."""
     names = [f.name for f in fields(Options) if f.name not in OF_THE_RUN | _ELSEWHERE]
     found = {name: getattr(options, name) for name in names}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
-    found["devices"] = dict.fromkeys(options.devices, targets[0].name)
+    found["devices"] = {name: targets[0].of(name).name for name in options.devices}
     return found
 
 
 def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
-    """Return the names of targets, and what was measured on the machine that compiled."""
-    return [{"name": t.name, "l2": t.l2} for t in targets]
+    """Return the names of targets, and what was measured on the machine that compiled; of a mix, all that it is of."""
+    every = [one for t in targets for one in (dict(t.devices).values() if isinstance(t, Mix) else (t,))]
+    return [{"name": t.name, "l2": t.l2} for t in dict.fromkeys(every)]

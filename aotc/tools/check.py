@@ -92,7 +92,9 @@ class Checker:
 
     def __init__(self, raw: Raw, options: Options, function: str = "", tolerance: Tolerance | None = None) -> None:
         self.raw, self.tolerance = raw, tolerance
-        self.options = replace(options, target=resolve(options.target)[0].name, specialize={})
+        target = resolve(options.target)[0].name  # of all devices: one of another kind may not be here
+        devices = dict.fromkeys(options.devices, target)
+        self.options = replace(options, target=target, devices=devices, specialize={})
         self.module = import_raw(raw, options=self.options)
         public = [name for name, f in self.module.functions.items() if f.public]
         self.name = function or (public[0] if len(public) == 1 else "main")

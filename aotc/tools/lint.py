@@ -25,7 +25,7 @@ from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import custom_call_of
 from aotc.options import Options
 from aotc.pipeline import checked_options, run_passes
-from aotc.targets import Target, check_devices, resolve
+from aotc.targets import Target, combine, resolve
 from aotc.vmfb.custom_calls import registered
 
 NATIVE, LIBRARY = "native", "library"
@@ -75,14 +75,13 @@ def lint(
         If the model cannot be read at all.
     """
     chosen = checked_options(options, flags)
-    targets = resolve(chosen.target)
-    check_devices(chosen.devices, targets)
+    targets = combine(resolve(chosen.target), chosen.devices)
     raw = fetch(model, example_args, kwargs or {})
     several = len(raw.metadata.get("platforms", ())) > 1
     imported: dict[str, tuple[Module, Journal]] = {}
     reports = []
     for target in targets:
-        kind = target.kind if several else "cpu"
+        kind = target.of("").kind if several else "cpu"
         if kind not in imported:
             journal = Journal()
             imported[kind] = import_raw(raw, journal, chosen, kind), journal
@@ -130,7 +129,7 @@ def _lowered(
     module: Module, target: Target, options: Options, incomplete: bool
 ) -> tuple[list[Finding], list[tuple[Loc, str]]]:
     """Return the refusals of passes, lowering and the user's functions; and the ops that call libraries."""
-    one = replace(options, target=target.name)
+    one = replace(options, target=target.of("").name)
     libraries: list[tuple[Loc, str]] = []
     findings: list[Finding] = []
     try:

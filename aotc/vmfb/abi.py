@@ -122,22 +122,39 @@ class Slots:
     Attributes
     ----------
     arena, constants : int
-        Their slots.
+        Their slots; of several memories, each of which has an arena and constants, those of the first.
     count : int
         Of all slots.
+    homes : sequence of int
+        The memory that each argument and result is in; empty if there is only one.
     """
 
-    __slots__ = ("arena", "arguments", "constants", "count")
+    __slots__ = ("arena", "arguments", "constants", "count", "homes")
 
-    def __init__(self, arguments: int, results: int) -> None:
+    def __init__(self, arguments: int, results: int, spaces: int = 1, homes: Sequence[int] = ()) -> None:
         self.arguments = arguments
+        self.homes = homes
         self.arena = arguments + results
-        self.constants = self.arena + 1
-        self.count = self.constants + 1
+        self.constants = self.arena + spaces
+        self.count = self.constants + spaces
+
+    def arena_of(self, space: int) -> int:
+        """Return the slot of the arena in a memory."""
+        return self.arena + space
+
+    def constants_of(self, space: int) -> int:
+        """Return the slot of the constants in a memory."""
+        return self.constants + space
 
     def result(self, number: int) -> int:
         """Return the slot of a result; an argument's is its number."""
         return self.arguments + number
+
+    def home(self, slot: int) -> int:
+        """Return the memory that a slot is in."""
+        if slot < self.arena:
+            return self.homes[slot] if self.homes else 0
+        return slot - (self.arena if slot < self.constants else self.constants)
 
 
 # ---------------------------------------------------------------- command buffers

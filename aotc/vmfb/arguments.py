@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy, to_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of
@@ -48,21 +49,24 @@ class Argument:
     def __str__(self) -> str:
         return f"{self.name}: {type_text(self.dtype_name, self.dims)}"
 
-    def prepare(self, value: Any, where: str) -> np.ndarray:
+    def prepare(self, value: Any, where: str, gpu: int = -1) -> Any:
         """Return ``value`` as a plain, C-contiguous, aligned array of the right type.
+
+        An array of ours on the GPU of number ``gpu`` is returned as it is.
 
         Raises
         ------
         VmError
             Names the argument, what was found and what was expected.
         """
-        array = self._as_array(value, where)
+        stays = gpu >= 0 and isinstance(value, DeviceArray) and value.ordinal == gpu
+        array = value if stays else self._as_array(value, where)
         if array.dtype is not self.dtype:
             array = self._right_dtype(array, where)
         shape = array.shape
         if len(shape) != len(self.dims) or any(isinstance(d, int) and d != n for d, n in zip(self.dims, shape)):
             raise self._wrong(where, "the wrong shape", type_text(self.dtype_name, shape))
-        if array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
+        if isinstance(array, np.ndarray) and array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
             array = np.array(array, order="C", copy=True)
         return array
 
@@ -106,8 +110,8 @@ class Argument:
 
     def _right_dtype(self, array: np.ndarray, where: str) -> np.ndarray:
         if array.dtype == self.dtype:
-            return array.view(self.dtype)
-        if array.dtype.newbyteorder("=") == self.dtype:
+            return array.view(self.dtype) if isinstance(array, np.ndarray) else array
+        if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.dtype:
             return array.astype(self.dtype)
         raise self._wrong(
             where,
@@ -133,23 +137,26 @@ def type_text(dtype: str, dims: Sequence[int | str]) -> str:
     return f"{dtype}[{', '.join(map(str, dims))}]"
 
 
-def own_donated(arguments: Sequence[Argument], arrays: list[np.ndarray], given: bool) -> None:
+def own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
     """Replace, in place, the arrays that the program overwrites but the caller has not given away.
 
-    Also those that cannot be overwritten: read-only, or shared with another argument.
+    Also those that cannot be overwritten: read-only, or shared with another argument. An array on a GPU that is given
+    away cannot be used any more.
     """
     donated = [a.donated for a in arguments]
     if not any(donated):
         return
     shared = sharing_memory(arrays) if given else set()
     for i, x in enumerate(arrays):
-        if donated[i] and (not given or i in shared or not x.flags.writeable):
+        if donated[i] and (not given or i in shared or (isinstance(x, np.ndarray) and not x.flags.writeable)):
             arrays[i] = x.copy()
+        elif donated[i] and not isinstance(x, np.ndarray):
+            arrays[i] = x.give_away()
 
 
-def sharing_memory(arrays: Sequence[np.ndarray]) -> set[int]:
+def sharing_memory(arrays: Sequence[Any]) -> set[int]:
     """Return the numbers of the contiguous arrays that overlap another one in memory."""
-    starts = [address_of(x) for x in arrays]
+    starts = [address_of(x) if isinstance(x, np.ndarray) else x.address for x in arrays]
     extents = sorted((start, start + x.nbytes, i) for i, (start, x) in enumerate(zip(starts, arrays)) if x.nbytes)
     found, reached = set(), 0
     for (start, end, i), after in zip(extents, [*extents[1:], None]):

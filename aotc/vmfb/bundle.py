@@ -176,7 +176,8 @@ class Bundle:
         _check_table(where, data, self._table, self._start)
         self._verified: set[int] = set()
         source = self.manifest.get("source") or {}
-        unread = source.get("segment"), source.get("weights")  # no call needs them
+        records = [(self.manifest.get(key) or {}).get("segment") for key in ("costs", "profile")]
+        unread = source.get("segment"), source.get("weights"), *records  # no call needs them
         for number, row in enumerate(self._table):
             if row["size"] <= EAGER_BYTES and number not in unread:
                 self.checked(number)

@@ -7,6 +7,7 @@ slots and so on, :mod:`aotc.vmfb.safety.verify` checks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
@@ -56,6 +57,12 @@ def all_commands(nodes: Sequence[Node]) -> Iterator[Command]:
 def kernel_words(nodes: Sequence[Node]) -> list[int]:
     """Return where in the words the numbers of kernels stand, for a loader to replace."""
     return [command.at + abi.KERNEL for command in all_commands(nodes) if command.kind == abi.DISPATCH]
+
+
+def words_of(words: Any, nodes: Sequence[Node]) -> Any:
+    """Return the words of nodes that follow each other, out of those that they were read from."""
+    last = nodes[-1].at
+    return words[nodes[0].at : last + int(words[last + abi.NODE_WORDS])]
 
 
 def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[Node]:

@@ -84,6 +84,10 @@ class Plan(NamedTuple):
     taken : tuple of (int, int)
         Results that are the memory of an argument, with its number: they are the same array, and command buffers
         name the argument.
+    others : tuple of int
+        Bytes of the arena in each memory but the first.
+    homes : tuple of int
+        The memory that each argument and result is in, if there are several.
     """
 
     arguments: int
@@ -93,6 +97,8 @@ class Plan(NamedTuple):
     empty: tuple[int, ...] = ()
     judgements: tuple[Judgement, ...] = ()
     taken: tuple[tuple[int, int], ...] = ()
+    others: tuple[int, ...] = ()
+    homes: tuple[int, ...] = ()
 
     def slots_of_results(self) -> list[int]:
         """Return in which slot of the pointer table each result is: its own, or that of the argument it takes."""
@@ -164,6 +170,9 @@ class DeviceSession(Protocol):
     def arena(self, size: int) -> None:
         """Take an arena; what an earlier one of this call held is kept."""
 
+    def arena_in(self, space: int, size: int) -> None:
+        """Take an arena in a memory other than the first; only devices with several have it."""
+
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Put an argument or a result in the pointer table."""
 
@@ -229,10 +238,10 @@ class Device(Protocol):
         bundle: Bundle,
         variant: dict[str, Any],
         threads: int | None,
-        ordinal: int,
+        ordinal: Any,
         custom_calls: Mapping[str, Any],
     ) -> Executable:
-        """Load a variant on device number ``ordinal`` of the kind.
+        """Load a variant on device number ``ordinal`` of the kind; of a mix, on the devices that it maps names to.
 
         ``threads``, and ``custom_calls``, Python functions by name, matter to host devices only.
 
@@ -241,6 +250,9 @@ class Device(Protocol):
 
 
 DEVICES = {"cpu": "aotc.vmfb.devices.cpu", "cuda": "aotc.vmfb.devices.cuda"}
+MIX = "mix"
+"""The kind of a variant whose devices are of several kinds, or have memory of their own."""
+_MIX = "aotc.vmfb.devices.mix"
 
 
 def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[str, str]:
@@ -249,7 +261,8 @@ def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[
     Parameters
     ----------
     devices : mapping of str to str, or anything else
-        ``{"d0": "cpu:0", "d1": "cpu:1"}``; if it is no mapping, each gets the next one of its kind.
+        ``{"d0": "cpu:0", "d1": "cpu:1"}``; if it is no mapping, each gets the next one of its kind, and GPUs begin
+        again with the first where they are too few.
 
     Raises
     ------
@@ -262,7 +275,8 @@ def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[
         bound = {}
         for name, kind in wanted.items():
             counts[kind] = counts.get(kind, -1) + 1
-            bound[name] = f"{kind}:{counts[kind]}"
+            number = counts[kind] if kind == "cpu" else device_module(MIX).default_gpu(counts[kind])
+            bound[name] = f"{kind}:{number}"
         return bound
     model = ", ".join(f"{name}: {kind}" for name, kind in wanted.items()) or "no devices"
     if set(devices) != set(wanted):
@@ -292,6 +306,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     BundleError
         If no variant can run; lists each variant with the reason.
     """
+    mapped = devices is None or isinstance(devices, Mapping)
     devices = list(devices.values()) if isinstance(devices, Mapping) else devices
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     ordinals: dict[str, int] = {}
@@ -308,8 +323,9 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     usable: list[tuple[str, int, dict[str, Any], Any]] = []
     for variant in bundle.manifest["variants"]:
         kind, target = variant["kind"], variant["target"]
-        if ordinals and kind not in ordinals:
-            obstacles.append(f"{target}: devices={devices!r} was asked for")
+        if ordinals and kind not in ordinals and not (kind == MIX and mapped):
+            its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""
+            obstacles.append(f"{target}: devices={devices!r} was asked for{its}")
             continue
         module = device_module(kind)
         obstacle = _version_problem(variant) or (
@@ -329,6 +345,23 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     return best[2], best[3], ordinals.get(first, 0)
 
 
+def limit_memory(executable: Executable, limit: int | None, where: str) -> None:
+    """Let all calls at a time take ``limit`` bytes of working memory at most; any number if it is None.
+
+    Raises
+    ------
+    VmError
+        If it is no positive integer, or memory cannot be limited on the device.
+    """
+    if limit is None:
+        return
+    if not isinstance(limit, int | np.integer) or limit <= 0:
+        raise VmError("", f"memory_limit is {limit!r}", expected="a positive number of bytes")
+    if not hasattr(executable, "limit_memory"):
+        raise VmError(where, "memory can be limited on the CPU only", hint="devices='cpu'")
+    executable.limit_memory(int(limit))
+
+
 def _version_problem(variant: dict[str, Any]) -> str:
     """Return which version this loader does not run, or an empty string."""
     newest = {"commands_version": COMMANDS_VERSIONS, "executor_version": EXECUTOR_VERSIONS}
@@ -341,11 +374,12 @@ def _version_problem(variant: dict[str, Any]) -> str:
 
 def device_module(kind: str) -> Any:
     """Return the module that drives this kind of device, or None if this aotc has none."""
-    if kind not in DEVICES:
+    module = _MIX if kind == MIX else DEVICES.get(kind)
+    if module is None:
         return None
     try:
-        return import_module(DEVICES[kind])
+        return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != DEVICES[kind]:
+        if error.name != module:
             raise
         return None

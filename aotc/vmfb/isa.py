@@ -86,13 +86,19 @@ class Dt(str):
     prefix = "%"
 
 
+class Mem(int):
+    """a memory's number"""
+
+    prefix = "space"
+
+
 class Ins(list):
     """a list of registers that are read"""
 
     prefix = "["
 
 
-KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text, Dt, Ins)
+KINDS: tuple[type, ...] = (Out, In, Imm, Arg, Axis, Res, Slot, Cb, Target, Text, Dt, Mem, Ins)
 
 
 class Session(Protocol):
@@ -100,7 +106,7 @@ class Session(Protocol):
 
     def result(self, index: int, dims: tuple[int, ...]) -> None: ...
     def take(self, index: int, argument: int) -> None: ...
-    def arena(self, size: int) -> None: ...
+    def arena(self, size: int, space: int = 0) -> None: ...
     def submit(self, number: int, parameters: list[int]) -> None: ...
     def load_scalar(self, slot: int, offset: int, dtype: str) -> Any: ...
     def judge(self, condition: Any, message: str, values: list[Any]) -> None: ...
@@ -295,6 +301,12 @@ def check_dim(vm: Frame, argument: Arg, axis: Axis, expected: In) -> None:
 def arena(vm: Frame, size: In) -> None:
     """take an arena of so many bytes for this call; a second one keeps what is in the first"""
     vm.session.arena(vm.registers[size])
+
+
+@instruction(0x36)
+def arena_in(vm: Frame, space: Mem, size: In) -> None:
+    """take an arena in a memory other than the first, as arena does there"""
+    vm.session.arena(vm.registers[size], space)
 
 
 @instruction(0x31)

@@ -97,3 +97,35 @@ MAX_GRAIN = 1 << 48
 why: every worker may add it once more to a counter that is already behind the grid
 from: 64 bits hold it for 2^14 workers
 """
+
+IDLE_BUFFERS = 4
+"""unit: blocks of a GPU's memory, of one size
+why: so many of arrays that are gone are kept for the next results: the driver is slower than a small kernel
+from: chosen, not measured: a value and the one that replaces it, twice
+"""
+
+RECORDED_ADDRESSES = 8
+"""unit: sets of addresses of arrays on a GPU
+why: for so many does a plan keep graphs; the oldest go first
+from: chosen, not measured: a loop that hands its results back uses two
+"""
+
+# ---------------------------------------------------------------- profiles
+
+ROUND_NANOSECONDS = 100_000
+"""unit: nanoseconds of a round in which a kernel is run again and again
+why: beside so much the call itself, of a microsecond, and the clock count for little
+from: reasoning
+"""
+
+MOST_REPEATS = 256
+"""unit: runs of a kernel in a round
+why: each takes some words of a command buffer, which should stay in the first-level cache beside what the kernel reads
+from: chosen, not measured
+"""
+
+MEASURED_NANOSECONDS = 2_000_000_000
+"""unit: nanoseconds spent on one kernel
+why: what runs so long is measured well enough by fewer rounds
+from: chosen, not measured
+"""

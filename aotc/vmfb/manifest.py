@@ -14,7 +14,7 @@ _EXTERNAL = {
     "tensors": [{"name": str, "dtype": str, "shape": [int], "offset": int, "size": int, "sha256": (bytes, str)}],
 }
 
-_VARIANT = {
+_CODE = {
     "target": str,
     "kind": str,
     "features": [str],
@@ -34,6 +34,10 @@ _VARIANT = {
         }
     ],
     "cubin?": int,
+}
+
+_VARIANT = {
+    **_CODE,
     "kernels": [
         {
             "name": str,
@@ -52,7 +56,11 @@ _VARIANT = {
     "command_buffers": [{"code": int, "states": int, "parameters": int}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
     "devices?": {str: str},
-    "transfers?": [{"function": str, "from": str, "to": str, "type": str, "reason": str, "loc": str}],
+    "transfers?": [
+        {"function": str, "from": str, "to": str, "type": str, "bytes?": (int, str), "reason": str, "loc": str}
+    ],
+    "parts?": [{**_CODE, "count": int}],
+    "spaces?": [{"device": str, "part": int, "constants": int, "pieces": [[int]]}],
     "arena_peak?": (int, NONE),
     "memory_limit?": int,
     "memory?": dict,  # judged by whoever shows it, so that loading need not
@@ -75,6 +83,8 @@ SCHEMA: dict[Any, Any] = {
     "variants": [_VARIANT],
     "segments": [{"name": str, "offset": int, "size": int, "sha256": bytes}],
     "debug?": (dict, NONE),
+    "costs?": ({"segment": int}, NONE),
+    "profile?": ({"segment": int}, NONE),
     "source?": ({"segment": int, "bytes": int, "weights": (int, NONE)}, NONE),
 }
 

@@ -13,9 +13,10 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.device import Executable, bind_devices, choose, device_module
+from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module, limit_memory
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.results import DEVICE, NUMPY
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from aotc.vmfb.schedule.fence import Fence
 
 _LEAF = {"kind": "leaf"}
-_RESULTS = ("numpy", "device")
+_RESULTS = (NUMPY, DEVICE)
 # Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
 SIGNATURES = "aotc.tools.sign"
 # Who compiles sources: imported when a bundle is not trusted, for a runtime does without a compiler.
@@ -51,15 +52,13 @@ def load(
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
-        ``{"d0": "cpu:0", "d1": "cpu:1"}`` for a model that names devices; by default each has the next of its kind.
+        ``{"d0": "cpu:0", "d1": "cuda:0"}`` for a model that names devices; by default each has the next of its kind.
     threads : int, optional
-        Threads to compute with, the caller's included. By default
-        ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
+        Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
         Also compare large weights with their sha256, and prove now what the first call would prove.
     custom_calls : mapping of str to callable, optional
-        Python functions of custom calls that are not compiled into the bundle, by
-        name; see :func:`aotc.register_custom_call`.
+        Python functions, by name, of custom calls that are not in the bundle; see :func:`aotc.register_custom_call`.
     copy : bool
         Read files into memory instead of mapping them: for files that somebody may overwrite
         in place, or on disks that may go away, while the module is in use.
@@ -80,7 +79,9 @@ def load(
     VmError
         If ``threads`` or ``memory_limit`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
-    calls = _checked(custom_calls, memory_limit)
+    calls = {} if custom_calls is None else custom_calls
+    if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
+        raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
         return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
@@ -91,18 +92,6 @@ def load(
         what = f"the bundle cannot be loaded: {type(error).__name__}: {error}"
         hint = "compile the model again; if that does not help, this is a bug in aotc"
         raise BundleError(str(where), what, hint=hint) from error
-
-
-def _checked(
-    custom_calls: Mapping[str, Callable[..., Any]] | None, memory_limit: int | None
-) -> Mapping[str, Callable[..., Any]]:
-    """Return the functions by name that were given, if any; refuse what is none, and what is no number of bytes."""
-    calls = {} if custom_calls is None else custom_calls
-    if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
-        raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
-    if memory_limit is not None and (not isinstance(memory_limit, int | np.integer) or memory_limit <= 0):
-        raise VmError("", f"memory_limit is {memory_limit!r}", expected="a positive number of bytes")
-    return calls
 
 
 def _trusted(
@@ -133,13 +122,9 @@ def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, s
 
 
 def _load(
-    bundle: Bundle,
-    devices: str | Sequence[str] | Mapping[str, str] | None,
-    threads: int | None,
-    verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]],
-    memory_limit: int | None,
-) -> LoadedModule:
+    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | None,
+) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()
     check_functions(bundle)
@@ -147,11 +132,9 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
-    executable = device.open_executable(bundle, variant, threads, ordinal, custom_calls)
-    if memory_limit is not None:
-        if not hasattr(executable, "limit_memory"):
-            raise VmError(bundle.where, "memory can be limited on the CPU only", hint="devices='cpu'")
-        executable.limit_memory(int(memory_limit))
+    place = bound if variant["kind"] == MIX else ordinal
+    executable = device.open_executable(bundle, variant, threads, place, custom_calls)
+    limit_memory(executable, memory_limit, bundle.where)
     module = LoadedModule(bundle, variant, executable, bound)
     if verify:
         module.prove()
@@ -213,7 +196,7 @@ class LoadedModule:
         out: Sequence[np.ndarray | None] | None = None,
         donate: bool = False,
         trace: str | os.PathLike[str] = "",
-        results: str = "numpy",
+        results: str = "",
     ) -> list[Any]:
         """Run a function on flat arrays.
 
@@ -222,7 +205,8 @@ class LoadedModule:
         name : str
         *arrays
             One for each argument of the signature: NumPy arrays, anything with
-            ``__array__`` or ``__dlpack__`` (not copied), or Python scalars.
+            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`DeviceArray`, which is not
+            copied if it is in memory of the GPU that reads it.
         out : sequence of numpy.ndarray or None, optional
             Where to write each result.
         donate : bool
@@ -231,7 +215,8 @@ class LoadedModule:
             Run one dispatch at a time and write the arrays that each reads and writes
             to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
         results : str
-            ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are.
+            ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are, and stay there. By
+            default a result is one of those if the signature says that it is on a device that is a GPU.
 
         Returns
         -------
@@ -244,21 +229,21 @@ class LoadedModule:
             assertion of the program fails.
         """
         function = self._functions.get(name) if isinstance(name, str) else None
-        if function is None or donate is not False or results != "numpy":
+        if function is None or donate is not False or results:
             function = self._asked(name, donate, results)
-        if results == "device":
+        if results == DEVICE and not trace:
             homes = [row.get("device", "") for row in function.signature.results]
-            own = self.invoke(name, *arrays, out=out, donate=donate, trace=trace)
-            return [DeviceArray(x, device) for x, device in zip(own, homes)]
+            own = function.run(arrays, out, donate, results)
+            return [x if isinstance(x, DeviceArray) else DeviceArray(x, home) for x, home in zip(own, homes)]
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
             if not isinstance(trace, str | os.PathLike):
                 raise VmError(self.name, "trace is no folder", repr(trace), "a path")
             return function.trace(arrays, os.fspath(trace))
-        if out is None and not donate:
+        if out is None and not donate and not results:
             return function.call(arrays)
-        return function.run(arrays, out, donate)
+        return function.run(arrays, out, donate, results)
 
     def submit(
         self,
@@ -268,7 +253,7 @@ class LoadedModule:
         deadline: float | None = None,
         out: Sequence[np.ndarray | None] | None = None,
         donate: bool = False,
-        results: str = "numpy",
+        results: str = "",
     ) -> Fence:
         """Run a function on flat arrays later, and return at once; see ``docs/scheduling.md``.
 
@@ -310,9 +295,22 @@ class LoadedModule:
             raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
         if not isinstance(donate, bool | np.bool_ | int):
             raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
-        if results not in _RESULTS:
+        if results and results not in _RESULTS:
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
+
+    def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
+        """Run a function on flat arrays and return what each kernel took by itself, on one core.
+
+        Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
+
+        Raises
+        ------
+        VmError
+            As :meth:`invoke`; on devices other than CPUs; without debug information.
+        """
+        from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
+        return measure(self._asked(name, False, "numpy"), arrays, repeat)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))

@@ -80,8 +80,8 @@ def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
     raise ValueError(f"{ast.unparse(node)} is no dim")
 
 
-class Tracer:
-    """Runs the submissions of one call and writes ``NUMBER_KERNEL.npz`` for each dispatch.
+class Stepper:
+    """Runs the submissions of one call, command by command; ``_dispatch`` says what becomes of a kernel's.
 
     Parameters
     ----------
@@ -89,8 +89,6 @@ class Tracer:
     slots : ctypes array of int64
         The pointer table of the call.
     scratch : ctypes.c_void_p
-    folder : path
-        Made if it is not there.
     where : str
         The function's name, for messages.
 
@@ -100,17 +98,13 @@ class Tracer:
         If the bundle holds no kernel text.
     """
 
-    def __init__(self, executable: Any, slots: Any, scratch: Any, folder: str | Path, where: str) -> None:
-        self.executable, self.slots, self.scratch = executable, slots, scratch
-        self.folder, self.where = Path(folder), where
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
-            raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
-        self.kernels = executable.kernel_texts()
-        if self.kernels is None:
+    def __init__(self, executable: Any, slots: Any, scratch: Any, where: str) -> None:
+        self.executable, self.slots, self.scratch, self.where = executable, slots, scratch, where
+        found = executable.kernel_texts()
+        if found is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
-        self.count = 0
+        self.kernels: list[tuple[str, str, str, int]] = found
+        self.parameters: list[int] = []
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``, command by command."""
@@ -132,27 +126,51 @@ class Tracer:
                     index = int(np.frombuffer(self._bytes(node.place, 4), "<i4")[0])
                     self._run(node.branches[index if 0 <= index < len(node.branches) else -1])
 
-    def _bytes(self, place: Place, size: int) -> bytes:
+    def _address(self, place: Place) -> int:
         slot, offset = place
-        address = self.slots[slot] + value_of(offset, self.parameters)
-        return ctypes.string_at(address, size) if size else b""
+        return self.slots[slot] + value_of(offset, self.parameters)
+
+    def _bytes(self, place: Place, size: int) -> bytes:
+        return ctypes.string_at(self._address(place), size) if size else b""
 
     def _command(self, command: Command) -> None:
         run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
         if command.kind == COPY:
             run()
-            return
-        sizes = [value_of(word, self.parameters) for word in command.dims]
-        self._dispatch(self.kernels[command.kernel], sizes, command.places, run)
+        else:
+            self._dispatch(command, run)
 
-    def _dispatch(
-        self, kernel: tuple[str, str, str], sizes: list[int], places: Sequence[Place], run: Callable[[], None]
-    ) -> None:
+    def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+
+class Tracer(Stepper):
+    """Runs the submissions of one call and writes ``NUMBER_KERNEL.npz`` for each dispatch.
+
+    Parameters
+    ----------
+    executable, slots, scratch, where
+        As for :class:`Stepper`.
+    folder : path
+        Made if it is not there.
+    """
+
+    def __init__(self, executable: Any, slots: Any, scratch: Any, where: str, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
+            raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
+        super().__init__(executable, slots, scratch, where)
+        self.count = 0
+
+    def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         """Run one kernel and write its file; outputs that it updates are inputs too, and come first."""
-        name, text, loc = kernel
+        name, text, loc, _ = self.kernels[command.kernel]
         header = read_header(text)
+        sizes = [value_of(word, self.parameters) for word in command.dims]
         known = dict(zip(header.dims, sizes, strict=True))
-        rows = list(zip(places, header.parameters, strict=True))
+        rows = list(zip(command.places, header.parameters, strict=True))
         outputs = [(place, p) for place, p in rows if p.output]
         reads = [(place, p) for place, p in rows if not p.output]
         updated = int(reads[0][1].name.removeprefix("a")) if reads else 0

@@ -10,21 +10,22 @@ each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
 
-from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, own_donated, sharing_memory, type_text
 from aotc.vmfb.device import Executable, Plan
-from aotc.vmfb.dtypes import from_numpy, size_of, to_numpy
+from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import ISA, Frame
 from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.machine import GUARDED
 from aotc.vmfb.process.locks import new_lock
+from aotc.vmfb.results import Residence, new_result
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.recorder import Recorder, is_planned
@@ -55,16 +56,19 @@ class _Live:
     ) -> None:
         self.function, self.arrays = function, arrays
         self.memory = function.memory([x.nbytes for x in arrays])
-        self.slots = Slots(len(function.arguments), len(function.result_dtypes))
+        self.slots = function.residence.layout
         self.session = function.executable.session(self.slots)
         self.out = out
         self.results: list[np.ndarray | None] = [None] * len(function.result_dtypes)
         self.guarded: dict[int, np.ndarray] = {}  # results in other memory: of arguments, and see AOTC_GUARD
         self.run = self.session.submit
 
-    def arena(self, size: int) -> None:
-        self.memory.arena(size)
-        self.session.arena(size)
+    def arena(self, size: int, space: int = 0) -> None:
+        self.memory.arena(size, space)
+        if space:
+            self.session.arena_in(space, size)
+        else:
+            self.session.arena(size)
 
     def submit(self, number: int, parameters: list[int]) -> None:
         proven, key = self.function.proven, (number, *parameters, *self.memory.sizes)
@@ -88,7 +92,7 @@ class _Live:
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         self.memory.result(index, dims)
         dtype = self.function.result_dtypes[index]
-        found = _result(self.out[index], dtype, dims, index, self.function.where)
+        found = new_result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_array  # for debugging alone
@@ -114,28 +118,6 @@ class _Live:
         return given
 
 
-def _result(given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> np.ndarray:
-    if given is None:
-        try:
-            return np.empty(shape, dtype)
-        except (MemoryError, ValueError):
-            text = type_text(from_numpy(dtype), shape)
-            raise VmError(where, f"the system has no memory for result {number}, {text}") from None
-    check_out(given, dtype, shape, number, where)
-    return given
-
-
-def _taken(
-    given: np.ndarray | None, arrays: list[np.ndarray], argument: int, number: int, where: str
-) -> np.ndarray:
-    """Return the memory of an argument for a result; a buffer of the caller's takes the argument's place."""
-    if given is not None:
-        check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)
-        given[...] = arrays[argument]
-        arrays[argument] = given
-    return arrays[argument]
-
-
 class LoadedFunction:
     """A function of a loaded bundle.
 
@@ -159,6 +141,7 @@ class LoadedFunction:
         self.arguments = [Argument(i, a) for i, a in enumerate(entry["arguments"])]
         self.result_dtypes = [to_numpy(r["dtype"]) for r in entry["results"]]
         self.signature = Signature(name, entry)
+        self.residence = Residence(executable, entry)
         self._names = tuple(a.name for a in self.arguments)
         self._program = decode(program["code"])
         self._registers = program["registers"]
@@ -168,8 +151,12 @@ class LoadedFunction:
         self._lock = new_lock()
 
     def run(
-        self, values: Sequence[Any], out: Sequence[np.ndarray | None] | None = None, donate: bool = False
-    ) -> list[np.ndarray]:
+        self,
+        values: Sequence[Any],
+        out: Sequence[np.ndarray | None] | None = None,
+        donate: bool = False,
+        results: str = "",
+    ) -> list[Any]:
         """Run the function on any values that convert to its argument types.
 
         Parameters
@@ -181,10 +168,13 @@ class LoadedFunction:
             Where to write each result; None allocates.
         donate : bool
             Donated arguments may be overwritten; otherwise they are copied.
+        results : str
+            ``"numpy"``; ``"device"`` leaves those that are made on a GPU there; by default those of which the
+            signature says so stay there.
 
         Returns
         -------
-        list of numpy.ndarray
+        list of numpy.ndarray or CudaArray
 
         Raises
         ------
@@ -198,22 +188,27 @@ class LoadedFunction:
                 len(values),
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
-        arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values)]
+        gpus = self.residence.gpus
+        arrays = [a.prepare(v, self.where, gpu) for a, v, gpu in zip(self.arguments, values, gpus)]
         own_donated(self.arguments, arrays, donate)
         buffers = self._check_out_list(out, arrays)
+        stays = self.residence.stays(results, buffers)
         if not self._planned:
-            return self._interpret(arrays, buffers)
+            made = self._interpret([np.asarray(x) for x in arrays], buffers)
+            return self.residence.moved(made, stays)
         plan, replay = self._plan(tuple([x.shape for x in arrays]))
-        taken = {n: _taken(buffers[n], arrays, a, n, self.where) for n, a in plan.taken}
-        results = [
-            taken[i] if i in taken else _result(given, dtype, shape, i, self.where)
-            for i, (given, (shape, dtype)) in enumerate(zip(buffers, plan.results))
-        ]
-        replay(arrays, results)
-        return results
+        made = self.residence.results(plan, arrays, buffers, stays, self.where)
+        replay(arrays, made)
+        return self.residence.moved(made, stays)
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
-        """Run the function as :meth:`run` does and write what each dispatch reads and writes to ``folder``.
+        """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
+        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
+
+        return self.step(values, partial(Tracer, where=self.where, folder=folder), "traced")
+
+    def step(self, values: Sequence[Any], make: Callable[..., Any], what: str) -> list[np.ndarray]:
+        """Run the function as :meth:`run` does, its submissions by what ``make`` makes of a call's memory.
 
         Raises
         ------
@@ -222,7 +217,7 @@ class LoadedFunction:
         """
         arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values, strict=True)]
         own_donated(self.arguments, arrays, False)
-        return self._interpret(arrays, [None] * len(self.result_dtypes), folder)
+        return self._interpret(arrays, [None] * len(self.result_dtypes), (make, what))
 
     def _check_out_list(
         self, out: Sequence[np.ndarray | None] | None, arrays: list[np.ndarray]
@@ -241,18 +236,19 @@ class LoadedFunction:
         return out
 
     def _interpret(
-        self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None], trace: str = ""
-    ) -> list[np.ndarray]:
+        self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
+        steps: tuple[Callable[..., Any], str] | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_copy
 
             arrays = [guarded_copy(x) for x in arrays]
         live = _Live(self, arrays, out)
         try:
-            if trace:
-                if not hasattr(live.session, "tracer"):
-                    raise VmError(self.where, "dispatches can be traced on the CPU only", hint="devices='cpu'")
-                live.run = live.session.tracer(trace, self.where).submit
+            if steps:
+                if not hasattr(live.session, "stepper"):
+                    raise VmError(self.where, f"dispatches can be {steps[1]} on the CPU only", hint="devices='cpu'")
+                live.run = live.session.stepper(steps[0]).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
             self._run_program([x.shape for x in arrays], live)
@@ -280,7 +276,7 @@ class LoadedFunction:
     def memory(self, arguments: Sequence[int]) -> CallMemory:
         """Return what a call whose arguments have so many bytes begins with."""
         donated = [a.donated for a in self.arguments]
-        return CallMemory(arguments, donated, self.signature.results, self.executable.constants_bytes)
+        return CallMemory(arguments, donated, self.signature.results, self.residence.constants)
 
     def prove(self) -> None:
         """Prove, before a call, all that does not depend on one: a program of fixed shapes.
@@ -297,7 +293,8 @@ class LoadedFunction:
         found = self._plans.get(shapes)
         if found is None:
             bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
-            recorder = Recorder(self.executable.buffers, self.memory(bytes_), len(self.result_dtypes), self.where)
+            memory, spaces = self.memory(bytes_), len(self.residence.constants)
+            recorder = Recorder(self.executable.buffers, memory, len(self.result_dtypes), self.where, spaces)
             self._run_program(list(shapes), recorder)
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
@@ -305,11 +302,13 @@ class LoadedFunction:
             plan = Plan(
                 len(self.arguments),
                 tuple(zip(made, self.result_dtypes)),
-                recorder.size,
+                recorder.sizes[0],
                 tuple(recorder.submissions),
                 tuple([n for n, shape in enumerate((*shapes, *made)) if 0 in shape]),
                 tuple(recorder.judgements),
                 tuple(recorder.taken.items()),
+                tuple(recorder.sizes[1:]),
+                tuple(self.residence.layout.homes),
             )
             found = plan, self.executable.replay(plan)
             with self._lock:  # other threads make plans too, of these shapes or of others
@@ -322,7 +321,7 @@ class LoadedFunction:
 
     def call(self, values: Sequence[Any]) -> list[np.ndarray]:
         """Go the way for this function; the first call puts the fast one, if there is one, in place of this."""
-        if not self._planned or any(a.donated for a in self.arguments):
+        if not self._planned or any(a.donated for a in self.arguments) or any(self.residence.named):
             return self.run(values)
         fast = self._static_call() if all(a.static for a in self.arguments) else self._dynamic_call()
         self.call = fast  # type: ignore[method-assign, assignment]

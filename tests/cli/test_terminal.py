@@ -60,15 +60,16 @@ CASES = {
     "inspect": ("tiny.vmfb",),
     "dump": ("tiny.vmfb", "--bytecode", "--command-buffers"),
     "bench": ("tiny.vmfb", "--against=tiny.vmfb", "--seconds=0.02", "--rounds=1"),
+    "profile": ("m.vmfb", "--repeat=1", "-o", "profiled.vmfb"),
     "verify": ("tiny.vmfb",),
     "upgrade": ("m.vmfb", "-o", "upgraded.vmfb"),
     "sign": ("tiny.vmfb", "--key=me.key", "-o", "signed.vmfb"),
     "targets": (),
     "doctor": (),
 }
-TABLES = ("lint", "explain", "inspect", "bench", "targets")
-COMPILES = ("compile", "check", "upgrade")
-MEASURES = ("compile", "upgrade", "bench")  # they print times
+TABLES = ("lint", "explain", "inspect", "bench", "profile", "targets")
+COMPILES = ("compile", "check", "upgrade", "profile")
+MEASURES = ("compile", "upgrade", "bench", "profile")  # they print times
 ERRORS = [
     ("nonsense",),
     ("run",),
@@ -213,7 +214,7 @@ def test_command(words, folder):
     """On a terminal a command says the same as in a pipe, laid out to its width."""
     if words[0] == "sign":
         pytest.importorskip("cryptography")
-    if words[0] == "upgrade":
+    if words[0] in ("upgrade", "profile"):
         assert piped(folder, *("compile", "m.mlir", "-o", "m.vmfb")).returncode == 0
     name, seen, plain = words[0], on_terminal(folder, *words), piped(folder, *words)
     assert (seen.code, plain.returncode) == (0, 0), seen.text + plain.stderr

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 COMMON = ("aotc.diagnostics", "aotc.options", "aotc.recursion_limit", "aotc.targets")
 CONTRACTS = (
     "aotc.vmfb.abi", "aotc.vmfb.commands", "aotc.vmfb.dtypes", "aotc.vmfb.float_formats", "aotc.vmfb.safety.interface",
-    "aotc.vmfb.isa", "aotc.vmfb.messages",
+    "aotc.vmfb.isa", "aotc.vmfb.messages", "aotc.vmfb.costs.record",
 )  # fmt: skip
 LOWERING = ("aotc.ir", "aotc.lowering.analysis", *COMMON, *CONTRACTS)
 

@@ -18,7 +18,7 @@ from aotc.targets import resolve
 
 pytestmark = pytest.mark.ir
 
-(CPU,) = resolve("cpu:x86-64-v4")
+CPU, GPU = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
 B = sym("b")
 STRATEGIES = {
     "constant-weights": ((128, 64, 768), "f32", False, True, "packed"),
@@ -85,10 +85,19 @@ def test_tiles_in_place_divide_the_columns(n):
 
 
 def test_blocks_of_a_gpu():
-    assert best_block((), 4096, 4096, 512) == BLOCKS[0]
-    assert best_block((64,), 128, 64, 512) == BLOCKS[1]
-    assert best_block((), 64, 64, 512) == BLOCKS[-1]
-    assert best_block((), B, 64, 512) == BLOCKS[1]
-    assert best_block((), 1, 4096, 512) == SKINNY
-    assert best_block((), 1, 4096, 64) is None
-    assert best_block((), 4096, 8, 512) is None
+    assert best_block((), 4096, 4096, 512, 4, GPU) == BLOCKS[0]
+    assert best_block((64,), 128, 64, 512, 4, GPU) == BLOCKS[1]
+    assert best_block((), 64, 64, 512, 4, GPU) == BLOCKS[-1]
+    assert best_block((), B, 64, 512, 4, GPU) == BLOCKS[1]
+    assert best_block((), 1, 4096, 512, 4, GPU) == SKINNY
+    assert best_block((), 1, 4096, 64, 4, GPU) is None
+    assert best_block((), 4096, 8, 512, 4, GPU) is None
+
+
+def test_blocks_of_a_gpu_fit_its_shared_memory():
+    for size in (4, 8, 16):
+        for room in (1 << 10, 20 << 10, 40 << 10, 0):
+            block = best_block((), 4096, 4096, 512, size, GPU.limited(0, room))
+            assert block is None or block.elements * size <= (room or 48 << 10)
+    assert best_block((), 4096, 4096, 512, 4, GPU.limited(0, 1 << 10)) is None
+    assert best_block((), 4096, 4096, 512, 8, GPU) in BLOCKS[1:]

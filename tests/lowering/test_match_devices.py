@@ -8,14 +8,17 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_ir import walk
 from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
 from aotc.tools.explain_affinity import explain_affinity
 
 pytestmark = pytest.mark.ir
 
 T = "tensor<512x512xf32>"
+COSTS = Costs(TARGETS["cpu:x86-64-v4"])
 CPUS = {"d0": "cpu", "d1": "cpu"}
 
 
@@ -81,10 +84,11 @@ def test_what_the_model_says_counts():
     """A large argument stays where it is if moving it takes longer than to wait."""
     devices = {"host": "cpu", "gpu": "cuda:sm_90"}
     (function,) = import_model(function_of_rows()).functions.values()
-    (match,) = match_devices(function, {name: target.partition(":")[0] for name, target in devices.items()}).values()
+    kinds = {name: target.partition(":")[0] for name, target in devices.items()}
+    (match,) = match_devices(function, kinds, COSTS).values()
     assert match.device == "host"
     (free,) = import_model(function_of_rows(affinity="")).functions.values()
-    assert [m.device for m in match_devices(free, {"host": "cpu", "gpu": "cuda"}).values()] == ["gpu"]
+    assert [m.device for m in match_devices(free, {"host": "cpu", "gpu": "cuda"}, COSTS).values()] == ["gpu"]
 
 
 def function_of_rows(affinity=' {aotc.affinity = "host"}'):

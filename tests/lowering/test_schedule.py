@@ -9,8 +9,10 @@ from aotc.ir.dims import static, sym
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch, Storage
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.plan_memory import plan_memory
 from aotc.lowering.program.schedule import Scheduler
+from aotc.targets import TARGETS
 from aotc.vmfb.abi import ALIGNMENT, Slots
 
 pytestmark = pytest.mark.ir
@@ -18,6 +20,10 @@ pytestmark = pytest.mark.ir
 B = sym("b", 1)
 KERNEL = Kernel("k", (), (), (), 1, ())
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from([B * 4, B * 8, B * 4 + 64]))
+
+
+def scheduler():
+    return Scheduler(Slots(0, 0), lambda k: 0, Costs(TARGETS["cpu:x86-64-v4"]))
 
 
 @st.composite
@@ -96,7 +102,7 @@ def meet(a, b, size):
 @settings(max_examples=300, deadline=None)
 @given(programs(), st.integers(1, 90))
 def test_edges_cover_every_hazard(steps, size):
-    edges = Scheduler(Slots(0, 0), lambda k: 0)._edges(steps)
+    edges = scheduler()._edges(steps)
     reach = []
     for n, preds in enumerate(edges):
         assert all(0 <= p < n for p in preds)
@@ -118,7 +124,7 @@ def test_readers_do_not_wait_for_each_other():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (x,), (z,), UNKNOWN),
     ]
-    assert Scheduler(Slots(0, 0), lambda k: 0)._edges(steps) == [[], [0], [0]]
+    assert scheduler()._edges(steps) == [[], [0], [0]]
 
 
 def test_implied_edges_are_dropped():
@@ -128,4 +134,4 @@ def test_implied_edges_are_dropped():
         Launch(KERNEL, (x,), (y,), UNKNOWN),
         Launch(KERNEL, (y,), (x,), UNKNOWN),
     ]
-    assert Scheduler(Slots(0, 0), lambda k: 0)._edges(steps) == [[], [0], [1]]
+    assert scheduler()._edges(steps) == [[], [0], [1]]

@@ -87,6 +87,13 @@ def loop(step: Callable[..., Any], trips: int = 3) -> Callable[..., Any]:
     return lambda *state: lax.fori_loop(0, trips, lambda _, s: step(*s), state)
 
 
+def taken(x: Any, y: Any) -> Any:
+    """Return elements of ``x`` at places that ``y`` says."""
+    return lax.gather(
+        x, y.astype("int32")[:, None], lax.GatherDimensionNumbers((), (0,), (0,)), (1,), mode="clip"
+    )
+
+
 def hoisted(x: Any, y: Any) -> Any:
     return lax.fori_loop(0, 3, lambda _, s: s + jnp.sin(y)[: s.shape[0]], x)
 
@@ -130,6 +137,10 @@ PASSES = {
     ),
     "repeated_work_o3": pair(
         lambda x, y: jnp.broadcast_to(jnp.sin(x), y.shape) * y, [(64,), (2, 64)], [(64,), (8, 64)], level=3
+    ),
+    "region_work": (
+        case(lambda x: jnp.sin((x + 1) - LAST(x + 1)[:, None]), (4, 100)),
+        case(lambda x: (x * x + 1) + (x * x + 1)[::-1], (64,)),
     ),
     "stage_work": (
         case(lambda b, x: SOFTMAX(x + (b + 1)), (16,), (4, 16)),
@@ -191,7 +202,7 @@ PRODUCTS = {
 
 LOOPS = {
     "scalar_depth": (case(repeated(lambda x: x * 0.5 + 1, 2), (8,)), case(repeated(lambda x: x * 0.5 + 1, 10), (8,))),
-    "index_atoms": (case(turned(3), (24, 24)), case(turned(10), (24, 24))),
+    "index_atoms": (case(turned(3), (24, 24)), case(turned(14), (24, 24))),
     "short_item": pair(PLUS, [(64, 100), (100,)], [(64, 600), (600,)]),
     "whole_axis": pair(TWICE, (1000,), (10_000,)),
     "segments": (
@@ -240,7 +251,19 @@ MEMORY = {
     "spread_percent": pair(two_chains, [(512, 512), (16, 512)], [(512, 512), (512, 512)]),
     "reordered_percent": (case(products_then_sums, (256, 256)), case(two_chains, (64, 64), (64, 64))),
 }
-LIMITS = {**PASSES, **PRODUCTS, **LOOPS, **MEMORY}
+
+
+def sorts_before_a_chain(*xs: jax.Array) -> list[jax.Array]:
+    """Sorts that nobody waits for, and after them in the program some that wait for each other."""
+    alone, chain = [jnp.sort(x) for x in xs[:-1]], xs[-1]
+    for _ in range(len(xs) - 2):
+        chain = jnp.sort(jnp.flip(chain))
+    return [*alone, chain]
+
+
+ORDERS = {"order_gain": pair(sorts_before_a_chain, [(3000,), (3000,), (6000,)], [(3000,)] * 5)}
+
+LIMITS = {**PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:
@@ -281,14 +304,9 @@ BLOCKS = {
     "dft_lanes": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(1024, n)], 10, 16, 17),
     "solve_columns": sizes(solve, lambda n: [(8, 8), (8, n)], 50, 64, 70),
     "claim_ns": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
+    "order_workers": [ORDERS["order_gain"][1]],
     "max_claims": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
 }  # fmt: skip
-
-CONVERT = case(lambda x: x.astype("int8"), (10**6,))
-CONV = case(
-    lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
-    (1, 8, 8, 16), (3, 3, 16, 32),
-)  # fmt: skip
 
 # Programs whose kernels or prices change with an estimate.
 ESTIMATES = {
@@ -296,7 +314,9 @@ ESTIMATES = {
     "unknown_terms": case(lambda x: x.T @ x, (512, 768), spec="n, _"),
     "unknown_tiles": case(PRODUCT, (8, 512), (512, 768), spec="n, _"),
     "dear_work": case(jnp.sin, (8,)),
-    "load_work": case(lambda x, y: (x + y) - LAST(x + y)[:, None], (4, 100), (4, 100)),
+    "load_work": case(lambda x, y: jnp.sin((x + y) - LAST(x + y)[:, None]), (4, 100), (4, 100)),
+    "test_work": case(lambda x: LAST(jnp.sin(jnp.pad(x, ((0, 0), (0, 1))))), (4, 100)),
+    "clamp_work": case(lambda x, y: jnp.sin(taken(x, y) + taken(x, y)[::-1]), (100,), (64,)),
     "loop_trips": LOOPS["loop_value"][0],
     "scan_work": case(CUMSUM, (40,)),
     "scatter_work": BLOCKS["update_window"][0],

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import aotc
 from aotc.tools.sign import new_key, sign_bundle
+from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.devices import native
 from aotc.vmfb.errors import BundleError
@@ -105,7 +106,7 @@ def test_an_executor_of_another_bundle_never_serves_a_trusted_one(path, keys, mo
     segments[0] = ("executor", tiny.shared_object(counted))
     evil = aotc.load(write_bundle(None, manifest, segments), threads=1)
     evil(X, X)
-    runs = ctypes.c_int64.in_dll(native._PROCESS.executors[2, b""].library.library, "runs")
+    runs = ctypes.c_int64.in_dll(native._PROCESS.executors[EXECUTOR_VERSION, b""].library.library, "runs")
     assert runs.value == 1
     aotc.load(tiny.bundle(), threads=1)(X, X)
     assert runs.value == 2, "an unsigned bundle shares the executor of the first"

@@ -1,7 +1,11 @@
 """A GPU made of host memory: the CUDA device runs on it, kernels run as their loop IR's Python."""
 
 import ctypes
+import threading
+from collections import deque
+from functools import partial
 from typing import ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,26 +25,95 @@ def array_at(address, dtype, shape):
     return np.frombuffer(raw, kind, count).reshape(shape)
 
 
-class SimulatedGpu:
-    """The methods of :class:`aotc.vmfb.devices.driver.Gpu`; ``log`` counts what was asked of it."""
+class Event:
+    """How far a stream is to be: ``mark`` counts what it was given."""
 
+    def __init__(self):
+        self.gpu, self.mark = None, 0
+
+
+class SimulatedGpu:
+    """The methods of :class:`aotc.vmfb.devices.driver.Gpu`; ``log`` counts what was asked of it.
+
+    What a stream is given it does later: ``LATE``, not before somebody waits, ``EARLY``, at once, or by chance. So what
+    uses memory that a copy has not written yet, or writes what a copy has not read yet, computes something else. A
+    kernel that touches memory of another GPU, or the host's, fails.
+    """
+
+    LATE, EARLY = "late", "early"
     texts: ClassVar[dict] = {}
+    order: ClassVar[object] = LATE  # or a random.Random
+    every: ClassVar[WeakSet] = WeakSet()
+    thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
 
     def __init__(self, ordinal):
+        self.ordinal = ordinal
         self.memory, self.captured, self.log = {}, None, []
+        self.queue, self.given, self.done = deque(), 0, 0
+        self.every.add(self)
+        self.enter()
 
     def _do(self, what, action):
         self.log.append(what)
+        self._is_entered()
         if self.captured is None:
-            action()
+            self._give(action)
         else:
             self.captured.append(action)
 
+    def _give(self, action):
+        self.queue.append(action)
+        self.given += 1
+        if self.order == self.EARLY:
+            self._reach(self.given)
+        elif self.order != self.LATE:
+            for gpu in sorted(self.every, key=id):
+                gpu._reach(min(gpu.given, gpu.done + self.order.randrange(3)))
+
+    def _reach(self, mark):
+        """Do what is left up to ``mark``."""
+        while self.done < mark:
+            action = self.queue.popleft()
+            self.done += 1
+            action()
+
+    def _holds(self, address, size):
+        """Are these bytes of this GPU's memory?"""
+        blocks = [b for gpu in self.every if gpu.ordinal == self.ordinal for b in gpu.memory.items()]
+        return any(start <= address and address + size <= start + len(block) for start, block in blocks)
+
     def enter(self):
-        pass
+        self.thread.here = self.ordinal
+
+    def _is_entered(self):
+        assert self.thread.here == self.ordinal
 
     def wait(self):
         assert self.captured is None
+        self._reach(self.given)
+
+    def take_event(self):
+        self.enter()
+        return Event()
+
+    def give_events(self, events):
+        pass
+
+    def record(self, event):
+        assert self.captured is None
+        self._is_entered()
+        self.log.append("record")
+        event.gpu, event.mark = self, self.given
+
+    def wait_for(self, event):
+        self._do("wait_for", partial(event.gpu._reach, event.mark))
+
+    def finish(self, event):
+        self.log.append("finish")
+        event.gpu._reach(event.mark)
+
+    def let_reach(self, other):
+        self.log.append("let_reach")
 
     def load(self, image):
         assert image[:4] == b"\x7fELF"
@@ -52,24 +125,40 @@ class SimulatedGpu:
 
     def allocate(self, size):
         assert self.captured is None
+        self.enter()
         block = np.full(max(size, 1) + 64, 0xA5, np.uint8)
         self.memory[block.ctypes.data] = block
         return block.ctypes.data
 
     def free(self, blocks, graphs=()):
+        for gpu in list(self.every) if blocks else ():  # as the driver does
+            gpu._reach(gpu.given)
         for address in blocks:
             del self.memory[address]
         for graph in graphs:
             graph.clear()
 
+    def _move(self, what, to, source, size):
+        if size:
+            self._do(what, lambda: ctypes.memmove(to, source, size))
+
     def upload(self, to, source, size):
-        self._do("upload", lambda: ctypes.memmove(to, source, size))
+        assert self._holds(to, size)
+        self._move("upload", to, source, size)
 
     def download(self, to, source, size):
-        self._do("download", lambda: ctypes.memmove(to, source, size))
+        assert self._holds(source, size)
+        self._move("download", to, source, size)
 
     def copy(self, to, source, size):
-        self._do("copy", lambda: ctypes.memmove(to, source, size))
+        assert self._holds(to, size)
+        assert self._holds(source, size)
+        self._move("copy", to, source, size)
+
+    def copy_from(self, other, to, source, size):
+        assert self._holds(to, size)
+        assert other._holds(source, size)
+        self._move("copy_from", to, source, size)
 
     def launch(self, function, blocks, threads, table):
         kernel, text = function
@@ -78,16 +167,14 @@ class SimulatedGpu:
         dims = dict(zip(kernel.dims, values[len(buffers) : -1], strict=True))
         assert values[-1] == evaluate(kernel.grid, dims)
         assert 0 < values[-1] <= blocks * threads
-
-        def run():
-            shapes = [tuple(int(evaluate(d, dims)) for d in b.shape) for b in buffers]
-            arrays = [array_at(a, b.dtype, s) for a, b, s in zip(values, buffers, shapes)]
-            run_kernel(text, arrays, dims)
-
-        self._do("launch", run)
+        shapes = [tuple(int(evaluate(d, dims)) for d in b.shape) for b in buffers]
+        arrays = [array_at(a, b.dtype, s) for a, b, s in zip(values, buffers, shapes)]
+        assert all(self._holds(a, x.nbytes) for a, x in zip(values, arrays))
+        self._do("launch", lambda: run_kernel(text, arrays, dims))
 
     def begin_capture(self):
         assert self.captured is None
+        self._is_entered()
         self.captured = []
 
     def end_capture(self):
@@ -95,13 +182,11 @@ class SimulatedGpu:
         return graph
 
     def run_graph(self, graph):
-        self.log.append("graph")
-        for action in graph:
-            action()
+        self._do("graph", lambda: [action() for action in graph])
 
 
-def install(monkeypatch, data, capability=(9, 0)):
-    """Put the simulated GPU in the driver's place for the bundle ``data``."""
+def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LATE):
+    """Put ``count`` simulated GPUs in the driver's place for the bundle ``data``."""
     manifest = open_bundle(data).manifest
     texts = {}
     for variant in manifest["variants"]:
@@ -109,8 +194,9 @@ def install(monkeypatch, data, capability=(9, 0)):
             if "symbol" in kernel:
                 texts[kernel["symbol"]] = manifest["debug"]["kernels"][f"{variant['target']}/{kernel['name']}"]["text"]
     monkeypatch.setattr(SimulatedGpu, "texts", texts)
+    monkeypatch.setattr(SimulatedGpu, "order", order)
     monkeypatch.setattr(cuda_driver, "Gpu", SimulatedGpu)
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
-    monkeypatch.setattr(cuda_driver, "device_count", lambda: 1)
+    monkeypatch.setattr(cuda_driver, "device_count", lambda: count)
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "a simulated GPU")
     monkeypatch.setattr(cuda_driver, "capability", lambda ordinal: capability)

@@ -156,7 +156,7 @@ def test_a_result_takes_what_is_given_and_fits(given, other, allowed):
 
 
 def test_memory_is_taken_once():
-    memory = CallMemory([16, 16], [True, False], [VECTOR, VECTOR], 0)
+    memory = CallMemory([16, 16], [True, False], [VECTOR, VECTOR], [0])
     with pytest.raises(Invalid, match="cannot have the memory of argument 1"):
         memory.take(0, 1)
     memory.take(0, 0)

@@ -8,8 +8,8 @@ from support import tiny
 
 from aotc.vmfb.abi import DISPATCH, Command, Graph, constant
 from aotc.vmfb.bundle import open_bundle, table_end, write_bundle
-from aotc.vmfb.devices.cuda import _check_kernels
 from aotc.vmfb.devices.cuda_program import CudaProgram
+from aotc.vmfb.devices.loaded_gpu import check_kernels
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import EAGER_BYTES, MAX_BLOCKS, MAX_THREADS, PLANS
 from aotc.vmfb.module import load
@@ -47,10 +47,10 @@ def test_threads_of_a_block(threads):
     kernel = {"name": "k", "scratch": 0, "image": [0, 1], "inputs": 0, "symbol": "k", "threads": threads, "items": 1}
     variant = {"kernels": [kernel], "cubin": 0}
     if threads <= MAX_THREADS:
-        _check_kernels(SimpleNamespace(where="m"), variant)
+        check_kernels(SimpleNamespace(where="m"), variant)
     else:
         with pytest.raises(BundleError, match="incomplete"):
-            _check_kernels(SimpleNamespace(where="m"), variant)
+            check_kernels(SimpleNamespace(where="m"), variant)
 
 
 @pytest.mark.parametrize("blocks", [MAX_BLOCKS, MAX_BLOCKS + 1])
@@ -65,7 +65,7 @@ def test_blocks_of_a_grid(blocks):
     nodes = [Graph([Command(DISPATCH, 0, constant(2 * blocks), constant(1), 0, (), [], [])], 0, True)]
 
     def run():
-        CudaProgram(executable, SimpleNamespace(slots=[]), nodes, [], record=False).run()
+        CudaProgram(executable, [], nodes, [], None, record=False).run()
 
     if blocks <= MAX_BLOCKS:
         run()

@@ -52,6 +52,8 @@ class ScalarOp:
         It looks at the bits from the highest down: a short integer has none above its own.
     work : int
         Scalar operations per element, roughly.
+    vector_work : int
+        Operations on whole vectors that a vector of elements takes, as ``benchmarks/cost_model.py`` measured it.
     tolerance : float
         How many units in the last place two good results differ by.
     """
@@ -70,6 +72,7 @@ class ScalarOp:
     widens: bool = True
     counts_bits: bool = False
     work: int = 1
+    vector_work: int = 1
     tolerance: float = 4.0
 
 
@@ -303,22 +306,22 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0),
     ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0),
     ScalarOp("sign", 1, "iufc", "same", _sign, tolerance=0),
-    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR),
-    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR),
-    ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR),
-    ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR),
-    ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR),
-    ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR),
-    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR),
-    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR),
-    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR),
-    ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR),
-    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR),
-    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR),
-    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR),
-    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR),
-    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR),
-    ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR),
+    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10),
+    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR, vector_work=17),
+    ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=21),
+    ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR, vector_work=26),
+    ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4),
+    ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR, vector_work=7),
+    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR, vector_work=217),
+    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87),
+    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87),
+    ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89),
+    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9),
+    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14),
+    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9),
+    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=42),
+    ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
+    ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
     ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
     ScalarOp("ceil", 1, "f", "same", np.ceil, tolerance=0),
     ScalarOp("round_even", 1, "f", "same", np.rint, tolerance=0),
@@ -335,14 +338,14 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-"),
     ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
               symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True),
-    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR),
-    ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR),
-    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR),
+    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2),
+    ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
+    ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200),
     ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
               on_bool="or", neutral="lowest", accumulates=True, tolerance=0),
     ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
               on_bool="and", neutral="largest", accumulates=True, tolerance=0),
-    ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR),
+    ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, neutral="ones"),
     ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, neutral="zero"),
     ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True),

@@ -16,7 +16,7 @@ from aotc.ir.dims import Dim, Expr, Sym
 from aotc.ir.dims_symbols import substitute_symbols, symbols
 from aotc.ir.opset import ELEMENTWISE, PERMUTATIONS
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.index_maps import Index, forward, is_long
+from aotc.lowering.analysis.index_maps import Index, backward, forward, is_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +215,15 @@ class Anchors:
         for v in op.results:
             self.note(v, rest, level)
         return dict.fromkeys(op.results, rest)
+
+    def source_of(self, op: Op) -> Index | None:
+        """Return where the operand of a movement op lies, if that is where the op reads it; a place may be demanded."""
+        source, result = self.index.get(op.operands[0]), self.index.get(op.results[0])
+        if source is None or result is None:
+            return None
+        if op.name in PERMUTATIONS and forward(op, source) == result:
+            return source
+        return source if backward(op, result) == source else None
 
     def is_row(self, value: Value) -> bool:
         """Is ``value`` constant along the reduced axes?"""

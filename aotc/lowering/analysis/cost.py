@@ -12,7 +12,7 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 from __future__ import annotations
 
 from aotc.lowering.analysis import cost_products, cost_work
-from aotc.lowering.analysis.cost_row import BlockSize, Limit, rows_in
+from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
 # --- fusion --------------------------------------------------------------------
@@ -40,6 +40,17 @@ REPEATED_WORK = Limit(
 REPEATED_WORK_O3 = Limit(
     "repeated_work_o3", 16, "scalar operations per element that a reader repeats, at -O3",
     "chosen, not measured: one dear operation (work 16 in the op table) may be repeated once",
+)
+REGION_WORK = Limit(
+    "region_work", 125, "hundredths of the scalar operations of a region's ops, one by one, that it does",
+    "chosen, not measured: a quarter more arithmetic is less than the time of a pass over memory that fusion saves",
+)
+CLAMP_WORK = Estimate(
+    "clamp_work", 3, "scalar operations that clamp the start of a slice", "by construction: convert, max, min"
+)
+TEST_WORK = Estimate(
+    "test_work", 2, "scalar operations of a test of an index in a region",
+    "by construction: the comparison, and the select or the conjunction that takes its answer",
 )
 STAGE_WORK = Limit(
     "stage_work", 4, "scalar operations per element that each stage of a row repeats",
@@ -317,6 +328,14 @@ LOOP_FLOPS = Limit(
 LOOP_FLOPS_CUDA = Limit(
     "loop_flops_cuda", 1 << 11, "operations per iteration of a while loop that becomes one kernel on a GPU",
     "chosen, not measured: one thread runs it, many times slower than a core",
+)
+ORDER_WORKERS = BlockSize(
+    "order_workers", 4, "workers by which orders of a graph's commands are compared",
+    "chosen, not measured: with one all orders end at the same time, with many there is no order",
+)
+ORDER_GAIN = Limit(
+    "order_gain", 1, "hundredths of a graph's time for which its commands stay in the order of the program",
+    "chosen, not measured: neighbours of the program find their operands in caches",
 )
 
 ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)

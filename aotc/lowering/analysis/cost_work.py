@@ -1,10 +1,9 @@
-"""What commands cost, and how much of a grid to claim at once."""
+"""What ops count for, and how much work is worth a claim or several threads."""
 
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import evaluate, symbols
-from aotc.ir.loop_ir import Kernel, Tile, walk
 from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
@@ -34,15 +33,6 @@ UNKNOWN_TILES = Estimate(
     "unknown_tiles", 8, "tiles of rows, panels or products that only a call knows",
     "chosen, not measured: of the order of a batch of 100 rows",
 )
-LAUNCH_NS = Estimate("launch_ns", 100, "nanoseconds of a kernel that does nothing", "chosen, not measured")
-COPY_NS = Estimate("copy_ns", 50, "nanoseconds of a copy of nothing", "chosen, not measured")
-COPIED_BYTES = Estimate("copied_bytes", 16, "bytes that a copy moves in a nanosecond", "chosen, not measured")
-MOVED_BYTES = Estimate("moved_bytes", 20, "bytes that a kernel touches in a nanosecond", "chosen, not measured")
-LOOP_RATE = Estimate("loop_rate", 8, "scalar operations of a loop in a nanosecond", "chosen, not measured")
-PRODUCT_RATE = Estimate(
-    "product_rate", 60, "floating-point operations of tiles in a nanosecond",
-    "chosen, not measured: half of the 115 GFLOP/s that one core of a Zen 4 reaches (decision 14)",
-)
 DEAR_WORK = Estimate(
     "dear_work", 12, "scalar operations that a dear one, e.g. a division, counts for in a loop", "chosen, not measured"
 )
@@ -67,7 +57,10 @@ ROWS = rows_in(globals())
 
 
 def work_of(op: Op) -> int:
-    """Return the scalar operations that one element of ``op`` counts for."""
+    """Return the scalar operations that one element of ``op`` counts for, measured (``weigh``) or estimated."""
+    measured = op.attrs.get("work")
+    if measured is not None:
+        return measured
     return DEAR_WORK.value if op.name in EXPENSIVE else 1
 
 
@@ -76,22 +69,3 @@ def guess(value: Dim) -> int:
     if not isinstance(value, Expr):
         return int(value)
     return int(evaluate(value, {s.name: UNKNOWN_SIZE.value for s in symbols(value)}))
-
-
-def copy_nanoseconds(size: Dim) -> float:
-    """Return a rough time of a copy of ``size`` bytes on one core."""
-    return COPY_NS.value + guess(size) / COPIED_BYTES.value
-
-
-def nanoseconds(kernel: Kernel) -> float:
-    """Return a rough time of a kernel on one core: arithmetic, by tiles or in loops, against memory traffic."""
-    tiles = any(isinstance(s, Tile) for s in walk(kernel.body))
-    rate = (PRODUCT_RATE if tiles else LOOP_RATE).value
-    return LAUNCH_NS.value + max(guess(kernel.flops) / rate, guess(kernel.bytes) / MOVED_BYTES.value)
-
-
-def grain(kernel: Kernel) -> int:
-    """Return how many grid items to claim at once: each claim worth some microseconds."""
-    items = max(guess(kernel.grid), 1)
-    claims = max(1, min(items, MAX_CLAIMS.value, int(nanoseconds(kernel) // CLAIM_NS.value)))
-    return -(-items // claims)

@@ -7,8 +7,8 @@ What is said decides: an argument's affinity, and the device of a ``transfer``. 
   first read;
 - *around*: what is read by itself alone, as the count of a loop's turns, goes where other ops of the loop run.
 
-Constants are of no device: each has its own. A carried value of a loop is where its initial value is, a result of a
-branch where the first branch makes it.
+Constants, and what is cheaply made of constants alone, are of no device: each has its own. A carried value of a loop is
+where its initial value is, a result of a branch where the first branch makes it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotc.ir.opset import CONTROL_FLOW, SOURCES
+from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices, spread
 
 
@@ -37,13 +38,15 @@ class Placement:
     unplaced: tuple[Op | Value, ...]
 
 
-def place(function: Function, default: str = "", kinds: Mapping[str, str] | None = None) -> Placement:
+def place(
+    function: Function, default: str = "", kinds: Mapping[str, str] | None = None, costs: Costs | None = None
+) -> Placement:
     """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
 
-    With ``kinds``, of devices by name, the cost model places large ops first (:mod:`.match_devices`).
+    With ``kinds``, of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
     """
     solver = _Solver(function)
-    for large, match in match_devices(function, kinds).items() if kinds else ():
+    for large, match in match_devices(function, kinds, costs).items() if kinds and costs else ():
         for op in spread(large):
             if solver.is_work(op):
                 solver.decide(op, match.device, match.reason)
@@ -64,6 +67,25 @@ def named(function: Function) -> Iterator[str]:
     yield from (op.attrs["device"] for op in walk(function.body) if op.name == "transfer")
 
 
+def replicated(region: Region) -> dict[Op, None]:
+    """Return the ops that each device which reads them does for itself: constants, and cheap ops on these alone."""
+    found: dict[Op, None] = {}
+    made: set[Value] = set()
+    regions = [region]
+    while regions:
+        for op in regions.pop().ops:
+            if op.name in CONTROL_FLOW:
+                regions += op.regions
+            elif op.name in SOURCES or (_is_cheap(op) and made.issuperset(op.operands)):
+                found[op] = None
+                made.update(op.results)
+    return found
+
+
+def _is_cheap(op: Op) -> bool:
+    return (op.name in INLINE or op.name in MOVES) and op.name not in EXPENSIVE and not op.regions
+
+
 def shown(number: int) -> str:
     """Return a number of bytes for people."""
     return f"{number} B" if number < 10_000 else f"{number / 1e3:.0f} KB" if number < 1e7 else f"{number / 1e6:.0f} MB"
@@ -81,11 +103,13 @@ class _Solver:
     free: set[Value] = field(default_factory=set)
     readers: dict[Value, list[Op | Value | str]] = field(default_factory=dict)
     combiners: set[Op] = field(default_factory=set)  # what is inside of ops: functions of scalars
+    replicated: dict[Op, None] = field(default_factory=dict)
     around: dict[Op, Op] = field(default_factory=dict)  # the loop or branch that an op stands in
 
     def __post_init__(self) -> None:
         affinity = self.function.attrs.get("affinity", {})
         body = self.function.body
+        self.replicated = replicated(body)
         self._link(body)
         for v, device in zip(body.params, affinity.get("arguments", ()) or [""] * len(body.params), strict=True):
             if device:
@@ -105,7 +129,7 @@ class _Solver:
                 self._link_regions(op)
                 continue
             self.combiners.update(inner for r in op.regions for inner in walk(r))
-            if op.name in SOURCES:
+            if op in self.replicated:
                 self.free.update(op.results)
             elif op.name != "transfer" and op.name not in JUDGED:
                 for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
@@ -150,7 +174,7 @@ class _Solver:
         for op in walk(self.function.body):
             if op.name in CONTROL_FLOW:
                 yield from (p for r in op.regions for p in r.params)
-            if op.name not in SOURCES:
+            if op not in self.replicated:
                 yield from op.results
 
     def unplaced(self) -> Iterator[Op | Value]:
@@ -160,7 +184,8 @@ class _Solver:
 
     def is_work(self, op: Op) -> bool:
         """Does ``op`` run on a device of its own choice?"""
-        return not (op.name in CONTROL_FLOW or op.name in SOURCES or op.name in JUDGED or op in self.combiners)
+        aside = op.name in CONTROL_FLOW or op.name in JUDGED
+        return not (aside or op in self.replicated or op in self.combiners)
 
     # --- spreading ---
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from aotc.ir.opset import CONTROL_FLOW, INLINE
 from aotc.ir.tensor_ir import Function, Op, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import PLACED_NS, move_nanoseconds, op_nanoseconds, size_in_bytes
+from aotc.lowering.analysis.cost_devices import PLACED_NS, move_nanoseconds, size_in_bytes
+from aotc.lowering.analysis.costs.model import Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class Match:
     reason: str
 
 
-def match_devices(function: Function, kinds: Mapping[str, str]) -> dict[Op, Match]:
+def match_devices(function: Function, kinds: Mapping[str, str], costs: Costs) -> dict[Op, Match]:
     """Return a device for each large op of ``function``; ``kinds`` are those of the devices by name."""
-    matcher = _Matcher(function, kinds)
+    matcher = _Matcher(function, kinds, costs)
     for op in sorted(matcher.large, key=matcher.rank, reverse=True):
         matcher.matched[op] = matcher.choose(op)
     return matcher.matched
@@ -38,6 +39,7 @@ class _Matcher:
 
     function: Function
     kinds: Mapping[str, str]
+    costs: Costs
     large: list[Op] = field(default_factory=list)
     reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # large ops or arguments, bytes
     readers: dict[Op, list[Op]] = field(default_factory=dict)
@@ -73,11 +75,11 @@ class _Matcher:
         if op.name in INLINE or op.name == "transfer":
             return False
         moves = any(inner.name == "transfer" for r in op.regions for inner in walk(r))
-        cheapest = min(op_nanoseconds(op, kind) for kind in self.kinds.values())
+        cheapest = min(self.costs.of_op(op, kind, device) for device, kind in self.kinds.items())
         return not moves and not PLACED_NS.holds(int(cheapest))
 
     def _mean(self, op: Op) -> float:
-        return sum(op_nanoseconds(op, kind) for kind in self.kinds.values()) / len(self.kinds)
+        return sum(self.costs.of_op(op, kind, device) for device, kind in self.kinds.items()) / len(self.kinds)
 
     def rank(self, op: Op) -> float:
         """Return the longest way from ``op`` to the end."""
@@ -93,7 +95,7 @@ class _Matcher:
 
     def _end(self, op: Op, device: str) -> float:
         begin = max(self.busy.get(device, 0.0), *self._arrivals(op, device), 0.0)
-        return begin + op_nanoseconds(op, self.kinds[device])
+        return begin + self.costs.of_op(op, self.kinds[device], device)
 
     def _arrivals(self, op: Op, device: str) -> Iterable[float]:
         for root, bytes_ in self.reads[op]:

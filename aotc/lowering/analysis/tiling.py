@@ -84,17 +84,32 @@ class Block(NamedTuple):
     depth: int
 
     @property
+    def elements(self) -> int:
+        """Return the elements in shared memory: sums, and slices of both operands with ``SLICE_PAD``."""
+        return self.rows * self.cols + self.depth * (self.rows + self.cols + 2 * SLICE_PAD)
+
+    @property
     def threads(self) -> int:
         """Return the threads of a block."""
         return (self.rows // self.thread_rows) * (self.cols // self.thread_cols)
 
 
+SLICE_PAD = 4  # elements: columns of a slice in shared memory then begin in other banks
 BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
 SKINNY = Block(8, 32, 1, 1, 128)
 
 
-def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
-    """Return the largest block of which there are enough to occupy the GPU, or None: one thread per element."""
+def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> Block | None:
+    """Return the largest block of which there are enough to occupy the GPU, or None: one thread per element.
+
+    Its slices, of elements of ``size`` bytes, fit in shared memory; smaller blocks take deeper ones.
+    """
+    block = _best_block(batch, m, n, k)
+    fitting = [b for b in (block, *BLOCKS) if b is not None and b.elements * size <= target.shared]
+    return fitting[0] if block is not None and fitting else None
+
+
+def _best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> Block | None:
     few_rows, few_columns, few_terms = (GPU_EXTENT.holds(d) for d in (m, n, k))
     if few_columns or few_terms:
         return None

@@ -10,8 +10,8 @@ After::
     %1 = dot_general %0_d1, %w1 {device = "d1"}
 
 A value is moved to a device once, right after it is made: so a transfer is never repeated, and stands outside of
-loops that do not change the value. Constants are made again on each device that reads them. A function that names no
-device is left as it is.
+loops that do not change the value. Constants, and what is cheaply made of them, are made again on each device that
+reads them. A function that names no device is left as it is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.ir.opset import CONTROL_FLOW, SOURCES
+from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
-from aotc.lowering.analysis.devices import Placement, named, place, shown
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.devices import Placement, named, place, replicated, shown
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import AUTO, Options
+from aotc.targets import check_mix, resolve
 
 _ASKED = "the model says so"
 
@@ -36,8 +38,8 @@ def assign_devices(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If nothing decides where an op or an argument belongs and ``options`` names no default device, or there are
-        more transfers than ``options`` allow.
+        If nothing decides where an op or an argument belongs and ``options`` names no default device, there are
+        more transfers than ``options`` allow, or CPU devices are of different targets.
     """
     if not options.devices and not any(True for f in module.functions.values() for _ in named(f)):
         return module
@@ -57,9 +59,12 @@ def _described(op: Op) -> str:
 
 def _assigned(function: Function, options: Options) -> Function:
     known = list(dict.fromkeys((*options.devices, *named(function))))
-    kinds = {name: options.devices.get(name, options.target).partition(":")[0] for name in known}
+    targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
+    check_mix(targets)
+    kinds = {name: target.kind for name, target in targets.items()}
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
-    solution = place(function, default, kinds if options.place == AUTO else None)
+    costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
+    solution = place(function, default, kinds, costs)
     if solution.unplaced:
         raise CompileError([_unplaced(thing, function, known) for thing in solution.unplaced])
     mover = _Mover(function, solution, known[0])
@@ -96,7 +101,7 @@ class _Mover:
         self.names = Names(function.body)
         self.origins: dict[Value, Value] = {}  # of what transfers of the model make: what they move
         self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
-        self.sources: dict[Value, Op] = {}
+        self.sources: dict[Value, Op] = {op.result: op for op in replicated(function.body)}
         self.copies: dict[tuple[Value, str], Value] = {}
         self.read = _read_otherwise(function.body)
         affinity = function.attrs.get("affinity", {})
@@ -104,8 +109,6 @@ class _Mover:
         for op in walk(function.body):
             if op.name == "transfer":
                 self.origins[op.result] = self._origin(op.operands[0])
-            elif op.name in SOURCES:
-                self.sources[op.result] = op
         for op in walk(function.body):
             self._wants_of(op)
         for v, device in zip(function.body.results, self.demands, strict=True):
@@ -162,7 +165,7 @@ class _Mover:
         for v in region.params:
             self._move(v, ops)
         for op in region.ops:
-            if op.name == "transfer" or (op.name in SOURCES and op.result in self.sources):
+            if op.name == "transfer" or any(self.sources.get(v) is op for v in op.results):
                 continue
             ops.append(self._op(op, ops))
             for v in op.results:
@@ -187,8 +190,9 @@ class _Mover:
         found = self.copies.get((origin, device))
         if found is None:
             source = self.sources[origin]
+            operands = tuple(self._read(v, device, ops) for v in source.operands)
             found = self.copies[origin, device] = Value(self.names.fresh(f"{origin.name}_{device}"), origin.type)
-            ops.append(replace(source, results=(found,), attrs={**source.attrs, "device": device}))
+            ops.append(replace(source, operands=operands, results=(found,), attrs={**source.attrs, "device": device}))
         return found
 
     def _op(self, op: Op, ops: list[Op]) -> Op:

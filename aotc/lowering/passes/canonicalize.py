@@ -75,7 +75,8 @@ def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
     a = op.attrs
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
     if not trivial or any(w for pair in a["padding"] for w in pair):
-        return None
+        value = simplify_shape(op, b) if len(op.results) == 1 else None
+        return None if value is None else (value,)
     return _combine_once(op, b)
 
 

@@ -10,7 +10,7 @@ After::
 Ops are visited in order; each joins the latest region that makes one of its
 operands if the region's iteration space reaches it (``anchors``) and no cycle
 arises, else it opens a region. Movement ops are copied into whoever reads them.
-Then loop regions with a single reader are absorbed by it. Kinds of region:
+Then loop regions with a single reader are absorbed by it (``absorb``). Kinds of region:
 ``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
 (over leading axes), ``window``, ``contract`` (a product with its epilogue) and
 ``single`` (an op with its own lowering).
@@ -21,22 +21,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from aotc.ir.dims import is_static, product, static
-from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, OPS, PERMUTATIONS, SCALARS
+from aotc.ir.dims import is_static, product
+from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PERMUTATIONS, SCALARS
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
-from aotc.lowering.analysis.cost import (
-    REGION_BUFFERS,
-    REGION_OPS,
-    REPEATED_MOVES,
-    REPEATED_WORK,
-    REPEATED_WORK_O3,
-    STAGE_WORK,
-    STRIDED_BYTES,
-)
+from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.scan_windows import scan_of
-from aotc.lowering.passes.outline import Group, Outliner, captures
+from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
+from aotc.lowering.passes.fusion.outline import Group, Outliner, captures
+from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
@@ -45,10 +40,16 @@ UPDATE = "dynamic_update_slice"
 
 def fuse(module: Module, options: Options) -> Module:
     """Outline regions in every function; see the module docstring."""
+    return fuse_recorded(module, options, FusionRecord())
+
+
+def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Module:
+    """Outline regions in every function, and write into ``record`` what was decided."""
+    module = weighed(module, options)
     outlined: dict[str, Function] = {}
     changed = {}
     for function in module.functions.values():
-        body = _Fuser(options.opt_level, module.functions, outlined, {}).region(function.body)
+        body = _Fuser(options, module.functions, outlined, {}, record).region(function.body)
         changed[function.name] = replace(function, body=body)
     return Module({**changed, **outlined}, module.name)
 
@@ -82,13 +83,16 @@ class _Fuser:
     """The state of fusing one region."""
 
     def __init__(
-        self, level: int, functions: Mapping[str, Function], outlined: dict[str, Function], outer: Mapping[Value, Op]
-    ) -> None:
-        self.level, self.functions, self.outlined = level, functions, outlined
+        self, options: Options, functions: Mapping[str, Function], outlined: dict[str, Function],
+        outer: Mapping[Value, Op], record: FusionRecord,
+    ) -> None:  # fmt: skip
+        self.options, self.functions, self.outlined = options, functions, outlined
+        self.level, self.record = options.opt_level, record
         self.makers: dict[Value, Op] = dict(outer)
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
+        self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
         """Return ``region`` with its ops grouped into dispatches.
@@ -107,13 +111,22 @@ class _Fuser:
             elif op.operands:
                 moves[op.result] = count
         if self.level >= 2:
-            self._absorb()
+            readers: dict[Value, list[Op]] = {}
+            for op in self.group_of:
+                for v in self._behind(list(op.operands)):
+                    readers.setdefault(v, []).append(op)
+            Absorber(readers, self.needed, self.budget, self.record).run(self.groups, self.group_of)
         outer, taken = self.outer, self.functions
-        outliner = Outliner(self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner)
+        outliner = Outliner(
+            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups
+        )
         return outliner.region(region)
 
-    def _inner(self, region: Region) -> Region:
-        return _Fuser(self.level, self.functions, self.outlined, self.makers).region(region)
+    def _inner(self, op: Op, region: Region) -> Region:
+        """Fuse a region of ``op``, for the target of its device if it says one."""
+        target = self.options.devices.get(op.attrs.get("device", ""), self.options.target)
+        options = replace(self.options, target=target)
+        return _Fuser(options, self.functions, self.outlined, self.makers, self.record).region(region)
 
     def _stages(self, region: Region) -> Region:
         makers = dict(self.makers)
@@ -123,7 +136,7 @@ class _Fuser:
             part, rest = region.ops[begin:end], region.ops[end:]
             later = {*region.results, *(v for op in rest for v in (*op.operands, *captures(op)))}
             kept = tuple(v for op in part for v in op.results if v in later)
-            fuser = _Fuser(self.level, self.functions, self.outlined, makers)
+            fuser = _Fuser(self.options, self.functions, self.outlined, makers, self.record)
             ops += fuser.region(Region(region.params, part, kept)).ops
             ops += rest[:1]
             makers.update((v, op) for op in part for v in op.results)
@@ -226,34 +239,44 @@ class _Fuser:
         if op.name != "reduce" and op.name not in ELEMENTWISE and op.name not in PERMUTATIONS:
             return False
         sources = self._sources(op)
-        return any(self._try(op, group, sources) for group in sources)
+        return any(self._try(op, group, sources) for group in sources if group.anchors is not None)
 
     def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
-        if group.anchors is None or not REGION_OPS.holds(len(group.members) + 1):
+        trial = group.anchors.copy()  # type: ignore[union-attr]
+        refusal = self._refusal(op, group, sources, trial)
+        if not self.record.decide([op], group, refusal, "it is computed where its operand is"):
             return False
-        if self.level == 1 and group.kind != "loop":
-            return False
-        if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
-            return False
-        if _before(group, sources) >> group.number & 1:
-            return False
-        new = sum(self._made_outside(v, group) for v in set(op.operands) - group.reads)
-        if not REGION_BUFFERS.holds(len(group.reads) + new):
-            return False
-        trial = group.anchors.copy()
-        if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
-            return False
-        kind = group.kind
         if trial.reduced is not None:
-            kind = _reduce_kind(trial)
-            if kind == "reduce" and not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
-                return False
-            if kind == "reduce" and max(trial.levels[v] for v in op.results) > 1 and op.name == "reduce":
-                return False
-        group.anchors, group.kind = trial, kind
+            group.kind = _reduce_kind(trial)
+        group.anchors = trial
         group.members.append(op)
         self._add(group, op, sources)
         return True
+
+    def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
+        """Return why ``op`` cannot join ``group``, or nothing; ``trial`` is extended to it."""
+        if not REGION_OPS.holds(len(group.members) + 1):
+            return f"{len(group.members) + 1} ops > {REGION_OPS.value}"
+        if self.level == 1 and group.kind != "loop":
+            return "only loops take ops at -O1"
+        if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
+            return f"a reduction joins no region of kind {group.kind}"
+        if _before(group, sources) >> group.number & 1:
+            return "another operand needs its results first"
+        buffers = len(group.reads) + sum(self._made_outside(v, group) for v in set(op.operands) - group.reads)
+        if not REGION_BUFFERS.holds(buffers):
+            return f"{buffers} buffers > {REGION_BUFFERS.value}"
+        if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
+            return "it reads at another place than the region's loops are"
+        if trial.reduced is None:
+            return ""
+        level = max(trial.levels[v] for v in op.results)
+        if _reduce_kind(trial) == "reduce":
+            if not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
+                return "columns are complete only when their loop ends"
+            if level > 1 and op.name == "reduce":
+                return "a reduction over columns has one stage"
+        return self.budget.refuses_member([*group.members, op], trial) if level else ""
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
@@ -264,63 +287,6 @@ class _Fuser:
             if not mapped and group in self._groups_behind([v]):
                 return False
         return True
-
-    # --- absorbing loop regions into their only reader ---
-
-    def _absorb(self) -> None:
-        readers: dict[Value, list[Op]] = {}
-        for op in self.group_of:
-            for v in self._behind(list(op.operands)):
-                readers.setdefault(v, []).append(op)
-        for group in reversed(self.groups):
-            if group.kind == "loop" and REGION_OPS.holds(len(group.members) + len(group.absorbed) + 1):
-                reader = self._only_reader(group, readers)
-                if reader is not None and self._worth(group, reader):
-                    reader.absorbed += group.members + group.absorbed
-                    for op in group.members + group.absorbed:
-                        self.group_of[op] = reader
-                    group.members, group.absorbed = [], []
-
-    def _only_reader(self, group: Group, readers: Mapping[Value, list[Op]]) -> Group | None:
-        made = [v for op in group.members for v in op.results]
-        if any(v in self.needed for v in made):
-            return None
-        pairs = {(v, g) for v in made for op in readers.get(v, ()) if (g := self.group_of[op]) is not group}
-        if len(pairs) != 1:
-            return None
-        ((_, reader),) = pairs
-        return reader if reader.kind in ("loop", "row", "reduce", "window", "contract", "update") else None
-
-    def _worth(self, group: Group, reader: Group) -> bool:
-        """Is computing the group again wherever it is read no more work than storing it?"""
-        if not REGION_OPS.holds(len(group.members) + len(reader.members) + len(reader.absorbed)):
-            return False
-        both = [*group.members, *group.absorbed, *reader.members, *reader.absorbed]
-        if not REGION_BUFFERS.holds(self._buffers_of(both)):
-            return False
-        cost = sum(OPS[op.name].work for op in group.members + group.absorbed)
-        made = _elements(group.members[-1].result.type)
-        anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
-        read = _elements(anchor.type)
-        repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
-        if reader.kind == "window":
-            window = reader.members[0].attrs["window"]
-            repeats = static(product(window))
-        if reader.kind == "update":
-            return not any(v is reader.members[0].operands[0] for op in group.members for v in op.results)
-        if reader.kind == "contract" and any(
-            v in reader.members[0].operands for op in group.members for v in op.results
-        ):
-            return False
-        if reader.kind == "row":
-            levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
-            repeats *= levels if STAGE_WORK.holds(cost) else 1
-        limit = REPEATED_WORK if self.level < 3 else REPEATED_WORK_O3
-        return limit.holds(cost * (repeats - 1))
-
-    def _buffers_of(self, ops: list[Op]) -> int:
-        inside = set(ops)
-        return len({v for m in inside for v in m.operands if self.makers.get(v) not in inside})
 
 
 def _before(group: Group, sources: list[Group]) -> int:
@@ -345,12 +311,5 @@ def _moves_last(op: Op) -> bool:
     return bool(moved) and moved[-1] != max(moved)
 
 
-def _elements(type_: TensorType) -> int | None:
-    n = product(type_.shape)
-    return n if isinstance(n, int) else None
-
-
 def _large(type_: TensorType) -> bool:
     return not STRIDED_BYTES.holds(product(type_.shape) * size_of(type_.dtype))
-
-

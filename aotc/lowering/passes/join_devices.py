@@ -1,7 +1,7 @@
-"""Take away the regions of devices when ops have become kernels: each dispatch says itself where it runs.
+"""Take away the regions of devices when ops have become kernels: each op says itself where it runs.
 
 Before: ``%1_2 = on {device = "d0"} { %1 = dispatch %x {callee = "k0"} } -> %1``. After:
-``%1 = dispatch %x {callee = "k0", device = "d0"}``. Loops and branches within one device say it inside.
+``%1 = dispatch %x {callee = "k0", device = "d0"}``; so do constants, views, and loops and branches within one device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _joined(region: Region, names: dict[Value, Value], device: str) -> Region:
             ops += inner.ops
             names.update(zip(op.results, inner.results, strict=True))
             continue
-        attrs = {**op.attrs, "device": device} if device and op.name == "dispatch" else op.attrs
+        attrs = {**op.attrs, "device": device} if device else op.attrs
         regions = tuple(_joined(r, names, device) for r in op.regions)
         ops.append(replace(op, operands=operands, attrs=attrs, regions=regions))
     return Region(region.params, tuple(ops), tuple(names.get(v, v) for v in region.results))

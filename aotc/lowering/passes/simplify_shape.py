@@ -5,13 +5,17 @@ Each rule returns the value that replaces the result of the op, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from aotc.ir.dims import is_static, product
+import numpy as np
+
+from aotc.ir.dims import is_static, product, static
 from aotc.ir.opset import MOVES
-from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.constant_values import constant_of, integer_of
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import constant_of, integer_of, splat_of
+from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.passes.rewrite import Builder
+from aotc.vmfb.dtypes import kind_of
 
 
 def simplify_shape(op: Op, b: Builder) -> Value | None:
@@ -146,6 +150,73 @@ def _dynamic_slice(op: Op, x: Value, b: Builder) -> Value | None:
     return b.slice(x, begin, [s + n for s, n in zip(begin, sizes)])
 
 
+def _gather(op: Op, x: Value, b: Builder) -> Value | None:
+    """One slice at a constant place, as ``jnp.take(x, 0, axis)`` makes it, is no gather."""
+    a, indices = op.attrs, op.operands[1]
+    others = [d for d in range(op.result.type.rank) if d not in a["offset_dims"]]
+    begin = _one_place(op, op.result, indices, a["start_index_map"], others, b)
+    if begin is None or a["operand_batching_dims"]:
+        return None
+    sizes = a["slice_sizes"]
+    begin = [min(max(s, 0), static(d) - n) for s, d, n in zip(begin, x.type.shape, sizes, strict=True)]
+    cut = b.slice(x, begin, [s + n for s, n in zip(begin, sizes, strict=True)])
+    return b.reshape(cut, op.result.type.shape)
+
+
+def _scatter(op: Op, x: Value, b: Builder) -> Value | None:
+    """One update at a constant place of an array that one number fills, as the gradient of ``jnp.take`` makes it."""
+    a, name = op.attrs, combiner(op)
+    neutral = None if name is None else neutral_value(name, x.type.dtype)
+    if name is None or neutral is None or len(op.operands) != 3 or splat_of(x, b.definitions) is None:
+        return None
+    _, indices, update = op.operands
+    others = [d for d in range(update.type.rank) if d not in a["update_window_dims"]]
+    begin = _one_place(op, update, indices, a["scatter_dims_to_operand_dims"], others, b)
+    if begin is None or a["input_batching_dims"]:
+        return None
+    window = iter([static(update.type.shape[d]) for d in a["update_window_dims"]])
+    sizes = [1 if d in a["inserted_window_dims"] else next(window) for d in range(x.type.rank)]
+    ends = [static(d) - s - n for s, n, d in zip(begin, sizes, x.type.shape, strict=True)]
+    if min((*begin, *ends), default=0) < 0:
+        return x
+    if not neutral and kind_of(x.type.dtype) in "fc":
+        neutral = -neutral  # -0.0 + 0.0 is 0.0
+    fill = b.constant(neutral, TensorType(x.type.dtype))
+    part = b.pad(b.reshape(update, sizes), fill, dict(enumerate(begin)), dict(enumerate(ends)))
+    return b.make(name, (x, part), {}, x.type)
+
+
+def _one_place(
+    op: Op, part: Value, indices: Value, dims: Sequence[int], others: Sequence[int], b: Builder
+) -> list[int] | None:
+    """Return where the only ``part`` of the operand of ``op`` begins, if that is known."""
+    shapes = (*op.operands[0].type.shape, *indices.type.shape, *part.type.shape)
+    places = constant_of(indices, b.definitions)
+    if places is None or not is_static(shapes) or any(part.type.shape[d] != 1 for d in others):
+        return None
+    starts = np.broadcast_to(places, [static(d) for d in indices.type.shape]).reshape(-1).tolist()
+    known = dict(zip(dims, starts, strict=True))
+    return [int(known.get(d, 0)) for d in range(op.operands[0].type.rank)]
+
+
+def _reduce_window(op: Op, x: Value, b: Builder) -> Value | None:
+    """Padding by what windows begin with, and that changes nothing, is their own, as in average pooling's gradient."""
+    a, pad, name = op.attrs, _inner(x, "pad", b), combiner(op)
+    neutral = None if name is None else neutral_value(name, x.type.dtype)
+    if pad is None or neutral is None or len(op.operands) != 2 or any(d != 1 for d in a["base_dilations"]):
+        return None
+    filled = [splat_of(v, b.definitions) for v in (pad.operands[1], op.operands[1])]
+    if not is_static(x.type.shape) or any(v is None or v != neutral for v in filled):
+        return None
+    low, high, interior = (pad.attrs[key] for key in ("low", "high", "interior"))
+    if min((*low, *high)) < 0:
+        return None
+    widths = zip(a["padding"], low, high, strict=True)
+    padding = tuple((before + n, after + m) for (before, after), n, m in widths)
+    attrs = {**a, "padding": padding, "base_dilations": tuple(n + 1 for n in interior)}
+    return b.make("reduce_window", (pad.operands[0], op.operands[1]), attrs, op.result.type, regions=op.regions)
+
+
 def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
     update = op.operands[1]
     return update if update.type == x.type else None
@@ -154,5 +225,6 @@ def _dynamic_update_slice(op: Op, x: Value, b: Builder) -> Value | None:
 _RULES: dict[str, Callable[[Op, Value, Builder], Value | None]] = {
     "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "slice": _slice, "pad": _pad,
     "reverse": _reverse, "concatenate": _concatenate, "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
+    "dynamic_update_slice": _dynamic_update_slice, "gather": _gather, "scatter": _scatter,
+    "reduce_window": _reduce_window,
 }  # fmt: skip

@@ -16,13 +16,14 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Constants, Copy, Launch, Loop, Step, Storage
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
-from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA, LOOP_VALUE
+from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
 from aotc.lowering.program.early_results import early_results
-from aotc.lowering.program.small_loops import is_small, loop_kernel
-from aotc.vmfb.abi import MAX_NESTING, MAX_PLACES
+from aotc.lowering.program.memories import Memories, launch
+from aotc.lowering.program.small_loops import is_small, loop_kernel, loop_name, made_in
+from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import size_of, to_numpy
 
 
@@ -31,31 +32,18 @@ def bytes_of(type_: TensorType) -> Dim:
     return product(type_.shape) * size_of(type_.dtype)
 
 
-def _launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:
-    count = len(reads) + len(writes)
-    if count > MAX_PLACES:
-        message = f"one kernel would read and write {count} arrays; the most is {MAX_PLACES}"
-        raise CompileError.at(op.loc, message, hint="pack them into fewer arrays, or compile with opt_level=0")
-    return Launch(kernel, reads, writes, op.loc)
-
-
-def bufferize(
-    function: Function, module: Module, kernels: Mapping[str, Kernel], constants: Constants, kind: str
-) -> Buffered:
-    """Assign storage to every value of ``function`` and list its steps, for a target of ``kind``."""
-    return _Bufferizer(module.functions, kernels, constants, kind).function(function)
+def bufferize(function: Function, module: Module, kernels: Mapping[str, Kernel], memories: Memories) -> Buffered:
+    """Assign storage to every value of ``function`` and list its steps."""
+    return _Bufferizer(module.functions, kernels, memories).function(function)
 
 
 class _Bufferizer:
-    def __init__(
-        self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Constants, kind: str
-    ) -> None:
-        self.functions, self.kernels, self.constants = functions, kernels, constants
+    def __init__(self, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], memories: Memories) -> None:
+        self.functions, self.kernels, self.memories = functions, kernels, memories
         self.where: dict[Value, Storage] = {}
         self.constant_ops: dict[Value, Op] = {}
         self.arena: list[Storage] = []
         self.used: dict[str, Kernel] = {}
-        self.loop_flops = LOOP_FLOPS if kind == "cpu" else LOOP_FLOPS_CUDA
         self.time = 0
         self.depth = 0
         self.wanted: dict[Value, Storage] = {}
@@ -63,19 +51,20 @@ class _Bufferizer:
 
     def function(self, function: Function) -> Buffered:
         body = function.body
-        self.counts = uses(body)
+        self.counts, self.space = uses(body), self.memories.finder(function)
         for n, v in enumerate(body.params):
-            self.where[v] = Storage("argument", bytes_of(v.type), n, reads_left=self.counts.get(v, 0))
-        results = [Storage("result", bytes_of(v.type), n) for n, v in enumerate(body.results)]
+            left = self.counts.get(v, 0)
+            self.where[v] = Storage("argument", bytes_of(v.type), n, reads_left=left, space=self.space(v))
+        results = [Storage("result", bytes_of(v.type), n, space=self.space(v)) for n, v in enumerate(body.results)]
         judged = max((n for n, op in enumerate(body.ops, start=1) if op.name in JUDGED), default=0)
         steps = self.region(Region(body.params, body.ops[:judged], ()))  # writes nothing of the caller's: it may fail
         self._take_donated(function, judged, results)
         for v, storage in zip(body.results, results, strict=True):
             self.wanted.setdefault(v, storage)
         for op in body.ops:
-            if op.name in VIEWS and op.result in self.wanted:
+            if self._is_view(op) and op.result in self.wanted:
                 self.wanted.setdefault(op.operands[0], self.wanted[op.result])
-        self.wanted |= early_results(body.ops[judged:], self.wanted, self.counts, self.kernels)
+        self.wanted |= early_results(body.ops[judged:], self.wanted, self.counts, self.kernels, self.space)
         steps += self.region(Region(body.params, body.ops[judged:], body.results))
         for v, storage in zip(body.results, results, strict=True):
             source = self.storage(v)
@@ -91,7 +80,7 @@ class _Bufferizer:
         body = function.body
         early = {v for op in body.ops[:judged] for v in op.results}
         pairs = [(body.params[a], body.results[n]) for a, n in donations(function)]
-        rows = [(p, v, self.where[p]) for p, v in pairs if v not in early]
+        rows = [(p, v, self.where[p]) for p, v in pairs if v not in early and self.space(p) == self.space(v)]
         for v, storage in self._wishes(body, rows, loops=True).items():
             storage.result = body.results.index(v)
             results[storage.result] = self.wanted[v] = storage
@@ -106,14 +95,16 @@ class _Bufferizer:
             op = self.constant_ops[value]
             shape = [static(d) for d in value.type.shape]
             array = np.broadcast_to(op.attrs["value"], shape).astype(to_numpy(value.type.dtype), copy=False)
-            found = self.where[value] = Storage("constant", array.nbytes, self.constants.add(array, value.name))
+            space = self.space(value)
+            number = self.memories.add(array, value.name, space)
+            found = self.where[value] = Storage("constant", array.nbytes, number, space=space)
         if found.kind == "arena":
             found.touch(self.time)
         return found
 
-    def fresh(self, type_: TensorType) -> Storage:
-        """Return new arena memory for a tensor."""
-        made = Storage("arena", bytes_of(type_), depth=self.depth)
+    def fresh(self, value: Value) -> Storage:
+        """Return new arena memory for a tensor like ``value``."""
+        made = Storage("arena", bytes_of(value.type), depth=self.depth, space=self.space(value))
         made.touch(self.time)
         self.arena.append(made)
         return made
@@ -121,7 +112,7 @@ class _Bufferizer:
     def target(self, value: Value) -> Storage:
         """Return memory for ``value`` to be written: what somebody wants it in, else fresh."""
         wanted = self.wanted.get(value)
-        storage = wanted if wanted is not None else self.fresh(value.type)
+        storage = wanted if wanted is not None else self.fresh(value)
         self.where[value] = storage
         storage.reads_left += self.counts.get(value, 0)
         if storage.kind == "arena":
@@ -150,7 +141,7 @@ class _Bufferizer:
                 case "constant":
                     self.constant_ops[op.result] = op
                 case "reshape" | "transfer":
-                    self._view(op)
+                    steps += self._view(op)
                 case "dispatch":
                     steps += self._launch(op)
                 case "while":
@@ -172,17 +163,26 @@ class _Bufferizer:
                     self.where[v].reads_left -= 1
         return steps
 
-    def _view(self, op: Op) -> None:
+    def _is_view(self, op: Op) -> bool:
+        """Is the result the operand's memory?"""
+        return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
+
+    def _view(self, op: Op) -> list[Step]:
+        """Let the result be the operand's memory, or move it; a constant is in each memory that reads it."""
         source = op.operands[0]
-        if source not in self.where and source in self.constant_ops:
+        if source in self.constant_ops and not (source in self.where and self._is_view(op)):
             made = self.constant_ops[source]
             value = made.attrs["value"]
             shaped = value if value.shape == () else value.reshape(op.result.type.shape)
             self.constant_ops[op.result] = Op("constant", (), (op.result,), {"value": shaped})
-            return
+            return []
         storage = self.storage(source)
+        if not self._is_view(op):
+            target = self.target(op.result)
+            return [self._copy(storage, target, target.size)] if target.size != 0 else []
         storage.reads_left += self.counts.get(op.result, 0)
         self.where[op.result] = storage
+        return []
 
     def _launch(self, op: Op) -> list[Step]:
         name = op.attrs["callee"]
@@ -197,7 +197,7 @@ class _Bufferizer:
                 writes.append(self._reuse(op, kernel, n, writes) or self.target(v))
         reads = tuple(self.storage(v) for v in op.operands[shared:])
         self._touch(*reads, *writes)
-        return [*steps, _launch(kernel, reads, tuple(writes), op)]
+        return [*steps, launch(kernel, reads, tuple(writes), op)]
 
     def _in_place(self, old: Value, new: Value, steps: list[Step]) -> Storage:
         """Return memory for ``new`` that holds ``old``: its own if nobody reads it again, else a copy."""
@@ -232,7 +232,7 @@ class _Bufferizer:
 
     def _while(self, op: Op) -> list[Step]:
         in_place = any(self.wanted.get(v) is self.where.get(init, v) for init, v in zip(op.operands, op.results))
-        if not in_place and is_small(op, self.functions, self.kernels, self.loop_flops):
+        if not in_place and self._is_small(op):
             return [self._loop_kernel(op)]
         steps: list[Step] = []
         carries = []
@@ -260,6 +260,10 @@ class _Bufferizer:
         self.time += 1
         self._extend(begin, op, [*carries, predicate])
         return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps))]
+
+    def _is_small(self, op: Op) -> bool:
+        limit = self.memories.loop_flops({self.space(v) for v in (*op.results, *made_in(op))})
+        return limit is not None and is_small(op, self.functions, self.kernels, limit)
 
     def _enter(self, op: Op) -> None:
         self.depth += 1
@@ -305,10 +309,10 @@ class _Bufferizer:
         roots = {p: p for p in region.params}
         last: dict[Value, int] = {}
         for n, op in enumerate(region.ops):
-            if op.name in VIEWS and op.operands[0] in roots:
+            if self._is_view(op) and op.operands[0] in roots:
                 roots[op.result] = roots[op.operands[0]]
             for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
-                if v in roots and op.name not in VIEWS:
+                if v in roots and not self._is_view(op):
                     last[roots[v]] = n
         held = {roots[v] for v in region.results if v in roots}
         for p, v, carry in rows:
@@ -334,8 +338,7 @@ class _Bufferizer:
         """
         readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
         inner = any(roots.get(v) is old for r in op.regions for v in captured(r))
-        small = LOOP_VALUE.holds(product(new.type.shape))
-        small = small and is_small(op, self.functions, self.kernels, self.loop_flops)
+        small = LOOP_VALUE.holds(product(new.type.shape)) and self._is_small(op)
         return readers == [op.results.index(new)] and not inner and not small
 
     def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
@@ -355,17 +358,14 @@ class _Bufferizer:
             if source is carry or carry.size == 0:
                 continue
             if source in carries:
-                held = self.fresh(v.type)
+                held = self.fresh(v)
                 steps.append(self._copy(source, held, carry.size))
                 source = held
             moves.append((source, carry))
         return steps + [self._copy(source, carry, carry.size) for source, carry in moves]
 
     def _loop_kernel(self, op: Op) -> Launch:
-        name = f"k{len(self.kernels)}_loop_{op.results[0].name if op.results else len(self.used)}"
-        name = "".join(c if c.isalnum() else "_" for c in name)
-        while name in self.kernels or name in self.used:
-            name += "_"
+        name = loop_name(op, self.kernels, self.used)
         kernel, reads = loop_kernel(op, name, self.functions, self.kernels)
         for r in op.regions:
             stack = [r]
@@ -379,7 +379,7 @@ class _Bufferizer:
         sources = tuple(self.storage(v) for v in reads)
         writes = tuple(self.target(v) for v in op.results)
         self._touch(*sources, *writes)
-        return _launch(kernel, sources, writes, op)
+        return launch(kernel, sources, writes, op)
 
     def _case(self, op: Op) -> list[Step]:
         index = self.storage(op.operands[0])

@@ -10,7 +10,7 @@ After: ``l`` is made in the memory of ``o``, whose kernel reads each element of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Storage
@@ -18,16 +18,20 @@ from aotc.ir.tensor_ir import Op, Value
 
 
 def early_results(
-    ops: Sequence[Op], wanted: Mapping[Value, Storage], counts: Mapping[Value, int], kernels: Mapping[str, Kernel]
-) -> dict[Value, Storage]:
-    """Return values of ``ops`` that nobody but the maker of a result reads, with the memory of that result."""
+    ops: Sequence[Op], wanted: Mapping[Value, Storage], counts: Mapping[Value, int], kernels: Mapping[str, Kernel],
+    space: Callable[[Value], int],
+) -> dict[Value, Storage]:  # fmt: skip
+    """Return values of ``ops`` that nobody but the maker of a result reads, with the memory of that result.
+
+    Values that are in another ``space`` than the result are none of them.
+    """
     makers = {v: op for op in ops if op.name == "dispatch" for v in op.results}
     found: dict[Value, Storage] = {}
     for result, storage in wanted.items():
         v: Value | None = result
         while v is not None and storage.kind == "result" and storage.size != 0:
             v = _written_over(v, makers, counts, kernels)
-            if v is None or v in wanted or v in found:
+            if v is None or v in wanted or v in found or space(v) != storage.space:
                 break
             found[v] = storage
     return found

@@ -96,15 +96,15 @@ Block: TypeAlias = tuple[int, Dim, Dim]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What runs before the host looks at memory: a command buffer, its number, the arena's bytes by then.
+    """What runs before the host looks at memory: a command buffer, its number, the arenas' bytes by then.
 
-    ``judged`` are the assertions and sizes that wait for it; the last stage has none. ``blocks`` is all that lies
-    apart by then, if the plan has guards between blocks.
+    ``arenas`` has one for each memory. ``judged`` are the assertions and sizes that wait for it; the last stage has
+    none. ``blocks`` is all that lies apart by then, if the plan has guards between blocks.
     """
 
     buffer: CommandBuffer
     number: int
-    arena: Dim
+    arenas: Sequence[Dim]
     judged: Sequence[Check | Bind] = ()
     blocks: Sequence[Block] = ()
 
@@ -119,7 +119,7 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
     _bind_arguments(p, function)
     _bind_values(p, function, stages)
     unmade = list(enumerate(function.body.results))
-    taken: Dim = 0
+    taken: Sequence[Dim] = (0,) * len(stages[0].arenas)
     for stage in stages:
         last = stage is stages[-1]
         for row in [row for row in waiting if last or p.knows(row[1], row[2], *row[4])]:
@@ -131,12 +131,11 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
             else:
                 p.op("result", n, [p.value(d) for d in v.type.shape])
             unmade.remove((n, v))
-        if stage.arena != taken:
-            p.op("arena", p.value(stage.arena))
-        if stage.arena != taken or stage is stages[0]:
+        _take_arenas(p, stage.arenas, taken)
+        if stage.arenas != taken or stage is stages[0]:
             for slot, offset, size in stage.blocks:
                 p.op("block", slot, p.value(offset), p.value(size))
-            taken = stage.arena
+            taken = stage.arenas
         if stage.buffer.code:
             p.op("submit", stage.number, [p.value(e) for e in stage.buffer.parameters])
         for step in stage.judged:
@@ -146,6 +145,15 @@ def emit_program(function: Function, slots: Slots, stages: Sequence[Stage], give
                 _check(p, slots, step)
     p.op("return")
     return p
+
+
+def _take_arenas(p: Program, sizes: Sequence[Dim], taken: Sequence[Dim]) -> None:
+    """Take an arena in each memory in which ``taken`` do not suffice."""
+    for space, (size, before) in enumerate(zip(sizes, taken, strict=True)):
+        if size != before and space == 0:
+            p.op("arena", p.value(size))
+        elif size != before:
+            p.op("arena_in", space, p.value(size))
 
 
 def _bind_arguments(p: Program, function: Function) -> None:
@@ -236,7 +244,7 @@ def _bind_values(p: Program, function: Function, stages: Sequence[Stage]) -> Non
         return
     used = [d for v in function.body.results for d in v.type.shape]
     for stage in stages:
-        used += [stage.arena, *stage.buffer.parameters]
+        used += [*stage.arenas, *stage.buffer.parameters]
     for _, left, right, _, values in function.attrs.get("requirements", ()):
         used += [left, right, *values]
     names = {s.name for d in used for s in symbols(d)}

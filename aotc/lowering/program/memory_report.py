@@ -13,7 +13,9 @@ from aotc.ir.dims import Dim, Expr, product, static
 from aotc.ir.loop_ir import Alloc, Kernel
 from aotc.ir.loop_ir import walk as walk_kernel
 from aotc.ir.loop_scratch import scratch_bytes
-from aotc.ir.program_ir import Buffered, Launch, Storage, touched, walk
+from aotc.ir.program_ir import Buffered, Launch, Storage, space_of, touched, walk
+from aotc.lowering.analysis.spaces import Space
+from aotc.lowering.program.fit_stack import fit_stack
 from aotc.vmfb.dtypes import size_of
 
 
@@ -24,7 +26,7 @@ class FunctionMemory:
     Attributes
     ----------
     arena : Dim
-        Bytes that its commands share.
+        Bytes that its commands share, in all memories.
     scratch : int
         Bytes of each thread.
     buffers : tuple of (name, space, bytes, offset, first step, last step)
@@ -39,8 +41,8 @@ class FunctionMemory:
         return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
 
 
-def memory_of(program: Buffered, arena: Dim, threads_alone: bool) -> FunctionMemory:
-    """Return the memory of a function whose storages are placed in ``arena`` bytes; see :func:`own_buffers`."""
+def memory_of(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space]) -> FunctionMemory:
+    """Return the memory of a function whose storages are placed in ``arenas`` bytes of each space."""
     steps = list(walk(program.steps))
     makers: dict[Storage, str] = {}
     places: dict[Storage, None] = {}
@@ -49,9 +51,23 @@ def memory_of(program: Buffered, arena: Dim, threads_alone: bool) -> FunctionMem
         places.update(dict.fromkeys((*reads, *writes)))
         for s in writes:
             makers.setdefault(s, step.kernel.name if isinstance(step, Launch) else "copy")
-    rows = sorted((_row(s, makers.get(s, "")) for s in places), key=lambda row: row[1] != "global")
-    scratch = 0 if threads_alone else max((scratch_bytes(kernel) for kernel in program.kernels.values()), default=0)
-    return FunctionMemory(arena, scratch, tuple(rows))
+    rows = sorted((_row(s, makers.get(s, ""), spaces) for s in places), key=lambda row: row[1] != "global")
+    return FunctionMemory(total_of(arenas), scratch_of(program, spaces), tuple(rows))
+
+
+def total_of(arenas: Sequence[Dim]) -> Dim:
+    """Return the bytes of the arenas of all memories."""
+    total: Dim = 0
+    for size in arenas:
+        total = total + size
+    return total
+
+
+def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
+    """Return the bytes of scratch memory of one thread; a thread of a GPU has what it needs for itself."""
+    launches = {step.kernel.name: step for step in walk(program.steps) if isinstance(step, Launch)}
+    pairs = ((step.kernel, spaces[max(space_of(step), 0)].target) for step in launches.values())
+    return max((scratch_bytes(fit_stack(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
 
 
 def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:
@@ -63,9 +79,10 @@ def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:
     return FunctionMemory(arena, max(m.scratch for m in memories), general.buffers)
 
 
-def _row(s: Storage, maker: str) -> tuple[str, str, Dim, Dim, int, int]:
+def _row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim, Dim, int, int]:
     if s.kind == "arena":
-        return maker, "arena", s.size, s.offset, s.first, s.last
+        device = spaces[s.space].device
+        return maker, f"arena of {device}" if device else "arena", s.size, s.offset, s.first, s.last
     return f"{s.kind} {s.number}", "global", s.size, 0, s.first, s.last
 
 

@@ -14,7 +14,7 @@ expressions", 1970), and always what frees most. The model of memory is rough; w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -30,6 +30,7 @@ from aotc.vmfb.dtypes import size_of
 
 Functions = Mapping[str, Function]
 Kernels = Mapping[str, Kernel]
+SpaceOf = Callable[[Value], int]
 
 
 @dataclass(eq=False)
@@ -51,6 +52,7 @@ class Alive:
     region: Region
     functions: Functions
     kernels: Kernels
+    space: SpaceOf
     roots: dict[Value, Value] = field(default_factory=dict)
     sizes: dict[Value, int] = field(default_factory=dict)
     reads: dict[Op, list[Value]] = field(default_factory=dict)
@@ -60,18 +62,22 @@ class Alive:
     def __post_init__(self) -> None:
         handed_on = set(self.region.results)
         for op in reversed(self.region.ops):
-            if op.name in VIEWS and op.result in handed_on:
+            if self.is_view(op) and op.result in handed_on:
                 handed_on.add(op.operands[0])
         for op in self.region.ops:
             values = [*op.operands, *(v for r in op.regions for v in captured(r))]
             self.reads[op] = list(dict.fromkeys(self.roots.get(v, v) for v in values))
-            if op.name in VIEWS:
+            if self.is_view(op):
                 self.roots[op.result] = self.roots.get(op.operands[0], op.operands[0])
             elif op.name != "constant":
                 made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
                 self.sizes.update((v, 0 if v in handed_on else guess(size)) for v, size in made)
             self.over[op] = self._written_over(op)
-            self.inner[op] = max((peak_of(r, self.functions, self.kernels) for r in op.regions), default=0)
+            self.inner[op] = max((peak_of(r, self.functions, self.kernels, self.space) for r in op.regions), default=0)
+
+    def is_view(self, op: Op) -> bool:
+        """Is the result the operand's memory, not a copy in another one?"""
+        return op.name in VIEWS and self.space(op.result) == self.space(op.operands[0])
 
     def _written_over(self, op: Op) -> list[tuple[Value, Value]]:
         if op.name == "while":
@@ -112,22 +118,25 @@ class Alive:
             alive -= sum(self.sizes[v] for v in op.results if v not in left and v in self.sizes)
 
 
-def peak_of(region: Region, functions: Functions, kernels: Kernels) -> int:
+def peak_of(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> int:
     """Return the most bytes that are alive at a time in ``region``, as it stands."""
-    return Alive(region, functions, kernels).peak(region.ops) if region.ops else 0
+    return Alive(region, functions, kernels, space).peak(region.ops) if region.ops else 0
 
 
-def order_ops(function: Function, functions: Functions, kernels: Kernels) -> Function:
-    """Return ``function`` with its ops, and those of its loops and branches, in an order that takes less memory."""
-    return replace(function, body=_ordered(function.body, functions, kernels))
+def order_ops(function: Function, functions: Functions, kernels: Kernels, space: SpaceOf) -> Function:
+    """Return ``function`` with its ops, and those of its loops and branches, in an order that takes less memory.
+
+    ``space`` tells the memory of a value.
+    """
+    return replace(function, body=_ordered(function.body, functions, kernels, space))
 
 
-def _ordered(region: Region, functions: Functions, kernels: Kernels) -> Region:
-    inner = {op: tuple(_ordered(r, functions, kernels) for r in op.regions) for op in region.ops if op.regions}
+def _ordered(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> Region:
+    inner = {op: tuple(_ordered(r, functions, kernels, space) for r in op.regions) for op in region.ops if op.regions}
     if any(new is not old for op, rs in inner.items() for new, old in zip(rs, op.regions)):
         ops = tuple(replace(op, regions=inner[op]) if op in inner else op for op in region.ops)
         region = replace(region, ops=ops)
-    model = Alive(region, functions, kernels)
+    model = Alive(region, functions, kernels, space)
     before = model.peak(region.ops)
     if not before:
         return region

@@ -13,8 +13,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from aotc.ir.dims import Dim, static
-from aotc.ir.program_ir import Step, Storage, place_apart
+from aotc.ir.program_ir import Storage, place_apart
 from aotc.lowering.analysis.cost import SPREAD_BYTES, SPREAD_PERCENT
+from aotc.lowering.program.graphs import Run
 from aotc.lowering.program.spread import waits
 from aotc.vmfb.abi import ALIGNMENT
 
@@ -25,18 +26,18 @@ def plan_memory(arena: list[Storage]) -> Dim:
 
 
 def plan_stages(
-    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, apart: bool = False, steps: Sequence[Step] = (),
+    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, apart: bool = False, runs: Sequence[Run] = (),
     most: int | None = None,
 ) -> list[Dim]:  # fmt: skip
     """Set the ``offset`` of every storage; return the bytes of the arena in each of ``count`` stages.
 
     ``stage_of(size)`` is the first stage in which a size is known; offsets depend on sizes of
     the same stage and earlier ones only, so that the arena of one stage is the head of the next one's.
-    Storages that lie ``apart`` share nothing and have guards between them. Of the commands ``steps`` none waits for
-    memory where that takes little more of it, and no more than ``most`` bytes.
+    Storages that lie ``apart`` share nothing and have guards between them. Of the commands ``runs``, graph by
+    graph, none waits for memory where that takes little more of it, and no more than ``most`` bytes.
     """
     known = [s for s in arena if isinstance(s.size, int)]
-    total: Dim = _place_all_apart(known, 0) if apart else _place_spread(known, steps, most)
+    total: Dim = _place_all_apart(known, 0) if apart else _place_spread(known, runs, most)
     stages: list[list[Storage]] = [[] for _ in range(count)]
     for s in arena:
         if not isinstance(s.size, int):
@@ -68,9 +69,9 @@ def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
     return total
 
 
-def _place_spread(storages: list[Storage], steps: Sequence[Step], most: int | None) -> int:
+def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:
     least = _place_static(storages)
-    loose = waits(steps, storages)
+    loose = waits(runs, storages)
     if loose is None or (most is not None and least >= most):
         return least
 

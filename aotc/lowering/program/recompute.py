@@ -10,25 +10,29 @@ After::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aotc.ir.opset.control import VIEWS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
-from aotc.lowering.analysis.cost_work import nanoseconds
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.limits import RECOMPUTED
-from aotc.lowering.program.order_ops import Alive, Functions, Kernels, acts, updates
+from aotc.lowering.program.order_ops import Alive, Functions, Kernels, SpaceOf, acts, updates
 
 
-def recomputed(function: Function, functions: Functions, kernels: Kernels) -> Iterator[Function]:
-    """Yield ``function`` with one more value made again where that lowers its peak, until none does."""
+def recomputed(
+    function: Function, functions: Functions, kernels: Kernels, finder: Callable[[Function], SpaceOf], costs: Costs
+) -> Iterator[Function]:
+    """Yield ``function`` with one more value made again where that lowers its peak, until none does.
+
+    ``finder`` returns what tells the memory of each value of a function.
+    """
     for count in range(RECOMPUTED):
-        model = Alive(function.body, functions, kernels)
+        model = Alive(function.body, functions, kernels, finder(function))
         before = model.peak(function.body.ops)
-        for candidate in _candidates(function.body, model):
-            body = _again(function.body, candidate, f"_again{count}")
-            if Alive(body, functions, kernels).peak(body.ops) < before:
-                function = replace(function, body=body)
+        for candidate in _candidates(function.body, model, costs):
+            made = replace(function, body=_again(model, candidate, f"_again{count}"))
+            if Alive(made.body, functions, kernels, finder(made)).peak(made.body.ops) < before:
+                function = made
                 yield function
                 break
         else:
@@ -45,7 +49,7 @@ class _Candidate:
     at: int
 
 
-def _candidates(region: Region, model: Alive) -> list[_Candidate]:
+def _candidates(region: Region, model: Alive, costs: Costs) -> list[_Candidate]:
     """Return what may be made again of what is alive at the worst moment and read only later.
 
     Those come first that save most bytes for the time that they take.
@@ -63,7 +67,7 @@ def _candidates(region: Region, model: Alive) -> list[_Candidate]:
         saved = sum(model.sizes[v] for v in values)
         at = min((n for v in values for n in readers[v] if n > worst), default=0)
         if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
-            found.append(_Candidate(nanoseconds(model.kernels[op.attrs["callee"]]) / saved, op, values, at))
+            found.append(_Candidate(costs.of(model.kernels[op.attrs["callee"]]).ns / saved, op, values, at))
     return sorted(found, key=lambda c: c.price)
 
 
@@ -74,13 +78,14 @@ def _waits(value: Value, worst: int, readers: Sequence[int], region: Region, mod
     return bool(later) and plain and worst not in readers and bool(model.sizes.get(value))
 
 
-def _again(region: Region, c: _Candidate, suffix: str) -> Region:
-    """Return ``region`` with what a candidate says made again, and looked at as before."""
+def _again(model: Alive, c: _Candidate, suffix: str) -> Region:
+    """Return the region of ``model`` with what a candidate says made again, and looked at as before."""
+    region = model.region
     again = {v: Value(f"{v.name}{suffix}", v.type) for v in c.op.results}
     new = {v: again[v] for v in c.values}
     copies = [replace(c.op, results=tuple(again.values()))]
     for op in region.ops[: c.at]:
-        if op.name in VIEWS and op.operands[0] in new:
+        if model.is_view(op) and op.operands[0] in new:
             view = new[op.result] = Value(f"{op.result.name}{suffix}", op.result.type)
             copies.append(replace(op, operands=(new[op.operands[0]],), results=(view,)))
     behind = [
@@ -90,7 +95,7 @@ def _again(region: Region, c: _Candidate, suffix: str) -> Region:
     read = set(region.results)
     ops: list[Op] = []
     for op in reversed((*region.ops[: c.at], *copies, *behind)):
-        if not ((op is c.op or op.name in VIEWS) and read.isdisjoint(op.results)):
+        if not ((op is c.op or model.is_view(op)) and read.isdisjoint(op.results)):
             ops.append(op)
             read.update(op.operands, *(captured(r) for r in op.regions))
     return replace(region, ops=tuple(reversed(ops)))

@@ -8,13 +8,15 @@ encoding is that of ``vmfb.abi``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
-from aotc.lowering.analysis.cost_work import grain
+from aotc.lowering.analysis.cost_work import guess
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
-from aotc.lowering.program.graphs import is_serial
+from aotc.lowering.program.graphs import begins_graph, times_of
+from aotc.lowering.program.order import order_of
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
@@ -33,11 +35,15 @@ from aotc.vmfb.abi import (
 
 @dataclass
 class CommandBuffer:
-    """Code and what it needs: parameters are expressions over the function's dims."""
+    """Code and what it needs: parameters are expressions over the function's dims.
+
+    ``orders`` are the commands of each graph, in the order of the words, as numbers in the order of the program.
+    """
 
     code: list[int]
     states: int
     parameters: list[Dim]
+    orders: list[list[int]] = field(default_factory=list)
 
 
 def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
@@ -48,9 +54,9 @@ def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
         case "result":
             return slots.result(storage.number), 0
         case "arena":
-            return slots.arena, storage.offset
+            return slots.arena_of(storage.space), storage.offset
         case _:
-            return slots.constants, storage.number
+            return slots.constants_of(storage.space), storage.number
 
 
 class Scheduler:
@@ -62,17 +68,20 @@ class Scheduler:
         The function's pointer table.
     kernel_number : callable
         Number of a kernel in the bundle by name.
+    costs : Costs
+        What decides about claims, threads and order.
     """
 
-    def __init__(self, slots: Slots, kernel_number: Callable[[str], int]) -> None:
-        self.slots, self.kernel_number = slots, kernel_number
+    def __init__(self, slots: Slots, kernel_number: Callable[[str], int], costs: Costs) -> None:
+        self.slots, self.kernel_number, self.costs = slots, kernel_number, costs
         self.parameters: list[Dim] = []
+        self.orders: list[list[int]] = []
         self.states = 0
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, among which none is the host program's."""
         code = encode(self._nodes(steps))
-        return CommandBuffer(code, self.states, self.parameters)
+        return CommandBuffer(code, self.states, self.parameters, self.orders)
 
     def operand(self, value: Dim) -> int:
         """Return the operand word of a number that may depend on the call."""
@@ -92,6 +101,9 @@ class Scheduler:
         run: list[Launch | Copy] = []
         for step in steps:
             if isinstance(step, Launch | Copy):
+                if begins_graph(step, run):
+                    nodes.append(self._graph(run))
+                    run = []
                 run.append(step)
                 continue
             if run:
@@ -111,9 +123,20 @@ class Scheduler:
         for number, before in enumerate(predecessors):
             for earlier in before:
                 successors[earlier].append(number)
-        commands = [self._command(s, len(predecessors[n]), successors[n]) for n, s in enumerate(steps)]
+        times = times_of(steps, self.costs)
+        serial = self.costs.is_serial(times)
+        order = list(range(len(steps))) if serial else order_of(predecessors, times, list(map(self._width, steps)))
+        place = {n: at for at, n in enumerate(order)}
+        commands = [
+            self._command(steps[n], len(predecessors[n]), sorted(place[s] for s in successors[n])) for n in order
+        ]
         state, self.states = self.states, self.states + len(steps)
-        return Graph(commands, state, serial=is_serial(list(steps)))
+        self.orders.append(order)
+        return Graph(commands, state, serial=serial)
+
+    def _width(self, step: Launch | Copy) -> int:
+        """Return how many workers can share a command."""
+        return 1 if isinstance(step, Copy) else -(-guess(step.kernel.grid) // self.costs.grain(step.kernel))
 
     def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
@@ -123,7 +146,8 @@ class Scheduler:
         kernel = step.kernel
         places = [self.place(s) for s in (*step.reads, *step.writes)]
         dims = [self.operand(sym(name)) for name in kernel.dims]
-        number, items, claim = self.kernel_number(kernel.name), self.operand(kernel.grid), constant(grain(kernel))
+        number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
+        claim = constant(self.costs.grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
 
     def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:

@@ -7,7 +7,7 @@ one kernel, its state in private memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
@@ -60,6 +60,22 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
     if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or _has_barrier(k) for k in work):
         return False
     return limit.holds(sum(static(k.flops) for k in work))
+
+
+def made_in(op: Op) -> Iterator[Value]:
+    """Yield what the ops inside of a loop make, and what it carries."""
+    for r in op.regions:
+        yield from r.params
+        yield from (v for o in walk(r) for v in o.results)
+
+
+def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
+    """Return a name for the kernel of a loop, which nobody has."""
+    name = f"k{len(taken[0])}_loop_{op.results[0].name if op.results else len(taken[-1])}"
+    name = "".join(c if c.isalnum() else "_" for c in name)
+    while any(name in kernels for kernels in taken):
+        name += "_"
+    return name
 
 
 def _has_barrier(kernel: Kernel) -> bool:

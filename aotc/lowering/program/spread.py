@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aotc.ir.program_ir import Step, Storage, touched
+from aotc.ir.program_ir import Storage, touched
 from aotc.lowering.analysis.limits import SPREAD_COMMANDS
-from aotc.lowering.program.graphs import Run, graphs, is_serial
+from aotc.lowering.program.graphs import Run
 
 
-def waits(steps: Sequence[Step], arena: Sequence[Storage]) -> np.ndarray | None:
-    """Return for each two storages whether sharing bytes makes a command wait, or None if no two do."""
+def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
+    """Return for each two storages whether sharing bytes makes a command of a graph wait, or None if no two do."""
     numbers = {s: n for n, s in enumerate(arena)}
     found = None
-    for run in graphs(steps):
-        if 1 < len(run) <= SPREAD_COMMANDS and not is_serial(run):
+    for run in runs:
+        if 1 < len(run) <= SPREAD_COMMANDS:
             found = np.zeros((len(arena), len(arena)), bool) if found is None else found
             _note(run, numbers, arena, found)
     return found if found is not None and found.any() else None

@@ -49,11 +49,21 @@ def verify_schedule(
     for values in samples(list(dict.fromkeys([*sizes, *buffer.parameters]))):
         check = _ScheduleCheck(values, [number(e, values) for e in buffer.parameters], slots, kernel_number)
         rest = iter(leaves)
-        for graph in commands:
+        for words, order in zip(commands, buffer.orders, strict=True):
+            graph = _in_program_order(words, order)
             some = [next(rest) for _ in graph]
             findings.update(dict.fromkeys(f for c, s in zip(graph, some) for f in check.differs(c, s)))
             findings.update(dict.fromkeys(check.races(graph, some)))
     return list(findings)[:FINDINGS]
+
+
+def _in_program_order(graph: Sequence[Command], order: Sequence[int]) -> list[Command]:
+    """Return the commands of a graph as the program has them, their successors numbered so too."""
+    found = sorted(zip(order, graph, strict=True), key=lambda pair: pair[0])
+    return [
+        Command(c.kind, c.kernel, c.items, c.grain, c.predecessors, [order[s] for s in c.successors], c.places, c.dims)
+        for _, c in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,12 @@ from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.tiling import Block, best_block
+from aotc.lowering.analysis.tiling import SLICE_PAD, Block, best_block
 from aotc.lowering.regions.contract_loops import lower_contract_loops, sum_dtype
 from aotc.lowering.regions.elemental import constant_scalar, provide
 from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
 from aotc.targets import Target
-from aotc.vmfb.dtypes import to_numpy
-
-PAD = 4
+from aotc.vmfb.dtypes import size_of, to_numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def lower_contract_cuda(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     op = b.root
     p = _conv(op) if op.name == "conv" else _matmul(op)
-    block = best_block(p.batch, p.m, p.n, p.k)
+    block = best_block(p.batch, p.m, p.n, p.k, size_of(sum_dtype(op)), target)
     if block is None or sum_dtype(op) not in ("f32", "i32"):
         return lower_contract_loops(b)
     return _Blocks(b, op, p, block).lower()
@@ -105,8 +103,8 @@ class _Blocks:
         self.b, self.op, self.p, self.shape = b, op, p, shape
         self.e = b.elements()
         self.dtype = sum_dtype(op)
-        self.left = Buffer("left", self.dtype, (shape.depth, shape.rows + PAD), "shared")
-        self.right = Buffer("right", self.dtype, (shape.depth, shape.cols + PAD), "shared")
+        self.left = Buffer("left", self.dtype, (shape.depth, shape.rows + SLICE_PAD), "shared")
+        self.right = Buffer("right", self.dtype, (shape.depth, shape.cols + SLICE_PAD), "shared")
         self.acc = Buffer("acc", self.dtype, (shape.threads, shape.thread_rows, shape.thread_cols), "private")
         self.sums = Buffer("sums", self.dtype, (shape.rows, shape.cols), "shared")
 

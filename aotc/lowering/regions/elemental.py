@@ -68,6 +68,7 @@ class Elements:
         self.anchored: dict[Value, Callable[[Index], Scalar]] = {}
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
         self._named: dict[Dim, Dim] = {}
+        self.sources: dict[tuple[Value, Index], Index] = {}  # where movement ops read that no index arithmetic finds
         self._uses: dict[Value, int] = {}
         for op in dict.fromkeys(ops.values()):
             for v in op.operands:
@@ -147,7 +148,8 @@ class Elements:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
         if op.name in MOVES:
-            return self._at(op.operands[0], tuple(self.short(i) for i in backward(op, index)))
+            source = self.sources.get((value, index)) or tuple(self.short(i) for i in backward(op, index))
+            return self._at(op.operands[0], source)
         if op.name in _MAKERS:
             made = _MAKERS[op.name](self, op, index)
             return self._cache.get((value, index), made)

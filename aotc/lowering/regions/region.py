@@ -11,12 +11,13 @@ from aotc.ir.dims import Dim, product, sym
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import may_overwrite
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
-from aotc.ir.opset import ACCUMULATED, SOURCES
+from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.cost_work import work_of
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.analysis.index_maps import Index
+from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.row_stages import RowStages
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.elemental import Elements, all_of
 from aotc.lowering.regions.nests import addresses
@@ -55,6 +56,12 @@ class RegionBuilder:
         self.anchors = settle(self.root, body.ops)
         self.shape = self.anchors.anchor.type.shape
         self.index = {v: i for v in self.ops if (i := self.anchors.index.get(v)) is not None}
+        self.turned = [op for op in body.ops if op.name in PERMUTATIONS and self._is_turned(op)]
+
+    def _is_turned(self, op: Op) -> bool:
+        """Is the way back from where the result lies to the operand, in whose place it is computed, another form?"""
+        source = self.anchors.source_of(op)
+        return source is not None and backward(op, self.index[op.result]) != source
 
     def fresh(self, prefix: str) -> str:
         """Return an identifier not used before in this kernel."""
@@ -63,6 +70,11 @@ class RegionBuilder:
     def elements(self) -> Elements:
         """Return an emitter of this region's values."""
         return Elements(self.ops, self.buffers, self.fresh)
+
+    def row_stages(self) -> RowStages:
+        """Return the loops over a row of a region with reductions."""
+        stored = [v for v in self.function.body.results if not self.anchors.is_row(v)]
+        return RowStages(self.ops, self.anchors, stored)
 
     def the_op(self, name: str) -> Op:
         """Return the op ``name`` that the region is made for."""
@@ -147,8 +159,15 @@ def relocate(b: RegionBuilder, value: Value, at: Index) -> Index:
     return b.anchors.move(b.index[value], at)
 
 
+def join_turned(b: RegionBuilder, e: Elements, at: Index) -> None:
+    """Let what was moved within the region be read where it is computed when the anchor is at ``at``."""
+    for op in b.turned:
+        e.sources[op.result, relocate(b, op.result, at)] = relocate(b, op.operands[0], at)
+
+
 def store_results(b: RegionBuilder, e: Elements, at: Index) -> None:
     """Store all results of the region for the place ``at`` of the anchor."""
+    join_turned(b, e, at)
     results = zip(b.outputs, b.function.body.results, strict=True)
     store_all(e, [(out, v, relocate(b, v, at)) for out, v in results])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class DeviceArray:
-    """A result on a device of the model.
+    """An array on a device of the model; a subclass has those of GPUs.
 
     Parameters
     ----------
@@ -42,18 +42,24 @@ class DeviceArray:
         return self._array.dtype
 
     @property
+    def ordinal(self) -> int:
+        """Return the number of the GPU in whose memory it is, or -1."""
+        return -1
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of the elements."""
-        return self._array.nbytes
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def numpy(self) -> np.ndarray:
         """Return the elements as a NumPy array, which is not a copy where the device's memory is the host's."""
         return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = self.numpy()
         if copy:
-            return np.array(self._array, dtype=dtype)
-        return self._array if dtype is None else self._array.astype(dtype, copy=False)
+            return np.array(found, dtype=dtype)
+        return found if dtype is None else found.astype(dtype, copy=False)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self._array.__dlpack__(**kwargs)
@@ -62,7 +68,9 @@ class DeviceArray:
         return self._array.__dlpack_device__()
 
     def __len__(self) -> int:
-        return len(self._array)
+        if not self.shape:
+            raise TypeError("an array without dimensions has no length")
+        return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"DeviceArray({self._array!r}, device={self.device!r})"
+        return f"DeviceArray({self.numpy()!r}, device={self.device!r})"

@@ -97,9 +97,10 @@ def _fewest_slots(bundle: Bundle, variant: dict[str, Any]) -> list[int]:
     """Return, for each command buffer, the slots of the smallest function that submits it."""
     submit = BY_NAME["submit"].opcode
     signatures = bundle.manifest["functions"]
+    spaces = len(variant.get("spaces", ())) or 1
     fewest: dict[int, int] = {}
     for name, program in variant["functions"].items():
-        count = Slots(len(signatures[name]["arguments"]), len(signatures[name]["results"])).count
+        count = Slots(len(signatures[name]["arguments"]), len(signatures[name]["results"]), spaces).count
         for line in program["code"]:
             if line[0] == submit:
                 fewest[line[1]] = min(fewest.get(line[1], count), count)

@@ -142,6 +142,7 @@ class CpuExecutable:
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
+        self.has_callbacks = bool(calls)
         self._notice = notice if self._callbacks is None else self._callbacks.notice
         self.buffers = load_buffers(bundle, variant)
         self.constants_bytes = self._constants.size
@@ -222,13 +223,13 @@ class CpuExecutable:
         return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
 
     def call_of_command(
-        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any
+        self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
     ) -> Callable[[], None]:
-        """Return the call that runs one command of a command buffer, whatever it comes after."""
+        """Return the call that runs one command of a command buffer ``times``, whatever it comes after."""
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
         alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
-        words = np.array(encode([Graph([alone], state=0, serial=True)]), np.int64)
-        buffer = _Buffer(words, 1, len(parameters), self._stride)
+        words = np.array(encode([Graph([alone] * times, state=0, serial=True)]), np.int64)
+        buffer = _Buffer(words, times, len(parameters), self._stride)
         call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.around(call)
 
@@ -236,14 +237,19 @@ class CpuExecutable:
         """Return command buffer ``number`` as records, with numbers of kernels."""
         return self.buffers.nodes[number]
 
-    def kernel_texts(self) -> list[tuple[str, str, str]] | None:
-        """Return name, text and line of the model of each kernel; None without debug information."""
+    def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
+        """Return name, text, line of the model and ops of each kernel; None without debug information."""
         held = (self._bundle.manifest.get("debug") or {}).get("kernels")
         if held is None:
             return None
         names = [k["name"] for k in self._variant["kernels"]]
         rows = [held[f"{self._variant['target']}/{n}"] for n in names]
-        return [(n, row["text"], row["loc"]) for n, row in zip(names, rows)]
+        return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
+
+    def origin(self) -> dict[str, str]:
+        """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        manifest = self._bundle.manifest
+        return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
 
     def _call(
         self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any, threads: int
@@ -268,7 +274,7 @@ class CpuExecutable:
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
         """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
-        call = self.call_of(number, slots, parameters, scratch)
+        call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
         self._run(call if self._callbacks is None else self._callbacks.around(call))
 
     def _run(self, call: Callable[[], int]) -> None:
@@ -352,7 +358,7 @@ class CpuExecutable:
 
     def _threads_within(self, arena: int, stride: int) -> int:
         """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
-        return max(min(self.threads, (self._limit - arena) // stride), 1) if self._limit else self.threads
+        return max(min(self.threads, (self._limit - arena) // stride), 1) if self._limit and stride else self.threads
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -361,7 +367,7 @@ class CpuExecutable:
         if not self._begun:
             self._bundle.check_unchanged()
             self._begun = True
-        scratch = self._stride * self._threads_within(0, self._stride) if self._stride else 0
+        scratch = self._stride * self._threads_within(0, self._stride)
         return CpuSession(self, layout, self._constants.address, scratch)
 
     def stats(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from aotc.vmfb.pointers import EMPTY, address_of
 from aotc.vmfb.safety.guard_pages import fenced, fenced_copy, open_block, unfence
 
 if TYPE_CHECKING:
-    from aotc.vmfb.trace import Tracer
+    from aotc.vmfb.trace import Stepper
 
 
 def read_scalar(slots: Any, slot: int, offset: int, dtype: str) -> int:
@@ -60,11 +61,9 @@ class CpuSession:
         """Put an argument or a result in the pointer table."""
         self._slots[slot] = address_of(array if array.size else EMPTY)
 
-    def tracer(self, folder: str, where: str) -> Tracer:
-        """Return what runs this call's submissions a dispatch at a time and writes files to ``folder``."""
-        from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
-
-        return Tracer(self._executable, self._slots, self._scratch, folder, where)
+    def stepper(self, make: Callable[[Any, Any, Any], Stepper]) -> Stepper:
+        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and scratch."""
+        return make(self._executable, self._slots, self._scratch)
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer and wait for it."""

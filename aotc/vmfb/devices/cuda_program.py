@@ -1,126 +1,116 @@
-"""Command buffers on a GPU: the memory of a plan, and the CUDA graphs that run over it."""
+"""Command buffers on one GPU: the memory of a plan, and the CUDA graphs that run over it."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from weakref import finalize
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, Slots, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS
 
 Step: TypeAlias = Callable[[], None]
 
 
-class Loaded(Protocol):
-    """A variant on a GPU: what memory and programs need of it.
-
-    Attributes
-    ----------
-    gpu : Gpu
-    kernels : list of dict
-        Their entries in the manifest.
-    functions : list
-        What the driver launches, one for each kernel.
-    constants : int
-        Their address.
-    bytes : int
-        How much memory is in use.
-    where : str
-        The bundle, for messages.
-    """
-
-    gpu: Gpu
-    kernels: list[dict[str, Any]]
-    functions: list[Any]
-    constants: int
-    bytes: int
-    most_bytes: int
-    where: str
-
-
 class CudaMemory:
-    """The pointer table of a call: addresses on the GPU, and the graphs that were made for them.
+    """What the slots of a pointer table have of a GPU's memory.
 
     It goes back with the last reference to it.
+
+    Parameters
+    ----------
+    executable : LoadedGpu
+    slots : array of int
+        The pointer table: the addresses of what is taken are put there.
     """
 
-    def __init__(self, executable: Loaded, layout: Slots) -> None:
+    def __init__(self, executable: LoadedGpu, slots: Any) -> None:
         self._executable = executable
-        self.slots = [0] * layout.count
-        self.slots[layout.constants] = executable.constants
-        self.sizes = [0] * layout.constants
-        self.ready = False
-        self.graphs: list[Any] = []
-        finalize(self, _give_back, executable, self.slots, self.sizes, self.graphs).atexit = False
-
-    def reserve(self, sizes: Sequence[int]) -> None:
-        """Take memory for all slots but the constants; what there was is given back."""
-        self.release()
-        for slot, size in enumerate(sizes):
-            self.take(slot, size)
+        self._slots = slots
+        self._held: dict[int, tuple[int, int]] = {}  # address and size by slot
+        finalize(self, _give_back, executable, self._held).atexit = False
 
     def take(self, slot: int, size: int) -> None:
-        """Take memory for one slot; what it had is given back."""
-        if self.slots[slot]:
-            self._executable.gpu.free([self.slots[slot]])
-            self._executable.bytes -= self.sizes[slot]
-            self.slots[slot] = 0
-        self.slots[slot] = self._executable.gpu.allocate(size)
-        self.sizes[slot] = size
-        self._executable.bytes += size
-        self._executable.most_bytes = max(self._executable.most_bytes, self._executable.bytes)
+        """Put the address of memory for a slot in the table; what it had is given back if it is of another size."""
+        if slot not in self._held or self._held[slot][1] != size:
+            self._drop(slot)
+            self._held[slot] = self._executable.gpu.allocate(size), size
+            self._executable.count(size)
+        self._slots[slot] = self._held[slot][0]
+
+    def _drop(self, slot: int) -> None:
+        if slot in self._held:
+            address, size = self._held.pop(slot)
+            self._executable.gpu.free([address])
+            self._executable.bytes -= size
 
     def grow(self, slot: int, size: int) -> None:
         """Take other memory for a slot, which keeps what it holds."""
-        old, held = self.slots[slot], self.sizes[slot]
+        old, held = self._held.pop(slot, (0, 0))
         gpu = self._executable.gpu
-        self.slots[slot] = 0
         self.take(slot, size)
         if old:
-            gpu.copy(self.slots[slot], old, min(held, size))
+            gpu.copy(self._slots[slot], old, min(held, size))
             gpu.wait()
             gpu.free([old])
             self._executable.bytes -= held
 
     def release(self) -> None:
         """Give everything back."""
-        self.ready = False
-        _give_back(self._executable, self.slots, self.sizes, self.graphs)
+        _give_back(self._executable, self._held)
 
 
-def _give_back(executable: Loaded, slots: list[int], sizes: list[int], graphs: list[Any]) -> None:
-    """Give the memory of all slots but the constants back, and the graphs over it."""
-    taken = [n for n in range(len(sizes)) if slots[n]]
-    size = sum(sizes[n] for n in taken)
-    executable.gpu.free([slots[n] for n in taken], graphs)
-    executable.bytes -= size
-    graphs.clear()
-    for n in taken:
-        slots[n] = 0
+def _give_back(executable: LoadedGpu, held: dict[int, tuple[int, int]]) -> None:
+    """Give the memory of all slots back."""
+    rows = [held.pop(slot) for slot in list(held)]
+    executable.gpu.free([address for address, _ in rows])
+    executable.bytes -= sum(size for _, size in rows)
+
+
+class Recordings:
+    """Graphs that were recorded on a GPU, and events; they go back with the last reference to this."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.graphs: list[Any] = []
+        self._events: list[Any] = []
+        finalize(self, _forget, gpu, self.graphs, self._events).atexit = False
+
+    def event(self) -> Any:
+        """Return a new event."""
+        self._events.append(self._gpu.take_event())
+        return self._events[-1]
+
+
+def _forget(gpu: Gpu, graphs: list[Any], events: list[Any]) -> None:
+    gpu.free((), graphs)
+    gpu.give_events(events)
 
 
 class CudaProgram:
     """A command buffer with its parameters and addresses put in.
 
-    Graphs are recorded once; ``record=False`` runs their commands directly, for a
-    call whose addresses are used only once.
+    Graphs are recorded once, and belong to ``recordings``; ``record=False`` runs their commands directly, for a call
+    whose addresses are used only once.
     """
 
     def __init__(
         self,
-        executable: Loaded,
-        memory: CudaMemory,
+        executable: LoadedGpu,
+        slots: Any,
         nodes: Sequence[Node],
         parameters: Sequence[int],
+        recordings: Recordings,
         record: bool = True,
     ) -> None:
-        self._executable, self._memory, self._parameters, self._record = executable, memory, parameters, record
+        self._executable, self._slots, self._parameters = executable, slots, parameters
+        self._recordings, self._record = recordings, record
         self._keep: list[Any] = []
         self._flag = np.zeros(8, np.uint8)
         self._steps = self._steps_of(nodes)
@@ -135,7 +125,7 @@ class CudaProgram:
 
     def _address(self, place: Place) -> int:
         slot, offset = place
-        return self._memory.slots[slot] + self._value(offset)
+        return self._slots[slot] + self._value(offset)
 
     def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []
@@ -165,7 +155,7 @@ class CudaProgram:
             run_all()
         finally:
             recording = gpu.end_capture()
-        self._memory.graphs.append(recording)
+        self._recordings.graphs.append(recording)
         return lambda: gpu.run_graph(recording)
 
     def _command(self, command: Command) -> Step:

@@ -19,6 +19,7 @@ from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _OUT_OF_MEMORY = 2
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
@@ -44,6 +45,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamCreate": (_OUT, c_uint),
     "cuStreamDestroy_v2": (_HANDLE,),
     "cuStreamSynchronize": (_HANDLE,),
+    "cuStreamWaitEvent": (_HANDLE, _HANDLE, c_uint),
+    "cuEventCreate": (_OUT, c_uint),
+    "cuEventRecord": (_HANDLE, _HANDLE),
+    "cuEventSynchronize": (_HANDLE,),
+    "cuEventDestroy_v2": (_HANDLE,),
+    "cuMemcpyPeerAsync": (c_uint64, _HANDLE, c_uint64, _HANDLE, c_size_t, _HANDLE),
+    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
+    "cuCtxEnablePeerAccess": (_HANDLE, c_uint),
     "cuStreamBeginCapture_v2": (_HANDLE, c_int),
     "cuStreamEndCapture": (_HANDLE, _OUT),
     "cuGraphInstantiateWithFlags": (_OUT, _HANDLE, c_uint64),
@@ -169,6 +178,7 @@ class _Held:
         self.stream: c_void_p | None = None
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
+        self.events: list[c_void_p] = []
 
     def free(self, blocks: Iterable[int], graphs: Iterable[c_void_p]) -> None:
         """Give memory and graphs back."""
@@ -188,22 +198,31 @@ class _Held:
                 self.free(list(self.blocks), ())
                 for module in self.modules:
                     _try("cuModuleUnload", module)
+                for event in self.events:
+                    _try("cuEventDestroy_v2", event)
                 _try("cuStreamDestroy_v2", self.stream)
 
 
-def _try(name: str, argument: Any) -> None:
+def _try(name: str, *arguments: Any) -> None:
     with suppress(VmError):
-        call(name, argument)
+        call(name, *arguments)
 
 
 class Gpu:
     """A GPU's primary context with one stream; methods work on the calling thread's current context.
 
     What it took it gives back when the last reference to it goes; at the end of the process the driver does.
+
+    Attributes
+    ----------
+    ordinal : int
+        The GPU's number; several objects may share a GPU, each with a stream of its own.
     """
 
     def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
         self._held = _Held(ordinal)
+        self._idle: list[c_void_p] = []  # events that nobody uses
         finalize(self, self._held.close).atexit = False
         self._context = self._held.context
         self.enter()
@@ -225,6 +244,7 @@ class Gpu:
 
     def allocate(self, size: int) -> int:
         """Return the address of ``size`` bytes (at least one)."""
+        self.enter()
         found = c_uint64()
         call("cuMemAlloc_v2", byref(found), max(size, 1))
         self._held.blocks.add(found.value)
@@ -248,6 +268,48 @@ class Gpu:
         """Copy on the GPU."""
         if size:
             call("cuMemcpyDtoDAsync_v2", to, source, size, self.stream)
+
+    def copy_from(self, other: Gpu, to: int, source: int, size: int) -> None:
+        """Copy from memory of ``other``, which may be the same GPU, on this one's stream."""
+        if size and other.ordinal == self.ordinal:
+            self.copy(to, source, size)
+        elif size:
+            call("cuMemcpyPeerAsync", to, self._context, source, other._context, size, self.stream)
+
+    def let_reach(self, other: Gpu) -> None:
+        """Let copies between two GPUs go without the host, where they can."""
+        can = c_int()
+        if other.ordinal != self.ordinal:
+            call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
+        if can.value:
+            self.enter()
+            _try("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
+
+    def take_event(self) -> c_void_p:
+        """Return an event of nobody else's."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            self.enter()
+            event = _handle("cuEventCreate", _NO_TIMING)
+            self._held.events.append(event)
+            return event
+
+    def give_events(self, events: Iterable[c_void_p]) -> None:
+        """Take events back, from any thread."""
+        self._idle.extend(events)
+
+    def record(self, event: c_void_p) -> None:
+        """Let an event come when the stream is done with all that it has by now."""
+        call("cuEventRecord", event, self.stream)
+
+    def wait_for(self, event: c_void_p) -> None:
+        """Let the stream go on when an event of any GPU has come; the caller does not wait."""
+        call("cuStreamWaitEvent", self.stream, event, 0)
+
+    def finish(self, event: c_void_p) -> None:
+        """Wait until an event has come."""
+        call("cuEventSynchronize", event)
 
     def launch(self, function: c_void_p, blocks: int, threads: int, parameters: Any) -> None:
         """Launch a kernel; ``parameters`` is an array of pointers to them."""

@@ -36,8 +36,8 @@ class CallMemory:
         Which of them commands may write.
     results : sequence of dict
         As in the manifest: ``dtype``, ``dims``.
-    constants : int
-        Bytes.
+    constants : sequence of int
+        Bytes in each memory.
 
     Attributes
     ----------
@@ -48,14 +48,19 @@ class CallMemory:
     __slots__ = ("_made", "_results", "_slots", "_taken", "sizes", "writable")
 
     def __init__(
-        self, arguments: Sequence[int], donated: Sequence[bool], results: Sequence[dict[str, Any]], constants: int
+        self,
+        arguments: Sequence[int],
+        donated: Sequence[bool],
+        results: Sequence[dict[str, Any]],
+        constants: Sequence[int],
     ) -> None:
-        self._slots = Slots(len(arguments), len(results))
+        spaces = len(constants)
+        self._slots = Slots(len(arguments), len(results), spaces)
         self._results = results
         self._made: set[int] = set()
         self._taken: set[int] = set()
-        self.sizes = [*arguments, *[0] * len(results), 0, constants]
-        self.writable = [*donated, *[True] * (len(results) + 1), False]
+        self.sizes = [*arguments, *[0] * (len(results) + spaces), *constants]
+        self.writable = [*donated, *[True] * (len(results) + spaces), *[False] * spaces]
 
     def result(self, number: int, dims: tuple[int, ...]) -> None:
         """Note that a result is made.
@@ -93,8 +98,8 @@ class CallMemory:
         self._made.add(number)
         self._taken.add(argument)
 
-    def arena(self, size: int) -> None:
-        """Note that an arena is taken.
+    def arena(self, size: int, space: int = 0) -> None:
+        """Note that an arena is taken in a memory.
 
         Raises
         ------
@@ -105,7 +110,7 @@ class CallMemory:
             raise Invalid(f"an arena of {size} bytes")
         if size > MAX_BYTES:
             raise TooLarge(f"an arena of {size} bytes", size)
-        self.sizes[self._slots.arena] = size
+        self.sizes[self._slots.arena_of(space)] = size
 
     def read(self, slot: int, offset: int, size: int) -> None:
         """Refuse to read ``size`` bytes of a slot that are not there.

@@ -52,19 +52,19 @@ class Recorder:
         Of the results.
     taken : dict of int to int
         The arguments whose memory results are, by the number of the result.
-    size : int
-        The bytes of the largest arena.
+    sizes : list of int
+        The bytes of the largest arena in each memory.
     submissions : list of (int, tuple of int)
     judgements : list of Judgement
     """
 
-    def __init__(self, buffers: Buffers, memory: CallMemory, results: int, where: str) -> None:
+    def __init__(self, buffers: Buffers, memory: CallMemory, results: int, where: str, spaces: int = 1) -> None:
         self._buffers = buffers
         self._memory = memory
         self._where = where
         self.shapes: list[tuple[int, ...] | None] = [None] * results
         self.taken: dict[int, int] = {}
-        self.size = 0
+        self.sizes = [0] * spaces
         self.submissions: list[tuple[int, tuple[int, ...]]] = []
         self.judgements: list[Judgement] = []
 
@@ -78,10 +78,10 @@ class Recorder:
         self._memory.take(index, argument)
         self.taken[index] = argument
 
-    def arena(self, size: int) -> None:
-        """Note that an arena is taken."""
-        self._memory.arena(size)
-        self.size = max(self.size, size)
+    def arena(self, size: int, space: int = 0) -> None:
+        """Note that an arena is taken in a memory."""
+        self._memory.arena(size, space)
+        self.sizes[space] = max(self.sizes[space], size)
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Note a submission."""

@@ -13,7 +13,7 @@ from aotc.vmfb.abi import Command, Graph, Node, Place, Slots
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
-from aotc.vmfb.isa import BY_NAME, ISA, Arg, Axis, Cb, Dt, Imm, In, Ins, Out, Res, Slot, Target, Text
+from aotc.vmfb.isa import BY_NAME, ISA, Arg, Axis, Cb, Dt, Imm, In, Ins, Mem, Out, Res, Slot, Target, Text
 from aotc.vmfb.safety.interface import Invalid
 
 if TYPE_CHECKING:
@@ -50,18 +50,19 @@ def check_functions(bundle: Bundle) -> None:
             if found != len(entry[values]):
                 raise BundleError(bundle.where, f"{tree} of function {name!r}", f"{found} leaves", len(entry[values]))
     for variant in bundle.manifest["variants"]:
+        spaces = len(variant.get("spaces", ())) or 1
         for name, program in variant["functions"].items():
             where = f"program {name!r} of {variant['target']}"
             if name not in entries:
                 raise BundleError(bundle.where, f"{where} has no signature")
             try:
-                check_program(program["code"], program["registers"], entries[name], variant["command_buffers"])
+                check_program(program["code"], program["registers"], entries[name], variant["command_buffers"], spaces)
             except Invalid as error:
                 raise BundleError(bundle.where, f"{where} is invalid: {error}") from None
 
 
 def check_program(
-    code: Sequence[Any], registers: int, signature: dict[str, Any], buffers: Sequence[dict[str, Any]]
+    code: Sequence[Any], registers: int, signature: dict[str, Any], buffers: Sequence[dict[str, Any]], spaces: int = 1
 ) -> None:
     """Check one host program.
 
@@ -74,6 +75,8 @@ def check_program(
         The function's entry in the manifest.
     buffers : sequence of dict
         The variant's ``command_buffers``.
+    spaces : int
+        How many memories it has.
 
     Raises
     ------
@@ -91,7 +94,8 @@ def check_program(
         In: registers,
         Arg: len(ranks),
         Res: len(results),
-        Slot: Slots(len(ranks), len(results)).count,
+        Slot: Slots(len(ranks), len(results), spaces).count,
+        Mem: spaces,
         Cb: len(buffers),
         Target: len(code),
     }

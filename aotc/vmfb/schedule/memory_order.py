@@ -42,10 +42,13 @@ class Touch:
 
     __slots__ = ("begin", "end", "key", "writes")
 
-    def __init__(self, value: np.ndarray | FenceResult, writes: bool) -> None:
+    def __init__(self, value: Any, writes: bool) -> None:
         if isinstance(value, FenceResult):
             self.key: Any = (id(value.fence), value.number)
             self.begin, self.end = 0, 1
+        elif not isinstance(value, np.ndarray):  # on a GPU
+            self.key = self.begin = value.address
+            self.end = self.begin + value.nbytes
         else:
             owner = value
             while isinstance(owner.base, np.ndarray):
@@ -132,7 +135,7 @@ def place(fence: Fence, results: Sequence[Any]) -> None:
                 users = table.pop((id(fence), number), None)
                 if users is None:
                     continue
-                t = Touch(np.asarray(value), False)
+                t = Touch(value if getattr(value, "ordinal", -1) >= 0 else np.asarray(value), False)
                 for turn, rows in users.items():
                     there = table.setdefault(t.key, {}).setdefault(turn, [])
                     for user, _, _ in rows:

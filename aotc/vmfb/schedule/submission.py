@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.arguments import Argument
+from aotc.vmfb.arguments import Argument, dtype_text
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
 from aotc.vmfb.schedule.clock import CLOCK
@@ -316,6 +317,9 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
+    if isinstance(value, DeviceArray) and value.ordinal >= 0:  # on a GPU: the call takes it where it is
+        argument.check_type(dtype_text(value.dtype), value.shape, where)
+        return value
     if not isinstance(value, FenceResult):
         return argument.prepare(value, where)
     _check_fence(where, value.fence)

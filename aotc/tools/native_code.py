@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
 from typing import Any, NamedTuple
+
+from aotc.vmfb.abi import TABLE_SYMBOL
+from aotc.vmfb.errors import BundleError
+from aotc.vmfb.files import work_folder
 
 _PROGBITS, _RELA, _DYNSYM = 1, 4, 11
 _EXECUTABLE = 4
@@ -68,8 +74,6 @@ def _end(at: int, starts: list[int], code: list[tuple[int, int]]) -> int:
 
 
 def _table_address(view: memoryview, sections: list[_Section]) -> int:
-    from aotc.vmfb.abi import TABLE_SYMBOL
-
     wanted = TABLE_SYMBOL.encode() + b"\0"
     for section in (s for s in sections if s.type == _DYNSYM):
         names = sections[section.link].offset
@@ -88,12 +92,6 @@ def disassemble(data: Any, first: int, end: int) -> str:
     BundleError
         If there is no objdump.
     """
-    import shutil
-    import subprocess
-
-    from aotc.vmfb.errors import BundleError
-    from aotc.vmfb.files import work_folder
-
     tool = shutil.which("objdump") or shutil.which("llvm-objdump")
     if tool is None:
         raise BundleError("", "--asm needs objdump, which is not installed", hint="install binutils")

@@ -46,7 +46,9 @@ class Outliner:
     outlined : dict of str to Function
         Where the functions go.
     fuse_region : callable
-        Fuses a region of a loop or a branch.
+        Fuses a region of an op: a loop, a branch, or what runs on a device.
+    named : dict of str to Group
+        Where it is noted which group a function is made of.
     """
 
     groups: list[Group]
@@ -55,7 +57,8 @@ class Outliner:
     outer: frozenset[Op]
     functions: Mapping[str, Function]
     outlined: dict[str, Function]
-    fuse_region: Callable[[Region], Region]
+    fuse_region: Callable[[Op, Region], Region]
+    named: dict[str, Group]
     _read_outside: set[Value] = field(default_factory=set, init=False)
 
     def region(self, region: Region) -> Region:
@@ -127,7 +130,7 @@ class Outliner:
     def _dispatch(self, group: Group, outputs: list[Value]) -> Op:
         first = group.members[0]
         if first.name in CONTROL_FLOW:
-            inner = tuple(self.fuse_region(r) for r in first.regions)
+            inner = tuple(self.fuse_region(first, r) for r in first.regions)
             return replace(first, regions=inner)
         if first.name in JUDGED or first.name in DEVICE_OPS:
             return first
@@ -143,6 +146,7 @@ class Outliner:
             inputs, params, ops = _old_values_first(first, inputs, ops)
         body = Region(tuple(params), tuple(ops), results)
         root = first.results[0].name if group.anchors else ""
+        self.named[name] = group
         self.outlined[name] = Function(name, body, attrs={"kind": group.kind, "root": root}, loc=first.loc)
         return Op("dispatch", tuple(inputs), results, {"callee": name}, loc=first.loc)
 

@@ -1,0 +1,184 @@
+"""The one answer to what something costs: measured if a record has it, predicted if not.
+
+Grain, serial or parallel, order, placement and fusion ask :class:`Costs`, and nobody else what the clock says. A record
+(:mod:`aotc.vmfb.costs.record`) knows kernels by digest, and ops by where they stand in the model; that it is of the
+model which is compiled has been checked before (:func:`check_program`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import exp, log
+from typing import Any
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
+from aotc.ir.tensor_ir import Module, Op, TensorType, walk
+from aotc.lowering.analysis.cost_devices import elements, op_nanoseconds
+from aotc.lowering.analysis.cost_work import (
+    CLAIM_NS,
+    LOOP_TRIPS,
+    MAX_CLAIMS,
+    SERIAL_NS,
+    guess,
+)
+from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
+from aotc.lowering.analysis.costs.predict import Prediction, predict
+from aotc.targets import Target
+from aotc.vmfb.costs.record import digest_of
+from aotc.vmfb.dtypes import size_of
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class StaleCosts(CompileError):
+    """A record is of another program than the one that is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a kernel costs: ``ns`` is what decisions go by; ``measured`` is None where only ``predicted`` is known."""
+
+    predicted: Prediction
+    measured: float | None = None
+
+    @property
+    def ns(self) -> float:
+        """Return the nanoseconds on one core of a CPU, or on a whole GPU."""
+        return self.predicted.ns if self.measured is None else self.measured
+
+
+class Costs:
+    """What kernels cost on ``target``, and ops on any device; ``record`` is what was measured, or empty."""
+
+    def __init__(self, target: Target, record: Mapping[str, Any] | None = None) -> None:
+        self.target = target
+        self._by_digest: dict[str, list[Mapping[str, Any]]] = {}
+        self._by_place: dict[str, list[Mapping[str, Any]]] = {}
+        for row in (record or {}).get("kernels", ()):
+            self._by_digest.setdefault(row["digest"], []).append(row)
+            self._by_place.setdefault(row["loc"], []).append(row)
+        self._known: dict[int, tuple[Kernel, Cost]] = {}  # kernels are large to hash; they are kept, so ids stay
+
+    # ------------------------------------------------------------ kernels
+
+    def of(self, kernel: Kernel, sizes: Mapping[str, int] | None = None) -> Cost:
+        """Return what ``kernel`` costs, with sizes for its dims as far as they are known."""
+        if sizes:
+            return self._cost(kernel, sizes)
+        found = self._known.get(id(kernel))
+        if found is None:
+            found = self._known[id(kernel)] = kernel, self._cost(kernel, {})
+        return found[1]
+
+    def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
+        predicted = predict(kernel, self.target, sizes)
+        rows = self._rows(kernel)
+        if not rows:
+            return Cost(predicted)
+        same = [row for row in rows if all(sizes.get(name) == n for name, n in row["sizes"].items())]
+        if same:
+            return Cost(predicted, same[0]["ns"][self.target.kind])
+        # Of other sizes: as far off as the prediction was for those that were measured.
+        ratios = [row["ns"][self.target.kind] / predict(kernel, self.target, row["sizes"]).ns for row in rows]
+        return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)))
+
+    def _rows(self, kernel: Kernel) -> Rows:
+        if not self._by_digest:
+            return ()
+        rows = self._by_digest.get(digest_of(print_kernel(kernel)), ())
+        return [row for row in rows if self.target.kind in row["ns"]]
+
+    def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
+        """Return the names of measured kernels that are none of ``kernels``: other options made them."""
+        have = {digest_of(print_kernel(k)) for k in kernels} if self._by_digest else set()
+        return [row["name"] for digest, rows in self._by_digest.items() if digest not in have for row in rows[:1]]
+
+    # ------------------------------------------------------------ what the schedule decides
+
+    def grain(self, kernel: Kernel) -> int:
+        """Return how many grid items to claim at once: each claim worth some microseconds."""
+        items = max(guess(kernel.grid), 1)
+        claims = max(1, min(items, MAX_CLAIMS.value, int(self.of(kernel).ns // CLAIM_NS.value)))
+        return -(-items // claims)
+
+    def copy(self, size: Dim) -> float:
+        """Return the nanoseconds of a copy of ``size`` bytes."""
+        machine, moved = machine_of(self.target), 2 * guess(size)
+        return machine.launch + moved / machine.level_of(moved).rate
+
+    def is_serial(self, nanoseconds: Iterable[float]) -> bool:
+        """Are commands that take so long too little for several threads?"""
+        return SERIAL_NS.holds(int(sum(nanoseconds)))
+
+    # ------------------------------------------------------------ ops, before there are kernels
+
+    def of_op(self, op: Op, kind: str, device: str = "") -> float:
+        """Return the nanoseconds of ``op`` by itself on a device of ``kind``, which the model may have a name for."""
+        if op.name in CONTROL_FLOW:
+            inner = [sum(self.of_op(i, kind, device) for i in r.ops) for r in op.regions]
+            return LOOP_TRIPS.value * sum(inner) if op.name == "while" else max(inner, default=0.0)
+        rows = self._by_place.get(place_of(op.loc), ())
+        times = [row["ns"].get(device, row["ns"].get(kind)) for row in rows]
+        found = [ns for ns in times if ns is not None]
+        return sum(found) / len(found) if found else op_nanoseconds(op, kind)
+
+    def work_of(self, op: Op) -> int | None:
+        """Return the scalar operations of an element of ``op``, if it was measured in a kernel of its own.
+
+        What took no longer than its memory does tells nothing of them.
+        """
+        if op.name not in ELEMENTWISE:
+            return None
+        rows = [row for row in self._by_place.get(place_of(op.loc), ()) if row["ops"] == 1]
+        machine = machine_of(self.target)
+        times = []
+        for row in rows:
+            least = machine.launch + row["bytes"] / machine.level_of(row["bytes"]).rate
+            ns = row["ns"].get(self.target.kind, 0.0)
+            if not MEMORY_BOUND.holds(round(100 * ns / least)):
+                times.append(ns)
+        if not times:
+            return None
+        rate = machine.vector * max(machine.vector_bytes // size_of(op.result.type.dtype), 1)
+        return max(round(sum(times) / len(times) / max(elements(op.result), 1) * rate), 1)
+
+
+def place_of(loc: Loc) -> str:
+    """Return how records and bundles name a place of the model."""
+    return loc.traced_by or str(loc)
+
+
+def digest_of_program(module: Module) -> str:
+    """Return the digest of an imported module: its ops and their types in order, without constants and places."""
+    parts: list[str] = []
+    texts: dict[TensorType, str] = {}
+    for function in module.functions.values():
+        parts.append(function.name)
+        for op in walk(function.body):
+            parts.append(op.name)
+            for v in (*op.operands, *op.results):
+                text = texts.get(v.type)
+                if text is None:
+                    text = texts[v.type] = str(v.type)
+                parts.append(text)
+    return sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def check_program(record: Mapping[str, Any], module: Module) -> None:
+    """Refuse a record of another program than ``module``, as it was imported.
+
+    Raises
+    ------
+    StaleCosts
+    """
+    found = digest_of_program(module)
+    if record and record["program"] != found:
+        loc = next(f.loc for f in module.functions.values() if f.public)
+        message = f"the costs are stale: they were measured on program {record['program']}, this one is {found}"
+        raise StaleCosts.at(loc, message, hint="aotc profile a bundle of this model, and compile with that record")

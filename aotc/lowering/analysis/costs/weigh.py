@@ -1,0 +1,33 @@
+"""Ops that were measured say how much work they are: ``%1 = tan %0`` becomes ``%1 = tan %0 {work = 90}``.
+
+An op was measured if a kernel of a profile consisted of it alone, as all do at ``-O0``. Without costs nothing changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.opset import CONTROL_FLOW
+from aotc.ir.tensor_ir import Module, Op, Region
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.options import Options
+from aotc.targets import resolve
+
+
+def weighed(module: Module, options: Options) -> Module:
+    """Return ``module`` with the attribute ``work`` on each op that the costs of ``options`` know."""
+    if not options.costs:
+        return module
+    costs = Costs(resolve(options.target)[0], options.costs)
+    return module.with_functions({n: replace(f, body=_region(f.body, costs)) for n, f in module.functions.items()})
+
+
+def _region(region: Region, costs: Costs) -> Region:
+    return replace(region, ops=tuple(_op(op, costs) for op in region.ops))
+
+
+def _op(op: Op, costs: Costs) -> Op:
+    if op.name in CONTROL_FLOW:
+        return replace(op, regions=tuple(_region(r, costs) for r in op.regions))
+    work = costs.work_of(op)
+    return op if work is None else replace(op, attrs={**op.attrs, "work": work})

@@ -1,0 +1,204 @@
+"""The third part of fusion: loop regions are absorbed by their only reader, which computes them wherever it reads them.
+
+Before::
+
+    %7 = dispatch %1 {callee = "k0"}     // k0 holds exp
+    %8 = dispatch %7, %2 {callee = "k1"} // k1 holds a product with its epilogue, which adds %7
+After::
+
+    %8 = dispatch %1, %2 {callee = "k1"} // k1 holds exp, too
+
+What that repeats is counted (``region_work``), and a group that would do too much work stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from aotc.ir.dims import product, static
+from aotc.ir.opset import FREE, OPS
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.lowering.analysis.anchors import Anchors, settle
+from aotc.lowering.analysis.cost import (
+    REGION_BUFFERS,
+    REGION_OPS,
+    REGION_WORK,
+    REPEATED_WORK,
+    REPEATED_WORK_O3,
+    STAGE_WORK,
+)
+from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
+from aotc.lowering.analysis.resources import row_fits, row_memory
+from aotc.lowering.analysis.row_stages import RowStages
+from aotc.lowering.passes.fusion.outline import Group, captures
+from aotc.lowering.passes.fusion.record import FusionRecord
+from aotc.options import Options
+from aotc.targets import Target, resolve
+
+ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a group may take, of work and of memory.
+
+    Attributes
+    ----------
+    level : int
+        The optimization level.
+    target : Target
+    makers : mapping of Value to Op
+        The op that makes each value.
+    group_of : mapping of Op to Group
+        Ops that are in no group are repeated in each group that reads them.
+    """
+
+    level: int
+    target: Target
+    makers: Mapping[Value, Op]
+    group_of: Mapping[Op, Group]
+
+    def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
+        """Return what makes each value of a group of ``ops``, in order, with the movement ops that are repeated."""
+        inside = set(ops)
+        order: dict[Op, None] = {}
+        stack = [(op, False) for op in reversed(list(ops))]
+        while stack:
+            op, done = stack.pop()
+            if op in order:
+                continue
+            if done:
+                order[op] = None
+                continue
+            stack.append((op, True))
+            for v in (*op.operands, *captures(op)):
+                maker = self.makers.get(v)
+                if maker is not None and (maker in inside or (maker.name in FREE and maker not in self.group_of)):
+                    stack.append((maker, False))
+        return {v: op for op in order for v in op.results}
+
+    def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
+        """Return why a region with reductions cannot have ``members``, or nothing."""
+        return self._refuses_row(self.body(members), members, anchors)
+
+    def refuses_absorbed(self, group: Group, reader: Group) -> str:
+        """Return why ``reader`` cannot compute ``group`` too, or nothing."""
+        members = reader.members
+        ops = self.body([*group.absorbed, *group.members, *reader.absorbed, *members])
+        if reader.kind in ("row", "reduce"):
+            return self._refuses_row(ops, members, settle(members[0], list(dict.fromkeys(ops.values()))))
+        if reader.kind == "update" or reader.anchors is None:
+            work = update_work(ops, members[0])
+        else:
+            work = loop_work(ops, reader.anchors, members, self.target)
+        return "" if work.fits else _too_much(work)
+
+    def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
+        read = {v for op in members for v in op.operands}
+        stored = [v for op in members for v in op.results if v not in read and not anchors.is_row(v)]
+        stages = RowStages(ops, anchors, stored)
+        work = row_work(stages, kept_values(stages, self.target))
+        if work.fits:
+            return ""
+        needed = sum(stages.keep(lambda size: True, cheap=True).values())
+        if not needed or row_fits(self.target, stages, needed):
+            return _too_much(work)
+        where, limit = row_memory(self.target, stages)
+        return f"{needed:,} bytes of a row > {limit:,} bytes of {where}, and without them {_too_much(work)}"
+
+
+@dataclass(frozen=True)
+class Absorber:
+    """Lets groups absorb those loops that only they read.
+
+    Attributes
+    ----------
+    readers : mapping of Value to sequence of Op
+        The ops of groups that read each value, movement ops looked through.
+    needed : set of Value
+        The values that must exist in memory.
+    budget : Budget
+    record : FusionRecord
+    """
+
+    readers: Mapping[Value, Sequence[Op]]
+    needed: Set[Value]
+    budget: Budget
+    record: FusionRecord
+
+    def run(self, groups: Sequence[Group], group_of: dict[Op, Group]) -> None:
+        """Go through ``groups``, the last first, and let ``group_of`` follow."""
+        for group in reversed(groups):
+            reader = self._only_reader(group, group_of) if group.kind == "loop" else None
+            if reader is None:
+                continue
+            ops = [*group.members, *group.absorbed]
+            if self.record.decide(ops, reader, self._refusal(group, reader), "only this region reads it"):
+                self.record.absorbed[group] = reader
+                reader.absorbed += ops
+                group_of.update(dict.fromkeys(ops, reader))
+                group.members, group.absorbed = [], []
+
+    def _only_reader(self, group: Group, group_of: Mapping[Op, Group]) -> Group | None:
+        made = [v for op in group.members for v in op.results]
+        if any(v in self.needed for v in made):
+            return None
+        pairs = {(v, g) for v in made for op in self.readers.get(v, ()) if (g := group_of[op]) is not group}
+        if len(pairs) != 1:
+            return None
+        ((_, reader),) = pairs
+        return reader if reader.kind in ABSORBING else None
+
+    def _refusal(self, group: Group, reader: Group) -> str:
+        """Return why computing the group wherever it is read is worse than storing it, or nothing."""
+        count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
+        if not REGION_OPS.holds(count):
+            return f"{count} ops > {REGION_OPS.value}"
+        buffers = self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed])
+        if not REGION_BUFFERS.holds(buffers):
+            return f"{buffers} buffers > {REGION_BUFFERS.value}"
+        made = {v for op in group.members for v in op.results}
+        if reader.kind == "update" and reader.members[0].operands[0] in made:
+            return "it is updated in place"
+        if reader.kind == "contract" and not made.isdisjoint(reader.members[0].operands):
+            return "a product reads it many times"
+        if reader.kind != "update":
+            repeated = self._repeated(group, reader)
+            limit = REPEATED_WORK if self.budget.level < 3 else REPEATED_WORK_O3
+            if not limit.holds(repeated):
+                return f"{repeated} scalar operations per element would be repeated > {limit.value}"
+        return self.budget.refuses_absorbed(group, reader)
+
+    def _repeated(self, group: Group, reader: Group) -> int:
+        """Return the scalar operations per element of the group that its reader repeats, by their sizes alone."""
+        cost = sum(op.attrs.get("work", OPS[op.name].work) for op in group.members + group.absorbed)
+        made = _elements(group.members[-1].result.type)
+        anchor = reader.anchors.anchor if reader.anchors else reader.members[0].results[0]
+        read = _elements(anchor.type)
+        repeats = 1 if made is None or read is None else max(1, -(-read // max(made, 1)))
+        if reader.kind == "window":
+            repeats = static(product(reader.members[0].attrs["window"]))
+        if reader.kind == "row":
+            levels = max(reader.anchors.levels.values()) + 1 if reader.anchors else 1
+            repeats *= levels if STAGE_WORK.holds(cost) else 1
+        return cost * (repeats - 1)
+
+    def _buffers_of(self, ops: list[Op]) -> int:
+        inside = set(ops)
+        return len({v for m in inside for v in m.operands if self.budget.makers.get(v) not in inside})
+
+
+def _too_much(work: RegionWork) -> str:
+    """Return what is said of a region that would do too much work."""
+    return f"{work.fused} scalar operations, {work.share} % of {work.apart} apart > {REGION_WORK.value} %"
+
+
+def target_of(options: Options) -> Target:
+    """Return the target that fusion forms regions for, as far as options limit it."""
+    return resolve(options.target)[0].limited(options.stack_limit, options.shared_memory_limit)
+
+
+def _elements(type_: TensorType) -> int | None:
+    n = product(type_.shape)
+    return n if isinstance(n, int) else None

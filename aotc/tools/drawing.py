@@ -1,0 +1,65 @@
+"""Drawings over an axis: boxes from left to right, as SVG."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, ROW, MARGIN, HEAD, FOOT = 1000, 22, 20, 34, 30  # pixels
+LETTER = 7  # pixels of a letter of a label
+TICKS = 10  # of the axis
+
+_STYLE = """text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .axis { font-size: 11px; fill: #555 }
+.box { fill: #e8eef4; stroke: #7a93ac } .critical { fill: #f4d9d2; stroke: #b3442e } .rule { stroke: #ddd }
+.peak { stroke: #b3442e; stroke-dasharray: 4 3 }"""
+
+
+@dataclass
+class Drawing:
+    """Boxes over an axis from 0 to ``end``, whose numbers are shown in ``unit`` of ``scale`` each; rows go down.
+
+    ``rows`` are how high a row's unit is drawn; the vertical axis may be bytes too.
+    """
+
+    title: str
+    end: float
+    unit: str
+    scale: float = 1.0
+    row: float = ROW
+    parts: list[str] = field(default_factory=list)
+    bottom: float = 0.0
+
+    def x(self, at: float) -> float:
+        """Return the pixel of a place on the axis."""
+        return MARGIN + (at / self.end if self.end else 0.0) * WIDTH
+
+    def box(self, begin: float, end: float, top: float, bottom: float, kind: str, label: str, said: str) -> None:
+        """Draw a box; ``label`` is written into it if there is room, ``said`` appears under the pointer."""
+        left, width = self.x(begin), max(self.x(end) - self.x(begin), 1.0)
+        y, height = HEAD + MARGIN + top * self.row, max((bottom - top) * self.row - 1, 1.0)
+        place = f'x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        self.parts.append(f'<rect {place} class="{kind}"><title>{escape(said)}</title></rect>')
+        if len(label) * LETTER < width and height > LETTER:
+            self.parts.append(f'<text x="{left + 4:.1f}" y="{y + height / 2 + 4:.1f}">{escape(label)}</text>')
+        self.bottom = max(self.bottom, y + height)
+
+    def line(self, at: float, kind: str) -> None:
+        """Draw a line from top to bottom."""
+        end, x = self.bottom or HEAD + MARGIN, f"{self.x(at):.1f}"
+        self.parts.append(f'<line x1="{x}" y1="{HEAD}" x2="{x}" y2="{end:.1f}" class="{kind}"/>')
+
+    def text(self) -> str:
+        """Return the drawing."""
+        bottom = max(self.bottom, HEAD + MARGIN)
+        head = f'<text x="{MARGIN}" y="{MARGIN + 4}" class="title">{escape(self.title)}</text>'
+        axis = []
+        for n in range(TICKS + 1):
+            at = self.end * n / TICKS
+            x = self.x(at)
+            axis.append(f'<line x1="{x:.1f}" y1="{HEAD}" x2="{x:.1f}" y2="{bottom + 6:.1f}" class="rule"/>')
+            said = f"{at / self.scale:.4g}{' ' + self.unit if n == TICKS else ''}"
+            axis.append(f'<text x="{x:.1f}" y="{bottom + 20:.1f}" class="axis">{said}</text>')
+        width, height = WIDTH + 4 * MARGIN, bottom + FOOT
+        svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
+        svg += f'viewBox="0 0 {width} {height:.0f}">'
+        return "\n".join([svg, f"<style>{_STYLE}</style>", head, *axis, *self.parts, "</svg>", ""])

@@ -1,0 +1,164 @@
+"""Which ops became one kernel, what that takes, and why each neighbour was taken or refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotc.frontend.importer import import_raw
+from aotc.frontend.mlir import fetch
+from aotc.guard import guard
+from aotc.ir.dims import Dim, product
+from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
+from aotc.ir.opset import FREE
+from aotc.ir.tensor_ir import Function, Module, Op
+from aotc.ir.tensor_ir import walk as walk_ops
+from aotc.lowering.analysis.resources import memory_limits
+from aotc.lowering.passes.fuse import fuse, fuse_recorded
+from aotc.lowering.passes.fusion.record import FusionRecord, Verdict
+from aotc.lowering.regions.lower_region import lower_region
+from aotc.options import Options
+from aotc.pipeline import checked_options, run_passes
+from aotc.recompile import model_of
+from aotc.targets import Target, resolve
+from aotc.vmfb.bundle import MAGIC
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class FusionNeighbour:
+    """Ops that a region took or refused, why, and the lines that they are from."""
+
+    taken: bool
+    ops: tuple[str, ...]
+    reason: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRegion:
+    """A kernel.
+
+    Attributes
+    ----------
+    function, name, kind : str
+        The function that runs it first, its name, and how it is lowered.
+    ops, lines : tuple of str
+        What it computes, and the lines that this is from.
+    bytes_in, bytes_out, work : str
+        Bytes of its operands and results, and scalar operations; expressions where only a call knows the sizes.
+    memory : mapping of str to (int, int)
+        For each kind of memory that it makes arrays in: bytes, and how many there are.
+    neighbours : tuple of FusionNeighbour
+    """
+
+    function: str
+    name: str
+    kind: str
+    ops: tuple[str, ...]
+    lines: tuple[str, ...]
+    bytes_in: str
+    bytes_out: str
+    work: str
+    memory: Mapping[str, tuple[int, int]]
+    neighbours: tuple[FusionNeighbour, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionReport:
+    """The regions of a model for one target."""
+
+    target: str
+    regions: tuple[FusionRegion, ...]
+
+
+def explain_fusion(
+    model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
+    **flags: Any,
+) -> FusionReport:  # fmt: skip
+    """Tell which ops of ``model`` become one kernel; the arguments are those of ``aotc.compile``, or a bundle.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read.
+    BundleError
+        If a bundle is damaged, or has no source.
+    """
+    if _is_bundle(model):
+        raw, targets, chosen = model_of(model, **flags)
+        target, *_ = resolve(chosen.target) if "target" in flags else targets
+    else:
+        chosen = checked_options(options, flags, whole=False)
+        raw, (target, *_) = fetch(model, example_args, kwargs or {}), resolve(chosen.target)
+    chosen = checked_options(chosen, {"target": target.name}, whole=False)
+    before = import_raw(raw, options=chosen)
+    stages = {"": before}
+    run_passes(before, chosen, lambda _, step, after: stages.update({step.run.__name__: after}))
+    names = list(stages)
+    whole = stages[names[names.index(fuse.__name__) - 1]]
+    with guard("while explaining fusion", chosen, whole):
+        record = FusionRecord()
+        module = fuse_recorded(whole, chosen, record)
+        target = target.limited(chosen.stack_limit, chosen.shared_memory_limit)
+        return FusionReport(target.name, tuple(_regions(module, record, target)))
+
+
+def _is_bundle(model: Any) -> bool:
+    if isinstance(model, bytes):
+        return model.startswith(MAGIC)
+    if not isinstance(model, str | os.PathLike) or "\n" in str(model) or not Path(model).is_file():
+        return False
+    with open(model, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _regions(module: Module, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
+    """Yield the regions in the order in which functions run them."""
+    callers: dict[str, str] = {}
+    for function in module.functions.values():
+        for op in walk_ops(function.body) if function.public else ():
+            if op.name == "dispatch":
+                callers.setdefault(op.attrs["callee"], function.name)
+    for name, caller in callers.items():
+        yield _region(module.functions[name], caller, record, lower_region(module.functions[name], target), target)
+
+
+def _region(
+    function: Function, caller: str, record: FusionRecord, kernel: Kernel, target: Target
+) -> FusionRegion:
+    ops = [op for op in function.body.ops if op.name not in FREE] or list(function.body.ops)
+    return FusionRegion(
+        caller, function.name, function.attrs["kind"], tuple(op.name for op in ops), _lines(ops),
+        str(_bytes(kernel.inputs)), str(_bytes(kernel.outputs)), str(kernel.flops), _memory(kernel, target),
+        tuple(_neighbour(v) for v in record.about(record.groups[function.name])),
+    )  # fmt: skip
+
+
+def _neighbour(verdict: Verdict) -> FusionNeighbour:
+    names = tuple(op.name for op in verdict.ops)
+    return FusionNeighbour(verdict.taken, names, verdict.reason, _lines(verdict.ops))
+
+
+def _lines(ops: Any) -> tuple[str, ...]:
+    """Return where ops are from: lines of Python if JAX noted them, else of the model."""
+    places: list[Op] = list(ops)
+    return tuple(dict.fromkeys(op.loc.source or op.loc.traced_by or str(op.loc) for op in places))
+
+
+def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
+    return sum((product(b.shape) * size_of(b.dtype) for b in buffers), 0)
+
+
+def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
+    """Return the bytes of the arrays that a kernel makes, by the name of the memory, each with how many there are."""
+    made = {s.buffer for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.shape}
+    found: dict[str, tuple[int, int]] = {}
+    for space, (name, limit) in memory_limits(target).items():
+        used = [_bytes((b,)) for b in made if b.space == space]
+        if used:
+            found[name] = int(sum(n for n in used if isinstance(n, int))), limit
+    return found

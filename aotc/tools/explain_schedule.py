@@ -1,0 +1,186 @@
+"""What a bundle's commands take, by the cost model and as measured, and what the call waits for: rows and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_parser import parse_kernel
+from aotc.lowering.analysis.costs.model import Cost, Costs
+from aotc.lowering.program.order import longest_ways
+from aotc.targets import TARGETS, Target, host
+from aotc.tools.drawing import Drawing
+from aotc.tools.flow import Flow, FlowStep, flow_of
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.costs.stored import COSTS, PROFILE, stored
+from aotc.vmfb.errors import BundleError
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """A command: what it is, what it takes in nanoseconds on one core, and when it can begin.
+
+    Attributes
+    ----------
+    number, graph, within, after
+        As of :class:`aotc.tools.flow.FlowStep`.
+    sizes : mapping
+        Of the kernel's dims.
+    items, claim : int
+        Of its grid, and how many a worker takes at once.
+    serial : bool
+        One thread runs its graph.
+    predicted : float
+    measured : float or None
+    bound : str
+        ``compute``, ``memory`` or ``overhead``: what the prediction is made of.
+    begin : float
+        Nanoseconds after the beginning of its graph, if nothing but what it waits for keeps it.
+    critical : bool
+        Is it on the longest way through its graph?
+    """
+
+    number: int
+    graph: int
+    within: str
+    kernel: str
+    loc: str
+    sizes: Mapping[str, int]
+    items: int
+    claim: int
+    serial: bool
+    predicted: float
+    measured: float | None
+    bound: str
+    bytes: int
+    after: tuple[int, ...]
+    begin: float
+    critical: bool
+
+    @property
+    def ns(self) -> float:
+        """Return what decisions go by."""
+        return self.predicted if self.measured is None else self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleReport:
+    """The commands of a call in order, each turn of a loop once.
+
+    Attributes
+    ----------
+    work : float
+        Nanoseconds of all commands on one core.
+    path : float
+        Nanoseconds of the longest ways through the graphs, one after the other.
+    unknown : tuple of str
+        Kernels that were measured, and that the bundle does not have: they count for nothing.
+    measured_on : str
+        The processor, if anything was measured.
+    """
+
+    function: str
+    target: str
+    rows: tuple[ScheduleRow, ...]
+    work: float
+    path: float
+    unknown: tuple[str, ...]
+    measured_on: str
+    picture: str
+
+
+def explain_schedule(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None) -> ScheduleReport:
+    """Tell what each command of a bundle's function takes; measured times are those of its profile, or its costs.
+
+    Raises
+    ------
+    BundleError
+        If it has no such function, or no kernel text.
+    """
+    flow = flow_of(opened, function, sizes)
+    kernels, locs = _kernels(opened, flow)
+    record = stored(opened, PROFILE) or stored(opened, COSTS)
+    costs = Costs(_target(flow.variant["target"]), record)
+    rows: list[ScheduleRow] = []
+    for graph in _graphs(flow):
+        rows += _rows(graph, flow, kernels, locs, costs)
+    path = sum(max(r.begin + r.ns for r in rows if r.graph == g) for g in dict.fromkeys(r.graph for r in rows))
+    unknown = tuple(costs.unknown(kernels))
+    picture = _picture(flow.function, rows)
+    machine = str(record.get("machine", {}).get("cpu", "")) if record else ""
+    return ScheduleReport(
+        flow.function, flow.variant["target"], tuple(rows), sum(r.ns for r in rows), path, unknown, machine, picture
+    )
+
+
+def _target(name: str) -> Target:
+    """Return the target of a variant; this machine's caches are known better than those of others."""
+    first = name.partition("+")[0]
+    return own if first.startswith("cpu") and (own := host()).name == first else TARGETS[first]
+
+
+def _kernels(opened: Bundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
+    held = (opened.manifest.get("debug") or {}).get("kernels")
+    if held is None:
+        raise BundleError(opened.where, "the bundle holds no kernel text", hint="compile it with debug information")
+    entries = [held[f"{flow.variant['target']}/{k['name']}"] for k in flow.variant["kernels"]]
+    return [parse_kernel(row["text"]) for row in entries], [row["loc"] for row in entries]
+
+
+def _graphs(flow: Flow) -> list[list[FlowStep]]:
+    graphs: dict[int, list[FlowStep]] = {}
+    for step in flow.steps:
+        graphs.setdefault(step.graph, []).append(step)
+    return list(graphs.values())
+
+
+def _rows(
+    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Costs
+) -> list[ScheduleRow]:
+    """Return the rows of one graph."""
+    first = steps[0].number
+    before = [[n - first for n in step.after] for step in steps]
+    found: list[Cost | None] = [None if s.kernel < 0 else costs.of(kernels[s.kernel], s.sizes) for s in steps]
+    copied = [s.reads[0][2] - s.reads[0][1] if s.kernel < 0 else 0 for s in steps]
+    times = [costs.copy(size) if cost is None else cost.ns for cost, size in zip(found, copied, strict=True)]
+    begins = [0.0] * len(steps)
+    for n, some in enumerate(before):
+        begins[n] = max((begins[p] + times[p] for p in some), default=0.0)
+    ways = longest_ways(before, times)
+    longest = max(ways, default=0.0)
+    rows = []
+    for n, (step, cost) in enumerate(zip(steps, found, strict=True)):
+        critical = begins[n] + ways[n] >= longest * (1 - 1e-9)
+        known = (times[n], None, "memory", 2 * copied[n]) if cost is None else _known(cost)
+        rows.append(ScheduleRow(
+            step.number, step.graph, step.within, flow.name_of(step), locs[step.kernel] if step.kernel >= 0 else "",
+            step.sizes, step.items, step.claim, step.serial, *known, step.after, begins[n], critical,
+        ))  # fmt: skip
+    return rows
+
+
+def _known(cost: Cost) -> tuple[float, float | None, str, int]:
+    p = cost.predicted
+    return p.ns, cost.measured, p.bound, p.bytes
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
+    """Return a drawing of the commands over time, each as soon as what it waits for is done, lanes as needed."""
+    total = sum(max((r.begin + r.ns for r in rows if r.graph == g), default=0.0) for g in {r.graph for r in rows})
+    drawing = Drawing(f"@{function}: commands as soon as they can begin, {total / 1e3:.1f} us", total, "us", 1e3)
+    start = 0.0
+    for graph in dict.fromkeys(r.graph for r in rows):
+        some = [r for r in rows if r.graph == graph]
+        lanes: list[float] = []
+        for row in sorted(some, key=lambda r: (r.begin, not r.critical, r.number)):
+            lane = next((n for n, end in enumerate(lanes) if end <= row.begin + 1e-9), len(lanes))
+            lanes[lane : lane + 1] = [row.begin + row.ns]
+            kind = "critical" if row.critical else "box"
+            said = f"{row.number}: {row.kernel}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
+        start += max(lanes, default=0.0)
+    return drawing.text()

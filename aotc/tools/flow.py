@@ -1,0 +1,251 @@
+"""What a call of a bundle's function does, command by command, with all sizes known: nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, WhileNode, value_of
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.devices.buffers import Buffers, load_buffers
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.isa import Frame
+from aotc.vmfb.safety.interface import Invalid, evaluate
+from aotc.vmfb.trace import evaluate as evaluate_dim
+from aotc.vmfb.trace import read_header
+from aotc.vmfb.vm import decode, interpret
+
+Place = tuple[int, int, int]
+"""A slot of the pointer table, the first byte there, and that after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStep:
+    """A command of a call: ``reads`` and ``writes`` are what it touches, ``after`` the steps that it waits for.
+
+    Attributes
+    ----------
+    number : int
+        In the order of the call; what is inside a loop or a branch is numbered once.
+    graph : int
+        Commands of one graph may run side by side, graphs run one after the other.
+    within : str
+        The loops and branches around it, e.g. ``loop 1 > branch 0``.
+    kernel : int
+        Its number, -1 for a copy.
+    types : tuple of str
+        Of what it reads and then writes, as far as known.
+    updates : bool
+        Does it read what it writes over?
+    """
+
+    number: int
+    graph: int
+    within: str
+    kernel: int
+    sizes: Mapping[str, int]
+    items: int
+    claim: int
+    serial: bool
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    types: tuple[str, ...]
+    after: tuple[int, ...]
+    updates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSpan:
+    """Steps from ``begin`` to before ``end`` that are a loop, which runs them again and again."""
+
+    begin: int
+    end: int
+
+
+@dataclass
+class Flow:
+    """A call of a function with arguments of some sizes.
+
+    Attributes
+    ----------
+    slots : Slots
+        Which slot is an argument, a result, the arena.
+    arena : int
+        Bytes.
+    scratch : int
+        Bytes of a worker's own memory: the most that a kernel of the function needs.
+    loops : list of FlowSpan
+    """
+
+    function: str
+    variant: Mapping[str, Any]
+    slots: Slots
+    steps: list[FlowStep] = field(default_factory=list)
+    loops: list[FlowSpan] = field(default_factory=list)
+    arena: int = 0
+    scratch: int = 0
+
+    def name_of(self, step: FlowStep) -> str:
+        """Return the name of a step's kernel."""
+        return "copy" if step.kernel < 0 else self.variant["kernels"][step.kernel]["name"]
+
+
+def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = "") -> Flow:
+    """Return what a call of ``function`` does; sizes of symbolic dims that are not given are guessed.
+
+    Raises
+    ------
+    BundleError
+        If the bundle has no such function or target.
+    VmError
+        If the program refuses arguments of these sizes.
+    """
+    names = list(opened.manifest["functions"])
+    name = function or (names[0] if len(names) == 1 else "main")
+    if name not in names:
+        raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
+    variant = _variant(opened, target)
+    signature = opened.manifest["functions"][name]
+    spaces = len(variant.get("spaces", ())) or 1
+    flow = Flow(name, variant, Slots(len(signature["arguments"]), len(signature["results"]), spaces))
+    walker = _Walker(flow, load_buffers(opened, dict(variant)), _texts(opened, variant))
+    shapes = [tuple(_size(d, sizes or {}) for d in a["dims"]) for a in signature["arguments"]]
+    program = variant["functions"][name]
+    frame = Frame(program["registers"], shapes, walker, name, tuple(a["name"] for a in signature["arguments"]))
+    try:
+        interpret(decode(program["code"]), frame)
+    except Invalid as error:
+        raise BundleError(opened.where, f"the program is invalid: {error}") from None
+    used = {step.kernel for step in flow.steps if step.kernel >= 0}
+    flow.scratch = max((variant["kernels"][n]["scratch"] for n in used), default=0)
+    return flow
+
+
+def _variant(opened: Bundle, target: str) -> Mapping[str, Any]:
+    every = opened.manifest["variants"]
+    found = [v for v in every if target in ("", v["target"])]
+    if not found:
+        expected = ", ".join(v["target"] for v in every)
+        raise BundleError(opened.where, f"the bundle is not compiled for {target}", expected=expected)
+    return found[0]
+
+
+def _texts(opened: Bundle, variant: Mapping[str, Any]) -> list[str]:
+    held = (opened.manifest.get("debug") or {}).get("kernels") or {}
+    return [held.get(f"{variant['target']}/{k['name']}", {}).get("text", "") for k in variant["kernels"]]
+
+
+class _Guess(dict[str, int]):
+    def __missing__(self, name: str) -> int:
+        return UNKNOWN_SIZE.value
+
+
+def _size(dim: int | str, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    try:
+        return evaluate_dim(ast.parse(dim, mode="eval").body, _Guess(sizes))
+    except (ValueError, ZeroDivisionError, SyntaxError) as error:
+        raise VmError("", f"cannot evaluate dim {dim!r}: {error}") from None
+
+
+class _Walker:
+    """Notes what a host program submits; integers in memory are guessed, conditions hold."""
+
+    def __init__(self, flow: Flow, buffers: Buffers, texts: Sequence[str]) -> None:
+        self.flow, self.buffers, self.texts = flow, buffers, texts
+        self.graphs = self.branches = 0
+
+    def result(self, index: int, dims: tuple[int, ...]) -> None:
+        """Nothing is allocated."""
+
+    def take(self, index: int, argument: int) -> None:
+        """Nothing is taken."""
+
+    def judge(self, condition: Any, message: str, values: list[Any]) -> None:
+        """Nothing is known."""
+
+    def block(self, slot: int, offset: int, size: int) -> None:
+        """Nothing is touched."""
+
+    def arena(self, size: int, space: int = 0) -> None:
+        """Note the bytes in the process's memory."""
+        self.flow.arena = self.flow.arena if space else max(self.flow.arena, size)
+
+    def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
+        """Return a guess."""
+        return 1 if dtype == "i1" else UNKNOWN_SIZE.value
+
+    def submit(self, number: int, parameters: list[int]) -> None:
+        """Note the commands."""
+        self._nodes(self.buffers.nodes[number], parameters, "")
+
+    def _nodes(self, nodes: Sequence[Node], parameters: Sequence[int], within: str) -> None:
+        for node in nodes:
+            match node:
+                case Graph():
+                    self._graph(node, parameters, within)
+                case WhileNode():
+                    begin, inner = len(self.flow.steps), f"{within}loop {len(self.flow.loops)} > "
+                    self.flow.loops.append(FlowSpan(begin, begin))
+                    at = len(self.flow.loops) - 1
+                    self._nodes(node.condition, parameters, inner)
+                    self._nodes(node.body, parameters, inner)
+                    self.flow.loops[at] = FlowSpan(begin, len(self.flow.steps))
+                case Case():
+                    self.branches += 1
+                    for n, branch in enumerate(node.branches):
+                        self._nodes(branch, parameters, f"{within}branch {self.branches}.{n} > ")
+
+    def _graph(self, graph: Graph, parameters: Sequence[int], within: str) -> None:
+        first, steps = len(self.flow.steps), self.flow.steps
+        after: list[list[int]] = [[] for _ in graph.commands]
+        for n, command in enumerate(graph.commands):
+            for successor in command.successors:
+                after[successor].append(first + n)
+        for n, command in enumerate(graph.commands):
+            kernel = -1 if command.kind == COPY else command.kernel
+            extents, count, types, sizes, updates = self._touched(command, parameters)
+            places = [
+                (slot, at := value_of(offset, parameters), at + size)
+                for (slot, offset), size in zip(command.places, extents, strict=True)
+            ]
+            items, claim = (value_of(word, parameters) for word in (command.items, command.grain))
+            where = within.removesuffix(" > ")
+            reads, writes = tuple(places[:count]), tuple(places[count:])
+            serial = graph.serial
+            steps.append(FlowStep(
+                first + n, self.graphs, where, kernel, sizes, items, claim, serial, reads, writes, types,
+                tuple(after[n]), updates,
+            ))  # fmt: skip
+        self.graphs += 1
+
+    def _touched(
+        self, command: Command, parameters: Sequence[int]
+    ) -> tuple[list[int], int, tuple[str, ...], dict[str, int], bool]:
+        """Return bytes of each place, how many are only read, types, dims, and whether it reads what it writes over."""
+        dims = [value_of(word, parameters) for word in command.dims]
+        if command.kind == COPY:
+            return [dims[0], dims[0]], 1, (), {}, False
+        entry, text = self.flow.variant["kernels"][command.kernel], self.texts[command.kernel]
+        extents = [evaluate(size, dims) for size in entry["extents"]]
+        if not text:
+            return extents, entry["inputs"], (), {}, False
+        header = read_header(text)
+        known = dict(zip(header.dims, dims, strict=True))
+        types = tuple(
+            f"{p.dtype}[{', '.join(str(evaluate_dim(d, known)) for d in p.dims)}]" for p in header.parameters
+        )
+        updates = bool(header.parameters) and header.parameters[0].name.startswith("a")
+        return extents, entry["inputs"], types, known, updates and header.parameters[0].name != "a0"
+
+
+def arena_places(flow: Flow, step: FlowStep) -> Iterator[tuple[Place, bool, str]]:
+    """Yield what a step touches in the arena, whether it writes it, and its type."""
+    types = (*step.types, *[""] * (len(step.reads) + len(step.writes) - len(step.types)))
+    for n, place in enumerate((*step.reads, *step.writes)):
+        if place[0] == flow.slots.arena and place[1] < place[2]:
+            yield place, n >= len(step.reads), types[n]

@@ -1,0 +1,163 @@
+"""One kind's kernels on one GPU, with the constants that they read, and arrays in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotc.vmfb.abi import INTERFACE_BYTES
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.buffers import check_digest
+from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer
+from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.limits import IDLE_BUFFERS, MAX_THREADS
+from aotc.vmfb.pointers import address_of
+from aotc.vmfb.process.locks import new_recursive_lock
+from aotc.vmfb.weights.constants import ConstantMemory
+
+
+class LoadedGpu:
+    """A variant, or the part of one that is for one target, on a GPU; what programs need of it.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    part : dict
+        Its entry: cubins and kernels.
+    first : int
+        The number of its first kernel.
+    constants : ConstantMemory
+        Of the variant.
+    pieces : sequence of (int, int, int), optional
+        What of the constants it needs: offset there, bytes, offset here; all if it is None.
+    ordinal : int
+        The GPU's number.
+
+    Raises
+    ------
+    BundleError
+        If a cubin is damaged.
+    """
+
+    def __init__(
+        self, bundle: Bundle, part: dict[str, Any], first: int, constants: ConstantMemory,
+        pieces: Sequence[Sequence[int]] | None, ordinal: int,
+    ) -> None:  # fmt: skip
+        check_kernels(bundle, part)
+        self.where = bundle.where
+        self.lock = new_recursive_lock()  # whoever uses the stream holds it, for another thread may be recording on it
+        self.ordinal = ordinal
+        self.gpu = cuda_driver.Gpu(ordinal)
+        self.kernels = dict(enumerate(part["kernels"], first))
+        self.functions = dict(enumerate(self._load(bundle, part), first))
+        rows = [(0, constants.size, 0)] if pieces is None else pieces
+        self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
+        self.constants = self._upload(bundle, constants, rows)
+        self.bytes = self.most_bytes = self.constants_bytes
+        self._idle: dict[int, list[int]] = {}  # memory of arrays that are gone, by size: the stream orders its uses
+
+    def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
+        modules: dict[tuple[int, ...], Any] = {}
+        functions = []
+        for kernel, image in zip(part["kernels"], images(bundle, part)):
+            place = tuple(kernel["image"])
+            try:
+                if place not in modules:
+                    modules[place] = self.gpu.load(bytes(image))
+                functions.append(self.gpu.function(modules[place], kernel["symbol"]))
+            except VmError as error:
+                raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
+        return functions
+
+    def _upload(self, bundle: Bundle, constants: ConstantMemory, rows: Sequence[Sequence[int]]) -> int:
+        address = self.gpu.allocate(self.constants_bytes)
+        for source, size, offset in rows:
+            if source + size > constants.size:
+                raise BundleError(bundle.where, f"a constant ends at {source + size} of {constants.size} bytes")
+            self.gpu.upload(address + offset, constants.address + source, size)
+        self.gpu.wait()
+        return address
+
+    # ------------------------------------------------------------ arrays
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
+        """Return an array of unspecified elements in this GPU's memory, for the model's ``device``."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        blocks = self._idle.get(size)
+        try:
+            address = blocks.pop() if blocks else self.gpu.allocate(size)
+        except IndexError:  # another thread has taken the last one
+            address = self.gpu.allocate(size)
+        return CudaArray(CudaBuffer(self, address, size), shape, dtype, device)
+
+    def put(self, array: np.ndarray, device: str) -> CudaArray:
+        """Return a copy of an array in this GPU's memory."""
+        made = self.empty(array.shape, array.dtype, device)
+        with self.lock:
+            self.gpu.enter()
+            self.gpu.upload(made.address, address_of(array), array.nbytes)
+            self.gpu.wait()
+        return made
+
+    def give(self, address: int, size: int) -> None:
+        """Take the memory of an array back; a finalizer calls it, on any thread."""
+        blocks = self._idle.setdefault(size, [])
+        if len(blocks) < IDLE_BUFFERS:
+            blocks.append(address)
+        else:
+            self.gpu.free([address])
+
+    def count(self, size: int) -> None:
+        """Note that ``size`` bytes more are in use."""
+        self.bytes += size
+        self.most_bytes = max(self.most_bytes, self.bytes)
+
+    def trim(self) -> int:
+        """Free the memory of arrays that are gone; return how many bytes that were."""
+        freed = 0
+        for size, blocks in self._idle.items():
+            taken, blocks[:] = list(blocks), []
+            self.gpu.free(taken)
+            freed += size * len(taken)
+        return freed
+
+
+def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
+    """Refuse entries of kernels that lack something.
+
+    Raises
+    ------
+    BundleError
+        Names the kernel.
+    """
+    for kernel in part["kernels"]:
+        fits = len(kernel.get("image", ())) == 2 and "symbol" in kernel
+        if not fits or not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
+            raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
+    if part["kernels"] and "cubin" not in part:
+        raise BundleError(bundle.where, "the variant has kernels but no cubins")
+
+
+def images(bundle: Bundle, part: dict[str, Any]) -> list[memoryview]:
+    """Return the code of each kernel.
+
+    Raises
+    ------
+    BundleError
+        If it is not what the entries describe.
+    """
+    if not part["kernels"]:
+        return []
+    whole = bundle.checked(part["cubin"])
+    check_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
+    data = whole[:-INTERFACE_BYTES]
+    found = []
+    for kernel in part["kernels"]:
+        begin, size = kernel["image"]
+        if not 0 <= begin <= begin + size <= data.nbytes:
+            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the cubins")
+        found.append(data[begin : begin + size])
+    return found

@@ -1,0 +1,82 @@
+"""Variants whose devices are of several kinds, or have memory of their own: a part for each target, on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import permutations
+from typing import Any
+
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.devices import cpu, cuda
+from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.host_part import HostPart
+from aotc.vmfb.devices.loaded_gpu import LoadedGpu
+from aotc.vmfb.devices.placed import PlacedExecutable
+from aotc.vmfb.devices.spaces import Spaces
+from aotc.vmfb.machine import thread_count
+from aotc.vmfb.weights.constants import load_constants
+
+__all__ = ["check", "default_gpu", "obstacle", "open_executable", "rank"]
+
+_KINDS = {"cpu": cpu, "cuda": cuda}
+
+
+def obstacle(variant: dict[str, Any]) -> str:
+    """Return why this machine cannot run the variant, or an empty string."""
+    found = [f"{part['target']}: {why}" for part in variant.get("parts", ()) if (why := _obstacle(part))]
+    return "; ".join(found)
+
+
+def _obstacle(part: dict[str, Any]) -> str:
+    driver = _KINDS.get(part["kind"])
+    return driver.obstacle(part) if driver else f"this aotc has no runtime for {part['kind']!r}"
+
+
+def rank(variant: dict[str, Any]) -> int:
+    """Return how good a variant is: by its CPU's features."""
+    return len(variant["features"])
+
+
+def check(bundle: Bundle, variant: dict[str, Any]) -> None:
+    """Check what can be checked of a variant without its devices: see :class:`aotc.vmfb.device.Device`."""
+    spaces = Spaces(bundle, variant)
+    spaces.check(bundle.manifest["functions"], variant["functions"], load_buffers(bundle, variant))
+    for part in spaces.parts:
+        if part["kind"] == "cuda":
+            cuda.check_code(bundle, part)
+        else:
+            cpu.check(bundle, part)
+
+
+def default_gpu(number: int) -> int:
+    """Return which GPU the model's CUDA device ``number`` gets if nobody says: each the next, and the first again."""
+    count = 0 if cuda_driver.missing() else cuda_driver.device_count()
+    return number % count if count else number
+
+
+def open_executable(
+    bundle: Bundle,
+    variant: dict[str, Any],
+    threads: int | None,
+    devices: Mapping[str, str],
+    custom_calls: Mapping[str, Any],
+) -> PlacedExecutable:
+    """Load a variant; ``devices`` of this machine by the model's names."""
+    spaces = Spaces(bundle, variant)
+    constants = load_constants(bundle, variant.get("constants"))
+    loaded: list[LoadedGpu | HostPart] = []
+    for number, row in enumerate(spaces.rows):
+        part = {**spaces.parts[row["part"]], "constants": variant.get("constants")}
+        if spaces.kind(number) == "cpu":
+            host = HostPart(bundle, part, thread_count(threads), custom_calls)
+            host.keep_within(variant.get("memory_limit", 0), variant["arena_peak"] or 0)
+            loaded.append(host)
+            continue
+        ordinal = int(devices[row["device"]].partition(":")[2] or 0)
+        cuda.check_gpu(bundle, part, ordinal)
+        loaded.append(LoadedGpu(bundle, part, spaces.first[row["part"]], constants, row["pieces"], ordinal))
+    gpus = [space.gpu for space in loaded if isinstance(space, LoadedGpu)]
+    for one, other in permutations(gpus, 2):
+        one.let_reach(other)
+    return PlacedExecutable(bundle, variant, loaded, spaces)

@@ -1,0 +1,268 @@
+"""Executables whose memory is not the process's alone: a variant on a GPU, or on the CPU and several GPUs.
+
+A plan (one tuple of shapes) gets memory for its arena, and for arguments and results that come from and go to NumPy,
+the first time it runs; what runs on a GPU is recorded as CUDA graphs over those addresses. An argument that is in the
+GPU's memory is read where it is, and a result that is to stay there is made where it stays: for such addresses there
+are graphs of their own from the second call on. Calls on one executable run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from aotc.vmfb.abi import ALIGNMENT, COPY, Node, Slots
+from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.bundle import Bundle
+from aotc.vmfb.commands import all_commands
+from aotc.vmfb.device import Plan, judge
+from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.cuda_array import CudaArray
+from aotc.vmfb.devices.cuda_program import CudaMemory
+from aotc.vmfb.devices.host_part import HostPart
+from aotc.vmfb.devices.loaded_gpu import LoadedGpu
+from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
+from aotc.vmfb.devices.placed_session import PlacedSession
+from aotc.vmfb.devices.spaces import Spaces
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import RECORDED_ADDRESSES
+from aotc.vmfb.pointers import EMPTY, address_of
+from aotc.vmfb.process.locks import new_recursive_lock
+
+Space = LoadedGpu | HostPart
+Array = np.ndarray | CudaArray
+
+
+def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the slots that some command writes."""
+    slots: set[int] = set()
+    for command in all_commands(nodes):
+        inputs = 1 if command.kind == COPY else kernels[command.kernel]["inputs"]
+        slots.update(slot for slot, _ in command.places[inputs:])
+    return frozenset(slots)
+
+
+class PlacedExecutable:
+    """A variant in several memories, or in one that is a GPU's.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    variant : dict
+        Its entry in the manifest.
+    spaces : sequence of LoadedGpu or HostPart
+        What each memory's kernels are on.
+    known : Spaces, optional
+        What the manifest says of them, if they are several.
+
+    Raises
+    ------
+    BundleError
+        If a command buffer is damaged.
+    """
+
+    def __init__(
+        self, bundle: Bundle, variant: dict[str, Any], spaces: Sequence[Space], known: Spaces | None = None
+    ) -> None:
+        self.lock = new_recursive_lock()
+        self.where = bundle.where
+        self.spaces, self.known = spaces, known
+        self._variant = variant
+        self.buffers = load_buffers(bundle, variant)
+        if known is not None:
+            known.check(bundle.manifest["functions"], variant["functions"], self.buffers)
+        self.gpus = [space for space in spaces if isinstance(space, LoadedGpu)]
+        for loaded in self.gpus:
+            loaded.lock = self.lock
+        self.host = next((space for space in spaces if isinstance(space, HostPart)), None)
+        self.constant_sizes = tuple([space.constants_bytes for space in spaces])
+        self.constants_bytes = sum(self.constant_sizes)
+        self.writes = [slots_written(nodes, variant["kernels"]) for nodes in self.buffers.nodes]
+        self._calls: WeakSet[PlacedCall] = WeakSet()  # of plans, which hold them, and they this object
+
+    @property
+    def gpu(self) -> cuda_driver.Gpu:
+        """Return the first GPU."""
+        return self.gpus[0].gpu
+
+    def layout(self, entry: Mapping[str, Any]) -> Slots:
+        """Return the pointer table of a function with this signature."""
+        if self.known is not None:
+            return self.known.layout(entry)
+        return Slots(len(entry["arguments"]), len(entry["results"]))
+
+    def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
+        """Return the GPU in whose memory a slot is, or None for the process's."""
+        space = self.spaces[layout.home(slot)]
+        return space if isinstance(space, LoadedGpu) else None
+
+    def replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array]], None]:
+        """Return the function that runs ``plan`` on argument and result arrays, and judges what it computed.
+
+        An array may be a :class:`CudaArray` on the GPU in whose memory it belongs.
+        """
+        call = PlacedCall(self, plan)
+        self._calls.add(call)
+        return call.run
+
+    def session(self, layout: Slots) -> PlacedSession:
+        """Begin a call with a pointer table of this layout."""
+        return PlacedSession(self, layout)
+
+    @contextmanager
+    def streams(self) -> Iterator[None]:
+        """Have the executable for oneself; afterwards nothing that was asked of GPUs is under way."""
+        with self.lock:
+            try:
+                yield
+            except BaseException:
+                with suppress(VmError):
+                    self.wait()
+                raise
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the GPUs are done with all that was asked of them."""
+        for loaded in self.gpus:
+            loaded.gpu.enter()
+            loaded.gpu.wait()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the GPUs, kernels and memory (bytes)."""
+        names = [cuda_driver.device_name(loaded.ordinal) for loaded in self.gpus]
+        return {
+            "target": self._variant["target"],
+            "device": ", ".join(dict.fromkeys(names)),
+            **({"threads": self.host.threads} if self.host else {}),
+            "kernels": len(self._variant["kernels"]),
+            "command_buffers": len(self.buffers.nodes),
+            "arena_peak": self._variant.get("arena_peak"),
+            "constants_bytes": self.constants_bytes,
+            "device_bytes": sum(loaded.bytes for loaded in self.gpus),
+            "memory": self._memory(),
+        }
+
+    def _memory(self) -> dict[str, dict[str, int]]:
+        """Return the bytes in use of each device, and the most that ever were; devices of the model may share a GPU."""
+        found = {"cpu": ARENAS.stats()} if self.host else {}
+        for loaded in self.gpus:
+            row = found.setdefault(f"cuda:{loaded.ordinal}", {"in_use": 0, "high_water": 0})
+            row["in_use"] += loaded.bytes
+            row["high_water"] += loaded.most_bytes
+        return found
+
+    def trim(self) -> int:
+        """Free the memory of all plans, and of arrays that are gone; return how many bytes that were."""
+        with self.lock:
+            before = sum(loaded.bytes for loaded in self.gpus)
+            for call in list(self._calls):
+                call.release()
+            freed = before - sum(loaded.bytes for loaded in self.gpus)
+            return freed + sum(loaded.trim() for loaded in self.gpus) + (self.host.trim() if self.host else 0)
+
+
+class PlacedCall:
+    """A plan in memory: its pointer table, and programs for each tuple of addresses that are not its own."""
+
+    def __init__(self, executable: PlacedExecutable, plan: Plan) -> None:
+        self._executable, self._plan = executable, plan
+        layout = Slots(plan.arguments, len(plan.results), len(executable.spaces), plan.homes)
+        self._call = CallState(layout)
+        self._gpus = [executable.loaded(layout, slot) for slot in range(layout.count)]  # by slot
+        self._memories = {
+            loaded: CudaMemory(loaded, self._call.slots) for loaded in dict.fromkeys(self._gpus) if loaded is not None
+        }
+        self._places = plan.slots_of_results()
+        self._judged = plan.judged_after()
+        self._read = partial(read_scalar, executable.spaces, self._call)
+        self._programs: dict[tuple[int, ...], list[PlacedProgram] | None] = {}  # None: the addresses came once
+        for space, loaded in enumerate(executable.spaces):
+            constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
+            self._call.slots[layout.constants_of(space)] = constants
+
+    def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        """Run the plan; see :meth:`PlacedExecutable.replay`."""
+        rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
+        arena = None
+        with self._executable.streams():
+            try:
+                arena = self._take_arenas()
+                programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
+                self._upload(arrays)
+                judge(self._judged[0], self._read)
+                for program, after in zip(programs, self._judged[1:]):
+                    program.run()
+                    judge(after, self._read)
+                self._download(results)
+            finally:
+                self._call.pending.clear()
+        if arena is not None:  # else a copy of a call that failed may still be under way to it
+            ARENAS.give(arena)
+
+    def _bind(self, slot: int, x: Array) -> int:
+        """Put an array in the table; return its address if it is on a GPU."""
+        loaded = self._gpus[slot]
+        if loaded is None:
+            self._call.slots[slot] = address_of(x if x.size else EMPTY)  # type: ignore[union-attr, arg-type]
+        elif isinstance(x, CudaArray):
+            self._call.slots[slot] = x.address
+            return x.address
+        else:
+            self._memories[loaded].take(slot, x.nbytes)
+        return 0
+
+    def _take_arenas(self) -> Arena | None:
+        """Take the arena of each memory; return the process's, with scratch memory behind it."""
+        layout, sizes = self._call.layout, (self._plan.arena, *self._plan.others)
+        taken = None
+        for space, (loaded, size) in enumerate(zip(self._executable.spaces, sizes, strict=True)):
+            slot = layout.arena_of(space)
+            if isinstance(loaded, LoadedGpu):
+                loaded.gpu.enter()
+                self._memories[loaded].take(slot, size)
+            else:
+                bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
+                taken = ARENAS.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
+                self._call.slots[slot] = taken.address
+                self._call.scratch.value = taken.address + bytes_
+        return taken
+
+    def _programs_of(self, addresses: tuple[int, ...]) -> list[PlacedProgram]:
+        """Return the programs for ``addresses`` of arrays on GPUs; they are recorded when these come again."""
+        found = self._programs.get(addresses)
+        if found is None:
+            again = not addresses or addresses in self._programs
+            executable = self._executable
+            make = partial(PlacedProgram, executable.spaces, self._call, executable.buffers, record=again)
+            found = [make(number=n, parameters=values) for n, values in self._plan.submissions]
+            self._programs[addresses] = found if again else None
+            foreign = [key for key in self._programs if key]
+            for key in foreign[:-RECORDED_ADDRESSES]:
+                del self._programs[key]
+        return found
+
+    def _upload(self, arrays: Sequence[Array]) -> None:
+        for slot, x in enumerate(arrays):
+            loaded = self._gpus[slot]
+            if loaded is not None and isinstance(x, np.ndarray):
+                loaded.gpu.enter()
+                loaded.gpu.upload(self._call.slots[slot], address_of(x), x.nbytes)
+
+    def _download(self, results: Sequence[Array]) -> None:
+        for slot, x in zip(self._places, results, strict=True):
+            loaded = self._gpus[slot]
+            if loaded is not None and isinstance(x, np.ndarray):
+                loaded.gpu.enter()
+                loaded.gpu.download(address_of(x), self._call.slots[slot], x.nbytes)
+
+    def release(self) -> None:
+        """Give the memory back; the next call takes it again."""
+        self._programs.clear()
+        for memory in self._memories.values():
+            memory.release()

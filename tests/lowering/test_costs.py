@@ -1,0 +1,212 @@
+"""The cost model: what it counts in loops, what its times follow, and that measured times stand in for them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from aotc.frontend.importer import import_model
+from aotc.ir.dims import sym
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.lowering.analysis.costs import machines
+from aotc.lowering.analysis.costs.kernels import KernelWork, number, work_of_kernel
+from aotc.lowering.analysis.costs.machines import Level, machine_of
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.costs.predict import predict, time_of
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
+from aotc.vmfb.costs.record import digest_of
+
+pytestmark = pytest.mark.ir
+V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90"]
+
+
+def kernels(function, *shapes, dtype="float32", target=V4):
+    """The kernels of a function, lowered."""
+    types = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    options = Options(target=target.name)
+    module = import_model(jax.export.export(jax.jit(function))(*types))
+    return lower(run_passes(module, options), target, options).kernels
+
+
+def work(function, *shapes, **more):
+    """What the only kernel of a function does, with vectors of 64 bytes."""
+    (kernel,) = kernels(function, *shapes, **more)
+    return work_of_kernel(kernel, 64)
+
+
+def test_numbers_of_dims():
+    n, i = sym("n"), sym("i", 0, 8)
+    assert number(2 * n + 3, {"n": 5}) == 13
+    assert number((n + i) // 4 % 3, {"n": 9, "i": 1}) == 2
+    assert number(n, {}) == 16  # a size that only a call knows
+
+
+def test_an_elementwise_kernel_is_vectors():
+    found = work(lambda x: x * 2 + 1, (4096,))
+    assert found.vector == pytest.approx(4096 / 16 * 5)  # two operations, a load, a store, the loop's own
+    assert found.bytes == 2 * 4 * 4096
+    assert found.chained == found.tile == 0
+    assert found.random == []
+
+
+def test_dear_functions_count_as_they_were_measured():
+    plain, dear = work(lambda x: -x, (4096,)), work(jnp.exp, (4096,))
+    assert dear.vector - plain.vector == pytest.approx(4096 / 16 * 9)
+
+
+def test_integer_division_is_done_one_by_one():
+    divided = work(lambda x: jax.lax.div(x, x), (4096,), dtype="int32")
+    assert divided.vector > 20 * work(lambda x: x * x, (4096,), dtype="int32").vector
+
+
+def test_a_product_is_its_multiplications():
+    found = work(lambda x, y: x @ y, (64, 64), (64, 64))
+    assert found.tile == 2 * 64**3
+    with jax.enable_x64(True):
+        assert work(lambda x, y: x @ y, (64, 64), (64, 64), dtype="float64").tile == 4 * 64**3
+
+
+def test_a_gather_touches_memory_anywhere():
+    found = work(lambda x, i: x[i[:, 0].astype("int32")], (1000,), (500, 1))
+    assert sum(count for count, _ in found.random) >= 500
+    assert any(size == 4000 for _, size in found.random)
+
+
+def test_rows_of_a_gather_are_contiguous():
+    *_, last = kernels(lambda x, i: x[i[:, 0].astype("int32")], (1000, 64), (500, 1))
+    elements = sum(count for count, size in work_of_kernel(last, 64).random if size == 4 * 64_000)
+    assert 0 < elements <= 1000
+
+
+def test_a_scan_is_a_chain():
+    assert sum(work_of_kernel(k, 64).chained for k in kernels(jnp.cumsum, (4096,))) > 0
+    assert sum(work_of_kernel(k, 64).chained for k in kernels(lambda x: jnp.cumsum(x, 0), (8, 4096))) < 4096
+
+
+def test_strides_cost_lines():
+    plain, strided = work(lambda x: x[:, :256] * 2, (512, 512)), work(lambda x: x[:, ::2] * 2, (512, 512))
+    assert not plain.random
+    assert strided.random
+
+
+@pytest.mark.parametrize("target", [V4, GPU], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x + 1, jnp.exp, lambda x: x.sum(1), lambda x: x.sum(0), lambda x: x @ x, lambda x: x.T * 2],
+    ids=["add", "exp", "rows", "columns", "product", "transpose"],
+)
+def test_more_work_takes_longer(function, target):
+    sizes = (4, 64, 512) if target is GPU else (4, 32, 128, 512)
+    times = [sum(predict(k, target).ns for k in kernels(function, (n, n), target=target)) for n in sizes]
+    assert target is GPU or times == sorted(times)  # a GPU has another kernel for longer rows
+    assert times[-1] > times[0]
+
+
+def test_bounds():
+    bound = lambda function, *shapes: predict(kernels(function, *shapes)[0], V4).bound
+    assert bound(lambda x: x + 1, (4,)) == "overhead"
+    assert bound(lambda x: x + 1, (1 << 24,)) == "memory"
+    assert bound(jnp.sin, (1 << 20,)) == "compute"
+    assert bound(lambda x: x @ x, (256, 256)) == "compute"
+
+
+def test_wider_vectors_are_quicker():
+    (kernel,) = kernels(jnp.tanh, (4096,))
+    assert predict(kernel, V4).compute < predict(kernel, TARGETS["cpu:x86-64-v3"]).compute
+
+
+def test_copies_move_each_byte_twice():
+    costs = Costs(V4)
+    assert costs.copy(0) == machines.LAUNCH.value
+    assert costs.copy(1 << 18) - costs.copy(0) == pytest.approx((1 << 19) / machines.L2_BYTES.value)
+
+
+def test_levels_of_memory():
+    machine = machine_of(V4)
+    assert machine.level_of(1000).rate > machine.level_of(1 << 19).rate > machine.level_of(1 << 22).rate
+    assert machine.level_of(1 << 40) == Level(float("inf"), machine.levels[-1].rate, machine.levels[-1].random)
+
+
+PROGRAMS = [
+    (jnp.exp, (3000,)),
+    (lambda x: x @ x, (1024, 1024)),
+    (lambda x: jax.lax.div(x.astype("int32"), 3), (300,)),
+    (jnp.cumsum, (300,)),
+    (lambda x: x[:, ::2] * 2, (1000, 1000)),
+    (lambda x: jax.lax.complex(x, x) * jax.lax.complex(x, -x), (5000,)),
+    *((lambda x: x + 1, (n,)) for n in (512, 40_000, 1 << 20, 1 << 24)),
+    *((lambda x: x[(x[:, 0] * 7).astype("int32")], (rows, 1)) for rows in (1000, 40_000, 1 << 20, 1 << 24)),
+]
+
+
+@functools.cache
+def programs(target):
+    return [k for function, shape in PROGRAMS for k in kernels(function, shape, target=target)]
+
+
+def times(target):
+    """Times of programs, and of work that no kernel does as much of."""
+    works = [KernelWork(chained=1e6), KernelWork(tile=1e6)]
+    return [*(predict(k, target).ns for k in programs(target)), *(time_of(w, machine_of(target)).ns for w in works)]
+
+
+@pytest.mark.parametrize("row", machines.ROWS, ids=lambda row: row.name)
+def test_each_number_of_a_machine_counts(row):
+    if row is machines.MEMORY_BOUND or row is machines.GPU_ITEM:
+        return  # a decision, tested below; nothing
+    target = GPU if row.name.startswith("cuda_") else V4
+    before = times(target)
+    value = row.value
+    try:
+        object.__setattr__(row, "value", 4 * value)
+        assert times(target) != before
+    finally:
+        object.__setattr__(row, "value", value)
+
+
+# ---------------------------------------------------------------- measured times
+
+
+def record(kernel, ns, sizes=None, device="cpu"):
+    """A record of one kernel."""
+    row = {"digest": digest_of(print_kernel(kernel)), "name": kernel.name, "loc": "", "ops": 1, "bytes": 1, "runs": 1}
+    return {"kernels": [{**row, "sizes": sizes or {}, "ns": {device: ns}}]}
+
+
+def test_a_measured_time_stands_in_for_a_prediction():
+    (kernel,) = kernels(jnp.tanh, (4096,))
+    assert Costs(V4).of(kernel).ns == predict(kernel, V4).ns
+    found = Costs(V4, record(kernel, 12345.0)).of(kernel)
+    assert found.ns == found.measured == 12345.0
+    assert found.predicted == predict(kernel, V4)
+
+
+def test_a_kernel_is_known_by_its_text_without_its_name():
+    first, second = (kernels(f, (4096,))[0] for f in (jnp.tanh, jnp.cos))
+    renamed = parse_kernel(print_kernel(first).replace(first.name, "another"))
+    costs = Costs(V4, record(first, 12345.0))
+    assert costs.of(renamed).measured == 12345.0
+    assert costs.of(second).measured is None
+    assert costs.unknown([second]) == [first.name]
+    assert costs.unknown([second, renamed]) == []
+
+
+def test_times_of_other_devices_are_not_this_ones():
+    (kernel,) = kernels(jnp.tanh, (4096,))
+    assert Costs(V4, record(kernel, 1.0, device="cuda")).of(kernel).measured is None
+
+
+def test_other_sizes_are_as_far_off_as_those_that_were_measured():
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), np.float32)
+    options = Options(target=V4.name)
+    module = import_model(jax.export.export(jax.jit(jnp.tanh))(shape))
+    (kernel,) = lower(run_passes(module, options), V4, options).kernels
+    costs = Costs(V4, record(kernel, 3 * predict(kernel, V4, {"n": 5000}).ns, {"n": 5000}))
+    assert costs.of(kernel, {"n": 5000}).ns == 3 * predict(kernel, V4, {"n": 5000}).ns
+    assert costs.of(kernel, {"n": 70_000}).ns == pytest.approx(3 * predict(kernel, V4, {"n": 70_000}).ns)

@@ -1,0 +1,112 @@
+"""Fusion repeats little: the scalar operations of a fused program are at most a quarter more than those of its ops."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support.differential import LEVELS, check, normal
+from support.programs.shared_reads import FusedProgram, random_program
+
+from aotc.ir.loop_printer import print_kernel
+
+MOST = 1.25
+
+
+def sorting_network(x):
+    """A bitonic sort: at each of its stages an element is compared with another one, and both are read twice."""
+    n = x.shape[0]
+    for k in (2**i for i in range(1, n.bit_length())):
+        for j in (k >> i for i in range(1, k.bit_length())):
+            y = x.reshape(n // (2 * j), 2, j)
+            low, high = jnp.minimum(y[:, 0], y[:, 1]), jnp.maximum(y[:, 0], y[:, 1])
+            up = ((np.arange(n) & k) == 0).reshape(y.shape)[:, 0]
+            x = jnp.stack([jnp.where(up, low, high), jnp.where(up, high, low)], axis=1).reshape(n)
+    return x
+
+
+def controlled_nots(x):
+    """One qubit after the other turns its neighbour around where it is 1."""
+    bits = x.shape[0].bit_length() - 1
+    for c in range(bits - 1):
+        state = x.reshape((2,) * bits)
+        zero, one = jnp.take(state, 0, axis=c), jnp.flip(jnp.take(state, 1, axis=c), axis=c)
+        x = jnp.stack([zero, one], axis=c).reshape(-1)
+    return x
+
+
+def mirrored(stages):
+    """Each stage reads the one before it forwards and backwards."""
+
+    def function(x):
+        for _ in range(stages):
+            x = x * 0.5 + lax.rev(x, (0,))
+        return x
+
+    return function
+
+
+def rotations(angles):
+    """The energy of a state that one qubit after the other was turned in, as quantum circuits are differentiated."""
+    bits = angles.shape[0]
+    x = jnp.zeros(2**bits, "complex64").at[0].set(1)
+    for q in range(bits):
+        c, s = jnp.cos(angles[q]), jnp.sin(angles[q])
+        y = x.reshape(2**q, 2, -1)
+        x = controlled_nots(jnp.stack([c * y[:, 0] - s * y[:, 1], s * y[:, 0] + c * y[:, 1]], axis=1).reshape(-1))
+    return jnp.sum(jnp.abs(x) ** 2 * (np.arange(2**bits) % 3).astype("float32"))
+
+
+EXAMPLES = {
+    "sorting-network": (sorting_network, [normal(32)]),
+    "controlled-nots": (controlled_nots, [normal(64)]),
+    "mirrored": (mirrored(12), [normal(24)]),
+    "moved-and-read": (lambda x: (jnp.tanh(x), jnp.tanh(x).reshape(8, 6).T), [normal(6, 8)]),
+    "rows": (lambda x: jax.nn.softmax(x * x + 1) - x.mean(1, keepdims=True), [normal(5, 70)]),
+}
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 200))])
+def test_work_of_random_programs(seed):
+    bounded(*random_program(seed, 14))
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_work_of_examples(name):
+    bounded(*EXAMPLES[name])
+
+
+def bounded(function, arguments):
+    wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arguments))]
+    _, most = FusedProgram(function, arguments, 0).run(arguments)
+    for level in (1, 2, 3):
+        results, work = FusedProgram(function, arguments, level).run(arguments)
+        for got, want in zip(results, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert work <= MOST * most, f"-O{level}: {work} scalar operations, {most} at -O0"
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("level", [2, 3])
+def test_code_grows_with_the_ops(level):
+    """Twice the stages are at most twice the text, and some."""
+    sizes = []
+    for stages in (10, 20, 40):
+        program = FusedProgram(mirrored(stages), [normal(24)], level)
+        sizes.append(sum(len(print_kernel(k)) for k in program.kernels.values()))
+    assert sizes[1] <= 2.2 * sizes[0]
+    assert sizes[2] <= 2.2 * sizes[1]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_compute_what_xla_does(name, level):
+    check(*EXAMPLES[name], level, factor=4)
+
+
+@pytest.mark.cpu
+def test_a_gradient_of_rotations():
+    check(jax.value_and_grad(rotations), [normal(5)], 2, factor=40)

@@ -1,0 +1,85 @@
+"""``aotc explain fusion``: each kernel, what it takes, and why each neighbour was taken or refused."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.differential import normal
+from typer.testing import CliRunner
+
+import aotc
+from aotc.tools.explain_fusion import explain_fusion
+from aotc_cli.main import app
+
+pytestmark = pytest.mark.ir
+
+INPUTS = Path(__file__).parents[1] / "inputs"
+NEEDED = "1,048,576 bytes of a row > 32,768 bytes of shared memory, and without them"
+
+
+def mirrored(x):
+    y = jnp.tanh(x) + 1
+    return y * jnp.flip(y)
+
+
+def test_rows_that_do_not_fit():
+    report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cuda:sm_90")
+    row, loop = report.regions
+    assert report.target == "cuda:sm_90"
+    assert (row.kind, row.ops, loop.ops) == ("row", ("reduce", "sub", "exp", "reduce"), ("div", "mul", "tanh"))
+    assert (row.bytes_in, row.bytes_out) == (str(32 * 262144 * 4), str(32 * 262144 * 4 + 32 * 4))
+    used, limit = row.memory["shared memory"]
+    assert 0 < used <= limit == 48 << 10
+    (refused,) = [n for n in row.neighbours if not n.taken]
+    assert refused.ops == ("div",)
+    assert refused.reason.startswith(NEEDED)
+    assert refused.lines[0].endswith("softmax_mul.mlir:10:8")
+
+
+def test_what_would_be_computed_twice():
+    report = explain_fusion(mirrored, normal(64))
+    assert [r.ops for r in report.regions] == [("tanh", "add"), ("mul",)]
+    refused = [n for r in report.regions for n in r.neighbours if not n.taken]
+    assert [n.reason for n in refused] == [
+        "it reads at another place than the region's loops are",
+        "1728 scalar operations, 193 % of 896 apart > 125 %",
+    ]
+    assert all("test_explain_fusion.py" in line for r in report.regions for line in r.lines)
+
+
+def test_what_is_absorbed_keeps_its_verdicts():
+    (region,) = explain_fusion(lambda x: (jnp.tanh(x) + 1)[:, :4] * 2, normal(8, 8)).regions
+    assert region.ops == ("tanh", "add", "mul")
+    assert [(n.ops, n.reason) for n in region.neighbours if n.taken] == [
+        (("add",), "it is computed where its operand is"),
+        (("tanh", "add"), "only this region reads it"),
+    ]
+
+
+def test_sizes_that_only_a_call_knows():
+    (spec,) = jax.export.symbolic_args_specs((normal(4),), ("n",))
+    (region,) = explain_fusion(jax.export.export(jax.jit(jnp.sin))(spec)).regions
+    assert (region.bytes_in, region.bytes_out) == ("4*n", "4*n")
+
+
+def test_a_bundle_is_explained_as_its_model(tmp_path):
+    path = tmp_path / "m.vmfb"
+    path.write_bytes(aotc.compile(jax.jit(mirrored), normal(64), opt_level=1))
+    own, again = explain_fusion(path), explain_fusion(path, opt_level=3)
+    assert own == explain_fusion(path.read_bytes())
+    assert [r.ops for r in own.regions] == [r.ops for r in explain_fusion(mirrored, normal(64), opt_level=1).regions]
+    assert len(again.regions) <= len(own.regions)
+
+
+def test_command():
+    model = str(INPUTS / "softmax_mul.mlir")
+    shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cuda:sm_90"])
+    assert shown.exit_code == 0, shown.output
+    assert f"refused div ({model}:10:8): {NEEDED}" in shown.output
+    assert shown.output.endswith("\n2 kernels for cuda:sm_90\n")
+    shown = CliRunner().invoke(app, ["explain", "fusion", model, "--shared-memory-limit=9", "--json"])
+    facts = json.loads(shown.output)
+    assert [r["kind"] for r in facts["regions"]] == ["row", "loop"]
+    assert CliRunner().invoke(app, ["explain", "fusion", model, "--picture=p.svg"]).exit_code == 2
