@@ -17,6 +17,7 @@ from aotc.vmfb.abi import Graph
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.device import device_module
 from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.cpu import CpuExecutable
 
 pytestmark = pytest.mark.cpu
 
@@ -210,3 +211,37 @@ def test_functions_have_scratch_memory_of_their_own():
     got = module.invoke("order", x, np.arange(2000, dtype=np.int32))[0]
     np.testing.assert_array_equal(got, np.argsort(x, kind="stable"))
     assert module.stats()["memory"]["cpu"]["high_water"] == 2 * memory(data, "order")[1]
+
+
+def test_threads_of_a_call_whose_sizes_come_from_data(monkeypatch):
+    """It takes its memory bit by bit; no thread works in scratch memory that there is not."""
+    text = """func.func public @main(%x: tensor<32x2000xf32>, %i: tensor<32x2000xi32>, %n: tensor<i32>)
+      -> (tensor<32x2000xi32>, tensor<i32>) {
+    %0:2 = "stablehlo.sort"(%x, %i) <{dimension = 1 : i64, is_stable = true}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<i32>, %d: tensor<i32>):
+      %1 = stablehlo.compare LT, %a, %b, TOTALORDER : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %1 : tensor<i1>
+    }) : (tensor<32x2000xf32>, tensor<32x2000xi32>) -> (tensor<32x2000xf32>, tensor<32x2000xi32>)
+    %s = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>
+    %j = stablehlo.dynamic_iota %s, dim = 0 : (tensor<1xi32>) -> tensor<?xi32>
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %m = stablehlo.reduce(%j init: %zero) applies stablehlo.maximum across dimensions = [0]
+      : (tensor<?xi32>, tensor<i32>) -> tensor<i32>
+    return %0#1, %m : tensor<32x2000xi32>, tensor<i32>
+  }"""
+    data = aotc.compile(text)
+    scratch = memory(data)[1]
+    used = []
+    call = CpuExecutable._call
+
+    def noted(self, buffer, slots, parameters, start, threads):
+        used.append(buffer.stride * threads)
+        return call(self, buffer, slots, parameters, start, threads)
+
+    monkeypatch.setattr(CpuExecutable, "_call", noted)
+    module = aotc.load(data, threads=4, memory_limit=scratch + 20_000)
+    (x,) = random((32, 2000))
+    got = module.invoke("main", x, np.tile(np.arange(2000, dtype=np.int32), (32, 1)), np.int32(7))
+    np.testing.assert_array_equal(got[0], np.argsort(x, axis=1, kind="stable"))
+    assert got[1] == 6
+    assert max(used) == scratch
