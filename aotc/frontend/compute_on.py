@@ -12,6 +12,7 @@ from aotc.frontend.affinity import MEMORIES, frontend_attribute
 from aotc.frontend.session import State
 
 _COMPUTE_TYPE = "_xla_compute_type"
+SIDES = frozenset(MEMORIES.values())
 _HOST = "host"
 _CALLS = frozenset({"func.call", "stablehlo.composite"})  # what a function returns is on ``device``
 
@@ -23,7 +24,7 @@ def on_its_side(state: State, op: Any) -> Iterator[None]:
     Nothing is moved where the options name no device for each side, inside of the regions of an op of the host, or of
     what both sides have: constants, and sizes that are known.
     """
-    if not set(MEMORIES.values()) <= set(state.session.devices) or state.hosted:
+    if state.hosted or not SIDES.issubset(state.session.devices):
         yield
         return
     marked = frontend_attribute(op, _COMPUTE_TYPE) == _HOST

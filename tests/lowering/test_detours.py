@@ -2,24 +2,14 @@
 
 import numpy as np
 import pytest
+from lowering.test_devices import FIRST, T, product, to
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
 
 pytestmark = pytest.mark.cpu
 
-T = "tensor<8x8xf32>"
-
-
-def product(x, y):
-    return f"stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0] : ({T}, {T}) -> {T}"
-
-
-def to(device, x):
-    return f'stablehlo.custom_call @aotc.transfer({x}) {{aotc.to = "{device}"}} : ({T}) -> {T}'
-
-
-DETOUR = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}) -> {T} {{
+DETOUR = f"""func.func public @main(%x: {T} {FIRST}) -> {T} {{
   %0 = {product("%x", "%x")}
   %1 = {to("d1", "%0")}
   %2 = stablehlo.sine %1 : {T}

@@ -370,21 +370,23 @@ def test_random_programs_run(seed):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
+ASSERTION = f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> ({T}, {T}) {{
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %s = stablehlo.reduce(%w init: %z) applies stablehlo.add across dimensions = [0, 1]
+    : ({T}, tensor<f32>) -> tensor<f32>
+  %c = stablehlo.compare GT, %s, %z : (tensor<f32>, tensor<f32>) -> tensor<i1>
+  %y = stablehlo.sine %x : {T}
+  stablehlo.custom_call @shape_assertion(%c) {{error_message = "w sums to nothing", has_side_effect = true}}
+    : (tensor<i1>) -> ()
+  %t = {to("d1", "%y")}
+  %r = stablehlo.add %t, %w : {T}
+  return %y, %r : {T}, {T} }}"""
+
+
 def test_a_check_on_another_device_comes_first():
-    text = f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> ({T}, {T}) {{
-      %z = stablehlo.constant dense<0.0> : tensor<f32>
-      %s = stablehlo.reduce(%w init: %z) applies stablehlo.add across dimensions = [0, 1]
-        : ({T}, tensor<f32>) -> tensor<f32>
-      %c = stablehlo.compare GT, %s, %z : (tensor<f32>, tensor<f32>) -> tensor<i1>
-      %y = stablehlo.sine %x : {T}
-      stablehlo.custom_call @shape_assertion(%c) {{error_message = "w sums to nothing", has_side_effect = true}}
-        : (tensor<i1>) -> ()
-      %t = {to("d1", "%y")}
-      %r = stablehlo.add %t, %w : {T}
-      return %y, %r : {T}, {T} }}"""
     x = np.ones((8, 8), "float32")
     for level in range(4):
-        module = aotc.load(aotc.compile(text, verify_each=True, opt_level=level))
+        module = aotc.load(aotc.compile(ASSERTION, verify_each=True, opt_level=level))
         np.testing.assert_allclose(module.invoke("main", x, x)[1], np.sin(x) + x, rtol=1e-6)
         out = [np.zeros((8, 8), "float32") for _ in range(2)]
         with pytest.raises(VmError, match="w sums to nothing"):

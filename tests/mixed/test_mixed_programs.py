@@ -6,7 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
-from lowering.test_devices import FIRST, PROGRAMS, SECOND, T, loop, on_one_device, product, random_program, stages, to
+from lowering.test_devices import (
+    ASSERTION,
+    FIRST,
+    PROGRAMS,
+    SECOND,
+    T,
+    loop,
+    on_one_device,
+    product,
+    random_program,
+    stages,
+    to,
+)
 from mixed.mixes import HALVES, alone, run_everywhere, simulate
 from support.small_models import array
 from typer.testing import CliRunner
@@ -120,24 +132,10 @@ def test_sizes_that_only_a_call_knows(halves, monkeypatch):
     assert "16*" in transfer["bytes"]
 
 
-def assertion(level=2):
-    return f"""func.func public @main(%x: {T} {FIRST}, %w: {T} {SECOND}) -> ({T}, {T}) {{
-      %z = stablehlo.constant dense<0.0> : tensor<f32>
-      %s = stablehlo.reduce(%w init: %z) applies stablehlo.add across dimensions = [0, 1]
-        : ({T}, tensor<f32>) -> tensor<f32>
-      %c = stablehlo.compare GT, %s, %z : (tensor<f32>, tensor<f32>) -> tensor<i1>
-      %y = stablehlo.sine %x : {T}
-      stablehlo.custom_call @shape_assertion(%c) {{error_message = "w sums to nothing", has_side_effect = true}}
-        : (tensor<i1>) -> ()
-      %t = {to("d1", "%y")}
-      %r = stablehlo.add %t, %w : {T}
-      return %y, %r : {T}, {T} }}"""
-
-
 @pytest.mark.parametrize("halves", HALVES)
 def test_a_check_on_another_device_comes_first(halves, monkeypatch):
     x = np.ones((8, 8), "float32")
-    data = aotc.compile(assertion(), verify_each=True, devices=HALVES[halves])
+    data = aotc.compile(ASSERTION, verify_each=True, devices=HALVES[halves])
     module = run_everywhere(monkeypatch, data, [x, x], [np.sin(x), np.sin(x) + x])
     out = [np.zeros((8, 8), "float32") for _ in range(2)]
     with pytest.raises(VmError, match="w sums to nothing"):

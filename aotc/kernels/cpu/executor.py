@@ -55,7 +55,7 @@ from aotc.kernels.cpu.atomics import (
 )
 from aotc.kernels.cpu.executor_graph import is_small, make_ready, run_alone, take_part
 from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
-from aotc.kernels.cpu.executor_shares import give_run, present_workers, take_run, wake, wanted_workers
+from aotc.kernels.cpu.executor_shares import count_workers, give_run, missing_workers, take_run, wake
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
@@ -131,7 +131,7 @@ from aotc.vmfb.abi import (
 def run_together(pool, own, node, call, cells, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
     several = acquire(at(pool, HELD)) > 1
-    have_workers(pool, wanted_workers(pool) if several else threads - 1)
+    have_workers(pool, count_workers(pool)[0] if several else threads - 1)
     count = node[GRAPH_COMMANDS]
     own[TAIL] = 0
     own[DONE] = 0
@@ -149,7 +149,7 @@ def run_together(pool, own, node, call, cells, threads):
     own[COUNT] = count
     exchange(at(own, OPEN), 1)
     fetch_add(at(pool, EPOCH), 1)
-    wake(pool, min(threads - 1, wanted_workers(pool) - present_workers(pool)) if several else threads - 1)
+    wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
     take_part(pool, own, 0)
     exchange(at(own, OPEN), 0)
     idle = 0

@@ -87,34 +87,31 @@ def give_run(pool, run):
 
 
 @njit
-def wanted_workers(pool):
-    """Return how many workers all calls under way could use: as many threads as they ask for, or as there may be."""
+def count_workers(pool):
+    """Return how many workers all calls under way could use, and how many are in their runs.
+
+    They could use as many threads as they ask for, or as there may be.
+    """
     held = acquire(at(pool, HELD))
-    seen, wish, most = 0, 0, 0
+    seen, wish, most, present = 0, 0, 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
         run = run_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
-            wish += acquire(at(run, THREADS))
-            most = max(most, acquire(at(run, THREADS)))
-    return min(wish, max(most, pool[POOL_CORES])) - seen
+            threads = acquire(at(run, THREADS))
+            wish += threads
+            most = max(most, threads)
+            present += acquire(at(run, PRESENT))
+    return min(wish, max(most, pool[POOL_CORES])) - seen, present
 
 
 @njit
-def present_workers(pool):
-    """Return how many workers are in runs."""
-    held = acquire(at(pool, HELD))
-    seen, present = 0, 0
-    for number in range(RUNS):
-        if seen >= held:
-            break
-        run = run_at(pool, number)
-        if acquire(at(run, TAKEN)) != 0:
-            seen += 1
-            present += acquire(at(run, PRESENT))
-    return present
+def missing_workers(pool):
+    """Return how many more workers calls under way could use; less than 0 if there are too many."""
+    wanted, present = count_workers(pool)
+    return wanted - present
 
 
 @njit
@@ -145,7 +142,7 @@ def least_served(pool, held):
 def run_to_join(pool):
     """Return the address of the run that a worker is to join, or 0 if there is none."""
     held = acquire(at(pool, HELD))
-    if held > 1 and present_workers(pool) >= wanted_workers(pool):
+    if held > 1 and missing_workers(pool) <= 0:
         return 0
     return least_served(pool, held)
 
@@ -154,7 +151,7 @@ def run_to_join(pool):
 def is_hoped_for(pool):
     """Is there a call under way whose next graph could use one more worker?"""
     held = acquire(at(pool, HELD))
-    return held == 1 or (held > 1 and present_workers(pool) < wanted_workers(pool))
+    return held == 1 or (held > 1 and missing_workers(pool) > 0)
 
 
 @njit
@@ -163,7 +160,7 @@ def is_needed_elsewhere(pool, run):
     held = acquire(at(pool, HELD))
     if held <= 1:
         return False
-    if present_workers(pool) > wanted_workers(pool):
+    if missing_workers(pool) < 0:
         return True
     found = least_served(pool, held)
     return found != 0 and acquire(at(words_at(found), PRESENT)) + 1 < acquire(at(run, PRESENT))

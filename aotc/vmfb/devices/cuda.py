@@ -59,7 +59,6 @@ def open_executable(
     bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> PlacedExecutable:
     """Load a CUDA variant on GPU ``ordinal``."""
-    check_kernels(bundle, variant)
     check_gpu(bundle, variant, ordinal)
     constants = load_constants(bundle, variant.get("constants"))
     return PlacedExecutable(bundle, variant, [LoadedGpu(bundle, variant, 0, constants, None, ordinal)])
