@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
+from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
 from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
@@ -111,6 +113,8 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         "specialized": v.specialized,
         **_devices(v),
         "arena_peak": v.arena,
+        **({"memory_limit": options.memory_limit} if options.memory_limit else {}),
+        "memory": {n: m.entry() for n, m in v.memory.items() if n in v.programs},
     }
     if v.target.kind == MIX:
         return {**entry, **_mix(v, segments, options), "constants": _constants(v, add, options)}
@@ -238,4 +242,17 @@ def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
             kernels[f"{v.target.name}/{k.name}"] = {
                 "text": print_kernel(k), "loc": v.locs.get(k.name, ""), "ops": v.op_counts.get(k.name, 0),
             }  # fmt: skip
-    return {"kernels": kernels, "program": program}
+    # One text, for the sake of loading, which reads the rest of the manifest but not this.
+    buffers = json.dumps({v.target.name: _buffers(v) for v in variants})
+    return {"kernels": kernels, "program": program, "buffers": buffers}
+
+
+def _buffers(v: Variant) -> dict[str, Any]:
+    """Return where every buffer of each function is, and what each kernel makes for itself."""
+    functions = {
+        name: [[n, space, plain(size), plain(offset), first, last] for n, space, size, offset, first, last in m.buffers]
+        for name, m in v.memory.items()
+    }
+    alone = (target.kind == "cuda" for target, count in v.parts for _ in range(count))
+    kernels = {k.name: own_buffers(k, a) for k, a in zip(v.kernels, alone, strict=True)}
+    return {"functions": functions, "kernels": kernels}

@@ -67,6 +67,9 @@ class Options:
         ``devices`` name.
     max_transfers : int
         Refuse the model if it takes more transfers between devices; -1 means any number.
+    memory_limit : int
+        Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
+        What would take more is computed a part after the other, or twice, or else refused.
     stack_limit, shared_memory_limit : int
         Bytes of a thread's stack, and of the shared memory of a GPU's block, that a kernel's arrays may take, if less
         than the target's; 0 means the target's.
@@ -98,6 +101,7 @@ class Options:
     costs: Mapping[str, Any] = field(default_factory=dict)
     place: str = SAID
     max_transfers: int = -1
+    memory_limit: int = 0
     stack_limit: int = 0
     shared_memory_limit: int = 0
     callbacks: str = REFUSE
@@ -170,6 +174,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"place is {options.place!r}", f"{SAID} or {AUTO}")
     if options.max_transfers < -1:
         raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
+    if options.memory_limit < 0:
+        raise _wrong(f"memory_limit is {options.memory_limit}", "a number of bytes; 0 for any")
     for name in ("stack_limit", "shared_memory_limit"):
         if getattr(options, name) < 0:
             raise _wrong(f"{name} is {getattr(options, name)}", "a number of bytes, or 0 for what the target has")

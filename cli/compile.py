@@ -17,6 +17,7 @@ from aotc_cli.compiling import (
     COSTS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    MEMORY_HELP,
     PLACE_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
@@ -24,6 +25,7 @@ from aotc_cli.compiling import (
     TRANSFERS_HELP,
     costs_of,
     devices_of,
+    parse_bytes,
     parse_specialized,
     warnings_as_sentences,
 )
@@ -75,6 +77,7 @@ def command(
     place: str = typer.Option("said", help=PLACE_HELP),
     costs: Path = typer.Option(None, help=COSTS_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    memory_limit: str = typer.Option("", help=MEMORY_HELP),
     stack_limit: int = typer.Option(0, min=0, help=STACK_HELP),
     shared_memory_limit: int = typer.Option(0, min=0, help=SHARED_HELP),
     annotate_affinities: bool = typer.Option(
@@ -94,7 +97,8 @@ def command(
         print_after=_printed(print_after, annotate_affinities or annotate_input_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
-        stack_limit=stack_limit, shared_memory_limit=shared_memory_limit, costs=costs_of(costs),
+        memory_limit=parse_bytes(memory_limit), stack_limit=stack_limit, shared_memory_limit=shared_memory_limit,
+        costs=costs_of(costs),
     )  # fmt: skip
     _compile(model, output, options, custom_calls, quiet)
 
@@ -184,12 +188,11 @@ def _stopped(source: Any, options: Options) -> str:
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:
     from aotc.vmfb.bundle import open_bundle
-    from aotc_cli.sizes import count_text, size_text, time_text
+    from aotc_cli.sizes import count_text, size_text, time_text, working_memory
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)
-    peaks = [v["arena_peak"] for v in variants if v.get("arena_peak") is not None]
-    arena = f"arena peak {size_text(max(peaks))}" if peaks else "arena peak depends on shapes"
+    arena = working_memory([row for v in variants for row in v.get("memory", {}).values()])
     return f"{output}: {size_text(len(data))}, {count_text(kernels, 'kernel')}, {arena}, {time_text(seconds)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names 
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
 COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
+MEMORY_HELP = "Bytes that a call may take besides arguments, results and weights, as 64MB; larger ones go in parts."
 STACK_HELP = "Bytes of a thread's stack that a kernel's arrays may take, if less than the target's; 0 is the target's."
 SHARED_HELP = "Bytes of shared memory that a GPU's block may have, if less than the target's; 0 is the target's."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
@@ -42,6 +44,16 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
             raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE,SIZE...", param_hint="--specialize")
         found[name] = tuple(map(int, numbers))
     return found
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that ``64MB``, ``1.5 GB`` (powers of 1000) or a number say; 0 for no text."""
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)B?", text.strip())
+    if not text:
+        return 0
+    if found is None:
+        raise typer.BadParameter(f"{text[:60]!r}: expected a size as 64MB", param_hint="--memory-limit")
+    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
 
 
 def devices_of(texts: list[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ def command(
     bundle: Path = typer.Argument(..., help="The .vmfb file."),
     as_json: bool = typer.Option(False, "--json", help="Everything, as JSON."),
 ) -> None:
-    """Show signatures, symbolic dims, targets, kernels, memory, weights and segments of a bundle.
+    """Show signatures, symbolic dims, targets, kernels, every buffer, weights and segments of a bundle.
 
     Nothing is run: this works for bundles that this machine cannot run.
     """
@@ -83,12 +84,58 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "devices": variant.get("devices", {}),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
+        "memory": _memory(opened, variant),
+        "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
         "custom_calls": sorted({row["name"] for part in parts for row in part.get("custom_calls", [])}),
     }
 
 
+def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every buffer of a variant: those of its functions, then what its kernels make for themselves."""
+    import json
+
+    from aotc.vmfb.errors import BundleError
+
+    text = (opened.manifest.get("debug") or {}).get("buffers", "{}")
+    try:
+        found = json.loads(text).get(variant["target"], {})
+        rows = [
+            {"of": name, "name": n, "space": space, "bytes": size, "offset": at, "first": first, "last": last}
+            for name, buffers in found.get("functions", {}).items()
+            for n, space, size, at, first, last in buffers
+        ]
+        for kernel, buffers in found.get("kernels", {}).items():
+            for name, space, kind, size in buffers:
+                rows.append({"of": kernel, "name": f"{name}: {kind}", "space": space, "bytes": size})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BundleError(opened.where, f"what it says of its buffers cannot be read: {error}") from None
+    return rows
+
+
+def _memory(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a call of each function takes."""
+    from aotc.vmfb.errors import BundleError
+    from aotc.vmfb.safety.schema import NONE, problems
+
+    memory = variant.get("memory", {})
+    for problem in problems(memory, {str: {"arena": (int, NONE), "scratch": int}}, "memory"):
+        raise BundleError(opened.where, problem)
+    return memory
+
+
+def _memory_lines(memory: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each function whose threads have memory of their own."""
+    return [f"a call of {name} takes {_peak_text(row)}" for name, row in memory.items() if row["scratch"]]
+
+
+def _peak_text(row: Mapping[str, Any]) -> str:
+    """Return what a call takes: the arena, and as much again for each thread."""
+    from aotc_cli.sizes import size_text
+
+    arena = "an arena that depends on shapes" if row["arena"] is None else f"{size_text(row['arena'])} of arena"
+    return f"{arena} and {size_text(row['scratch'])} for each thread" if row["scratch"] else arena
 def _code_sizes(opened: Bundle, part: dict[str, Any]) -> list[int | None]:
     """Return the bytes of each kernel's code, if the part says where it is."""
     from aotc.tools.native_code import kernel_ranges
@@ -109,7 +156,7 @@ def _weights(opened: Bundle, entry: dict[str, Any] | None) -> dict[str, Any] | N
 
 def _show(facts: dict[str, Any]) -> None:
     from aotc.vmfb.arguments import Signature
-    from aotc_cli.sizes import size_text
+    from aotc_cli.sizes import bytes_text, size_text
     from aotc_cli.tables import print_line, print_table
 
     print_line(f"{facts['path']}: {facts['name']}, {size_text(facts['bytes'])}, made by {facts['producer']}", 2)
@@ -128,6 +175,10 @@ def _show(facts: dict[str, Any]) -> None:
         if variant["kernels"]:
             print()
             print_table(("kernel", "bytes", "from"), [_kernel_row(k) for k in variant["kernels"]], right=("bytes",))
+        if variant["buffers"]:
+            print()
+            rows = [(row["of"], row["name"], row["space"], bytes_text(row["bytes"])) for row in variant["buffers"]]
+            print_table(("of", "buffer", "space", "bytes"), rows, right=("bytes",))
     print()
     rows = [(row["name"], f"{row['size']:,}", row["sha256"][:16]) for row in facts["segments"]]
     print_table(("segment", "bytes", "sha256"), rows, right=("bytes",))
@@ -147,6 +198,7 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
 
     peak, weights = variant["arena_peak"], variant["weights"]
     lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
+    lines += _memory_lines(variant["memory"])
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
         lines.append(f"weights: {size_text(weights['bytes'])}{where}")

@@ -13,12 +13,14 @@ from aotc_cli.compiling import (
     CALLBACKS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    MEMORY_HELP,
     PLACE_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
     TRANSFERS_HELP,
     devices_of,
+    parse_bytes,
     parse_specialized,
     warnings_as_sentences,
 )
@@ -53,6 +55,7 @@ def command(
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    memory_limit: str = typer.Option("", help=MEMORY_HELP),
     stack_limit: int = typer.Option(0, min=0, help=STACK_HELP),
     shared_memory_limit: int = typer.Option(0, min=0, help=SHARED_HELP),
     callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
@@ -73,7 +76,8 @@ def command(
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
         "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
-        "stack_limit": stack_limit, "shared_memory_limit": shared_memory_limit,
+        "memory_limit": parse_bytes(memory_limit), "stack_limit": stack_limit,
+        "shared_memory_limit": shared_memory_limit,
     }  # fmt: skip
     with warnings_as_sentences():
         reports = lint(source, target=target, **given)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeAlias
 
-from aotc.ir.dims import Dim
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims import Dim, Expr, Sym, bounds, minimum, sym
+from aotc.ir.dims_symbols import substitute_symbols, symbols
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
     Buffer,
+    Const,
     ExternalCall,
     For,
     If,
@@ -25,6 +28,8 @@ from aotc.ir.loop_ir import (
     children,
 )
 
+Arms: TypeAlias = tuple[tuple[Scalar, bool], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -38,12 +43,15 @@ class Access:
         Does it write? A statement that may do both is two accesses.
     loops : tuple of For or While
         The loops around it, the outermost first.
+    arms : tuple of (Scalar, bool)
+        The conditions around it, and whether each holds.
     """
 
     buffer: Buffer
     index: tuple[Dim, ...] | None
     write: bool
     loops: tuple[For | While, ...] = ()
+    arms: Arms = ()
 
 
 def operands(stmt: Stmt) -> tuple[Scalar, ...]:
@@ -78,52 +86,92 @@ def leaves(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
                 yield leaf
 
 
-def accesses(body: tuple[Stmt, ...], loops: tuple[For | While, ...] = ()) -> Iterator[Access]:
+def accesses(
+    body: tuple[Stmt, ...], loops: tuple[For | While, ...] = (), arms: Arms = ()
+) -> Iterator[Access]:
     """Yield every access in ``body`` in the order of its text; what a statement reads comes before what it writes."""
     for stmt in body:
         inside = (*loops, stmt) if isinstance(stmt, For | While) else loops
         if not isinstance(stmt, While):
-            yield from _own(stmt, loops)
-        for block in children(stmt):
-            yield from accesses(block, inside)
+            yield from _own(stmt, loops, arms)
+        for number, block in enumerate(children(stmt)):
+            within = (*arms, (stmt.cond, number == 0)) if isinstance(stmt, If) else arms
+            yield from accesses(block, inside, within)
             if isinstance(stmt, While) and block is stmt.cond:
-                yield from _own(stmt, inside)
+                yield from _own(stmt, inside, arms)
 
 
-def _own(stmt: Stmt, loops: tuple[For | While, ...]) -> Iterator[Access]:
+def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Access]:
     for leaf in leaves(operands(stmt)):
         if isinstance(leaf, Load):
-            yield Access(leaf.buffer, leaf.index, False, loops)
+            yield Access(leaf.buffer, leaf.index, False, loops, arms)
     match stmt:
         case Store(buffer=buffer, index=index, reduce=reduce):
             if reduce:
-                yield Access(buffer, index, False, loops)
-            yield Access(buffer, index, True, loops)
+                yield Access(buffer, index, False, loops, arms)
+            yield Access(buffer, index, True, loops, arms)
         case Tile(out=out, a=a, b=b):
-            yield Access(a, None, False, loops)
-            yield Access(b, None, False, loops)
-            yield Access(out, None, True, loops)
+            yield Access(a, None, False, loops, arms)
+            yield Access(b, None, False, loops, arms)
+            yield Access(out, None, True, loops, arms)
         case ExternalCall(args=args):
             for buffer, _ in args:
-                yield Access(buffer, None, False, loops)
-                yield Access(buffer, None, True, loops)
+                yield Access(buffer, None, False, loops, arms)
+                yield Access(buffer, None, True, loops, arms)
 
 
 def may_overwrite(body: tuple[Stmt, ...], source: Buffer, target: Buffer) -> bool:
     """May ``target`` be given the memory of ``source``?
 
-    Yes if one store writes it, and each element of ``source`` is read only where that store then writes the same
-    element: by loads of its index, in the same turn of the loops that the index counts, and not after it.
+    Yes if each element of ``source`` is read only where a store then writes the same element of ``target``: by loads of
+    its index, in the same turn of the loops that the index counts, and not after it. Several stores must write
+    different elements, which the arms of conditions on loop variables show.
     """
     touched = [a for a in accesses(body) if a.buffer.name in (source.name, target.name)]
-    if not touched or touched[-1].index is None or not _writes_once(touched[-1]):
-        return False
-    *reads, write = touched
-    turn = write.loops
-    return all(
-        r.buffer.name == source.name and not r.write and r.index == write.index and r.loops[: len(turn)] == turn
-        for r in reads
-    )
+    writes: list[Access] = []
+    waiting: list[Access] = []
+    for a in touched:
+        if not a.write:
+            waiting.append(a)
+            continue
+        if a.buffer.name != target.name or a.index is None or not _writes_once(a):
+            return False
+        if not all(_read_for(r, a) for r in waiting):
+            return False
+        waiting = []
+        writes.append(a)
+    pairs = combinations(writes, 2)
+    return bool(writes) and not waiting and all(_apart(one, other) for one, other in pairs)
+
+
+def _read_for(read: Access, write: Access) -> bool:
+    """Is ``read`` a load of the element that ``write`` writes in the same turn?"""
+    same = read.loops[: len(write.loops)] == write.loops and read.arms[: len(write.arms)] == write.arms
+    return read.buffer.name != write.buffer.name and read.index == write.index and same
+
+
+def _apart(one: Access, other: Access) -> bool:
+    """Are the elements that two stores write proven to be different ones?"""
+    assert one.index is not None
+    assert other.index is not None
+    for a, b in zip(one.index, other.index):
+        (low, high), (least, most) = bounds(_narrowed(a, one.arms)), bounds(_narrowed(b, other.arms))
+        if (high is not None and least is not None and high < least) or (
+            most is not None and low is not None and most < low
+        ):
+            return True
+    return False
+
+
+def _narrowed(e: Dim, arms: Arms) -> Dim:
+    """Return ``e`` with the ranges of symbols as the conditions around it leave them: ``symbol < number``."""
+    for cond, holds in arms:
+        match cond:
+            case Apply(fn="lt", args=(Index(expr=Expr(const=0, terms=((((Sym() as s),), 1),))), Const(value=int(end)))):
+                low = s.lo if holds else max(s.lo, end)
+                extent = (end if s.extent is None else minimum(s.extent, end)) if holds else s.extent
+                e = substitute_symbols(e, {t: sym(t.name, low, extent) for t in symbols(e) if t.name == s.name})
+    return e
 
 
 def _writes_once(write: Access) -> bool:

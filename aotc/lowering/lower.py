@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from aotc.diagnostics import CompileError, Finding
 from aotc.guard import guard
-from aotc.ir.dims import Dim, static
+from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
@@ -26,9 +27,12 @@ from aotc.lowering.analysis.spaces import Space, regions_by_target, spaces_of
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize, bytes_of
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
+from aotc.lowering.program.fit_memory import fit_memory, shares
 from aotc.lowering.program.fit_stack import fit_stack
+from aotc.lowering.program.graphs import shared_graphs
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.memories import Memories
+from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, scratch_of, total_of
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.regions.lower_region import lower_region
@@ -62,6 +66,7 @@ class Variant:
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)  # of these devices
     transfers: list[dict[str, Any]] = field(default_factory=list)
+    memory: dict[str, FunctionMemory] = field(default_factory=dict)
     op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
     taken: dict[str, set[int]] = field(default_factory=dict)  # donated arguments whose memory results take
     spaces: tuple[Space, ...] = ()
@@ -97,40 +102,46 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     memories = Memories(spaces_of(module, target), target, Constants(apart=options.guard))
     spaces, constants = memories.spaces, memories.constants
     target = _joined(spaces)
+    costs = Costs(target, options.costs)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
-    for name, function in public.items():
+    for name, function in list(public.items()):
         with during(f"assigning storage of @{name}"):
-            steps[name] = bufferize(function, module, {**kernels, **every}, memories)
+            have = {**kernels, **every}
+            make = partial(bufferize, module=module, kernels=have)
+            public[name], steps[name] = fit_memory(
+                function, module.functions, have, memories, make, costs, options.memory_limit
+            )
             every |= steps[name].kernels  # the loops of the next function that become kernels need other names
             if options.verify_each:
-                verify.after_bufferize(steps[name], function, module.functions)
+                verify.after_bufferize(steps[name], public[name], module.functions)
     names, unique, parts = _deduplicate(every, spaces, steps)
     unique = [fit_stack(k, one) for k, one in zip(unique, (t for t, count in parts for _ in range(count)), strict=True)]
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
-    costs = Costs(target, options.costs)
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
     variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts = spaces, memories.pieces, parts
     variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     known = (name for row in variant.devices.values() for key in row for name in row[key])
     variant.kinds = {name: memories.target.of(name).kind for name in known}
-    variant.transfers = [row for f in public.values() for row in _transfers(f)]
+    variant.transfers = [row for f in module.functions.values() if f.public for row in _transfers(f)]
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
         slots = Slots(len(function.body.params), len(function.body.results), len(spaces))
         with during(f"planning memory and schedule of @{name}"):
-            stages = _stages(steps[name], variant, slots, places.__getitem__)
+            stages = _stages(steps[name], variant, slots, places.__getitem__, options.memory_limit)
             if options.verify_each:
                 verify.after_schedule(steps[name], function, module.functions, stages, slots, places)
+        variant.memory[name] = memory_of(steps[name], stages[-1].arenas, spaces)
         given = taken(steps[name].steps)
         variant.taken.setdefault(function.attrs.get("specializes", name), set()).update(given.values())
         with during(f"emitting the program of @{name}"):
             variant.programs[name] = emit_program(function, slots, stages, given)
-        fixed = variant.arena is not None and all(isinstance(size, int) for size in stages[-1].arenas)
-        variant.arena = max(variant.arena or 0, sum(map(static, stages[-1].arenas))) if fixed else None
+        if variant.arena is not None:
+            last = total_of(stages[-1].arenas)
+            variant.arena = max(variant.arena, last) if isinstance(last, int) else None
     with during("joining the programs of specialized functions"):
         _join_specialized(variant, public)
         if options.verify_each:
@@ -194,7 +205,9 @@ def _lower_regions(
     return kernels, custom
 
 
-def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int]) -> list[Stage]:
+def _stages(
+    b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable[[str], int], limit: int
+) -> list[Stage]:
     """Plan memory and encode a command buffer for each stretch of steps at whose end the host looks at memory."""
     parts = stretches(b.steps)
     known = {str(j.dim): n for n, (_, judged) in enumerate(parts, start=1) for j in judged if isinstance(j, Bind)}
@@ -203,12 +216,14 @@ def _stages(b: Buffered, variant: Variant, slots: Slots, kernel_number: Callable
         return max((known.get(s.name, 0) for s in symbols(size)), default=0)
 
     constants = variant.constants
+    spread = shared_graphs(b.steps, variant.costs)
     arenas = [[s for s in b.arena if s.space == n] for n in range(len(variant.spaces))]
-    totals = zip(*(plan_stages(arena, stage_of, len(parts), constants.apart) for arena in arenas))
+    most = shares(limit, arenas, scratch_of(b, variant.spaces)) if limit else [None] * len(arenas)
+    plans = [plan_stages(a, stage_of, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
     mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # not copied piece by piece to a GPU
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
     stages: list[Stage] = []
-    for sizes, (steps, judged) in zip(totals, parts, strict=True):
+    for sizes, (steps, judged) in zip(zip(*plans), parts, strict=True):
         buffer = Scheduler(slots, kernel_number, variant.costs).encode(steps)
         known_by_now = [s for s in b.arena if stage_of(s.size) <= len(stages)]
         blocks = [*fixed, *((slots.arena_of(s.space), s.offset, block_bytes(s.size)) for s in known_by_now)]
@@ -229,6 +244,7 @@ def _join_specialized(variant: Variant, public: Mapping[str, Function]) -> None:
         if copies:
             programs = [(f, variant.programs.pop(f.name)) for f in copies]
             variant.programs[name] = join_programs((general, variant.programs[name]), programs)
+            variant.memory[name] = largest([variant.memory[f.name] for f in (general, *copies)])
             variant.specialized[name] = [dict(f.attrs["dims"]) for f in copies]
 
 

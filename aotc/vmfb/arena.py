@@ -14,15 +14,26 @@ from aotc.vmfb.machine import GUARDED
 class Arena:
     """Borrowed memory.
 
-    ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower.
+    ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower. They are counted in ``held``, by
+    arena, until it is gone, whoever drops it.
     """
 
-    __slots__ = ("address", "memory", "size")
+    __slots__ = ("address", "held", "memory", "size")
 
-    def __init__(self, address: int, size: int, memory: np.ndarray) -> None:
+    def __init__(self, address: int, size: int, memory: np.ndarray, held: dict[int, int]) -> None:
         self.address = address
         self.size = size
         self.memory = memory
+        self.held = held
+        held[id(self)] = size
+
+    def __del__(self) -> None:
+        self.held.pop(id(self), None)
+
+    def free(self) -> None:
+        """Free the memory now, whoever still has the arena: it was given back."""
+        self.held.pop(id(self), None)
+        del self.memory
 
 
 class ArenaPool:
@@ -35,11 +46,12 @@ class ArenaPool:
     Attributes
     ----------
     high_water : int
-        Bytes of the largest arena ever made.
+        The most bytes that there ever were at a time, of calls and kept for later ones.
     """
 
     def __init__(self) -> None:
         self._idle: list[Arena] = []
+        self._held: dict[int, int] = {}
         self.high_water = 0
 
     def take(self, size: int) -> Arena:
@@ -48,7 +60,10 @@ class ArenaPool:
             arena = self._idle.pop()
         except IndexError:
             return self._make(size)
-        return arena if arena.size >= size else self._make(size)
+        if arena.size >= size:
+            return arena
+        arena.free()  # before its successor is there
+        return self._make(size)
 
     def give(self, arena: Arena) -> None:
         """Take an arena back."""
@@ -59,21 +74,51 @@ class ArenaPool:
         freed = 0
         with suppress(IndexError):  # other threads take arenas meanwhile
             while True:
-                freed += self._idle.pop().size
+                arena = self._idle.pop()
+                freed += arena.size
+                arena.free()
         return freed
 
     def idle_bytes(self) -> int:
         """Return the bytes held for later calls."""
         return sum(arena.size for arena in tuple(self._idle))
 
+    def held_bytes(self) -> int:
+        """Return the bytes that there are: what calls use, and what is held for later ones."""
+        return sum(tuple(self._held.values()))
+
+    def stats(self) -> dict[str, int]:
+        """Return bytes: what calls use now, what is held for later ones, the most that there ever were."""
+        held, idle = self.held_bytes(), self.idle_bytes()
+        return {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
+
+    def grow(self, size: int, held: int) -> Arena:
+        """Return an arena for a call that holds ``held`` bytes of them already."""
+        return self.take(size)
+
+    def begin(self) -> None:
+        """Begin a call that takes arenas one after the other."""
+
+    def end(self) -> None:
+        """End a call that :meth:`begin` began."""
+
     def _make(self, size: int) -> Arena:
-        self.high_water = max(self.high_water, size)
         try:
             memory = np.empty(size + 2 * ALIGNMENT, np.uint8)  # behind the last array, which may be empty: see EMPTY
         except (MemoryError, ValueError):
             raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = memory.ctypes.data
-        return Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory)
+        arena = Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory, self._held)
+        self.high_water = max(self.high_water, self.held_bytes())
+        return arena
+
+
+def give_back() -> None:
+    """Give the system the pages that the C library keeps of what was freed, where it can (glibc)."""
+    import ctypes  # needed by nothing else here
+
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class GuardedPool(ArenaPool):
@@ -83,9 +128,10 @@ class GuardedPool(ArenaPool):
         """Return an arena that nothing lies behind."""
         from aotc.vmfb.safety.guard_pages import guarded_bytes  # for debugging alone
 
-        self.high_water = max(self.high_water, size)
         memory = guarded_bytes(size + 1, ALIGNMENT)
-        return Arena(memory.ctypes.data, size, memory)
+        arena = Arena(memory.ctypes.data, size, memory, self._held)
+        self.high_water = max(self.high_water, self.held_bytes())
+        return arena
 
     def give(self, arena: Arena) -> None:
         """Let an arena go: it is unmapped."""

@@ -14,6 +14,7 @@ from several threads at the same time; a session belongs to one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.messages import render
+from aotc.vmfb.pointers import BYTES, EMPTY
 
 
 class Unread:
@@ -121,6 +123,45 @@ def judge(judgements: Sequence[Judgement], read: Callable[[int, int, str], int])
         place = judgement.condition
         if not read(place.slot, place.offset, place.dtype):
             raise judgement.failure(read)
+
+
+def run_judged(
+    calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: Any
+) -> VmError | None:
+    """Make the calls, and judge what each computed; return why the rest was not made, if so."""
+    failure = _first_failure(judged[0], slots)
+    for call, after in zip(calls, judged[1:]):
+        if failure is not None:
+            break
+        if call():
+            raise SystemExit  # the interpreter ends: this is a daemon thread's call
+        failure = _first_failure(after, slots)
+    return failure
+
+
+def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
+    """Return what is to be raised, if anything is, because of what a call has computed."""
+    for judgement in judgements:
+        place = judgement.condition
+        if not BYTES[slots[place.slot] + place.offset]:
+            from aotc.vmfb.devices.cpu_session import read_scalar  # a process that starts need not pay for it
+
+            return judgement.failure(partial(read_scalar, slots))
+    return None
+
+
+def without_empty(
+    run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
+) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
+    """Return ``run`` with :data:`EMPTY` in place of arrays that have no elements."""
+
+    def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+        every = [*arrays, *results]
+        for n in plan.empty:
+            every[n] = EMPTY
+        run(every[: plan.arguments], every[plan.arguments :])
+
+    return call
 
 
 class DeviceSession(Protocol):
@@ -302,6 +343,23 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     first = usable[0][0]
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
+
+
+def limit_memory(executable: Executable, limit: int | None, where: str) -> None:
+    """Let all calls at a time take ``limit`` bytes of working memory at most; any number if it is None.
+
+    Raises
+    ------
+    VmError
+        If it is no positive integer, or memory cannot be limited on the device.
+    """
+    if limit is None:
+        return
+    if not isinstance(limit, int | np.integer) or limit <= 0:
+        raise VmError("", f"memory_limit is {limit!r}", expected="a positive number of bytes")
+    if not hasattr(executable, "limit_memory"):
+        raise VmError(where, "memory can be limited on the CPU only", hint="devices='cpu'")
+    executable.limit_memory(int(limit))
 
 
 def _version_problem(variant: dict[str, Any]) -> str:

@@ -62,6 +62,8 @@ _VARIANT = {
     "parts?": [{**_CODE, "count": int}],
     "spaces?": [{"device": str, "part": int, "constants": int, "pieces": [[int]]}],
     "arena_peak?": (int, NONE),
+    "memory_limit?": int,
+    "memory?": dict,  # judged by whoever shows it, so that loading need not
     "constants?": ({"segment?": int, "external?": _EXTERNAL}, NONE),
 }
 

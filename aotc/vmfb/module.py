@@ -13,7 +13,7 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module
+from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module, limit_memory
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.results import DEVICE, NUMPY
@@ -42,6 +42,7 @@ def load(
     copy: bool = False,
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
     untrusted: bool = False,
+    memory_limit: int | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -53,13 +54,11 @@ def load(
         ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
         ``{"d0": "cpu:0", "d1": "cuda:0"}`` for a model that names devices; by default each has the next of its kind.
     threads : int, optional
-        Threads to compute with, the caller's included. By default
-        ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
+        Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
         Also compare large weights with their sha256, and prove now what the first call would prove.
     custom_calls : mapping of str to callable, optional
-        Python functions of custom calls that are not compiled into the bundle, by
-        name; see :func:`aotc.register_custom_call`.
+        Python functions, by name, of custom calls that are not in the bundle; see :func:`aotc.register_custom_call`.
     copy : bool
         Read files into memory instead of mapping them: for files that somebody may overwrite
         in place, or on disks that may go away, while the module is in use.
@@ -70,21 +69,22 @@ def load(
     untrusted : bool
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
+    memory_limit : int, optional
+        Bytes of working memory that all calls at a time may take; the others wait (``docs/memory.md``). CPU only.
 
     Raises
     ------
     BundleError
-        If it is no bundle, is damaged, is not signed as asked, or this machine cannot run it, or what it calls is
-        missing.
+        If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
-        If ``threads`` is not a positive integer, or ``custom_calls`` no functions by name.
+        If ``threads`` or ``memory_limit`` is not a positive integer, or ``custom_calls`` no functions by name.
     """
     calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
         raise VmError("", "custom_calls are no functions", repr(custom_calls), "{'name': function}")
     try:
         bundle, signed = _trusted(open_bundle(source, copy), devices, trusted_keys, untrusted)
-        return _load(bundle, devices, threads, verify or signed, calls)
+        return _load(bundle, devices, threads, verify or signed, calls, memory_limit)
     except (BundleError, VmError, MemoryError):
         raise
     except Exception as error:  # what the checks let through that they should not
@@ -122,12 +122,9 @@ def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, s
 
 
 def _load(
-    bundle: Bundle,
-    devices: str | Sequence[str] | Mapping[str, str] | None,
-    threads: int | None,
-    verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]],
-) -> LoadedModule:
+    bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | None,
+) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()
     check_functions(bundle)
@@ -137,6 +134,7 @@ def _load(
     bound = bind_devices(bundle, variant, devices)
     place = bound if variant["kind"] == MIX else ordinal
     executable = device.open_executable(bundle, variant, threads, place, custom_calls)
+    limit_memory(executable, memory_limit, bundle.where)
     module = LoadedModule(bundle, variant, executable, bound)
     if verify:
         module.prove()
@@ -346,7 +344,7 @@ class LoadedModule:
         return {**self._executable.stats(), **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:
-        """Free working memory that no call uses; return how many bytes that were."""
+        """Free working memory that no call uses, down to the system; return how many bytes that were."""
         return self._executable.trim()
 
 

@@ -250,7 +250,7 @@ def test_compile_cold_and_warm(folder):
         assert {step for step in ("join-devices", "compiling kernels") if step in seen.raw} == steps
         assert bool(COLOUR.search(seen.raw)) == (not more)
         assert seen.raw.rindex("\x1b[?25h") > seen.raw.rindex("\x1b[?25l"), "the cursor stays hidden"
-        assert re.fullmatch(r"two\.vmfb: [\d.]+ kB, 1 kernel, arena peak \d+ B, [\d.]+ m?s\n", seen.text)
+        assert re.fullmatch(r"two\.vmfb: [\d.]+ kB, 1 kernel, memory peak \d+ B, [\d.]+ m?s\n", seen.text)
     assert len(list((folder / "cache" / "bundles").iterdir())) >= 1
 
 

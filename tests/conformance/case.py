@@ -51,21 +51,31 @@ def run(case: Case, target: str = "cpu") -> Verdict:
         What jax raises if XLA cannot run the case, wrapped in :class:`NotRun`; what aotc raises, as it is.
     """
     with jax.enable_x64(case.x64):
-        try:
-            args = list(case.make_args())
-            jitted = jax.jit(case.function)
-            want = leaves(jitted(*args))
-        except Exception as problem:
-            raise NotRun(f"XLA: {type(problem).__name__}: {str(problem).splitlines()[0][:160]}") from problem
-        module = aotc.load(_compiled(jitted, args, target))
-        flat = [np.asarray(a) for a in _canonical(args)]
-        got = [np.asarray(out) for out in module.invoke("main", *flat)]
+        jitted, args, want = by_xla(case)
+        got = run_compiled(compiled(jitted, args, target), args)
         return compare(case.group, got, want, lambda: reference(case.group, jitted, args, want))
 
 
-def _compiled(jitted: Any, args: Sequence[Any], target: str) -> bytes:
+def by_xla(case: Case) -> tuple[Any, list[Any], list[np.ndarray]]:
+    """Return a case's function, jitted, its arguments, and what XLA makes of them; NotRun as :func:`run` raises it."""
     try:
-        return aotc.compile(jitted, *args, target=target)
+        args = list(case.make_args())
+        jitted = jax.jit(case.function)
+        return jitted, args, leaves(jitted(*args))
+    except Exception as problem:
+        raise NotRun(f"XLA: {type(problem).__name__}: {str(problem).splitlines()[0][:160]}") from problem
+
+
+def run_compiled(bundle: bytes, args: Sequence[Any]) -> list[np.ndarray]:
+    """Return the results of a bundle for a case's arguments."""
+    flat = [np.asarray(a) for a in _canonical(args)]
+    return [np.asarray(out) for out in aotc.load(bundle).invoke("main", *flat)]
+
+
+def compiled(jitted: Any, args: Sequence[Any], target: str, level: int = 2) -> bytes:
+    """Return the bundle of a jitted function; NotRun if the target has no such op."""
+    try:
+        return aotc.compile(jitted, *args, target=target, opt_level=level)
     except CompileError as problem:
         message = problem.findings[0].message
         if target != "cpu" and "is not supported on target" in message:

@@ -30,7 +30,35 @@ MAY = {
     o[i, j] = b[i, j]""",
     "one turn": "for i in parallel(0, 8):\n  for k in range(0, 1):\n    for j in range(0, 8):\n      o[i, j] = a[i, j]",
 }
+MAY["in two arms, of different rows"] = """for q in parallel(0, 4):
+  for t in range(q, q + 1, extent=4):
+    if index(t) < i64(2):
+      for r in range(0, 2):
+        for j in range(0, 8):
+          o[2*t + r, j] = a[2*t + r, j]
+    else:
+      for r in range(0, 2):
+        for j in range(0, 8):
+          o[2*t + r, j] = a[2*t + r, j] + b[0, 0]"""
 MAY_NOT = {
+    "in two arms, of rows that meet": """for q in parallel(0, 4):
+  for t in range(q, q + 1, extent=4):
+    if index(t) < i64(2):
+      for r in range(0, 3):
+        for j in range(0, 8):
+          o[2*t + r, j] = a[2*t + r, j]
+    else:
+      for r in range(0, 2):
+        for j in range(0, 8):
+          o[2*t + r, j] = a[2*t + r, j]""",
+    "in two arms, the other one's row": """for q in parallel(0, 4):
+  for t in range(q, q + 1, extent=4):
+    if index(t) < i64(2):
+      for j in range(0, 8):
+        o[t, j] = a[t, j]
+    else:
+      for j in range(0, 8):
+        o[t, j] = a[t - 2, j]""",
     "another element": "for i in parallel(0, 8):\n  for j in range(0, 8):\n    o[i, j] = a[j, i]",
     "the element and another": "for i in parallel(0, 8):\n  for j in range(0, 8):\n    o[i, j] = a[i, j] + a[i, 0]",
     "after the store": "for i in parallel(0, 8):\n  for j in range(0, 8):\n    o[i, j] = b[i, j]\n    v = a[i, j]",

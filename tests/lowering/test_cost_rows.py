@@ -38,7 +38,8 @@ def answers(monkeypatch):
 def lowered(case):
     """The kernels of a case, verified."""
     (target,) = resolve(case.target)
-    options = Options(target=case.target, opt_level=case.level, verify_each=True)
+    limit = case.memory_limit
+    options = Options(target=case.target, opt_level=case.level, memory_limit=limit, verify_each=True)
     variant = lower(run_passes(import_model(case.exported()), options), target, options)
     for kernel in variant.kernels:
         verify_kernel(kernel)
@@ -49,7 +50,7 @@ def run(case):
     """Compare with XLA on this machine, whatever CPU it has."""
     arguments = case.arguments()
     target = "cpu" if case.target == V4 else case.target
-    data = aotc.compile(case.exported(), opt_level=case.level, target=target)
+    data = aotc.compile(case.exported(), opt_level=case.level, target=target, memory_limit=case.memory_limit)
     got = aotc.load(data, threads=2).invoke("main", *[np.asarray(a) for a in jax.tree.leaves(arguments)])
     close(got, jax.jit(case.function)(*arguments), factor=40)
 

@@ -29,6 +29,7 @@ class Case:
     level: int = 2
     target: str = V4
     spec: str = "..."  # of the first argument: which of its sizes only a call knows
+    memory_limit: int = 0
 
     def exported(self) -> jax.export.Exported:
         """Return the program as JAX exports it."""
@@ -184,6 +185,10 @@ PRODUCTS = {
     "stream_rows": pair(PRODUCT, [(4, 64), (64, 96)], [(8, 64), (64, 96)]),
     "wide_stream_rows": pair(PRODUCT, [(2, 64), (64, 96)], [(4, 64), (64, 96)]),
     "tiny_flops": pair(PRODUCT, [(5, 8), (8, 16)], [(16, 64), (64, 96)]),
+    "packed_percent": (
+        case(PRODUCT, (64, 512), (512, 144), memory_limit=10_000_000),
+        case(PRODUCT, (64, 512), (512, 144), memory_limit=600_000),
+    ),
     "in_place_elements": pair(PRODUCT, [(8, 64), (64, 96)], [(8, 512), (512, 144)]),
     "small_rows": pair(PRODUCT, [(8, 64), (64, 64)], [(16, 64), (64, 64)]),
     "whole_flops": pair(PRODUCT, [(32, 64), (64, 96)], [(128, 64), (64, 96)]),
@@ -229,6 +234,25 @@ LOOPS = {
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip
 
+
+
+def two_chains(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Products that nothing but their memory could keep from running at the same time."""
+    return jnp.sin(x @ x).sum(1), jnp.cos(y @ x).sum(1)
+
+
+def products_then_sums(x: jax.Array) -> list[jax.Array]:
+    """Return sums of products all of which are there before the first sum."""
+    return [p.sum(1) for p in [x @ (x * n) for n in range(1, 6)]]
+
+
+MEMORY = {
+    "spread_bytes": pair(two_chains, [(64, 64), (64, 64)], [(512, 512), (512, 512)]),
+    "spread_percent": pair(two_chains, [(512, 512), (16, 512)], [(512, 512), (512, 512)]),
+    "reordered_percent": (case(products_then_sums, (256, 256)), case(two_chains, (64, 64), (64, 64))),
+}
+
+
 def sorts_before_a_chain(*xs: jax.Array) -> list[jax.Array]:
     """Sorts that nobody waits for, and after them in the program some that wait for each other."""
     alone, chain = [jnp.sort(x) for x in xs[:-1]], xs[-1]
@@ -239,7 +263,7 @@ def sorts_before_a_chain(*xs: jax.Array) -> list[jax.Array]:
 
 ORDERS = {"order_gain": pair(sorts_before_a_chain, [(3000,), (3000,), (6000,)], [(3000,)] * 5)}
 
-LIMITS = {**PASSES, **PRODUCTS, **LOOPS, **ORDERS}
+LIMITS = {**PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:

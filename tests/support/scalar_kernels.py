@@ -7,10 +7,10 @@ import numpy as np
 
 from aotc.ir.dims import sym
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store
+from aotc.ir.loop_scratch import scratch_bytes
 from aotc.ir.opset.elementwise import SCALARS, apply, result_dtype
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.link import link
-from aotc.kernels.emit.scratch import scratch_bytes
 from aotc.kernels.formulas.math import MAX_ULP
 from aotc.targets import host
 from aotc.vmfb.dtypes import DTYPES, kind_of, to_numpy

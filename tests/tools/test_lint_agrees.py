@@ -146,6 +146,8 @@ OPTIONS = {
     "no transfers": {"max_transfers": 0},
     "a device": {"devices": {"d0": "cpu"}, "default_device": "d0"},
     "an unknown device": {"devices": {"d0": "gpu"}},
+    "no memory": {"memory_limit": 1},
+    "little memory": {"stack_limit": 256, "shared_memory_limit": 256},
     "half way": {"stop_after": "inline"},
     "unknown": {"nothing": 1},
 }

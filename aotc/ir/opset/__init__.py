@@ -50,9 +50,11 @@ FOLDED = names(lambda s: s.folds)
 FREE = names(lambda s: s.work == 0)
 INLINE = names(lambda s: s.inline)
 MOVES = names(lambda s: s.moves)
+PARTIAL = names(lambda s: s.partial)
 PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
 SOURCES = FREE - MOVES  # ops without operands, which make up their elements
+VARIADIC = names(lambda s: s.variadic)
 
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
@@ -65,5 +67,6 @@ PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and ro
 __all__ = [
     "ACCUMULATED", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
     "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "ORDERINGS",
-    "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "OpSpec", "RuleError", "ScalarOp", "names",
+    "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "OpSpec", "RuleError",
+    "ScalarOp", "names",
 ]  # fmt: skip

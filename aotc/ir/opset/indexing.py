@@ -282,5 +282,6 @@ INDEXING = table(
         normwise=True,
         constraints=_scatter_sizes,
         in_place=lambda attrs: tuple(range(attrs["inputs"])),
+        variadic=True,
     ),
 )

@@ -204,6 +204,7 @@ REDUCTION = table(
         normwise=True,
         terms=_reduced,
         constraints=_input_sizes,
+        variadic=True,
     ),
     OpSpec(
         "reduce_window",
@@ -216,6 +217,7 @@ REDUCTION = table(
         normwise=True,
         terms=_of_window,
         constraints=_window_sizes,
+        variadic=True,
     ),
     OpSpec(
         "select_and_scatter",

@@ -96,6 +96,9 @@ def _top_k(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[n
 
 
 SORTING = table(
-    OpSpec("sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0, constraints=all_alike),
-    OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes),
+    OpSpec(
+        "sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0, constraints=all_alike, variadic=True,
+        partial=True,
+    ),
+    OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

@@ -131,6 +131,11 @@ class OpSpec:
         ``infer``, so that operands whose sizes must be equal are of one form there.
     in_place : callable
         ``in_place(attrs)`` are the operands that results 0, 1... are written over.
+    variadic : bool
+        It takes several arrays, and as many more operands if it folds them, and has a result for each: what concerns
+        one of them only can go with its result.
+    partial : bool
+        Its own lowering makes no array of a result that nobody reads.
     made_by : str
         The pass that makes the op, which no importer does.
     removed_by : str
@@ -157,6 +162,8 @@ class OpSpec:
     terms: Terms = one_term
     constraints: Constraints = unconstrained
     in_place: InPlace = nothing_in_place
+    variadic: bool = False
+    partial: bool = False
     made_by: str = ""
     removed_by: str = ""
 

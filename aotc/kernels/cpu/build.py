@@ -9,7 +9,7 @@ from typing import Any
 from aotc.diagnostics import CompileError, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
-from aotc.kernels.emit.scratch import scratch_bytes
+from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal

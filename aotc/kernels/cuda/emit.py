@@ -14,8 +14,8 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Stmt, walk
+from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.emit.body import BodyEmitter
-from aotc.kernels.emit.scratch import bytes_of
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
 from aotc.vmfb.abi import ALIGNMENT

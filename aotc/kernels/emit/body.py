@@ -34,12 +34,12 @@ from aotc.ir.loop_ir import (
     While,
     is_letter,
 )
+from aotc.ir.loop_scratch import bytes_of, scratch_layout
 from aotc.kernels.emit import library, memory, scalar
 from aotc.kernels.emit.convert import convert
 from aotc.kernels.emit.index import Indices
 from aotc.kernels.emit.metadata import Metadata, invariant
 from aotc.kernels.emit.poll import Polls
-from aotc.kernels.emit.scratch import bytes_of, scratch_layout
 from aotc.kernels.llvm_types import I8, I64, PTR, VOID, Register, memory_type
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT

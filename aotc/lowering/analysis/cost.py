@@ -57,6 +57,22 @@ STAGE_WORK = Limit(
     "chosen, not measured: dearer values are kept in a row of scratch memory (repeated_stage_work) and computed once",
 )
 
+# --- memory --------------------------------------------------------------------
+
+SPREAD_BYTES = Limit(
+    "spread_bytes", 1 << 18, "bytes of an arena in which commands never wait for memory",
+    "chosen, not measured: it stays in a second-level cache",
+)
+SPREAD_PERCENT = Limit(
+    "spread_percent", 12, "percent by which an arena grows so that commands need not wait for memory",
+    "chosen, not measured: memory is the price of a wait that ends as soon as a thread is free",
+)
+
+REORDERED_PERCENT = Limit(
+    "reordered_percent", 90, "percent of the memory of a function for which its ops are put in another order",
+    "chosen, not measured: the model of memory is rough, and the order of the model is easier to follow",
+)
+
 # --- passes --------------------------------------------------------------------
 
 HOISTED_BYTES = Limit(

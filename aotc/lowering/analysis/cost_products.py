@@ -32,6 +32,10 @@ TINY_FLOPS = Limit(
     "tiny_flops", 1 << 13, "floating-point operations of a product done in plain loops",
     "chosen, not measured: packing, a tile and its epilogue's buffer do not pay off before",
 )
+PACKED_PERCENT = Limit(
+    "packed_percent", 25, "percent of a limit on memory that a packed copy of an operand takes",
+    "chosen, not measured: what is read in place costs time, a limit that is missed the whole model",
+)
 IN_PLACE_ELEMENTS = Limit(
     "in_place_elements", 1 << 16, "elements of a right operand, no constant, that is read where it lies",
     "chosen, not measured: 256 KiB of f32 stay in a second-level cache, where rows are as good as panels",
@@ -125,7 +129,7 @@ def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
 
 
-def matmul_strategy(op: Op, form: str, constant: bool, target: Target) -> Strategy:
+def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
     """Return how a CPU computes a ``matmul``.
 
     Parameters
@@ -138,6 +142,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target) -> Strate
         Is the right operand a constant, which is packed once and for all?
     target : Target
         The CPU.
+    memory_limit : int
+        Bytes that a call may take, 0 for any number: little of it goes to packed copies.
 
     Returns
     -------
@@ -159,9 +165,14 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target) -> Strate
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     if by_rows and not constant and (streams(m) or IN_PLACE_ELEMENTS.holds(k * n)):
         return "in_place"
+    in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form}
+    if in_form and memory_limit and not constant:
+        copied = product(rhs.shape) * size_of(form)
+        if not PACKED_PERCENT.holds(copied * 100 // memory_limit):
+            return "in_place"
     if isinstance(n, int) and isinstance(k, int):
         return "packed"
-    return "in_place" if by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} else "loops"
+    return "in_place" if in_form else "loops"
 
 
 def conv_strategy(op: Op, form: str) -> Strategy:

@@ -20,7 +20,7 @@ def overwritten(function: Function) -> int:
     """Return how many leading parameters of an outlined region share memory with its results."""
     if function.attrs["kind"] not in ("single", "update") or not function.body.results:
         return 0
-    op = next(op for op in function.body.ops if op.results[0] is function.body.results[0])
+    op = next(op for op in function.body.ops if function.body.results[0] in op.results)
     return len(updated_operands(op))
 
 

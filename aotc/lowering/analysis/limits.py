@@ -37,3 +37,21 @@ CONFLICT_WINDOW = 2048
 why: the check of a schedule does not look for conflicts further apart, so that long graphs take linear time
 from: chosen, not measured
 """
+
+SPREAD_COMMANDS = 2048
+"""unit: commands of a graph
+why: which of them need which takes the square of their number in time and memory; a longer graph shares what it can
+from: chosen: a tenth of a second
+"""
+
+RECOMPUTED = 256
+"""unit: values of a function
+why: so many are made a second time to keep a limit on memory; each is a look at all ops
+from: chosen, not measured
+"""
+
+NAMED_BUFFERS = 5
+"""unit: buffers
+why: so many are named where a limit on memory cannot be kept
+from: chosen, not measured
+"""

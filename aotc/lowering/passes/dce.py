@@ -1,11 +1,19 @@
-"""Remove what nobody reads: ops, results of ``case``, carried values of ``while``."""
+"""Remove what nobody reads: ops, results of ``case``, carried values of ``while``, arrays of variadic ops.
+
+Before::
+
+    %0, %1, %2 = sort %k, %v, %w (by %k)     // only %1 is read
+After::
+
+    %0, %1 = sort %k, %v (by %k)             // no memory is ever made for %0: see ``outline``
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from aotc.ir.opset import EFFECTS
+from aotc.ir.opset import EFFECTS, VARIADIC
 from aotc.ir.tensor_ir import Module, Op, Region, Value, captured, walk
 from aotc.options import Options
 
@@ -36,6 +44,8 @@ def _clean(region: Region) -> Region:
             op = _trim_case(op, live)
         elif op.name == "while":
             op = _trim_while(op, live)
+        elif op.name in VARIADIC:
+            op = _trim_variadic(op, live)
         if op.regions:
             op = replace(op, regions=tuple(map(_clean, op.regions)))
         ops.append(op)
@@ -78,6 +88,33 @@ def _trim_while(op: Op, live: Collection[Value]) -> Op:
         _clean(Region(pick(body.params), body.ops, pick(body.results))),
     )
     return replace(op, operands=pick(op.operands), results=pick(op.results), regions=regions)
+
+
+def _trim_variadic(op: Op, live: Collection[Value]) -> Op:
+    """Leave out the arrays whose results are not read, and that the region does not need for those that are."""
+    count, (region,) = len(op.results), op.regions
+    if all(v in live for v in op.results):
+        return op
+    orders = len(op.operands) == count  # a sort: its region has one result, and two parameters of each array
+    places = [n // 2 if orders else n % count for n in range(len(region.params))]
+    needed = {i for i, v in enumerate(op.results) if v in live}
+    while True:
+        roots = region.results if orders else [region.results[i] for i in sorted(needed)]
+        grown = needed | {places[n] for n in _params_read(region, roots)}
+        if grown == needed:
+            break
+        needed = grown
+    if len(needed) == count:
+        return op
+    keep = sorted(needed)
+    shared = op.operands[count : max(len(op.operands) - count, count)]
+    behind = op.operands[count + len(shared) :]
+    operands = (*(op.operands[i] for i in keep), *shared, *(behind[i] for i in keep if behind))
+    params = tuple(p for n, p in enumerate(region.params) if places[n] in needed)
+    results = region.results if orders else tuple(region.results[i] for i in keep)
+    attrs = {**op.attrs, "inputs": len(keep)} if "inputs" in op.attrs else op.attrs
+    made = tuple(op.results[i] for i in keep)
+    return replace(op, operands=operands, results=made, attrs=attrs, regions=(Region(params, region.ops, results),))
 
 
 def _params_read(region: Region, values: Collection[Value]) -> set[int]:

@@ -53,16 +53,18 @@ def pack_contractions(module: Module, options: Options) -> Module:
         homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
     if first.kind != "cpu" and not any(target.kind == "cpu" for target in homes.values()):
         return module
-    return rewrite_module(module, lambda op, b: _rule(op, b, homes, first))
+    return rewrite_module(module, lambda op, b: _rule(op, b, homes, first, options.memory_limit))
 
 
-def _rule(op: Op, b: Builder, homes: Mapping[Value, Target], first: Target) -> Sequence[Value] | None:
+def _rule(
+    op: Op, b: Builder, homes: Mapping[Value, Target], first: Target, memory_limit: int
+) -> Sequence[Value] | None:
     target = homes.get(op.results[0], first) if op.results else first
     if target.kind != "cpu":
         return None
     match op.name:
         case "matmul":
-            return _matmul(op, b, target)
+            return _matmul(op, b, target, memory_limit)
         case "conv":
             return _conv(op, b, target)
     return None
@@ -86,14 +88,14 @@ def _swapped(rank: int) -> tuple[int, ...]:
 # --- matmul --------------------------------------------------------------------
 
 
-def _matmul(op: Op, b: Builder, target: Target) -> Sequence[Value]:
+def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     op = _stored(op, b)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype)
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     constant = constant_of(rhs, b.definitions) is not None
-    match matmul_strategy(op, form, constant, target):
+    match matmul_strategy(op, form, constant, target, memory_limit):
         case "dots":
             return _dot_products(op, form, k, b)
         case "in_place":

@@ -20,6 +20,7 @@ from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
+from aotc.lowering.program.early_results import early_results
 from aotc.lowering.program.memories import Memories, launch
 from aotc.lowering.program.small_loops import is_small, loop_kernel, loop_name, made_in
 from aotc.vmfb.abi import MAX_NESTING
@@ -63,6 +64,7 @@ class _Bufferizer:
         for op in body.ops:
             if self._is_view(op) and op.result in self.wanted:
                 self.wanted.setdefault(op.operands[0], self.wanted[op.result])
+        self.wanted |= early_results(body.ops[judged:], self.wanted, self.counts, self.kernels, self.space)
         steps += self.region(Region(body.params, body.ops[judged:], body.results))
         for v, storage in zip(body.results, results, strict=True):
             source = self.storage(v)
@@ -118,11 +120,15 @@ class _Bufferizer:
         return storage
 
     def _copy(self, source: Storage, target: Storage, size: Dim) -> Copy:
+        self._touch(source, target)
+        return Copy(source, target, size)
+
+    def _touch(self, *storages: Storage) -> None:
+        """Begin a step that reads or writes ``storages``."""
         self.time += 1
-        for s in (source, target):
+        for s in storages:
             if s.kind == "arena":
                 s.touch(self.time)
-        return Copy(source, target, size)
 
     # --- steps ---
 
@@ -190,10 +196,7 @@ class _Bufferizer:
             else:
                 writes.append(self._reuse(op, kernel, n, writes) or self.target(v))
         reads = tuple(self.storage(v) for v in op.operands[shared:])
-        self.time += 1
-        for s in (*reads, *writes):
-            if s.kind == "arena":
-                s.touch(self.time)
+        self._touch(*reads, *writes)
         return [*steps, launch(kernel, reads, tuple(writes), op)]
 
     def _in_place(self, old: Value, new: Value, steps: list[Step]) -> Storage:
@@ -375,10 +378,7 @@ class _Bufferizer:
         self.used[name] = kernel
         sources = tuple(self.storage(v) for v in reads)
         writes = tuple(self.target(v) for v in op.results)
-        self.time += 1
-        for s in (*sources, *writes):
-            if s.kind == "arena":
-                s.touch(self.time)
+        self._touch(*sources, *writes)
         return launch(kernel, sources, writes, op)
 
     def _case(self, op: Op) -> list[Step]:

@@ -41,6 +41,10 @@ class Memories:
     def __post_init__(self) -> None:
         self.pieces = [Pieces() for _ in self.spaces]
 
+    def anew(self) -> Memories:
+        """Return the same spaces without constants, for steps that are made to see what they take."""
+        return Memories(self.spaces, self.target, Constants())
+
     def finder(self, function: Function) -> Callable[[Value], int]:
         """Return the function that tells the number of a value's space."""
         return space_finder(function, self.spaces, self.target)

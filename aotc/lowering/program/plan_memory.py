@@ -7,13 +7,16 @@ size that are never alive together share a place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
 
 from aotc.ir.dims import Dim, static
 from aotc.ir.program_ir import Storage, place_apart
+from aotc.lowering.analysis.cost import SPREAD_BYTES, SPREAD_PERCENT
+from aotc.lowering.program.graphs import Run
+from aotc.lowering.program.spread import waits
 from aotc.vmfb.abi import ALIGNMENT
 
 
@@ -23,16 +26,18 @@ def plan_memory(arena: list[Storage]) -> Dim:
 
 
 def plan_stages(
-    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, apart: bool = False
-) -> list[Dim]:
+    arena: list[Storage], stage_of: Callable[[Dim], int], count: int, apart: bool = False, runs: Sequence[Run] = (),
+    most: int | None = None,
+) -> list[Dim]:  # fmt: skip
     """Set the ``offset`` of every storage; return the bytes of the arena in each of ``count`` stages.
 
     ``stage_of(size)`` is the first stage in which a size is known; offsets depend on sizes of
     the same stage and earlier ones only, so that the arena of one stage is the head of the next one's.
-    Storages that lie ``apart`` share nothing and have guards between them.
+    Storages that lie ``apart`` share nothing and have guards between them. Of the commands ``runs``, graph by
+    graph, none waits for memory where that takes little more of it, and no more than ``most`` bytes.
     """
     known = [s for s in arena if isinstance(s.size, int)]
-    total: Dim = _place_all_apart(known, 0) if apart else _place_static(known)
+    total: Dim = _place_all_apart(known, 0) if apart else _place_spread(known, runs, most)
     stages: list[list[Storage]] = [[] for _ in range(count)]
     for s in arena:
         if not isinstance(s.size, int):
@@ -64,17 +69,47 @@ def _place_symbolic(storages: list[Storage], total: Dim) -> Dim:
     return total
 
 
-def _place_static(storages: list[Storage]) -> int:
-    order = sorted(storages, key=lambda s: (-static(s.size), s.first))
-    placed = np.zeros((4, len(order)), np.int64)  # begin and end in the arena, first and last use; by begin
-    for count, s in enumerate(order):
+def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None) -> int:
+    least = _place_static(storages)
+    loose = waits(runs, storages)
+    if loose is None or (most is not None and least >= most):
+        return least
+
+    def fits(top: int) -> bool:
+        little = SPREAD_BYTES.holds(top) or SPREAD_PERCENT.holds(100 * (top - least) // least)
+        return little and (most is None or top <= most)
+
+    return _place_static(storages, loose, fits)
+
+
+def _place_static(
+    storages: list[Storage], waiting: np.ndarray | None = None, fits: Callable[[int], bool] = lambda top: True
+) -> int:
+    """Place storages, apart from those that are alive at the same time; return the bytes of all.
+
+    Pairs that are marked in ``waiting`` lie apart too if the end of the later one ``fits``.
+    """
+    numbers = sorted(range(len(storages)), key=lambda n: (-static(storages[n].size), storages[n].first))
+    placed = np.zeros((5, len(numbers)), np.int64)  # begin and end in the arena, first and last use, number; by begin
+    for count, number in enumerate(numbers):
+        s = storages[number]
         size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
-        begins, ends, first, last = placed[:, :count]
+        begins, ends, first, last, others = placed[:, :count]
         beside = (first <= s.last) & (last >= s.first)
-        tops = np.maximum.accumulate(np.append(0, ends[beside]))
-        gaps = np.append(begins[beside], np.iinfo(np.int64).max) - tops
-        s.offset = int(tops[np.argmax(gaps >= size)])
+        offset = -1
+        if waiting is not None and (rows := waiting[number, others]).any():
+            offset = _lowest_gap(begins, ends, beside | rows, size)
+            if not fits(offset + size):
+                offset = -1
+        s.offset = offset if offset >= 0 else _lowest_gap(begins, ends, beside, size)
         at = int(np.searchsorted(begins, s.offset, "right"))
         placed[:, at + 1 : count + 1] = placed[:, at:count]
-        placed[:, at] = s.offset, s.offset + size, s.first, s.last
+        placed[:, at] = s.offset, s.offset + size, s.first, s.last, number
     return int(placed[1].max(initial=0))
+
+
+def _lowest_gap(begins: np.ndarray, ends: np.ndarray, beside: np.ndarray, size: int) -> int:
+    """Return the lowest offset that ``size`` bytes fit at, none of which is one of what lies ``beside``."""
+    tops = np.maximum.accumulate(np.append(0, ends[beside]))
+    gaps = np.append(begins[beside], np.iinfo(np.int64).max) - tops
+    return int(tops[np.argmax(gaps >= size)])

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, space_of, touched
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
 from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
+from aotc.lowering.program.graphs import begins_graph, times_of
 from aotc.lowering.program.order import order_of
 from aotc.vmfb.abi import (
     COPY,
@@ -100,8 +101,8 @@ class Scheduler:
         run: list[Launch | Copy] = []
         for step in steps:
             if isinstance(step, Launch | Copy):
-                if run and (space_of(run[0]) != space_of(step) or space_of(step) < 0):
-                    nodes.append(self._graph(run))  # a graph is of one memory, or moves one value to another
+                if begins_graph(step, run):
+                    nodes.append(self._graph(run))
                     run = []
                 run.append(step)
                 continue
@@ -122,7 +123,7 @@ class Scheduler:
         for number, before in enumerate(predecessors):
             for earlier in before:
                 successors[earlier].append(number)
-        times = [self._nanoseconds(s) for s in steps]
+        times = times_of(steps, self.costs)
         serial = self.costs.is_serial(times)
         order = list(range(len(steps))) if serial else order_of(predecessors, times, list(map(self._width, steps)))
         place = {n: at for at, n in enumerate(order)}
@@ -132,9 +133,6 @@ class Scheduler:
         state, self.states = self.states, self.states + len(steps)
         self.orders.append(order)
         return Graph(commands, state, serial=serial)
-
-    def _nanoseconds(self, step: Launch | Copy) -> float:
-        return self.costs.copy(step.size) if isinstance(step, Copy) else self.costs.of(step.kernel).ns
 
     def _width(self, step: Launch | Copy) -> int:
         """Return how many workers can share a command."""

@@ -80,6 +80,10 @@ class RegionBuilder:
         """Return the op ``name`` that the region is made for."""
         return next(op for op in self.function.body.ops if op.name == name)
 
+    def output_of(self, value: Value) -> Buffer | None:
+        """Return the buffer of a result, or None if nobody reads it."""
+        return next((out for out, v in zip(self.outputs, self.function.body.results, strict=True) if v is value), None)
+
     def unsupported(self, op: Op, what: str, hint: str) -> CompileError:
         """Return the error to raise where the target cannot run ``what``."""
         return CompileError.at(op.loc, f"{what} is not supported on target {self.target.name}", hint=hint)

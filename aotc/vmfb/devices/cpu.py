@@ -43,18 +43,18 @@ from aotc.vmfb.abi import (
     Slots,
     encode,
 )
-from aotc.vmfb.arena import ARENAS
+from aotc.vmfb.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.custom_calls import Callbacks
-from aotc.vmfb.device import Judgement, Plan
+from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.buffers import check_digest, load_buffers
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
 from aotc.vmfb.machine import cpu_features, thread_count
-from aotc.vmfb.pointers import BYTES, DATA_FIELD, EMPTY, WORDS, address_of, aligned_bytes
+from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
@@ -93,15 +93,19 @@ def open_executable(
 
 
 class _Buffer:
-    """A command buffer, ready to run: its words with kernel addresses in place of numbers."""
+    """A command buffer, ready to run: its words with kernel addresses in place of numbers.
 
-    __slots__ = ("address", "parameters", "states", "words")
+    ``stride`` is how far the scratch memory of one worker lies from that of the next.
+    """
 
-    def __init__(self, words: np.ndarray, states: int, parameters: int) -> None:
+    __slots__ = ("address", "parameters", "states", "stride", "words")
+
+    def __init__(self, words: np.ndarray, states: int, parameters: int, stride: int) -> None:
         self.words = words
         self.address = words.ctypes.data
         self.states = states
         self.parameters = parameters
+        self.stride = stride
 
 
 class CpuExecutable:
@@ -131,8 +135,10 @@ class CpuExecutable:
         self.threads = threads
         self._executor = native.load_executor(bundle, variant.get("executor"), variant.get("executor_version", 0))
         self._constants: ConstantMemory = load_constants(bundle, variant.get("constants"))
-        widest = max((kernel["scratch"] for kernel in variant["kernels"]), default=0)
-        self._stride = -(-widest // ALIGNMENT) * ALIGNMENT
+        self._widths = [-(-kernel["scratch"] // ALIGNMENT) * ALIGNMENT for kernel in variant["kernels"]]
+        self._stride = max(self._widths, default=0)
+        self._limit: int = variant.get("memory_limit") or 0
+        self.arenas: ArenaPool = ARENAS
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
@@ -149,9 +155,12 @@ class CpuExecutable:
         for row, stored, nodes in zip(self._variant["command_buffers"], self.buffers.words, self.buffers.nodes):
             words = stored.astype(np.int64)
             patches = kernel_words(nodes)
+            stride = 0
             if patches:
-                words[patches] = self._addresses[words[patches]]
-            buffers.append(_Buffer(words, row["states"], row["parameters"]))
+                numbers = words[patches]
+                words[patches] = self._addresses[numbers]
+                stride = max(map(self._widths.__getitem__, numbers.tolist())) if self._stride else 0
+            buffers.append(_Buffer(words, row["states"], row["parameters"], stride))
         return buffers
 
     def _kernel_addresses(self, count: int) -> np.ndarray:
@@ -195,7 +204,9 @@ class CpuExecutable:
 
     # ------------------------------------------------------------ running
 
-    def call_of(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
+    def call_of(
+        self, number: int, slots: Any, parameters: Sequence[int], scratch: Any, threads: int = 0
+    ) -> Callable[[], int]:
         """Return the native call that runs command buffer ``number``.
 
         Parameters
@@ -206,8 +217,10 @@ class CpuExecutable:
         parameters : sequence of int
         scratch : ctypes.c_void_p
             Its value at the time of the call counts.
+        threads : int
+            As many as the executable has, if 0.
         """
-        return self._call(self._buffers[number], slots, parameters, scratch)
+        return self._call(self._buffers[number], slots, parameters, scratch, threads or self.threads)
 
     def call_of_command(
         self, command: Command, slots: Any, parameters: Sequence[int], scratch: Any, times: int = 1
@@ -216,7 +229,8 @@ class CpuExecutable:
         kernel = int(self._addresses[command.kernel]) if command.kind == DISPATCH else 0
         alone = Command(command.kind, kernel, command.items, command.grain, 0, (), command.places, command.dims)
         words = np.array(encode([Graph([alone] * times, state=0, serial=True)]), np.int64)
-        call = partial(self._run, self._call(_Buffer(words, times, len(parameters)), slots, parameters, scratch))
+        buffer = _Buffer(words, times, len(parameters), self._stride)
+        call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.around(call)
 
     def nodes(self, number: int) -> list[Node]:
@@ -237,7 +251,9 @@ class CpuExecutable:
         manifest = self._bundle.manifest
         return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
 
-    def _call(self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any) -> Callable[[], int]:
+    def _call(
+        self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any, threads: int
+    ) -> Callable[[], int]:
         values = (ctypes.c_int64 * max(len(parameters), 1))(*parameters)
         memory, address = aligned_bytes(8 * (CALL_WORDS + STATE_WORDS * buffer.states), ALIGNMENT)
         block = (ctypes.c_int64 * CALL_WORDS).from_address(address)
@@ -245,10 +261,10 @@ class CpuExecutable:
         block[CALL_SLOTS] = ctypes.addressof(slots)
         block[CALL_PARAMS] = ctypes.addressof(values)
         block[CALL_CELLS] = address + 8 * CALL_WORDS
-        block[CALL_STRIDE] = self._stride
+        block[CALL_STRIDE] = buffer.stride
         block[CALL_SCRATCH] = ctypes.addressof(scratch)
         block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
-        block[CALL_THREADS] = self.threads
+        block[CALL_THREADS] = threads
         # A Python function that raised is to end the call at the next look.
         block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
         block[CALL_ARGUMENT] = id(self._notice)
@@ -258,7 +274,7 @@ class CpuExecutable:
 
     def run_alone(self, number: int, slots: Any, parameters: Sequence[int], scratch: Any) -> None:
         """Run command buffer ``number`` once; parameters as of :meth:`call_of`."""
-        call = self.call_of(number, slots, parameters, scratch)
+        call = self.call_of(number, slots, parameters, scratch, self._threads_within(0, self._stride))
         self._run(call if self._callbacks is None else self._callbacks.around(call))
 
     def _run(self, call: Callable[[], int]) -> None:
@@ -280,9 +296,11 @@ class CpuExecutable:
         """
         layout = Slots(plan.arguments, len(plan.results))
         arena_bytes = -(-plan.arena // ALIGNMENT) * ALIGNMENT
-        need = arena_bytes + self._stride * self.threads
+        stride = max((self._buffers[n].stride for n, _ in plan.submissions), default=0) if self._stride else 0
+        threads = self._threads_within(arena_bytes, stride) if stride else self.threads
+        need = arena_bytes + stride * threads
         idle: list[tuple[Any, Any, tuple[Callable[[], int], ...]]] = []
-        take, give = ARENAS.take, ARENAS.give
+        take, give = self.arenas.take, self.arenas.give
         words, field = WORDS, DATA_FIELD
 
         def make_state() -> tuple[Any, Any, tuple[Callable[[], int], ...]]:
@@ -290,7 +308,7 @@ class CpuExecutable:
             slots = (ctypes.c_int64 * layout.count)()
             slots[layout.constants] = self._constants.address
             scratch = ctypes.c_void_p()
-            calls = tuple([self.call_of(n, slots, parameters, scratch) for n, parameters in plan.submissions])
+            calls = tuple([self.call_of(n, slots, p, scratch, threads) for n, p in plan.submissions])
             return slots, scratch, calls
 
         lapack, judged = self._lapack, plan.judged_after() if plan.judgements else None
@@ -315,7 +333,7 @@ class CpuExecutable:
             if lapack is not None:
                 lapack.begin()
             try:
-                failure = None if judged is None else _run_judged(calls, judged, slots)
+                failure = None if judged is None else run_judged(calls, judged, slots)
                 for call in calls if judged is None else ():
                     if call():
                         raise SystemExit  # the interpreter ends: this is a daemon thread's call
@@ -329,7 +347,18 @@ class CpuExecutable:
                 raise failure
 
         whole = run if self._callbacks is None else self._callbacks.around(run)
-        return _without_empty(whole, plan) if plan.empty else whole
+        return without_empty(whole, plan) if plan.empty else whole
+
+    def limit_memory(self, limit: int) -> None:
+        """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
+        from aotc.vmfb.process.watermark import LimitedPool  # a process that has no limit need not pay for it
+
+        self.arenas = LimitedPool(limit)
+        self._limit = min(limit, self._limit or limit)
+
+    def _threads_within(self, arena: int, stride: int) -> int:
+        """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
+        return max(min(self.threads, (self._limit - arena) // stride), 1) if self._limit and stride else self.threads
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -338,7 +367,8 @@ class CpuExecutable:
         if not self._begun:
             self._bundle.check_unchanged()
             self._begun = True
-        return CpuSession(self, layout, self._constants.address, self._stride * self.threads)
+        scratch = self._stride * self._threads_within(0, self._stride)
+        return CpuSession(self, layout, self._constants.address, scratch)
 
     def stats(self) -> dict[str, Any]:
         """Return threads, kernels and memory (bytes)."""
@@ -348,51 +378,15 @@ class CpuExecutable:
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self._buffers),
             "arena_peak": self._variant.get("arena_peak"),
-            "arena_idle_bytes": ARENAS.idle_bytes(),
-            "arena_high_water": ARENAS.high_water,
+            "arena_idle_bytes": self.arenas.idle_bytes(),
+            "arena_high_water": self.arenas.high_water,
+            "memory": {"cpu": self.arenas.stats()},
             "constants_bytes": self.constants_bytes,
             "constants_copied": self._constants.copied,
         }
 
     def trim(self) -> int:
-        """Free the arenas that no call uses; return how many bytes that were."""
-        return ARENAS.trim()
-
-
-def _run_judged(
-    calls: Sequence[Callable[[], int]], judged: Sequence[Sequence[Judgement]], slots: Any
-) -> VmError | None:
-    """Make the calls, and judge what each computed; return why the rest was not made, if so."""
-    failure = _first_failure(judged[0], slots)
-    for call, after in zip(calls, judged[1:]):
-        if failure is not None:
-            break
-        if call():
-            raise SystemExit  # the interpreter ends: this is a daemon thread's call
-        failure = _first_failure(after, slots)
-    return failure
-
-
-def _first_failure(judgements: Sequence[Judgement], slots: Any) -> VmError | None:
-    """Return what is to be raised, if anything is, because of what a call has computed."""
-    for judgement in judgements:
-        place = judgement.condition
-        if not BYTES[slots[place.slot] + place.offset]:
-            from aotc.vmfb.devices.cpu_session import read_scalar  # a process that starts need not pay for it
-
-            return judgement.failure(partial(read_scalar, slots))
-    return None
-
-
-def _without_empty(
-    run: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None], plan: Plan
-) -> Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]:
-    """Return ``run`` with :data:`EMPTY` in place of arrays that have no elements."""
-
-    def call(arrays: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
-        every = [*arrays, *results]
-        for n in plan.empty:
-            every[n] = EMPTY
-        run(every[: plan.arguments], every[plan.arguments :])
-
-    return call
+        """Free the arenas that no call uses, and give the system what the C library keeps; return their bytes."""
+        freed = self.arenas.trim()
+        give_back()
+        return freed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.arena import Arena
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.pointers import EMPTY, address_of
 from aotc.vmfb.safety.guard_pages import fenced, fenced_copy, open_block, unfence
@@ -35,17 +35,25 @@ class CpuSession:
         self._fenced: dict[int, np.ndarray] = {}  # by slot: memory in which only its blocks can be touched
         self._arena: Arena | None = None
         self._arena_bytes = 0
-        self._scratch_arena = ARENAS.take(scratch_bytes) if scratch_bytes else None
+        self._pool = executable.arenas
+        self._pool.begin()
+        self._scratch_arena: Arena | None = None
+        try:
+            self._scratch_arena = self._pool.grow(scratch_bytes, 0) if scratch_bytes else None
+        except BaseException:
+            self._pool.end()
+            raise
         self._scratch = ctypes.c_void_p(self._scratch_arena.address if self._scratch_arena else None)
 
     def arena(self, size: int) -> None:
         """Take an arena of ``size`` bytes; what an earlier one held is kept."""
-        found = ARENAS.take(size)
+        mine = [a.size for a in (self._arena, self._scratch_arena) if a is not None]
+        found = self._pool.grow(size, sum(mine))
         if self._arena is not None:
             if self._fenced:
                 unfence(self._fenced.pop(self._arena_slot, None))
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
-            ARENAS.give(self._arena)
+            self._pool.give(self._arena)
         self._arena, self._arena_bytes = found, size
         self._slots[self._arena_slot] = found.address
 
@@ -80,6 +88,7 @@ class CpuSession:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._pool.end()
         for arena in (self._arena, self._scratch_arena):
             if arena is not None:
-                ARENAS.give(arena)
+                self._pool.give(arena)

@@ -41,7 +41,7 @@ class CudaMemory:
         if slot not in self._held or self._held[slot][1] != size:
             self._drop(slot)
             self._held[slot] = self._executable.gpu.allocate(size), size
-            self._executable.bytes += size
+            self._executable.count(size)
         self._slots[slot] = self._held[slot][0]
 
     def _drop(self, slot: int) -> None:

@@ -16,6 +16,11 @@ from aotc.vmfb.devices.cpu import CpuExecutable, _Buffer
 class HostPart(CpuExecutable):
     """The CPU's kernels of a variant, which has no command buffers of its own."""
 
+    def keep_within(self, limit: int, arenas: int) -> None:
+        """Let so many threads take part in calls as have room beside ``arenas``, within ``limit`` bytes, 0 if any."""
+        self._limit = limit
+        self.threads = self._threads_within(arenas, self._stride)
+
     def call_of_nodes(
         self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: Any, parameters: Sequence[int], scratch: Any
     ) -> Callable[[], None]:
@@ -24,8 +29,8 @@ class HostPart(CpuExecutable):
         patches = [at - nodes[0].at for at in kernel_words(nodes)]
         if patches:
             own[patches] = self._addresses[own[patches]]
-        buffer = _Buffer(own, states, len(parameters))
-        call = partial(self._run, self._call(buffer, slots, parameters, scratch))
+        buffer = _Buffer(own, states, len(parameters), self._stride)
+        call = partial(self._run, self._call(buffer, slots, parameters, scratch, self.threads))
         return call if self._callbacks is None else self._callbacks.around(call)
 
     @property

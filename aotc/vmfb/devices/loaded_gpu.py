@@ -56,7 +56,7 @@ class LoadedGpu:
         rows = [(0, constants.size, 0)] if pieces is None else pieces
         self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
         self.constants = self._upload(bundle, constants, rows)
-        self.bytes = self.constants_bytes
+        self.bytes = self.most_bytes = self.constants_bytes
         self._idle: dict[int, list[int]] = {}  # memory of arrays that are gone, by size: the stream orders its uses
 
     def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
@@ -109,6 +109,11 @@ class LoadedGpu:
             blocks.append(address)
         else:
             self.gpu.free([address])
+
+    def count(self, size: int) -> None:
+        """Note that ``size`` bytes more are in use."""
+        self.bytes += size
+        self.most_bytes = max(self.most_bytes, self.bytes)
 
     def trim(self) -> int:
         """Free the memory of arrays that are gone; return how many bytes that were."""

@@ -69,7 +69,9 @@ def open_executable(
     for number, row in enumerate(spaces.rows):
         part = {**spaces.parts[row["part"]], "constants": variant.get("constants")}
         if spaces.kind(number) == "cpu":
-            loaded.append(HostPart(bundle, part, thread_count(threads), custom_calls))
+            host = HostPart(bundle, part, thread_count(threads), custom_calls)
+            host.keep_within(variant.get("memory_limit", 0), variant["arena_peak"] or 0)
+            loaded.append(host)
             continue
         ordinal = int(devices[row["device"]].partition(":")[2] or 0)
         cuda.check_gpu(bundle, part, ordinal)

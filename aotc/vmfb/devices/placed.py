@@ -145,7 +145,17 @@ class PlacedExecutable:
             "arena_peak": self._variant.get("arena_peak"),
             "constants_bytes": self.constants_bytes,
             "device_bytes": sum(loaded.bytes for loaded in self.gpus),
+            "memory": self._memory(),
         }
+
+    def _memory(self) -> dict[str, dict[str, int]]:
+        """Return the bytes in use of each device, and the most that ever were; devices of the model may share a GPU."""
+        found = {"cpu": ARENAS.stats()} if self.host else {}
+        for loaded in self.gpus:
+            row = found.setdefault(f"cuda:{loaded.ordinal}", {"in_use": 0, "high_water": 0})
+            row["in_use"] += loaded.bytes
+            row["high_water"] += loaded.most_bytes
+        return found
 
     def trim(self) -> int:
         """Free the memory of all plans, and of arrays that are gone; return how many bytes that were."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS
+from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
 from aotc.lowering.analysis.anchors import Anchors
@@ -138,7 +138,8 @@ class Outliner:
         name = f"k{len(self.outlined)}_{_label(group)}"
         while name in self.outlined or name in self.functions:
             name += "_"
-        results = first.results if group.kind in ("single", "update") else tuple(outputs)
+        whole = group.kind in ("single", "update") and (first.name not in PARTIAL or not outputs)
+        results = first.results if whole else tuple(outputs)
         ops = self._body(group, set(inputs))
         params = list(inputs)
         if group.kind in ("single", "update"):

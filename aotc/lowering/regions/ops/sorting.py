@@ -1,6 +1,7 @@
 """sort: one grid item per row of the sorted dim.
 
 Rows are sorted by the bytes of their keys (``radix``) or, if the comparator has no keys or rows are short, by merging.
+A result that nobody reads has a buffer of one row, in the memory of the worker.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from aotc.lowering.analysis.cost import MERGED_ROW, STRIDED_DIGITS
 from aotc.lowering.analysis.cost_work import DIGIT_WORK, MERGE_WORK, SORT_WORK
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, digits_of, integer
+from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, Run, digits_of, integer
 from aotc.lowering.regions.region import RegionBuilder
-from aotc.lowering.regions.rows import rows_of
+from aotc.lowering.regions.rows import Place, rows_of
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -40,21 +41,39 @@ def _by_digits(b: RegionBuilder, e: Elements, op: Op, digits: list[Digit]) -> Ke
     dim, shape = op.attrs["dim"], op.results[0].type.shape
     n = shape[dim]
     rows, place = rows_of(shape, dim)
-    own: Run = [(out, place) for out in b.outputs]
+    own, held = _results(b, op, place, n, "scratch")
+    last: Run = [pair if b.output_of(v) else None for v, pair in zip(op.results, own, strict=True)]
     apart = product(shape[dim + 1 :]) != 1 and not STRIDED_DIGITS.holds(len(digits))
 
-    def spare() -> Run:
-        buffers = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch") for v in op.results]
-        return [(buffer, lambda k: (k,)) for buffer in buffers]
+    def spare() -> list[Buffer]:
+        return [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), "scratch") for v in op.results]
 
-    other = spare() if len(digits) > 1 else own  # each pass writes what the one before it has not
-    between = spare() if apart else own
+    first = spare() if len(digits) > 1 else []  # each pass writes what the one before it has not
+    second = spare() if apart else []
+    other, between = _rows_in(first), _rows_in(second) if apart else own
     targets = [other if (len(digits) - k) % 2 == 0 else between for k in range(len(digits) - 1)]
     sort = RadixSort(b, e, digits)
-    body: list[Stmt] = [Alloc(buffer) for run in (other, between) if run is not own for buffer, _ in run]
+    buffers = [*first, *(second if apart else held if len(digits) > 2 else ())]
+    body: list[Stmt] = [Alloc(buffer) for buffer in buffers]
     body += sort.allocate()
-    body += sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], [*targets, own], n, n)
+    body += sort.sort(lambda k: [e.at(v, place(k)) for v in op.operands], [*targets, last], n, n)
     return b.grid(rows, body, product(shape) * len(digits) * DIGIT_WORK.value)
+
+
+def _results(b: RegionBuilder, op: Op, place: Place, n: Dim, space: Space) -> tuple[Cells, list[Buffer]]:
+    """Return where a row of each result lies, and the buffers that are made for those that nobody reads."""
+    made: list[Buffer] = []
+    rows: Cells = []
+    for v in op.results:
+        out = b.output_of(v)
+        if out is None:
+            made.append(Buffer(b.fresh("held"), v.type.dtype, (maximum(n, 1),), space))
+        rows.append((out, place) if out is not None else (made[-1], lambda k: (k,)))
+    return rows, made
+
+
+def _rows_in(buffers: list[Buffer]) -> Cells:
+    return [(buffer, lambda k: (k,)) for buffer in buffers]
 
 
 def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
@@ -74,13 +93,13 @@ def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
         raise b.unsupported(op, f"sort of {n} elements", f"rows of at most {PRIVATE_BYTES} bytes, or a CPU target")
     rows, place = rows_of(shape, dim)
     scalar = op.results[0].type.rank == 0
-    own: Run = [(out, (lambda k: ()) if scalar else place) for out in b.outputs]
     space: Space = "private" if small else "scratch"
+    own, held = _results(b, op, (lambda k: ()) if scalar else place, n, space)
     spare = [Buffer(b.fresh("run"), v.type.dtype, (maximum(n, 1),), space) for v in op.results]
-    other: Run = [(buffer, lambda k: (k,)) for buffer in spare]
+    other = _rows_in(spare)
     passes = max(n - 1, 0).bit_length() if isinstance(n, int) else 2
     e = b.elements()
-    body: list[Stmt] = [Alloc(buffer) for buffer in spare] if passes else []
+    body: list[Stmt] = [Alloc(buffer) for buffer in (*held, *(spare if passes else ()))]
     source, target_run = (own, other) if passes % 2 == 0 else (other, own)
     copied = e.new_block()
     k = b.fresh("k")
@@ -98,7 +117,7 @@ def _by_merging(b: RegionBuilder, op: Op) -> Kernel:
 
 
 def _merge_until_sorted(
-    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Run, Run], n: Dim, block: list[Stmt]
+    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, block: list[Stmt]
 ) -> None:
     """Merge there and back, four times as far each turn, until one run is all; what is sorted is only copied."""
     width = Buffer(b.fresh("width"), "i64", (), "private")
@@ -113,7 +132,7 @@ def _merge_until_sorted(
 
 
 def _merge_pass(
-    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Run, Run], n: Dim, width: Dim, block: list[Stmt]
+    b: RegionBuilder, e: Elements, op: Op, runs: tuple[Cells, Cells], n: Dim, width: Dim, block: list[Stmt]
 ) -> None:
     """Merge neighbouring runs of ``width`` elements; equal ones come from the left run first."""
     left, right = (Buffer(b.fresh("at"), "i64", (), "private") for _ in range(2))

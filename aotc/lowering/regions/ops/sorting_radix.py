@@ -23,7 +23,9 @@ from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
 
 RADIX = 256
 
-Run = list[tuple[Buffer, Place]]
+Cells = list[tuple[Buffer, Place]]
+Run = Sequence[tuple[Buffer, Place] | None]
+"""Where the elements of a row go, by array; None if nobody reads them there."""
 Read = Callable[[Dim], list[Scalar]]
 Key = Callable[[Sequence[Scalar]], Scalar]
 
@@ -121,7 +123,7 @@ class RadixSort:
         block.append(self._count(read, n))
         for number, target in enumerate(targets):
             block += self._pass(number, read, target, n, extent)
-            read = reader(target)
+            read = reader([cell for cell in target if cell is not None])
         return block
 
     def _each_row(self, read: Read, n: Dim, write: Callable[[Dim, list[Scalar], list[Stmt]], None]) -> Stmt:
@@ -185,9 +187,10 @@ class RadixSort:
 
 
 def _store(target: Run, at: Dim, values: list[Scalar], block: list[Stmt]) -> None:
-    block += [Store(buffer, where(at), x) for (buffer, where), x in zip(target, values, strict=True)]
+    pairs = zip(target, values, strict=True)
+    block += [Store(cell[0], cell[1](at), x) for cell, x in pairs if cell is not None]
 
 
-def reader(run: Run) -> Read:
+def reader(run: Cells) -> Read:
     """Return what reads the rows of ``run``."""
     return lambda k: [Load(buffer, where(k)) for buffer, where in run]

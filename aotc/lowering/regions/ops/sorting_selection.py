@@ -2,6 +2,8 @@
 
 The buffer takes in what is larger than the k-th largest so far. When it is full it is sorted and cut to ``k``, which
 raises the limit: at least ``k`` elements come in between two cuts, so a row of ``n`` takes ``O(n)`` steps in any order.
+
+Of values and their numbers only what somebody reads is written: a value follows from its number.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import INSERTED, INSERTED_ROW, SELECTION_SPARE
 from aotc.lowering.analysis.cost_work import TOP_K_WORK
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorting_radix import Digit, RadixSort, Run, integer, key_bytes, reader, unsigned_key
+from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, integer, key_bytes, reader, unsigned_key
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
@@ -38,7 +40,9 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     n, top = x.type.shape[-1], op.attrs["k"]
     room = top + maximum(top, SELECTION_SPARE.value)
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
-    own, other = ([Buffer(b.fresh("run"), v.type.dtype, (room,), "scratch") for v in op.results] for _ in range(2))
+    outputs = [b.output_of(v) for v in op.results]
+    kept = op.results[: 1 if outputs[1] is None else 2]
+    own, other = ([Buffer(b.fresh("run"), v.type.dtype, (room,), "scratch") for v in kept] for _ in range(2))
     key_dtype = f"u{8 * key_bytes(x.type.dtype)}"
     limit, fill = Buffer("limit", key_dtype, (), "private"), Buffer("fill", "i64", (), "private")
     cut = Buffer("cut", "i1", (), "private")
@@ -53,7 +57,8 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     taken = e.new_block()
     at = e.bind(Load(fill, ()), "n")
     end = (sym(at.name, 0, room),)
-    taken += [Store(own[0], end, value), Store(own[1], end, IndexScalar(i, "i32"))]
+    parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
+    taken += [Store(buffer, end, part) for buffer, part in zip(own, parts)]
     more = e.bind(Apply("add", (at, integer(1)), "i64"))
     taken.append(Store(fill, (), more))
     full = sort.sort(room)
@@ -68,14 +73,14 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     count = e.bind(Load(fill, ()), "n")
     body += sort.sort(sym(count.name, 0, room + 1))
     k = sym("k", 0, top)
-    pairs = zip(b.outputs, own, strict=True)
+    pairs = [(out, buffer) for out, buffer in zip(outputs, own) if out is not None]
     body.append(For("k", 0, top, tuple(Store(out, place(k), Load(buffer, (k,))) for out, buffer in pairs)))
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 
-def _unless_none(top: Dim, loop: Stmt) -> Stmt:
+def _unless_none(top: Dim, stmt: Stmt) -> Stmt:
     """A buffer for none has no room."""
-    return loop if isinstance(top, int) else If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), (loop,))
+    return stmt if isinstance(top, int) else If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), (stmt,))
 
 
 class _LargestFirst:
@@ -87,7 +92,7 @@ class _LargestFirst:
 
         count = key_bytes(own[0].dtype)
         self.radix, self.room = RadixSort(b, e, [Digit(key, 8 * n) for n in range(count)]), room
-        self.runs: tuple[Run, Run] = ([(v, lambda k: (k,)) for v in other], [(v, lambda k: (k,)) for v in own])
+        self.runs: tuple[Cells, Cells] = ([(v, lambda k: (k,)) for v in other], [(v, lambda k: (k,)) for v in own])
 
     def sort(self, n: Dim) -> list[Stmt]:
         """Return the statements that sort the first ``n`` rows."""
@@ -102,7 +107,7 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     e = b.elements()
     n, top = x.type.shape[-1], op.attrs["k"]
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
-    values, numbers = b.outputs
+    values, numbers = (b.output_of(v) for v in op.results)
     hole = Buffer("hole", "i64", (), "private")
     i = sym("i", 0, n)
     each = e.new_block()
@@ -111,21 +116,31 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     each.append(Store(hole, (), IndexScalar(minimum(i, top))))
     test = e.new_block()
     q, before = _hole(e, hole, top)
-    smaller = Apply("gt", (key, unsigned_key(e, e.bind(Load(values, place(before))))), "i1")
+    if values is not None:
+        found: Scalar = Load(values, place(before))
+    else:
+        assert numbers is not None
+        number = e.bind(Apply("convert", (Load(numbers, place(before)),), "i64"), "n")
+        found = e.at(x, place(sym(number.name, 0, n)))
+    smaller = Apply("gt", (key, unsigned_key(e, e.bind(found))), "i1")
     moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), smaller), "i1"))
     shift = e.new_block()
     q, before = _hole(e, hole, top)
     inside = Apply("lt", (q, IndexScalar(top)), "i1")
     at = place(sym(q.name, 0, top))
-    shift.append(If(inside, tuple(Store(out, at, Load(out, place(before))) for out in (values, numbers))))
+    shift.append(If(inside, tuple(Store(out, at, Load(out, place(before))) for out in b.outputs)))
     shift.append(Store(hole, (), Apply("sub", (q, integer(1)), "i64")))
     each.append(While(tuple(test), moves, tuple(shift)))
     e.enter(each)
     q = e.bind(Load(hole, ()), "n")
     at = place(sym(q.name, 0, top))
-    insert = Store(values, at, own), Store(numbers, at, IndexScalar(i, "i32"))
+    parts = (values, own), (numbers, IndexScalar(i, "i32"))
+    insert = tuple(Store(out, at, part) for out, part in parts if out is not None)
     each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), insert))
-    body: list[Stmt] = [Alloc(hole), For("i", 0, n if top != 0 else 0, tuple(each))]
+    body: list[Stmt] = [Alloc(hole)]
+    if values is None and numbers is not None and top != 0:  # the first element is compared with what is there
+        body.append(_unless_none(top, Store(numbers, place(0), Const(0, "i32"))))
+    body.append(For("i", 0, n if top != 0 else 0, tuple(each)))
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 

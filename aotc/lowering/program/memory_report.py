@@ -1,0 +1,106 @@
+"""What a bundle says of memory: what each function takes, and in which space every buffer is.
+
+Spaces: ``global`` is the caller's memory and the constants, ``arena`` what a call borrows, ``scratch`` a worker's part
+of that, ``private`` registers and stack, ``shared`` the memory of a block of GPU threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Dim, Expr, product, static
+from aotc.ir.loop_ir import Alloc, Kernel
+from aotc.ir.loop_ir import walk as walk_kernel
+from aotc.ir.loop_scratch import scratch_bytes
+from aotc.ir.program_ir import Buffered, Launch, Storage, space_of, touched, walk
+from aotc.lowering.analysis.spaces import Space
+from aotc.lowering.program.fit_stack import fit_stack
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionMemory:
+    """What a call of a function takes besides its arguments and results.
+
+    Attributes
+    ----------
+    arena : Dim
+        Bytes that its commands share, in all memories.
+    scratch : int
+        Bytes of each thread.
+    buffers : tuple of (name, space, bytes, offset, first step, last step)
+    """
+
+    arena: Dim
+    scratch: int
+    buffers: tuple[tuple[str, str, Dim, Dim, int, int], ...]
+
+    def entry(self) -> dict[str, int | None]:
+        """Return what the manifest says."""
+        return {"arena": None if isinstance(self.arena, Expr) else int(self.arena), "scratch": self.scratch}
+
+
+def memory_of(program: Buffered, arenas: Sequence[Dim], spaces: Sequence[Space]) -> FunctionMemory:
+    """Return the memory of a function whose storages are placed in ``arenas`` bytes of each space."""
+    steps = list(walk(program.steps))
+    makers: dict[Storage, str] = {}
+    places: dict[Storage, None] = {}
+    for step in steps:
+        reads, writes = touched(step)
+        places.update(dict.fromkeys((*reads, *writes)))
+        for s in writes:
+            makers.setdefault(s, step.kernel.name if isinstance(step, Launch) else "copy")
+    rows = sorted((_row(s, makers.get(s, ""), spaces) for s in places), key=lambda row: row[1] != "global")
+    return FunctionMemory(total_of(arenas), scratch_of(program, spaces), tuple(rows))
+
+
+def total_of(arenas: Sequence[Dim]) -> Dim:
+    """Return the bytes of the arenas of all memories."""
+    total: Dim = 0
+    for size in arenas:
+        total = total + size
+    return total
+
+
+def scratch_of(program: Buffered, spaces: Sequence[Space]) -> int:
+    """Return the bytes of scratch memory of one thread; a thread of a GPU has what it needs for itself."""
+    launches = {step.kernel.name: step for step in walk(program.steps) if isinstance(step, Launch)}
+    pairs = ((step.kernel, spaces[max(space_of(step), 0)].target) for step in launches.values())
+    return max((scratch_bytes(fit_stack(k, target)) for k, target in pairs if target.kind != "cuda"), default=0)
+
+
+def largest(memories: Sequence[FunctionMemory]) -> FunctionMemory:
+    """Return what a function takes at most that has code of its own for some sizes; the first is the general one."""
+    general = memories[0]
+    arena = general.arena
+    if not isinstance(arena, Expr):
+        arena = max(static(m.arena) for m in memories)
+    return FunctionMemory(arena, max(m.scratch for m in memories), general.buffers)
+
+
+def _row(s: Storage, maker: str, spaces: Sequence[Space]) -> tuple[str, str, Dim, Dim, int, int]:
+    if s.kind == "arena":
+        device = spaces[s.space].device
+        return maker, f"arena of {device}" if device else "arena", s.size, s.offset, s.first, s.last
+    return f"{s.kind} {s.number}", "global", s.size, 0, s.first, s.last
+
+
+def own_buffers(kernel: Kernel, threads_alone: bool) -> list[list[str | int]]:
+    """Return name, space, type and bytes of what a kernel makes for itself.
+
+    With ``threads_alone`` each thread is its own worker, as on a GPU: what is a worker's is private there.
+    """
+    found: dict[str, list[str | int]] = {}
+    for stmt in walk_kernel(kernel.body):
+        if isinstance(stmt, Alloc):
+            b = stmt.buffer
+            space = "private" if threads_alone and b.space == "scratch" else b.space
+            shape = ", ".join(map(str, b.shape))
+            found[b.name] = [b.name, space, f"{b.dtype}[{shape}]", plain(product(b.shape) * size_of(b.dtype))]
+    return list(found.values())
+
+
+def plain(size: Dim) -> int | str:
+    """Return a size as the manifest has it: a number, or the text of what depends on the call."""
+    return str(size) if isinstance(size, Expr) else int(size)
