@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, words_at
+from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, ticks, words_at
+from aotc.kernels.cpu.executor_balance import (
+    MINE,
+    begin_idle,
+    begin_tally,
+    claim_of,
+    end_idle,
+    end_tally,
+    leave_command,
+    note_pace,
+)
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll
 from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
+from aotc.kernels.cpu.executor_shuffle import begin_claim, begin_trial, end_claim, pick_claim, pick_entry
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
@@ -20,10 +31,14 @@ from aotc.kernels.cpu.executor_words import (
     READY,
     STATE,
     TAIL,
+    THREADS,
+    dice_words,
     dim_words,
     operand,
     place,
     place_words,
+    seen_words,
+    tally_words,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
@@ -117,51 +132,83 @@ def should_leave(pool, call, me):
 
 
 @njit
-def take_part(pool, run, me):
+def should_go(pool, run, call, me, seen):
+    """Should this participant leave the run? A worker looks who needs it when epoch ``seen`` is over."""
+    if should_leave(pool, call, me):
+        return True
+    epoch = acquire(at(pool, EPOCH))
+    if me == 0 or epoch == seen[0]:
+        return False
+    seen[0] = epoch
+    return is_needed_elsewhere(pool, run)
+
+
+@njit
+def claim(cell, items, most):
+    """Return the first of so many items, ``most`` at once, that this participant claims; ``items`` if none is left."""
+    if acquire(at(cell, NEXT)) >= items:
+        return items
+    return min(fetch_add(at(cell, NEXT), most), items)
+
+
+@njit
+def take_part(pool, run, me, lag):
     """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere."""
+    tally = tally_words()
+    begin_tally(tally)
+    run_claims(pool, run, me, lag, tally)
+    end_tally(pool, tally)
+
+
+@njit
+def run_claims(pool, run, me, lag, tally):
+    """Do what :func:`take_part` says; ``tally`` counts."""
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
     scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
     monitor = call if me == 0 else at(run, MONITOR)
-    epoch = acquire(at(pool, EPOCH))
+    seen, dice = seen_words(), dice_words()
+    seen[0] = acquire(at(pool, EPOCH))
+    trial = begin_trial(pool, run, dice, me)
     count = node[GRAPH_COMMANDS]
-    cursor = 0
-    idle = 0
+    cursor, idle, idle_since = 0, 0, 0
     while True:
+        if trial != 0:
+            cursor = pick_entry(words_at(trial), run, node, cells, cursor, params, dice)
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
-            if acquire(at(run, DONE)) >= count:
-                return
             idle += 1
-            if idle % IDLE_TURNS == 0:
-                if should_leave(pool, call, me):
-                    return
-                if me != 0 and epoch != acquire(at(pool, EPOCH)):
-                    epoch = acquire(at(pool, EPOCH))
-                    if is_needed_elsewhere(pool, run):
-                        return
+            idle_since = begin_idle() if idle == IDLE_TURNS else idle_since
+            if acquire(at(run, DONE)) >= count or (idle % IDLE_TURNS == 0 and should_go(pool, run, call, me, seen)):
+                end_idle(tally, idle_since)
+                return
             wait_a_little(idle)
             continue
-        idle = 0
+        if idle_since != 0:
+            end_idle(tally, idle_since)
+        idle, idle_since = 0, 0
         command = at(node, node[GRAPH_HEADER + number - 1])
         cell = at(cells, (number - 1) * STATE)
         items = operand(command[ITEMS], params)
         whole = max(items, 1)
         grain = max(operand(command[GRAIN], params), 1)
-        begin = whole
-        if acquire(at(cell, NEXT)) < whole:
-            begin = fetch_add(at(cell, NEXT), grain)
-        if begin >= whole:
+        most = claim_of(whole, grain, lag) if trial == 0 else pick_claim(words_at(trial), whole, grain, lag, dice)
+        begin = claim(cell, whole, most)
+        if begin == whole:
+            leave_command(tally, whole, run[THREADS])
             cursor += 1
             continue
-        end = min(begin + grain, whole)
+        end = min(begin + most, whole)
+        since = ticks() if grain < whole or trial != 0 else 0
+        began = begin_claim(words_at(trial), dice) if trial != 0 else 0
         if items > 0:
             run_items(command, begin, end, slots, params, scratch, monitor)
+        if trial != 0:
+            end_claim(words_at(trial), run, command, begin, end, began, since, me, dice)
+        if grain < whole:
+            note_pace(cell, lag, end - begin, ticks() - since)
+            tally[MINE] += end - begin
         if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
             finish(run, command, cells)
-        if should_leave(pool, call, me):
+        if should_go(pool, run, call, me, seen):
             return
-        if me != 0 and epoch != acquire(at(pool, EPOCH)):
-            epoch = acquire(at(pool, EPOCH))
-            if is_needed_elsewhere(pool, run):
-                return
