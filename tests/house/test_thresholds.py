@@ -32,6 +32,7 @@ OTHER = {
     ("aotc/kernels/cpu/executor_shuffle.py", "SPREAD"): "a generator of random numbers",
     ("aotc/kernels/cpu/executor_words.py", "FIRST_RUN"): "the layout of the pool's memory",
     ("aotc/kernels/cpu/executor_words.py", "TAKEN, OPEN, NUMBER"): "the layout of a run's memory",
+    ("aotc/kernels/cpu/executor_words.py", "PARTICIPANT_WORDS"): "the layout of a participant's memory",
     ("aotc/kernels/cpu/executor_words.py", "SEATS"): "the layout of a run's memory",
     ("aotc/kernels/cpu/executor_words.py", "SEAT_BITS"): "bits of a word that are used",
     ("aotc/kernels/cpu/executor_words.py", "RUN_WORDS"): "the layout of a run's memory",

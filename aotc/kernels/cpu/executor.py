@@ -102,6 +102,7 @@ from aotc.vmfb.abi import (
     CALL_POOL,
     CALL_RUN,
     CALL_SCRATCH,
+    CALL_SEAT,
     CALL_SINCE,
     CALL_SLOTS,
     CALL_STATE,
@@ -155,7 +156,7 @@ def run_together(pool, own, node, call, cells, threads):
     exchange(at(own, OPEN), 1)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
-    take_part(pool, own, 0, at(call, CALL_LAG))
+    take_part(pool, own, at(call, CALL_LAG))
     exchange(at(own, OPEN), 0)
     idle = 0
     while fetch_add(at(own, INSIDE), 0) != 0:
@@ -236,7 +237,7 @@ def run(call):
     call[CALL_PERIOD] = max(call[CALL_PERIOD], call[CALL_EVERY])  # a short call after another need not learn it again
     call[CALL_TURNS] = SMALL_TURNS
     call[CALL_RUN] = 0
-    call[CALL_LAG] = min(max(call[CALL_LAG], 0), LAG_MOST)
+    call[CALL_LAG], call[CALL_SEAT] = min(max(call[CALL_LAG], 0), LAG_MOST), 0
     hosted = pool[POOL_RELEASE] != 0
     if hosted:
         call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)

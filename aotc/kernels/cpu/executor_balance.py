@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, exact_clock, fetch_add, release
-from aotc.kernels.cpu.executor_words import PACE, time_words
+from aotc.kernels.cpu.atomics import acquire, at, fetch_add, release
+from aotc.kernels.cpu.executor_words import LAG, PACE
 from aotc.kernels.limits import LAG_FREE, LAG_MOST, LAG_WHOLE
 from aotc.vmfb.abi import POOL_IDLE, POOL_STEALS
 
@@ -21,15 +21,15 @@ PACE_BITS = 8  # of the fraction of the ticks that an item takes
 
 
 @njit
-def claim_of(items, grain, lag):
+def claim_of(items, grain, who):
     """Return how many items of a command a participant claims at once."""
-    if grain >= items or lag[0] <= LAG_FREE:
+    if grain >= items or who[LAG] <= LAG_FREE:
         return grain
-    return max(grain * (LAG_WHOLE - lag[0]) // LAG_WHOLE, 1)
+    return max(grain * (LAG_WHOLE - who[LAG]) // LAG_WHOLE, 1)
 
 
 @njit
-def note_pace(cell, lag, items, taken):
+def note_pace(cell, who, items, taken):
     """Note that a participant took so many ticks for a claim, and so how far it lags behind the fastest."""
     mine = (max(taken, 1) << PACE_BITS) // items
     best = acquire(at(cell, PACE))
@@ -38,13 +38,7 @@ def note_pace(cell, lag, items, taken):
         release(at(cell, PACE), max(mine, 1))
     else:
         behind = LAG_WHOLE - LAG_WHOLE * best // mine
-    lag[0] = min((lag[0] + 3 * behind) // 4, LAG_MOST)
-
-
-@njit
-def begin_tally(tally):
-    """Begin to count."""
-    tally[MINE], tally[STOLEN], tally[WAITED] = 0, 0, 0
+    who[LAG] = min((who[LAG] + 3 * behind) // 4, LAG_MOST)
 
 
 @njit
@@ -53,19 +47,6 @@ def leave_command(tally, items, threads):
     if tally[MINE] > 0:
         tally[STOLEN] += max(tally[MINE] - -(-items // threads), 0)
         tally[MINE] = 0
-
-
-@njit
-def begin_idle():
-    """Return when a participant began to wait."""
-    return exact_clock(time_words())
-
-
-@njit
-def end_idle(tally, since):
-    """Count how long it waited."""
-    if since != 0:
-        tally[WAITED] += exact_clock(time_words()) - since
 
 
 @njit

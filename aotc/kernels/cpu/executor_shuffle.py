@@ -10,7 +10,7 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, address_of, at, fetch_add, pause, ticks, words_at, yield_processor
 from aotc.kernels.cpu.executor_balance import claim_of
-from aotc.kernels.cpu.executor_words import NEXT, NUMBER, READY, STATE, TAIL, operand
+from aotc.kernels.cpu.executor_words import NEXT, NUMBER, READY, SEAT, STATE, TAIL, operand
 from aotc.kernels.limits import SHUFFLE_PAUSES, SHUFFLE_YIELDS
 from aotc.vmfb.abi import (
     GRAPH_HEADER,
@@ -55,31 +55,29 @@ def number_run(pool, run):
 
 
 @njit
-def throw(dice, sides):
-    """Return a number from 0 to ``sides - 1``."""
+def throw(dice):
+    """Return a random number of 31 bits."""
     dice[0] = dice[0] * MULTIPLIER + INCREMENT
-    return ((dice[0] >> BITS) & 0x7FFFFFFF) % sides
+    return (dice[0] >> BITS) & 0x7FFFFFFF
 
 
 @njit
-def begin_trial(pool, run, dice, me):
+def begin_trial(pool, run, dice, who):
     """Return the address of the trial, or 0; the dice depend on seed, graph and number of the participant."""
     trial = acquire(at(pool, POOL_TRIAL))
     if trial != 0:
-        dice[0] = words_at(trial)[TRIAL_SEED] + SPREAD * (me + 1) + run[NUMBER] * MULTIPLIER
-        throw(dice, 2)
+        dice[0] = words_at(trial)[TRIAL_SEED] + SPREAD * (who[SEAT] + 1) + run[NUMBER] * MULTIPLIER
+        throw(dice)
     return trial
 
 
 @njit
-def pick_entry(trial, run, node, cells, cursor, params, dice):
-    """Return which entry of the ready list to look at next: with a seed any of which items are left, or the tail."""
-    if trial[TRIAL_SEED] == 0:
-        return cursor
+def pick_entry(run, node, cells, params, dice):
+    """Return which entry of the ready list to look at next: any of which items are left, or the tail."""
     tail = acquire(at(run, TAIL))
     if tail == 0:
         return 0
-    first = throw(dice, tail)
+    first = throw(dice) % tail
     for turn in range(tail):
         entry = (first + turn) % tail
         number = acquire(at(cells, entry * STATE + READY))
@@ -91,9 +89,9 @@ def pick_entry(trial, run, node, cells, cursor, params, dice):
 
 
 @njit
-def pick_claim(trial, items, grain, lag, dice):
+def pick_claim(trial, items, grain, who, dice):
     """Return how many items to claim: with a seed any number up to the grain."""
-    return claim_of(items, grain, lag) if trial[TRIAL_SEED] == 0 else 1 + throw(dice, grain)
+    return claim_of(items, grain, who) if trial[TRIAL_SEED] == 0 else 1 + throw(dice) % grain
 
 
 @njit
@@ -101,12 +99,12 @@ def dawdle(trial, dice):
     """Wait by chance: most often not at all, sometimes until others have run."""
     if trial[TRIAL_SEED] == 0:
         return
-    kind = throw(dice, 8)
+    kind = throw(dice) % 8
     if kind == 0:
-        for _ in range(throw(dice, SHUFFLE_YIELDS)):
+        for _ in range(throw(dice) % SHUFFLE_YIELDS):
             yield_processor()
     elif kind < 3:
-        for _ in range(throw(dice, SHUFFLE_PAUSES)):
+        for _ in range(throw(dice) % SHUFFLE_PAUSES):
             pause()
 
 
@@ -118,9 +116,9 @@ def begin_claim(trial, dice):
 
 
 @njit
-def end_claim(trial, run, command, first, last, began, since, me, dice):
+def end_claim(trial, run, command, first, last, began, since, who, dice):
     """Write a row about a claim, which began at tick ``since``."""
-    if trial[TRIAL_SLOW] == me + 1:
+    if trial[TRIAL_SLOW] == who[SEAT] + 1:
         end = since + (ticks() - since) * trial[TRIAL_FACTOR]
         while ticks() < end:
             pause()
@@ -131,5 +129,5 @@ def end_claim(trial, run, command, first, last, began, since, me, dice):
         row = at(trial, TRIAL_HEADER + number * ROW_WORDS)
         row[ROW_RUN], row[ROW_COMMAND] = run[NUMBER], address_of(command)
         row[ROW_FIRST], row[ROW_LAST] = first, last
-        row[ROW_BEGAN], row[ROW_ENDED], row[ROW_WHO] = began, ended, me
+        row[ROW_BEGAN], row[ROW_ENDED], row[ROW_WHO] = began, ended, who[SEAT]
     dawdle(trial, dice)

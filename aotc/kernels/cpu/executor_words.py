@@ -27,6 +27,10 @@ POOL_WORDS = FIRST_RUN + RUNS * RUN_WORDS
 
 # Words of a command's cell.
 NEXT, FINISHED, PENDING, READY, PACE = range(5)
+
+# Words of a participant: how far it lags behind others, and its number in a run. The caller's are in the call block.
+LAG, SEAT = range(2)
+PARTICIPANT_WORDS = 2
 STATE = abi.STATE_WORDS
 
 ALL = 1 << 30
@@ -37,7 +41,7 @@ call_monitor, worker_monitor = address_of_export("aotc_poll_call"), address_of_e
 time_words = stack_words(2)
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
-lag_words, seen_words, dice_words, tally_words = (stack_words(1), stack_words(1), stack_words(1), stack_words(3))
+participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), stack_words(3), stack_words(1)
 
 
 @njit
