@@ -63,7 +63,17 @@ Pool
     :data:`POOL_HALT` stops all calls of the process while it is not 0. A call that finds
     another number in :data:`POOL_ASK` than in its :data:`CALL_ASKED` gives the host the word at once.
     Calls that run at the same time share the workers; with their callers these are no more than
-    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them.
+    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them. :data:`POOL_COUNTS` are counted, never reset:
+    items that participants ran beyond their static shares, nanoseconds they waited within graphs, and how often a
+    worker was woken.
+
+Trial
+    For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of as many rows as
+    :data:`TRIAL_CAPACITY` says. With a :data:`TRIAL_SEED` that is not 0 every graph is shared, whatever it says, and
+    each participant takes any ready command, of its items any number up to the grain, and waits, by chance. Participant
+    :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. Rows are claims: number
+    of the graph's run, address of the command, first item and the one after the last, when it began and ended (numbers
+    of :data:`TRIAL_CLOCK`, which counts on), participant. Graphs that one thread runs alone have none.
 
     The numbers below are the positions of these words; nobody else counts them.
     :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
@@ -105,12 +115,17 @@ PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
 CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
 CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED, CALL_RUN = range(16, 22)
+CALL_PARTICIPANT = CALL_LAG, CALL_SEAT = 22, 23
 CALL_WORDS = 24
 
 POOL_HALT = 0
 POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_DROP = tuple(range(1, 5))
-POOL_ASK, POOL_CORES = 5, 6
+POOL_ASK, POOL_CORES, POOL_TRIAL = 5, 6, 7
+POOL_COUNTS = POOL_STEALS, POOL_IDLE, POOL_WAKEUPS = tuple(range(8, 11))
 POOL_ALIVE = 16
+
+TRIAL_SEED, TRIAL_SLOW, TRIAL_FACTOR, TRIAL_CLOCK, TRIAL_RUNS, TRIAL_ROWS, TRIAL_CAPACITY, TRIAL_HEADER = range(8)
+ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_WORDS = range(8)
 
 
 # ---------------------------------------------------------------- slots

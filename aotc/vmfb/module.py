@@ -340,7 +340,7 @@ class LoadedModule:
         return "\n".join(lines + [f"  {function.signature!r}" for function in self._functions.values()])
 
     def stats(self) -> dict[str, Any]:
-        """Return target, devices, threads, kernels and memory (bytes) of the loaded bundle."""
+        """Return target, devices, threads, kernels, memory (bytes) and counters (``docs/scheduling.md``)."""
         return {**self._executable.stats(), **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:

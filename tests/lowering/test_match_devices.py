@@ -7,7 +7,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_ir import walk
-from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds
+from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices
 from aotc.options import Options
@@ -126,3 +126,38 @@ def test_results_are_those_of_one_device(text):
     found = aotc.load(aotc.compile(text, devices=CPUS, place="auto", verify_each=True)).invoke("main", *arrays)
     alone = aotc.load(aotc.compile(text)).invoke("main", *arrays)
     np.testing.assert_allclose(found[0], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def predicted(text, places):
+    """When the last op ends, in nanoseconds, if ops run in the program's order on the devices ``places``."""
+    ops = [op for op in import_model(text).functions["main"].body.ops if op.name != "constant"]
+    ends, homes, busy = {}, {}, dict.fromkeys(CPUS, 0.0)
+    for op, place in zip(ops, places, strict=True):
+        begin = busy[place]
+        for value in op.operands:
+            if value in ends:
+                far = homes[value] != place
+                begin = max(begin, ends[value] + (move_nanoseconds(size_in_bytes(value), "cpu", "cpu") if far else 0.0))
+        busy[place] = begin + op_nanoseconds(op, "cpu")
+        ends.update((value, busy[place]) for value in op.results)
+        homes.update((value, place) for value in op.results)
+    return max(ends.values())
+
+
+UNEQUAL = function(
+    f"{product('%0', '%a', '%a')} %1 = stablehlo.add %a, %a : {T} {product('%2', '%1', '%a')} "
+    f"{product('%3', '%2', '%a')} %4 = stablehlo.add %0, %3 : {T}\n",
+    "%4",
+)
+
+
+@pytest.mark.parametrize("text", [DIAMOND, UNEQUAL], ids=["diamond", "unequal"])
+def test_matching_is_no_worse_than_turns(text):
+    """By a simulation of its own; devices in turn may happen to be as good, but not where both products take one."""
+    module = run_passes(
+        import_model(text), Options(devices=CPUS, place="auto", stop_after="assign-devices", verify_each=True)
+    )
+    found = [op.attrs["device"] for op in module.functions["main"].body.ops if op.name in ("dot_general", "add")]
+    turns = [list(CPUS)[n % 2] for n in range(len(found))]
+    assert predicted(text, found) <= predicted(text, turns)
+    assert predicted(UNEQUAL, ["d0", "d1", "d0", "d1", "d0"]) > predicted(UNEQUAL, ["d0", "d1", "d1", "d1", "d1"])

@@ -24,7 +24,7 @@ EXECUTOR = r"""
 typedef int64_t I;
 typedef void (*Kernel)(void **, I *, I, I, void *);
 I aotc_executor_version(void) { return 3; }
-I aotc_pool_bytes(void) { return 64; }
+I aotc_pool_bytes(void) { return 128; }
 static I value(I word, I *params) { return word & 1 ? params[word >> 1] : word >> 1; }
 static void graph(I *node, void **slots, I *params, void *scratch) {
   for (I c = 0; c < node[2]; c++) {

@@ -56,6 +56,7 @@ from aotc.kernels.cpu.atomics import (
 from aotc.kernels.cpu.executor_graph import is_small, make_ready, run_alone, take_part
 from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
 from aotc.kernels.cpu.executor_shares import count_workers, give_run, missing_workers, take_run, wake
+from aotc.kernels.cpu.executor_shuffle import is_shuffled, number_run
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
@@ -73,6 +74,7 @@ from aotc.kernels.cpu.executor_words import (
     NEXT,
     NODE,
     OPEN,
+    PACE,
     PENDING,
     POOL_WORDS,
     READY,
@@ -86,12 +88,13 @@ from aotc.kernels.cpu.executor_words import (
     wait_a_little,
 )
 from aotc.kernels.cpu.executor_workers import have_workers, worker
-from aotc.kernels.limits import IDLE_TURNS, SMALL_TURNS
+from aotc.kernels.limits import IDLE_TURNS, LAG_MOST, SMALL_TURNS
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
     CALL_CELLS,
     CALL_CODE,
     CALL_EVERY,
+    CALL_LAG,
     CALL_LENGTH,
     CALL_MONITOR,
     CALL_PARAMS,
@@ -99,6 +102,7 @@ from aotc.vmfb.abi import (
     CALL_POOL,
     CALL_RUN,
     CALL_SCRATCH,
+    CALL_SEAT,
     CALL_SINCE,
     CALL_SLOTS,
     CALL_STATE,
@@ -140,6 +144,7 @@ def run_together(pool, own, node, call, cells, threads):
         cells[i * STATE + FINISHED] = 0
         cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
         cells[i * STATE + READY] = 0
+        cells[i * STATE + PACE] = 0
     for i in range(count):
         if cells[i * STATE + PENDING] == 0:
             make_ready(own, cells, i)
@@ -147,10 +152,11 @@ def run_together(pool, own, node, call, cells, threads):
     own[CALL] = address_of(call)
     own[CELLS] = address_of(cells)
     own[COUNT] = count
+    number_run(pool, own)
     exchange(at(own, OPEN), 1)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
-    take_part(pool, own, 0)
+    take_part(pool, own, at(call, CALL_LAG))
     exchange(at(own, OPEN), 0)
     idle = 0
     while fetch_add(at(own, INSIDE), 0) != 0:
@@ -191,7 +197,7 @@ def run_nodes(pool, call, threads):
             continue
         head = at(code, here)
         if head[NODE_KIND] == GRAPH:
-            together = threads > 1 and not is_small(head, params)
+            together = (threads > 1 and not is_small(head, params)) or is_shuffled(pool)
             if together and call[CALL_RUN] == 0:
                 call[CALL_RUN] = take_run(pool, threads)
             if together and call[CALL_RUN] != 0:
@@ -231,6 +237,7 @@ def run(call):
     call[CALL_PERIOD] = max(call[CALL_PERIOD], call[CALL_EVERY])  # a short call after another need not learn it again
     call[CALL_TURNS] = SMALL_TURNS
     call[CALL_RUN] = 0
+    call[CALL_LAG], call[CALL_SEAT] = min(max(call[CALL_LAG], 0), LAG_MOST), 0
     hosted = pool[POOL_RELEASE] != 0
     if hosted:
         call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)

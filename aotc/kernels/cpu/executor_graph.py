@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, words_at
+from aotc.kernels.cpu.atomics import (
+    acquire,
+    at,
+    call_kernel,
+    copy_bytes,
+    exact_clock,
+    fetch_add,
+    release,
+    ticks,
+    words_at,
+)
+from aotc.kernels.cpu.executor_balance import MINE, STOLEN, WAITED, claim_of, end_tally, leave_command, note_pace
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll
 from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
+from aotc.kernels.cpu.executor_shuffle import begin_claim, begin_trial, end_claim, pick_claim, pick_entry
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
@@ -18,12 +30,17 @@ from aotc.kernels.cpu.executor_words import (
     NODE,
     PENDING,
     READY,
+    SEAT,
     STATE,
     TAIL,
+    THREADS,
+    dice_words,
     dim_words,
     operand,
     place,
     place_words,
+    tally_words,
+    time_words,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
@@ -45,6 +62,7 @@ from aotc.vmfb.abi import (
     PLACE_WORDS,
     PLACES,
     SUCCESSORS,
+    TRIAL_SEED,
 )
 
 
@@ -54,14 +72,13 @@ def run_items(command, begin, end, slots, params, scratch, monitor):
     first = COMMAND_HEADER + command[SUCCESSORS]
     places = command[PLACES]
     dims_at = first + PLACE_WORDS * places
-    if command[KIND] == COPY:
-        size = operand(command[dims_at], params)
-        copy_bytes(place(command, 1, first, slots, params), place(command, 0, first, slots, params), size)
-        return
     buffers = place_words()
     dims = dim_words()
     for i in range(places):
         buffers[i] = place(command, i, first, slots, params)
+    if command[KIND] == COPY:
+        copy_bytes(buffers[1], buffers[0], operand(command[dims_at], params))
+        return
     for i in range(command[DIMS]):
         dims[i] = operand(command[dims_at + i], params)
     call_kernel(command[KERNEL], buffers, dims, begin, end, scratch, monitor)
@@ -75,7 +92,7 @@ def run_alone(node, call, slots, params, scratch):
         command = at(node, node[GRAPH_HEADER + i])
         items = operand(command[ITEMS], params)
         grain = items if serial else max(operand(command[GRAIN], params), 1)
-        begin = 0
+        begin = items - items  # a literal 0 has a type of its own, for which run_items would be compiled once more
         while begin < items:
             end = min(begin + grain, items)
             run_items(command, begin, end, slots, params, scratch, call)
@@ -111,57 +128,75 @@ def finish(run, command, cells):
 
 
 @njit
-def should_leave(pool, call, me):
-    """Should this participant leave the run? The caller is number 0."""
-    return poll(call) if me == 0 else is_stopped(pool, call)
+def should_leave(pool, run, call, me, is_new):
+    """Should this participant leave the run? The caller is number 0; workers look who needs them in a new epoch."""
+    if me == 0:
+        return poll(call)
+    return is_stopped(pool, call) or (is_new and is_needed_elsewhere(pool, run))
 
 
 @njit
-def take_part(pool, run, me):
+def take_part(pool, run, who):
     """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere."""
+    tally = tally_words()
+    tally[MINE], tally[STOLEN], tally[WAITED] = 0, 0, 0
+    run_claims(pool, run, who, tally)
+    end_tally(pool, tally)
+
+
+@njit
+def run_claims(pool, run, who, tally):
+    """Do what :func:`take_part` says; ``tally`` counts."""
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
+    me, count = who[SEAT], node[GRAPH_COMMANDS]
     scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
     monitor = call if me == 0 else at(run, MONITOR)
-    epoch = acquire(at(pool, EPOCH))
-    count = node[GRAPH_COMMANDS]
-    cursor = 0
-    idle = 0
+    epoch, dice = acquire(at(pool, EPOCH)), dice_words()
+    trial = begin_trial(pool, run, dice, who)
+    cursor, idle = 0, 0
     while True:
+        if trial != 0 and words_at(trial)[TRIAL_SEED] != 0:
+            cursor = pick_entry(run, node, cells, params, dice)
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
-            if acquire(at(run, DONE)) >= count:
-                return
             idle += 1
-            if idle % IDLE_TURNS == 0:
-                if should_leave(pool, call, me):
-                    return
-                if me != 0 and epoch != acquire(at(pool, EPOCH)):
-                    epoch = acquire(at(pool, EPOCH))
-                    if is_needed_elsewhere(pool, run):
-                        return
-            wait_a_little(idle)
-            continue
+            done = acquire(at(run, DONE)) >= count
+            if not done and idle % IDLE_TURNS == 0:
+                if idle == IDLE_TURNS:
+                    tally[WAITED] -= exact_clock(time_words())
+                before, epoch = epoch, acquire(at(pool, EPOCH))
+                done = should_leave(pool, run, call, me, before != epoch)
+            if not done:
+                wait_a_little(idle)
+                continue
+        if idle >= IDLE_TURNS:
+            tally[WAITED] += exact_clock(time_words())
+        if number == 0:
+            return
         idle = 0
         command = at(node, node[GRAPH_HEADER + number - 1])
         cell = at(cells, (number - 1) * STATE)
         items = operand(command[ITEMS], params)
-        whole = max(items, 1)
-        grain = max(operand(command[GRAIN], params), 1)
-        begin = whole
-        if acquire(at(cell, NEXT)) < whole:
-            begin = fetch_add(at(cell, NEXT), grain)
+        whole, grain = max(items, 1), max(operand(command[GRAIN], params), 1)
+        most = claim_of(whole, grain, who) if trial == 0 else pick_claim(words_at(trial), whole, grain, who, dice)
+        begin = whole if acquire(at(cell, NEXT)) >= whole else fetch_add(at(cell, NEXT), most)
         if begin >= whole:
+            leave_command(tally, whole, run[THREADS])
             cursor += 1
             continue
-        end = min(begin + grain, whole)
+        end = min(begin + most, whole)
+        since = ticks() if grain < whole or trial != 0 else 0
+        began = begin_claim(words_at(trial), dice) if trial != 0 else 0
         if items > 0:
             run_items(command, begin, end, slots, params, scratch, monitor)
+        if trial != 0:
+            end_claim(words_at(trial), run, command, begin, end, began, since, who, dice)
+        if grain < whole:
+            note_pace(cell, who, end - begin, ticks() - since)
+            tally[MINE] += end - begin
         if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
             finish(run, command, cells)
-        if should_leave(pool, call, me):
+        before, epoch = epoch, acquire(at(pool, EPOCH))
+        if should_leave(pool, run, call, me, before != epoch):
             return
-        if me != 0 and epoch != acquire(at(pool, EPOCH)):
-            epoch = acquire(at(pool, EPOCH))
-            if is_needed_elsewhere(pool, run):
-                return

@@ -18,7 +18,7 @@ FIRST_RUN = 72  # where the runs lie, one after the other
 
 # Words of a run: the monitor of its workers and its description; then, apart from each other, what changes.
 MONITOR, MONITOR_RUN, MONITOR_POOL, NODE, CALL, CELLS, COUNT, THREADS = range(8)
-TAKEN, OPEN = 8, 9
+TAKEN, OPEN, NUMBER = 8, 9, 10
 INSIDE, TAIL, DONE, PRESENT = range(16, 48, 8)
 SEATS = PRESENT + 1  # a bit for each participant
 SEAT_BITS = 32
@@ -26,7 +26,11 @@ RUN_WORDS = 80
 POOL_WORDS = FIRST_RUN + RUNS * RUN_WORDS
 
 # Words of a command's cell.
-NEXT, FINISHED, PENDING, READY = range(4)
+NEXT, FINISHED, PENDING, READY, PACE = range(5)
+
+# Words of a participant: how far it lags behind others, and its number in a run. The caller's are in the call block.
+LAG, SEAT = range(2)
+PARTICIPANT_WORDS = 2
 STATE = abi.STATE_WORDS
 
 ALL = 1 << 30
@@ -37,6 +41,7 @@ call_monitor, worker_monitor = address_of_export("aotc_poll_call"), address_of_e
 time_words = stack_words(2)
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
+participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), stack_words(3), stack_words(1)
 
 
 @njit

@@ -375,6 +375,7 @@ class CpuExecutable:
         return {
             "target": self._variant["target"],
             "threads": self.threads,
+            **self._executor.stats(),
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self._buffers),
             "arena_peak": self._variant.get("arena_peak"),
