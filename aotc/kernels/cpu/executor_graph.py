@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, words_at
+from aotc.kernels.cpu.atomics import acquire, address_of, at, call_kernel, copy_bytes, fetch_add, release, words_at
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll
 from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
+    COUNT,
     DONE,
     EPOCH,
     FINISHED,
@@ -44,6 +45,7 @@ from aotc.vmfb.abi import (
     KIND,
     PLACE_WORDS,
     PLACES,
+    PREDECESSORS,
     SUCCESSORS,
 )
 
@@ -91,6 +93,26 @@ def is_small(node, params):
         return True
     command = at(node, node[GRAPH_HEADER])
     return node[GRAPH_COMMANDS] == 1 and operand(command[ITEMS], params) <= operand(command[GRAIN], params)
+
+
+@njit
+def describe(run, node, call, cells):
+    """Say in a run's memory, and in the cells, what is to be run: nothing of it has begun."""
+    count = node[GRAPH_COMMANDS]
+    run[TAIL] = 0
+    run[DONE] = 0
+    for i in range(count):
+        cells[i * STATE + NEXT] = 0
+        cells[i * STATE + FINISHED] = 0
+        cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
+        cells[i * STATE + READY] = 0
+    for i in range(count):
+        if cells[i * STATE + PENDING] == 0:
+            make_ready(run, cells, i)
+    run[NODE] = address_of(node)
+    run[CALL] = address_of(call)
+    run[CELLS] = address_of(cells)
+    run[COUNT] = count
 
 
 @njit

@@ -36,6 +36,7 @@ SECOND = 10**9
 call_monitor, worker_monitor = address_of_export("aotc_poll_call"), address_of_export("aotc_poll_worker")
 time_words = stack_words(2)
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
+run_words = stack_words(RUN_WORDS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
 
 

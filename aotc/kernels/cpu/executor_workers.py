@@ -17,8 +17,8 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor_graph import take_part
 from aotc.kernels.cpu.executor_shares import give_seat, is_hoped_for, run_to_join, take_seat
+from aotc.kernels.cpu.executor_tiles import participate
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     BORN,
@@ -100,7 +100,7 @@ def join(pool, run, hint):
     if fetch_add(at(run, OPEN), 0) == 1:
         me = take_seat(run, hint)
         if me != 0:
-            take_part(pool, run, me)
+            participate(pool, run, me)
             give_seat(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)
