@@ -14,6 +14,7 @@ from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.safety.interface import Invalid, evaluate
+from aotc.vmfb.tiles import Tile
 from aotc.vmfb.trace import evaluate as evaluate_dim
 from aotc.vmfb.trace import read_header
 from aotc.vmfb.vm import decode, interpret
@@ -40,6 +41,8 @@ class FlowStep:
         Of what it reads and then writes, as far as known.
     updates : bool
         Does it read what it writes over?
+    tiles : tuple of Tile
+        Of steps among ``after`` for whose items it waits, rather than for all of them.
     """
 
     number: int
@@ -55,6 +58,7 @@ class FlowStep:
     types: tuple[str, ...]
     after: tuple[int, ...]
     updates: bool
+    tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,8 @@ class _Walker:
         for n, command in enumerate(graph.commands):
             for successor in command.successors:
                 after[successor].append(first + n)
+            for follower in command.followers:
+                after[follower].append(first + n)
         for n, command in enumerate(graph.commands):
             kernel = -1 if command.kind == COPY else command.kernel
             extents, count, types, sizes, updates = self._touched(command, parameters)
@@ -220,6 +226,7 @@ class _Walker:
             steps.append(FlowStep(
                 first + n, self.graphs, where, kernel, sizes, items, claim, serial, reads, writes, types,
                 tuple(after[n]), updates,
+                tuple(Tile(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
             ))  # fmt: skip
         self.graphs += 1
 
