@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.safety.interface import Invalid, evaluate
-from aotc.vmfb.tiles import Tile
 from aotc.vmfb.trace import evaluate as evaluate_dim
 from aotc.vmfb.trace import read_header
 from aotc.vmfb.vm import decode, interpret
@@ -41,7 +40,7 @@ class FlowStep:
         Of what it reads and then writes, as far as known.
     updates : bool
         Does it read what it writes over?
-    tiles : tuple of Tile
+    tiles : tuple of TileEdge
         Of steps among ``after`` for whose items it waits, rather than for all of them.
     """
 
@@ -58,7 +57,7 @@ class FlowStep:
     types: tuple[str, ...]
     after: tuple[int, ...]
     updates: bool
-    tiles: tuple[Tile, ...]
+    tiles: tuple[TileEdge, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,7 @@ class _Walker:
             steps.append(FlowStep(
                 first + n, self.graphs, where, kernel, sizes, items, claim, serial, reads, writes, types,
                 tuple(after[n]), updates,
-                tuple(Tile(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
+                tuple(TileEdge(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
             ))  # fmt: skip
         self.graphs += 1
 

@@ -80,8 +80,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from aotc.vmfb.tiles import Tile, tile_words
-
 EXECUTOR_VERSION = 4  # of the executor's functions and of kernels
 COMMANDS_VERSION = 1  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
@@ -109,6 +107,8 @@ WHILE_CONDITION, WHILE_BODY, WHILE_SLOT, WHILE_OFFSET, WHILE_HEADER = range(NODE
 CASE_BRANCHES, CASE_SLOT, CASE_OFFSET, CASE_HEADER = range(NODE_HEADER, 6)
 KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEADER = range(9)
 PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
+FOLLOWERS, TILES, TILED_HEADER = range(3)  # of what stands after the dims of a command of a tiled graph
+TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
 
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
@@ -193,6 +193,27 @@ class Record:
         return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in self.__slots__)})"
 
 
+class TileEdge(Record):
+    """Which items of ``producer`` a command waits for: of each ``over`` items ``times``, and ``plus / over`` more."""
+
+    __slots__ = ("over", "plus", "producer", "times")
+
+    def __init__(self, producer: int, times: int, over: int, plus: int) -> None:
+        self.producer = producer
+        self.times = times
+        self.over = over
+        self.plus = plus
+
+    @property
+    def halo(self) -> int:
+        """Return how many items of the producer are done ahead of the line on which both end together."""
+        return -(-self.plus // self.over)
+
+    def need(self, end: int, items: int, of: int) -> int:
+        """Return how many of the producer's ``of`` items are done before items before ``end``, of ``items``, run."""
+        return of if end >= items else max(0, min(of, (end * self.times + self.plus) // self.over))
+
+
 class Command(Record):
     """A dispatch or a copy; its fields have the order of the words.
 
@@ -211,10 +232,8 @@ class Command(Record):
     places : sequence of Place
     dims : sequence of int
         Operands.
-    tiles : sequence of Tile
-        Of those that it does not wait for as a whole.
-    followers : sequence of int
-        Numbers of the commands that wait for tiles of it.
+    tiles, followers : sequence of TileEdge, sequence of int
+        For whose tiles it waits, and the numbers of those that wait for its own.
     at : int
         Where it begins in the words that it was read from.
     """
@@ -234,7 +253,7 @@ class Command(Record):
         places: Sequence[Place],
         dims: Sequence[int],
         at: int = 0,
-        tiles: Sequence[Tile] = (),
+        tiles: Sequence[TileEdge] = (),
         followers: Sequence[int] = (),
     ) -> None:
         self.kind = kind
@@ -365,7 +384,10 @@ def _encode_command(command: Command, graph: int) -> list[int]:
         DIMS: len(command.dims),
     }
     words = [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
-    return words if graph == GRAPH else words + tile_words(command.followers, command.tiles)
+    if graph == TILED:
+        tiles = [(t.producer, t.times, t.over, t.plus) for t in command.tiles]
+        words += [len(command.followers), len(tiles), *command.followers, *_joined(tiles)]
+    return words
 
 
 def _in_order(header: dict[int, int]) -> list[int]:

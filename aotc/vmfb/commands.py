@@ -14,14 +14,16 @@ from aotc.vmfb.abi import (
     COMMAND_HEADER,
     PLACE_OFFSET,
     PLACE_WORDS,
+    TILE_WORDS,
+    TILED_HEADER,
     Case,
     Command,
     Graph,
     Node,
+    TileEdge,
     WhileNode,
 )
 from aotc.vmfb.safety.interface import Invalid
-from aotc.vmfb.tiles import TILE_WORDS, TILED_HEADER, Tile
 
 
 def read_commands(words: Sequence[int]) -> list[Node]:
@@ -169,7 +171,7 @@ def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: Com
     stop = tiles_at + TILE_WORDS * tiles
     _need(node, stop, end)
     command.followers = words[first:tiles_at]
-    command.tiles = [Tile(*words[n : n + TILE_WORDS]) for n in range(tiles_at, stop, TILE_WORDS)]
+    command.tiles = [TileEdge(*words[n : n + TILE_WORDS]) for n in range(tiles_at, stop, TILE_WORDS)]
     return stop
 
 

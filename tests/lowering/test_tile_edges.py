@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from support.item_accesses import accesses_of
+from lowering.item_accesses import accesses_of
 
 from aotc.frontend.importer import import_model
 from aotc.ir.dims import static
@@ -26,9 +26,9 @@ from aotc.lowering.program.tile_edges import line
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
+from aotc.vmfb.abi import TileEdge
 from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.tiles import Tile
 
 pytestmark = pytest.mark.ir
 
@@ -133,11 +133,11 @@ def test_a_line_is_nowhere_below_what_items_need(need, of, step):
 @pytest.mark.parametrize(
     ("need", "of", "expected", "halo"),
     [
-        ([1, 2, 3, 4], 4, Tile(0, 1, 1, 0), 0),
-        ([2, 3, 4, 4], 4, Tile(0, 1, 1, 1), 1),
-        ([3, 5, 7, 8], 8, Tile(0, 2, 1, 1), 1),
-        ([1, 1, 2, 2], 2, Tile(0, 1, 2, 1), 1),
-        ([4, 4, 4, 4], 4, Tile(0, 1, 1, 3), 3),
+        ([1, 2, 3, 4], 4, TileEdge(0, 1, 1, 0), 0),
+        ([2, 3, 4, 4], 4, TileEdge(0, 1, 1, 1), 1),
+        ([3, 5, 7, 8], 8, TileEdge(0, 2, 1, 1), 1),
+        ([1, 1, 2, 2], 2, TileEdge(0, 1, 2, 1), 1),
+        ([4, 4, 4, 4], 4, TileEdge(0, 1, 1, 3), 3),
     ],
 )
 def test_the_halo_of_a_line(need, of, expected, halo):

@@ -48,6 +48,7 @@ from aotc.vmfb.abi import (
     CALL_STRIDE,
     COMMAND_HEADER,
     DIMS,
+    FOLLOWERS,
     GRAIN,
     GRAPH_COMMANDS,
     GRAPH_HEADER,
@@ -56,15 +57,12 @@ from aotc.vmfb.abi import (
     PLACE_WORDS,
     PLACES,
     SUCCESSORS,
-    TILED,
-)
-from aotc.vmfb.tiles import (
-    FOLLOWERS,
     TILE_OVER,
     TILE_PLUS,
     TILE_PRODUCER,
     TILE_TIMES,
     TILE_WORDS,
+    TILED,
     TILED_HEADER,
     TILES,
 )

@@ -352,5 +352,9 @@ TILE_GAIN = Limit(
 TILE_CLAIM = Estimate(
     "tile_claim", 100, "nanoseconds more of a claim where commands wait for tiles", "chosen, not measured"
 )
+TILE_BYTES = Estimate(
+    "tile_bytes", 40_000, "bytes in a microsecond that a command reads again from a near cache, if it waits for tiles",
+    "benchmarks/tiles.py, one thread: 30 to 41 in a nanosecond (conv_pool, conv_pool_thin, rows)",
+)
 
 ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)

@@ -43,7 +43,7 @@ def item_spans(kernel: Kernel, edges: Sequence[int]) -> list[ItemSpans]:
     assert not kernel.dims
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
-    walker = _Walker(first, last, {b.name: _Hull(first) for b in buffers})
+    walker = _ItemWalker(first, last, {b.name: _Hull(first) for b in buffers})
     walker.block(kernel.body, _Scope({}))
     return [walker.hulls[b.name].spans(b) for b in buffers]
 
@@ -75,7 +75,7 @@ class _Scope:
 
 
 @dataclass
-class _Walker:
+class _ItemWalker:
     first: np.ndarray
     last: np.ndarray
     hulls: dict[str, _Hull]

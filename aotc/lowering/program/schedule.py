@@ -27,12 +27,12 @@ from aotc.vmfb.abi import (
     Node,
     Place,
     Slots,
+    TileEdge,
     WhileNode,
     constant,
     encode,
     parameter,
 )
-from aotc.vmfb.tiles import Tile
 
 
 @dataclass
@@ -181,7 +181,7 @@ def _join(commands: Sequence[Command], waits: Sequence[Waits], order: Sequence[i
     for at, n in enumerate(order):
         for p in waits[n].wholes:
             successors[place[p]].append(at)
-        tiles = [Tile(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
+        tiles = [TileEdge(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
         for t in tiles:
             followers[t.producer].append(at)
         commands[at].tiles = tiles

@@ -26,7 +26,7 @@ from aotc.lowering.analysis.cost import ITEM_BLOCKS
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.item_spans import ItemSpans, item_spans
 from aotc.lowering.program.tile_gain import begins_early, pays
-from aotc.vmfb.tiles import Tile
+from aotc.vmfb.abi import TileEdge
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Waits:
     """What a command waits for: commands as a whole, and tiles of others."""
 
     wholes: tuple[int, ...]
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[TileEdge, ...] = ()
 
     @property
     def every(self) -> list[int]:
@@ -68,10 +68,9 @@ class TileEdges:
         self, steps: Sequence[Launch | Copy], n: int, before: Sequence[int], ancestors: int, begun: Sequence[int],
         ended: Sequence[int],
     ) -> Waits:  # fmt: skip
-        tiles: dict[int, Tile] = {}
+        tiles: dict[int, TileEdge] = {}
         for p in before:
-            tile = self.tile(steps[p], steps[n], p)
-            if tile is not None and pays(steps[p], steps[n], tile, self.costs):
+            if pays(steps[p], steps[n], self.costs) and (tile := self.tile(steps[p], steps[n], p)):
                 tiles[p] = tile
         whole = Waits(tuple(before))
         while tiles:
@@ -84,17 +83,23 @@ class TileEdges:
                 return Waits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
             for p in beside:
                 tile = self.tile(steps[p], steps[n], p)
-                if tile is None or not begins_early(steps[p], steps[n], tile, self.costs):
+                if tile is None:
                     return whole
                 tiles[p] = tile
         return whole
 
-    def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> Tile | None:
-        """Return how far the items of ``earlier``, command ``number``, are done before those of ``later``, or None."""
+    def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
+        """Return how far the items of ``earlier``, command ``number``, are done before those of ``later``.
+
+        None if that is not known, or so far that ``later`` might as well wait for all of it.
+        """
         if not _is_static(earlier) or not _is_static(later):
             return None
         need = needs(earlier, later, self._blocks)
-        return None if need is None else line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
+        if need is None:
+            return None
+        tile = line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
+        return tile if begins_early(earlier, later, tile, self.costs) else None
 
     def _blocks(self, step: Launch) -> Blocks:
         found = self._known.get(id(step.kernel))
@@ -129,7 +134,7 @@ def needs(earlier: Launch, later: Launch, blocks: Callable[[Launch], Blocks]) ->
     return np.maximum.accumulate(need)
 
 
-def covers(tile: Tile, earlier: Launch | Copy, later: Launch | Copy) -> bool:
+def covers(tile: TileEdge, earlier: Launch | Copy, later: Launch | Copy) -> bool:
     """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?"""
     if not _is_static(earlier) or not _is_static(later):
         return False
@@ -201,13 +206,13 @@ def _needed(a: ItemSpans, at: int, b: ItemSpans, later_at: int, edges: Sequence[
     return np.where(meet.any(1), np.array(edges[1:], np.int64)[last], 0)
 
 
-def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> Tile:
+def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
     """Return the line over the end of items that is nowhere below what they need."""
     items, of = later_edges[-1], edges[-1]
     common = gcd(items, of)
     times, over = of // common, items // common
     first = np.array(later_edges[:-1], np.int64) + 1  # the least end of items of which one is in the block
-    return Tile(number, times, over, max(0, int((need * over - times * first).max())))
+    return TileEdge(number, times, over, max(0, int((need * over - times * first).max())))
 
 
 def _union(sets: Sequence[int] | Iterator[int]) -> int:

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch
-from aotc.lowering.analysis.cost import FIRST_TILE, ORDER_WORKERS, TILE_CLAIM, TILE_GAIN
+from aotc.lowering.analysis.cost import FIRST_TILE, ORDER_WORKERS, TILE_BYTES, TILE_CLAIM, TILE_GAIN
 from aotc.lowering.analysis.cost_work import guess
-from aotc.lowering.analysis.costs.machines import machine_of
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.vmfb.tiles import Tile
+from aotc.vmfb.abi import TileEdge
 
 
-def begins_early(earlier: Launch | Copy, later: Launch | Copy, tile: Tile, costs: Costs) -> bool:
+def begins_early(earlier: Launch, later: Launch, tile: TileEdge, costs: Costs) -> bool:
     """May the first claim of ``later`` begin long before ``earlier`` has ended?"""
-    assert isinstance(earlier, Launch)
-    assert isinstance(later, Launch)
     of, items = guess(earlier.kernel.grid), guess(later.kernel.grid)
     first = tile.need(min(costs.grain(later.kernel), items), items, of)
     return FIRST_TILE.holds(100 * first // max(of, 1))
 
 
-def pays(earlier: Launch | Copy, later: Launch | Copy, tile: Tile, costs: Costs) -> bool:
-    """Do two commands end sooner if the later one waits for tiles of the earlier one only?"""
-    assert isinstance(earlier, Launch)
-    assert isinstance(later, Launch)
-    if not begins_early(earlier, later, tile, costs):
+def pays(earlier: Launch | Copy, later: Launch | Copy, costs: Costs) -> bool:
+    """Do two commands end sooner if the later one waits for tiles of the earlier one only, provided that it can?"""
+    if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False
     one, other = earlier.kernel, later.kernel
     gained = _idle(one, costs) + _fetched(earlier, later, costs)
@@ -38,7 +33,7 @@ def pays(earlier: Launch | Copy, later: Launch | Copy, tile: Tile, costs: Costs)
 
 
 def _claims(kernel: Kernel, costs: Costs) -> int:
-    return -(-guess(kernel.grid) // costs.grain(kernel))
+    return max(-(-guess(kernel.grid) // costs.grain(kernel)), 1)
 
 
 def _idle(kernel: Kernel, costs: Costs) -> float:
@@ -49,9 +44,7 @@ def _idle(kernel: Kernel, costs: Costs) -> float:
 
 def _fetched(earlier: Launch, later: Launch, costs: Costs) -> float:
     """Return the nanoseconds that ``later`` waits for bytes which ``earlier`` made, and which are no longer near."""
-    cost = costs.of(later.kernel).predicted
-    machine = machine_of(costs.target)
-    read = sum(guess(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
-    far = read / machine.level_of(costs.of(earlier.kernel).predicted.bytes).rate
-    near = read / machine.levels[1].rate
-    return max(0.0, min(far - near, cost.memory - cost.compute))
+    made = sum(guess(s.size) for s in dict.fromkeys(later.reads) if s in earlier.writes)
+    near = costs.target.l2
+    part = made // _claims(earlier.kernel, costs)
+    return 1e3 * (made - near) / TILE_BYTES.value if part <= near < made else 0.0

@@ -18,10 +18,9 @@ from aotc.ir.program_verify import number, samples, title
 from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
 from aotc.lowering.program.tile_edges import covers
-from aotc.vmfb.abi import COPY, Command, Graph, Slots, value_of
+from aotc.vmfb.abi import COPY, Command, Graph, Slots, TileEdge, value_of
 from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.dtypes import size_of
-from aotc.vmfb.tiles import Tile
 
 
 def verify_schedule(
@@ -64,7 +63,7 @@ def _in_program_order(graph: Sequence[Command], order: Sequence[int]) -> list[Co
     return [
         Command(
             c.kind, c.kernel, c.items, c.grain, c.predecessors, [order[s] for s in c.successors], c.places, c.dims,
-            tiles=[Tile(order[t.producer], t.times, t.over, t.plus) for t in c.tiles],
+            tiles=[TileEdge(order[t.producer], t.times, t.over, t.plus) for t in c.tiles],
             followers=[order[f] for f in c.followers],
         )
         for _, c in sorted(zip(order, graph, strict=True), key=lambda pair: pair[0])

@@ -23,7 +23,6 @@ _RETURN = BY_NAME["return"].opcode
 _SUBMIT = BY_NAME["submit"].opcode
 _TAKE = BY_NAME["take"].opcode
 _RESULT = BY_NAME["result"].opcode
-_MOST = 1 << 31  # of numbers whose products with items are to fit in a word
 _SCALARS = frozenset(name for name, row in DTYPES.items() if row.kind in "biu" and row.bits in (1, 8, 16, 32, 64))
 
 
@@ -218,7 +217,7 @@ def _check_tiles(graph: Graph, waits: list[int]) -> None:
         for tile in command.tiles:
             if not 0 <= tile.producer < number:
                 raise Invalid(f"command {number} waits for tiles of command {tile.producer}")
-            if not (0 <= tile.times <= _MOST and 0 < tile.over <= _MOST and 0 <= tile.plus <= _MOST):
+            if not (0 <= tile.times < 1 << 31 and 0 < tile.over < 1 << 31 and 0 <= tile.plus < 1 << 62):
                 raise Invalid(f"a tile of {tile.times} items over {tile.over} and {tile.plus}")
             followers[tile.producer].append(number)
         waits[number] += len(command.tiles)
