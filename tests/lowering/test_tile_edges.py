@@ -44,10 +44,11 @@ LOOPS = {
     "row-of-all": ("a[i, 0]", "o[p, 0]", "for i in range(0, 9):"),
     "column": ("a[i, p]", "o[p, 0]", "for i in range(0, 9):"),
     "halves": ("a[p // 2, i + 2*(p % 2)]", "o[p, i]", "for i in range(0, 2):"),
+    "joined": ("a[(7*p + i) // 5, (7*p + i) % 5]", "o[p, 0]", "for i in range(0, 4):"),
     "triangle": ("a[p, i]", "o[p, i]", "for i in range(0, p + 1):"),
     "steps": ("a[p, i]", "o[p, i]", "for i in range(0, 5, 2):"),
 }
-ROWS = {"window": 7, "stride": 4, "dilation": 7, "column": 5, "triangle": 5}
+ROWS = {"joined": 6, "window": 7, "stride": 4, "dilation": 7, "column": 5, "triangle": 5}
 
 
 def kernel_of(name: str):

@@ -108,16 +108,22 @@ class _ItemWalker:
         self.block(stmt.body, _Scope({**scope.values, stmt.var: (begin, np.maximum(begin, end - 1))}))
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Scope) -> None:
-        """Note an element; an index is within the array, whatever its interval says."""
+        """Note an element; an index is within the array, whatever its interval says.
+
+        Its number in the array is looked at too: quotients and remainders of one number join in it.
+        """
         if buffer.name not in self.hulls:
             return
         least = most = np.zeros(self.first.shape, np.int64)
+        number: Dim = 0
         for e, dim in zip(index, buffer.shape, strict=True):
+            number = number * dim + e
             low, high = self.value(e, scope)
             top = max(static(dim) - 1, 0)
             least = least * static(dim) + np.clip(low, 0, top)
             most = most * static(dim) + np.clip(high, 0, top)
-        self.add(buffer, (least, most))
+        low, high = self.value(number, scope)
+        self.add(buffer, (np.maximum(least, np.minimum(low, most)), np.minimum(most, np.maximum(high, least))))
 
     def tile(self, t: Tile, scope: _Scope) -> None:
         """Note the elements of a product: of its result, and of both operands over all its levels."""
