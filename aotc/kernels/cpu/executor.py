@@ -56,7 +56,7 @@ from aotc.kernels.cpu.atomics import (
 from aotc.kernels.cpu.executor_graph import describe, is_small, run_alone
 from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
 from aotc.kernels.cpu.executor_shares import count_workers, give_run, missing_workers, take_run, wake
-from aotc.kernels.cpu.executor_tiles import clear_bits, participate, run_tiles_alone
+from aotc.kernels.cpu.executor_tiles import clear_bits, participate, run_tiles_alone, take_tiles
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
@@ -250,5 +250,6 @@ EXPORTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "aotc_pool_bytes": (pool_bytes, _I, ()),
     "aotc_pool_stop": (stop, types.void, (WORDS,)),
     "aotc_run": (run, _I, (WORDS,)),
+    "aotc_take_tiles": (take_tiles, _I, (WORDS,)),
     "aotc_worker": (worker, types.void, (WORDS,)),
 }

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, compare_exchange, fetch_add, fetch_or, words_at
-from aotc.kernels.cpu.executor_graph import describe, finish, make_ready, run_items, should_leave, take_part
+from aotc.kernels.cpu.atomics import acquire, address_of, at, call_host, compare_exchange, fetch_add, fetch_or, words_at
+from aotc.kernels.cpu.executor_graph import describe, finish, make_ready, run_items, take_part
 from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
 from aotc.kernels.cpu.executor_words import (
     CALL,
@@ -32,12 +32,17 @@ from aotc.kernels.cpu.executor_words import (
     MONITOR,
     NEXT,
     NODE,
+    PART_ME,
+    PART_POOL,
+    PART_RUN,
     PENDING,
     READY,
     STATE,
     TAIL,
     operand,
+    part_words,
     run_words,
+    tiles_entry,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
@@ -190,9 +195,12 @@ def note_end(run, node, cells, number, begin, end, items, claim):
         finish(run, command, cells)
 
 
-@njit
-def take_tiles(pool, run, me):
-    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere."""
+def take_tiles(part):
+    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
+
+    It is exported, and called by its address, so that it stands in the executor once: loading takes longer by its size.
+    """
+    pool, run, me = words_at(part[PART_POOL]), words_at(part[PART_RUN]), part[PART_ME]
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
     scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
@@ -218,19 +226,28 @@ def take_tiles(pool, run, me):
             idle += 1
             wait_a_little(idle)
         if idle % IDLE_TURNS == 0:
-            if should_leave(pool, call, me):
-                return
+            if call_host(monitor[0], address_of(monitor)) != 0:
+                return 0
             if me != 0 and epoch != acquire(at(pool, EPOCH)):
                 epoch = acquire(at(pool, EPOCH))
                 if is_needed_elsewhere(pool, run):
-                    return
+                    return 0
+    return 0
+
+
+@njit
+def enter_tiles(pool, run, me):
+    """Call :func:`take_tiles`."""
+    part = part_words()
+    part[PART_POOL], part[PART_RUN], part[PART_ME] = address_of(pool), address_of(run), me
+    call_host(tiles_entry(), address_of(part))
 
 
 @njit
 def participate(pool, run, me):
     """Do a participant's part in a run."""
     if words_at(run[NODE])[NODE_KIND] == TILED:
-        take_tiles(pool, run, me)
+        enter_tiles(pool, run, me)
     else:
         take_part(pool, run, me)
 
@@ -241,4 +258,4 @@ def run_tiles_alone(pool, node, call, cells):
     run = run_words()
     describe(run, node, call, cells)
     clear_bits(cells, node[GRAPH_COMMANDS])
-    take_tiles(pool, run, 0)
+    enter_tiles(pool, run, 0)
