@@ -134,6 +134,7 @@ def _command_text(command: Command, names: list[str]) -> str:
     places = [_place_text(place) for place in command.places]
     dims = ", ".join(map(operand_text, command.dims))
     after = f" then {', '.join(map(str, command.successors))}" if command.successors else ""
+    after += "".join(f", by tiles of {t.producer}, halo {t.halo}" for t in command.tiles)
     if command.kind == COPY:
         return f"copy {places[0]} -> {places[1]}, {dims} bytes{after}"
     call = f"{names[command.kernel]}({', '.join(places)}){f' dims({dims})' if dims else ''}"

@@ -222,7 +222,8 @@ def _print_schedule(report: ScheduleReport) -> None:
     rows = []
     for r in report.rows:
         claims = "serial" if r.serial else f"{r.items} by {r.claim}"
-        after, mark = ", ".join(map(str, r.after)), " *" if r.critical else ""
+        mark = " *" if r.critical else ""
+        after = ", ".join(f"{n} by tiles, halo {r.halos[n]}" if n in r.halos else str(n) for n in r.after)
         times = (shown(r.predicted), shown(r.measured))
         known = (*times, r.bound, size_text(r.bytes), claims, after, r.loc)
         rows.append((f"{r.number}{mark}", r.within, r.kernel, *known))

@@ -39,6 +39,8 @@ class ScheduleRow:
         Nanoseconds after the beginning of its graph, if nothing but what it waits for keeps it.
     critical : bool
         Is it on the longest way through its graph?
+    halos : mapping
+        Of the commands among ``after`` for whose tiles it waits: how many of their items are done ahead of its own.
     """
 
     number: int
@@ -57,6 +59,7 @@ class ScheduleRow:
     after: tuple[int, ...]
     begin: float
     critical: bool
+    halos: Mapping[int, int]
 
     @property
     def ns(self) -> float:
@@ -144,10 +147,11 @@ def _rows(
     found: list[Cost | None] = [None if s.kernel < 0 else costs.of(kernels[s.kernel], s.sizes) for s in steps]
     copied = [s.reads[0][2] - s.reads[0][1] if s.kernel < 0 else 0 for s in steps]
     times = [costs.copy(size) if cost is None else cost.ns for cost, size in zip(found, copied, strict=True)]
+    lags = {pair: times[pair[0]] * share for pair, share in _shares(steps).items()}
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
-        begins[n] = max((begins[p] + times[p] for p in some), default=0.0)
-    ways = longest_ways(before, times)
+        begins[n] = max((begins[p] + lags.get((p, n), times[p]) for p in some), default=0.0)
+    ways = longest_ways(before, times, lags)
     longest = max(ways, default=0.0)
     rows = []
     for n, (step, cost) in enumerate(zip(steps, found, strict=True)):
@@ -156,8 +160,20 @@ def _rows(
         rows.append(ScheduleRow(
             step.number, step.graph, step.within, flow.name_of(step), locs[step.kernel] if step.kernel >= 0 else "",
             step.sizes, step.items, step.claim, step.serial, *known, step.after, begins[n], critical,
+            {t.producer: t.halo for t in step.tiles},
         ))  # fmt: skip
     return rows
+
+
+def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
+    """Return the part of a step's items that is done before another one's first claim, where that waits for tiles."""
+    first = steps[0].number
+    found = {}
+    for n, step in enumerate(steps):
+        for t in step.tiles:
+            of = max(steps[t.producer - first].items, 1)
+            found[t.producer - first, n] = t.need(step.claim, step.items, of) / of
+    return found
 
 
 def _known(cost: Cost) -> tuple[float, float | None, str, int]:

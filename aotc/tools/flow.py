@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.errors import BundleError, VmError
@@ -40,6 +40,8 @@ class FlowStep:
         Of what it reads and then writes, as far as known.
     updates : bool
         Does it read what it writes over?
+    tiles : tuple of TileEdge
+        Of steps among ``after`` for whose items it waits, rather than for all of them.
     """
 
     number: int
@@ -55,6 +57,7 @@ class FlowStep:
     types: tuple[str, ...]
     after: tuple[int, ...]
     updates: bool
+    tiles: tuple[TileEdge, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,8 @@ class _Walker:
         for n, command in enumerate(graph.commands):
             for successor in command.successors:
                 after[successor].append(first + n)
+            for follower in command.followers:
+                after[follower].append(first + n)
         for n, command in enumerate(graph.commands):
             kernel = -1 if command.kind == COPY else command.kernel
             extents, count, types, sizes, updates = self._touched(command, parameters)
@@ -220,6 +225,7 @@ class _Walker:
             steps.append(FlowStep(
                 first + n, self.graphs, where, kernel, sizes, items, claim, serial, reads, writes, types,
                 tuple(after[n]), updates,
+                tuple(TileEdge(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
             ))  # fmt: skip
         self.graphs += 1
 

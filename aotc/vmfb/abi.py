@@ -37,6 +37,12 @@ Command buffer
     items a worker claims at once (an operand). :data:`COPY` has two places
     (source, destination) and one dim operand (bytes).
 
+    ``TILED`` is a graph in which some commands wait for others tile by tile; it has twice as many cells. After the
+    dims of each command stand ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
+    times, over, plus`` says that the items before ``end`` may run once those of the producer before
+    ``(end * times + plus) // over`` have, and the last ones once it has finished; the producer names the command among
+    its followers. Such a command counts among ``predecessors`` the tiles too.
+
     ``WHILE, words, cond_words, body_words, slot, offset`` then the condition's
     nodes, then the body's: runs the condition, reads the byte at the place, and
     while it is not 0 runs the body and the condition again.
@@ -84,10 +90,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 3  # of the executor's functions and of kernels
+EXECUTOR_VERSION = 4  # of the executor's functions and of kernels
 COMMANDS_VERSION = 1  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
-EXECUTOR_VERSIONS = frozenset({2, EXECUTOR_VERSION})
+EXECUTOR_VERSIONS = frozenset({2, 3, EXECUTOR_VERSION})
+TILES_SINCE = 4  # the first version of the executor that knows tiles
 COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
@@ -100,7 +107,7 @@ MAX_DIMS = 64
 MAX_NESTING = 32
 STATE_WORDS = 8
 
-GRAPH, WHILE, CASE = 1, 2, 3
+GRAPH, WHILE, CASE, TILED = 1, 2, 3, 4
 DISPATCH, COPY = 0, 1
 
 # Positions of the words of a header; the last name of a row is the header's length.
@@ -110,6 +117,8 @@ WHILE_CONDITION, WHILE_BODY, WHILE_SLOT, WHILE_OFFSET, WHILE_HEADER = range(NODE
 CASE_BRANCHES, CASE_SLOT, CASE_OFFSET, CASE_HEADER = range(NODE_HEADER, 6)
 KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEADER = range(9)
 PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
+FOLLOWERS, TILES, TILED_HEADER = range(3)  # of what stands after the dims of a command of a tiled graph
+TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
 
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
@@ -199,6 +208,27 @@ class Record:
         return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in self.__slots__)})"
 
 
+class TileEdge(Record):
+    """Which items of ``producer`` a command waits for: of each ``over`` items ``times``, and ``plus / over`` more."""
+
+    __slots__ = ("over", "plus", "producer", "times")
+
+    def __init__(self, producer: int, times: int, over: int, plus: int) -> None:
+        self.producer = producer
+        self.times = times
+        self.over = over
+        self.plus = plus
+
+    @property
+    def halo(self) -> int:
+        """Return how many items of the producer are done ahead of the line on which both end together."""
+        return -(-self.plus // self.over)
+
+    def need(self, end: int, items: int, of: int) -> int:
+        """Return how many of the producer's ``of`` items are done before items before ``end``, of ``items``, run."""
+        return of if end >= items else max(0, min(of, (end * self.times + self.plus) // self.over))
+
+
 class Command(Record):
     """A dispatch or a copy; its fields have the order of the words.
 
@@ -211,17 +241,21 @@ class Command(Record):
     items, grain : int
         Operands.
     predecessors : int
-        How many commands it waits for.
+        How many commands it waits for, tile by tile or not.
     successors : sequence of int
         Numbers of the commands of the same graph that wait for it.
     places : sequence of Place
     dims : sequence of int
         Operands.
+    tiles, followers : sequence of TileEdge, sequence of int
+        For whose tiles it waits, and the numbers of those that wait for its own.
     at : int
         Where it begins in the words that it was read from.
     """
 
-    __slots__ = ("dims", "grain", "items", "kernel", "kind", "places", "predecessors", "successors")
+    __slots__ = (
+        "dims", "followers", "grain", "items", "kernel", "kind", "places", "predecessors", "successors", "tiles",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -234,6 +268,8 @@ class Command(Record):
         places: Sequence[Place],
         dims: Sequence[int],
         at: int = 0,
+        tiles: Sequence[TileEdge] = (),
+        followers: Sequence[int] = (),
     ) -> None:
         self.kind = kind
         self.kernel = kernel
@@ -244,18 +280,25 @@ class Command(Record):
         self.places = places
         self.dims = dims
         self.at = at
+        self.tiles = tiles
+        self.followers = followers
 
 
 class Graph(Record):
-    """Commands, each after its predecessors; ``state`` is the number of the first one's cell."""
+    """Commands, each after its predecessors; ``state`` is the number of the first one's cell.
 
-    __slots__ = ("commands", "serial", "state")
+    If one waits for tiles of another the graph is ``tiled``, and each command has two ``cells``.
+    """
+
+    __slots__ = ("cells", "commands", "serial", "state", "tiled")
 
     def __init__(self, commands: Sequence[Command], state: int, serial: bool, at: int = 0) -> None:
         self.commands = commands
         self.state = state
         self.serial = serial
         self.at = at
+        self.tiled = any(command.tiles for command in commands)
+        self.cells = (2 if self.tiled else 1) * len(commands)
 
 
 class WhileNode(Record):
@@ -327,14 +370,15 @@ def _encode_node(node: Node) -> list[int]:
 
 
 def _encode_graph(graph: Graph) -> list[int]:
-    commands = [_encode_command(command) for command in graph.commands]
+    kind = TILED if graph.tiled else GRAPH
+    commands = [_encode_command(command, kind) for command in graph.commands]
     offsets = []
     end = GRAPH_HEADER + len(commands)
     for words in commands:
         offsets.append(end)
         end += len(words)
     header = {
-        NODE_KIND: GRAPH,
+        NODE_KIND: kind,
         NODE_WORDS: end,
         GRAPH_COMMANDS: len(commands),
         GRAPH_STATE: graph.state,
@@ -343,7 +387,7 @@ def _encode_graph(graph: Graph) -> list[int]:
     return [*_in_order(header), *offsets, *_joined(commands)]
 
 
-def _encode_command(command: Command) -> list[int]:
+def _encode_command(command: Command, graph: int) -> list[int]:
     header = {
         KIND: command.kind,
         KERNEL: command.kernel,
@@ -354,7 +398,11 @@ def _encode_command(command: Command) -> list[int]:
         PLACES: len(command.places),
         DIMS: len(command.dims),
     }
-    return [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
+    words = [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
+    if graph == TILED:
+        tiles = [(t.producer, t.times, t.over, t.plus) for t in command.tiles]
+        words += [len(command.followers), len(tiles), *command.followers, *_joined(tiles)]
+    return words
 
 
 def _in_order(header: dict[int, int]) -> list[int]:

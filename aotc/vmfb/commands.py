@@ -14,10 +14,13 @@ from aotc.vmfb.abi import (
     COMMAND_HEADER,
     PLACE_OFFSET,
     PLACE_WORDS,
+    TILE_WORDS,
+    TILED_HEADER,
     Case,
     Command,
     Graph,
     Node,
+    TileEdge,
     WhileNode,
 )
 from aotc.vmfb.safety.interface import Invalid
@@ -47,11 +50,15 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
                     yield from all_nodes(branch)
 
 
+def all_graphs(nodes: Sequence[Node]) -> Iterator[Graph]:
+    """Yield the graphs among nodes, and those inside of loops and branches."""
+    return (node for node in all_nodes(nodes) if isinstance(node, Graph))
+
+
 def all_commands(nodes: Sequence[Node]) -> Iterator[Command]:
     """Yield the commands of nodes, and those inside of loops and branches."""
-    for node in all_nodes(nodes):
-        if isinstance(node, Graph):
-            yield from node.commands
+    for graph in all_graphs(nodes):
+        yield from graph.commands
 
 
 def kernel_words(nodes: Sequence[Node]) -> list[int]:
@@ -82,7 +89,7 @@ def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[Nod
 
 def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
     match words[at + abi.NODE_KIND]:
-        case abi.GRAPH:
+        case abi.GRAPH | abi.TILED:
             return _read_graph(words, at, end)
         case abi.WHILE:
             first = at + abi.WHILE_HEADER
@@ -144,10 +151,28 @@ def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
         slots, offsets = words[places_at:dims_at:PLACE_WORDS], words[places_at + PLACE_OFFSET : dims_at : PLACE_WORDS]
         follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
         commands.append(Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor))
-        cursor = stop
+        cursor = stop if words[at + abi.NODE_KIND] == abi.GRAPH else _read_tiles(words, at, stop, end, commands[-1])
     if cursor != end:
         raise _invalid(at, "the commands do not fill the graph")
-    return Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
+    graph = Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
+    if words[at + abi.NODE_KIND] == abi.TILED and not graph.tiled:
+        raise _invalid(at, "a tiled graph without tiles")
+    return graph
+
+
+def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: Command) -> int:
+    """Give a command what stands after its dims; return where that ends."""
+    first = at + TILED_HEADER
+    _need(node, first, end)
+    followers, tiles = words[at:first]
+    if followers < 0 or tiles < 0:
+        raise _invalid(node, "a command with a negative count")
+    tiles_at = first + followers
+    stop = tiles_at + TILE_WORDS * tiles
+    _need(node, stop, end)
+    command.followers = words[first:tiles_at]
+    command.tiles = [TileEdge(*words[n : n + TILE_WORDS]) for n in range(tiles_at, stop, TILE_WORDS)]
+    return stop
 
 
 def _need(node: int, at: int, end: int) -> None:

@@ -8,12 +8,12 @@ import pytest
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-EXECUTOR = [f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_graph", "_shuffle", "_words")]
+EXECUTOR = [f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_graph", "_shuffle", "_tiles", "_words")]
 OWNERS = ("aotc/vmfb/abi.py", "aotc/vmfb/commands.py", *EXECUTOR)
 ENCODED = ("aotc/vmfb", "aotc/lowering/program", "aotc/lowering/lower.py", "aotc/assemble.py", "cli", "docs")
 
 # Positions in headers, and lengths of them.
-POSITIONS = ("NODE_", "GRAPH_", "WHILE_", "CASE_", "PLACE_", "COMMAND_")
+POSITIONS = ("NODE_", "GRAPH_", "WHILE_", "CASE_", "PLACE_", "COMMAND_", "TILE_", "TILED_")
 COMMAND_POSITIONS = ("KIND", "KERNEL", "ITEMS", "GRAIN", "PREDECESSORS", "SUCCESSORS", "PLACES", "DIMS")
 
 # Names of what holds words or pointers, and of a function's arguments: all other slots come after theirs.

@@ -299,7 +299,7 @@ def test_each_version_has_an_executor_of_its_own(monkeypatch):
     assert modules[0]._executable._executor is not modules[1]._executable._executor
 
 
-@pytest.mark.parametrize(("key", "known"), [("commands_version", 1), ("executor_version", "2, 3")])
+@pytest.mark.parametrize(("key", "known"), [("commands_version", 1), ("executor_version", "2, 3, 4")])
 def test_a_version_that_is_not_known(key, known):
     manifest, segments = tiny.parts()
     manifest["variants"][0][key] = 99

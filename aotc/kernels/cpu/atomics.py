@@ -100,6 +100,17 @@ def exchange(typing_context, pointer, value):
 
 
 @intrinsic
+def compare_exchange(typing_context, pointer, expected, value):
+    """Store atomically if the word is what was expected; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        found = builder.cmpxchg(args[0], args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 0)
+
+    return types.int64(WORDS, types.int64, types.int64), generate
+
+
+@intrinsic
 def acquire(typing_context, pointer):
     """Load; what was released before the value was stored is visible."""
 

@@ -8,8 +8,9 @@ How a graph runs. Every command is appended to a *ready list* exactly once, when
 its last predecessor has finished. Each participant walks the list with a cursor
 of its own, claims ``grain`` items at a time from the command there by fetch-add,
 and moves on when none is left. Whoever finishes the last item of a command
-counts down its successors. The caller takes part, so progress never depends on
-a worker being awake.
+counts down its successors. What waits for tiles of another command is claimed as
+soon as they are done, see :mod:`aotc.kernels.cpu.executor_tiles`. The caller
+takes part, so progress never depends on a worker being awake.
 
 Several calls at a time have a run each and share the workers, see
 :mod:`aotc.kernels.cpu.executor_shares`.
@@ -41,7 +42,6 @@ from aotc.kernels.cpu.atomics import (
     FUTEX_WAKE_PRIVATE,
     WORDS,
     acquire,
-    address_of,
     at,
     call_host,
     exchange,
@@ -53,34 +53,24 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor_graph import is_small, make_ready, run_alone, take_part
+from aotc.kernels.cpu.executor_graph import describe, is_small, run_alone
 from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
 from aotc.kernels.cpu.executor_shares import count_workers, give_run, missing_workers, take_run, wake
 from aotc.kernels.cpu.executor_shuffle import is_shuffled, number_run
+from aotc.kernels.cpu.executor_tiles import clear_bits, participate, run_tiles_alone, take_tiles
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
     BODY,
     BRANCH,
-    CALL,
-    CELLS,
     CONDITION,
-    COUNT,
-    DONE,
     EPOCH,
-    FINISHED,
     HELD,
     INSIDE,
-    NEXT,
-    NODE,
     OPEN,
-    PACE,
-    PENDING,
     POOL_WORDS,
-    READY,
     STATE,
     STOP,
-    TAIL,
     WAKE,
     call_monitor,
     nesting_words,
@@ -115,13 +105,12 @@ from aotc.vmfb.abi import (
     CASE_SLOT,
     GRAPH,
     GRAPH_COMMANDS,
-    GRAPH_HEADER,
     GRAPH_STATE,
     NODE_KIND,
     NODE_WORDS,
     POOL_REGAIN,
     POOL_RELEASE,
-    PREDECESSORS,
+    TILED,
     WHILE,
     WHILE_BODY,
     WHILE_CONDITION,
@@ -136,27 +125,14 @@ def run_together(pool, own, node, call, cells, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
     several = acquire(at(pool, HELD)) > 1
     have_workers(pool, count_workers(pool)[0] if several else threads - 1)
-    count = node[GRAPH_COMMANDS]
-    own[TAIL] = 0
-    own[DONE] = 0
-    for i in range(count):
-        cells[i * STATE + NEXT] = 0
-        cells[i * STATE + FINISHED] = 0
-        cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
-        cells[i * STATE + READY] = 0
-        cells[i * STATE + PACE] = 0
-    for i in range(count):
-        if cells[i * STATE + PENDING] == 0:
-            make_ready(own, cells, i)
-    own[NODE] = address_of(node)
-    own[CALL] = address_of(call)
-    own[CELLS] = address_of(cells)
-    own[COUNT] = count
+    describe(own, node, call, cells)
+    if node[NODE_KIND] == TILED:
+        clear_bits(cells, node[GRAPH_COMMANDS])
     number_run(pool, own)
     exchange(at(own, OPEN), 1)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
-    take_part(pool, own, at(call, CALL_LAG))
+    participate(pool, own, at(call, CALL_LAG))
     exchange(at(own, OPEN), 0)
     idle = 0
     while fetch_add(at(own, INSIDE), 0) != 0:
@@ -196,12 +172,14 @@ def run_nodes(pool, call, threads):
                 depth += 1
             continue
         head = at(code, here)
-        if head[NODE_KIND] == GRAPH:
+        if head[NODE_KIND] == GRAPH or head[NODE_KIND] == TILED:
             together = (threads > 1 and not is_small(head, params)) or is_shuffled(pool)
             if together and call[CALL_RUN] == 0:
                 call[CALL_RUN] = take_run(pool, threads)
             if together and call[CALL_RUN] != 0:
                 run_together(pool, words_at(call[CALL_RUN]), head, call, at(cells, head[GRAPH_STATE] * STATE), threads)
+            elif head[NODE_KIND] == TILED:
+                run_tiles_alone(pool, head, call, at(cells, head[GRAPH_STATE] * STATE))
             else:
                 run_alone(head, call, slots, params, scratch)
             here += head[NODE_WORDS]
@@ -277,5 +255,6 @@ EXPORTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "aotc_pool_bytes": (pool_bytes, _I, ()),
     "aotc_pool_stop": (stop, types.void, (WORDS,)),
     "aotc_run": (run, _I, (WORDS,)),
+    "aotc_take_tiles": (take_tiles, _I, (WORDS,)),
     "aotc_worker": (worker, types.void, (WORDS,)),
 }

@@ -6,6 +6,7 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import (
     acquire,
+    address_of,
     at,
     call_kernel,
     copy_bytes,
@@ -22,12 +23,14 @@ from aotc.kernels.cpu.executor_shuffle import begin_claim, begin_trial, end_clai
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
+    COUNT,
     DONE,
     EPOCH,
     FINISHED,
     MONITOR,
     NEXT,
     NODE,
+    PACE,
     PENDING,
     READY,
     SEAT,
@@ -61,6 +64,7 @@ from aotc.vmfb.abi import (
     KIND,
     PLACE_WORDS,
     PLACES,
+    PREDECESSORS,
     SUCCESSORS,
     TRIAL_SEED,
 )
@@ -108,6 +112,27 @@ def is_small(node, params):
         return True
     command = at(node, node[GRAPH_HEADER])
     return node[GRAPH_COMMANDS] == 1 and operand(command[ITEMS], params) <= operand(command[GRAIN], params)
+
+
+@njit
+def describe(run, node, call, cells):
+    """Say in a run's memory, and in the cells, what is to be run: nothing of it has begun."""
+    count = node[GRAPH_COMMANDS]
+    run[TAIL] = 0
+    run[DONE] = 0
+    for i in range(count):
+        cells[i * STATE + NEXT] = 0
+        cells[i * STATE + FINISHED] = 0
+        cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
+        cells[i * STATE + READY] = 0
+        cells[i * STATE + PACE] = 0
+    for i in range(count):
+        if cells[i * STATE + PENDING] == 0:
+            make_ready(run, cells, i)
+    run[NODE] = address_of(node)
+    run[CALL] = address_of(call)
+    run[CELLS] = address_of(cells)
+    run[COUNT] = count
 
 
 @njit

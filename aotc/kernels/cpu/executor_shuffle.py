@@ -89,6 +89,14 @@ def pick_entry(run, node, cells, params, dice):
 
 
 @njit
+def pick_tail(trial, first, tail, dice):
+    """Return where the ready list ends for a look at it: with a seed anywhere behind its first entry."""
+    if trial[TRIAL_SEED] == 0 or tail <= first:
+        return tail
+    return first + 1 + throw(dice) % (tail - first)
+
+
+@njit
 def pick_claim(trial, items, grain, who, dice):
     """Return how many items to claim: with a seed any number up to the grain."""
     return claim_of(items, grain, who) if trial[TRIAL_SEED] == 0 else 1 + throw(dice) % grain

@@ -34,12 +34,15 @@ PARTICIPANT_WORDS = 2
 STATE = abi.STATE_WORDS
 
 ALL = 1 << 30
+PART_POOL, PART_RUN, PART_WHO = range(3)  # what a participant is to do
 CONDITION, BODY, BRANCH = range(3)  # where in a loop or a branch the nodes stand that are run
 
 SECOND = 10**9
 call_monitor, worker_monitor = address_of_export("aotc_poll_call"), address_of_export("aotc_poll_worker")
+tiles_entry, part_words = address_of_export("aotc_take_tiles"), stack_words(3)
 time_words = stack_words(2)
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
+run_words = stack_words(RUN_WORDS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
 participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), stack_words(3), stack_words(1)
 

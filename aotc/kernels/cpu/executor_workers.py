@@ -17,8 +17,8 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor_graph import take_part
 from aotc.kernels.cpu.executor_shares import give_seat, is_hoped_for, run_to_join, take_seat
+from aotc.kernels.cpu.executor_tiles import participate
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     BORN,
@@ -107,7 +107,7 @@ def join(pool, run, hint, who):
         me = take_seat(run, hint)
         if me != 0:
             who[SEAT] = me
-            take_part(pool, run, who)
+            participate(pool, run, who)
             give_seat(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)

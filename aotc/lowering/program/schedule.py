@@ -17,6 +17,7 @@ from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
 from aotc.lowering.program.graphs import begins_graph, times_of
 from aotc.lowering.program.order import order_of
+from aotc.lowering.program.tile_edges import TileEdges, Waits
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
@@ -26,6 +27,7 @@ from aotc.vmfb.abi import (
     Node,
     Place,
     Slots,
+    TileEdge,
     WhileNode,
     constant,
     encode,
@@ -77,6 +79,7 @@ class Scheduler:
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
         self.states = 0
+        self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, among which none is the host program's."""
@@ -119,36 +122,37 @@ class Scheduler:
 
     def _graph(self, steps: Sequence[Launch | Copy]) -> Graph:
         predecessors = self._edges(steps)
-        successors: list[list[int]] = [[] for _ in steps]
-        for number, before in enumerate(predecessors):
-            for earlier in before:
-                successors[earlier].append(number)
         times = times_of(steps, self.costs)
         serial = self.costs.is_serial(times)
-        order = list(range(len(steps))) if serial else order_of(predecessors, times, list(map(self._width, steps)))
-        place = {n: at for at, n in enumerate(order)}
-        commands = [
-            self._command(steps[n], len(predecessors[n]), sorted(place[s] for s in successors[n])) for n in order
-        ]
-        state, self.states = self.states, self.states + len(steps)
+        waits = [Waits(tuple(before)) for before in predecessors]
+        order = list(range(len(steps)))
+        if not serial:
+            if self.costs.target.kind == "cpu":
+                waits = self.tiles.choose(steps, predecessors)
+            order = order_of([w.every for w in waits], times, list(map(self._width, steps)))
+        commands = [self._command(steps[n], len(waits[n].every)) for n in order]
+        _join(commands, waits, order)
+        graph = Graph(commands, self.states, serial=serial)
+        self.states += graph.cells
         self.orders.append(order)
-        return Graph(commands, state, serial=serial)
+        return graph
 
     def _width(self, step: Launch | Copy) -> int:
         """Return how many workers can share a command."""
         return 1 if isinstance(step, Copy) else -(-guess(step.kernel.grid) // self.costs.grain(step.kernel))
 
-    def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
+    def _command(self, step: Launch | Copy, predecessors: int) -> Command:
+        """Return the command of a step, which nobody waits for yet."""
         if isinstance(step, Copy):
             places = [self.place(step.source), self.place(step.target)]
             one, size = constant(1), self.operand(step.size)
-            return Command(COPY, 0, one, one, predecessors, successors, places, [size])
+            return Command(COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s) for s in (*step.reads, *step.writes)]
         dims = [self.operand(sym(name)) for name in kernel.dims]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
         claim = constant(self.costs.grain(kernel))
-        return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
+        return Command(DISPATCH, number, items, claim, predecessors, [], places, dims)
 
     def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
         """Return the direct predecessors of every command."""
@@ -167,3 +171,19 @@ class Scheduler:
             before.append(bits)
             result.append(direct[::-1])
         return result
+
+
+def _join(commands: Sequence[Command], waits: Sequence[Waits], order: Sequence[int]) -> None:
+    """Let commands, which are in ``order``, know what waits for them, and what they wait for."""
+    place = {n: at for at, n in enumerate(order)}
+    successors: list[list[int]] = [[] for _ in commands]
+    followers: list[list[int]] = [[] for _ in commands]
+    for at, n in enumerate(order):
+        for p in waits[n].wholes:
+            successors[place[p]].append(at)
+        tiles = [TileEdge(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
+        for t in tiles:
+            followers[t.producer].append(at)
+        commands[at].tiles = tiles
+    for command, some, others in zip(commands, successors, followers, strict=True):
+        command.successors, command.followers = some, others

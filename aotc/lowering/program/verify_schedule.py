@@ -17,7 +17,8 @@ from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched, walk
 from aotc.ir.program_verify import number, samples, title
 from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
-from aotc.vmfb.abi import COPY, Command, Graph, Slots, value_of
+from aotc.lowering.program.tile_edges import covers
+from aotc.vmfb.abi import COPY, Command, Graph, Slots, TileEdge, value_of
 from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.dtypes import size_of
 
@@ -59,10 +60,13 @@ def verify_schedule(
 
 def _in_program_order(graph: Sequence[Command], order: Sequence[int]) -> list[Command]:
     """Return the commands of a graph as the program has them, their successors numbered so too."""
-    found = sorted(zip(order, graph, strict=True), key=lambda pair: pair[0])
     return [
-        Command(c.kind, c.kernel, c.items, c.grain, c.predecessors, [order[s] for s in c.successors], c.places, c.dims)
-        for _, c in found
+        Command(
+            c.kind, c.kernel, c.items, c.grain, c.predecessors, [order[s] for s in c.successors], c.places, c.dims,
+            tiles=[TileEdge(order[t.producer], t.times, t.over, t.plus) for t in c.tiles],
+            followers=[order[f] for f in c.followers],
+        )
+        for _, c in sorted(zip(order, graph, strict=True), key=lambda pair: pair[0])
     ]
 
 
@@ -112,7 +116,10 @@ class _ScheduleCheck:
             if not written:
                 meet &= writes[past] == 1
             for other in sorted({*command[past][meet].tolist()}):
-                if other != here and not before[here] >> other & 1:
+                if other == here or before[here] >> other & 1:
+                    continue
+                tiles = [t for t in graph[here].tiles if t.producer == other]
+                if not any(covers(t, steps[other], steps[here]) for t in tiles):
                     yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
 
     def _bytes(self, n: int, command: Command, step: Launch | Copy) -> Iterator[tuple[int, int, int, int, int]]:
@@ -128,9 +135,17 @@ class _ScheduleCheck:
 
 
 def _ancestors(graph: Sequence[Command]) -> list[int]:
-    """Return, for each command, the set of those that are done when it begins, as bits."""
+    """Return, for each command, the set of those that are done when it begins, as bits.
+
+    What waits for tiles of a command begins while that runs, and ends after it.
+    """
     before = [0] * len(graph)
+    after = [1 << n for n in range(len(graph))]
     for n, command in enumerate(graph):
+        after[n] |= before[n]
         for successor in command.successors:
-            before[successor] |= before[n] | 1 << n
+            before[successor] |= after[n]
+        for follower in command.followers:
+            before[follower] |= before[n]
+            after[follower] |= after[n]
     return before

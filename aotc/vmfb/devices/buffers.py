@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.abi import Node, Slots
+from aotc.vmfb.abi import TILES_SINCE, Node, Slots
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.safety.interface import Interface, Invalid, digest
@@ -52,6 +52,8 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
         try:
             words, nodes = read_buffer(bundle, row)
             check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
+            if variant.get("executor_version", 0) < TILES_SINCE and any(graph.tiled for graph in all_graphs(nodes)):
+                raise Invalid(f"only executors of version {TILES_SINCE} and later know tiles")
         except Invalid as error:
             raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
         found.words.append(words)
