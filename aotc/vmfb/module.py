@@ -285,7 +285,7 @@ class LoadedModule:
 
         function = self._asked(name, donate, results)
         run = partial(self.invoke, name, results=results)
-        call = SubmittedCall(function.where, function.arguments, function.signature.results, run)
+        call = SubmittedCall(function.where, function.arguments, function.signature.results, run, self._executable)
         return submit(call, arrays, wait, deadline, bool(donate), out)
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:

@@ -14,6 +14,7 @@ from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS
+from aotc.vmfb.process.interruption import look, notice
 
 Step: TypeAlias = Callable[[], None]
 
@@ -192,10 +193,12 @@ class CudaProgram:
         read, flag = self._read(node.place, 1), self._flag  # not this object, which holds the steps
 
         def run() -> None:
+            due = 0
             while True:
                 for step in condition:
                     step()
                 read()
+                due = look(due)
                 if not flag[0]:
                     return
                 for step in body:
@@ -209,6 +212,7 @@ class CudaProgram:
 
         def run() -> None:
             read()
+            notice()
             number = int(number_read[0])
             for step in branches[number if 0 <= number < len(branches) else -1]:
                 step()

@@ -3,7 +3,8 @@
 A plan (one tuple of shapes) gets memory for its arena, and for arguments and results that come from and go to NumPy,
 the first time it runs; what runs on a GPU is recorded as CUDA graphs over those addresses. An argument that is in the
 GPU's memory is read where it is, and a result that is to stay there is made where it stays: for such addresses there
-are graphs of their own from the second call on. Calls on one executable run one after the other.
+are graphs of their own from the second call on. Calls ask their work of the GPUs one after the other; each waits for
+its own end, and what it holds goes then.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
+from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.process.locks import new_recursive_lock
 
 Space = LoadedGpu | HostPart
 Array = np.ndarray | CudaArray
+Marks = list[tuple[cuda_driver.Gpu, Any]]  # events that come when GPUs are done
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -118,20 +121,53 @@ class PlacedExecutable:
     @contextmanager
     def streams(self) -> Iterator[None]:
         """Have the executable for oneself; afterwards nothing that was asked of GPUs is under way."""
-        with self.lock:
-            try:
-                yield
-            except BaseException:
-                with suppress(VmError):
-                    self.wait()
-                raise
+        with self.lock, self._nothing_left():
+            yield
             self.wait()
+
+    @contextmanager
+    def enqueuing(self) -> Iterator[Marks]:
+        """Have the executable for oneself while work is asked of GPUs; what is put in the list comes when it is done.
+
+        The next call may ask its own meanwhile: streams do their work in order. Afterwards nothing of this call is
+        under way.
+        """
+        marks: Marks = []
+        try:
+            with self.lock, self._nothing_left():
+                yield marks
+            _finish(marks)
+        except BaseException:  # also of a signal's handler, between two
+            with suppress(VmError):
+                _finish(marks)
+            raise
+        finally:
+            for gpu, event in marks:
+                gpu.give_events([event])
+
+    @contextmanager
+    def _nothing_left(self) -> Iterator[None]:
+        """Wait for the GPUs before an error is passed on: what goes with it may be read or written by them."""
+        try:
+            yield
+        except BaseException:
+            with suppress(VmError):
+                self.wait()
+            raise
 
     def wait(self) -> None:
         """Wait until the GPUs are done with all that was asked of them."""
         for loaded in self.gpus:
             loaded.gpu.enter()
             loaded.gpu.wait()
+
+    def mark(self, marks: Marks) -> None:
+        """Add, for each GPU, an event that comes when it is done with all that was asked of it by now."""
+        for loaded in self.gpus:
+            event = loaded.gpu.take_event()
+            loaded.gpu.enter()
+            loaded.gpu.record(event)
+            marks.append((loaded.gpu, event))
 
     def stats(self) -> dict[str, Any]:
         """Return the GPUs, kernels and memory (bytes)."""
@@ -160,11 +196,17 @@ class PlacedExecutable:
     def trim(self) -> int:
         """Free the memory of all plans, and of arrays that are gone; return how many bytes that were."""
         with self.lock:
+            self.wait()
             before = sum(loaded.bytes for loaded in self.gpus)
             for call in list(self._calls):
                 call.release()
             freed = before - sum(loaded.bytes for loaded in self.gpus)
             return freed + sum(loaded.trim() for loaded in self.gpus) + (self.host.trim() if self.host else 0)
+
+
+def _finish(marks: Marks) -> None:
+    for gpu, event in marks:
+        gpu.finish(event)
 
 
 class PlacedCall:
@@ -182,28 +224,47 @@ class PlacedCall:
         self._judged = plan.judged_after()
         self._read = partial(read_scalar, executable.spaces, self._call)
         self._programs: dict[tuple[int, ...], list[PlacedProgram] | None] = {}  # None: the addresses came once
+        self._under_way: list[None] = []  # an entry for each call
         for space, loaded in enumerate(executable.spaces):
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
             self._call.slots[layout.constants_of(space)] = constants
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         """Run the plan; see :meth:`PlacedExecutable.replay`."""
-        rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
-        arena = None
-        with self._executable.streams():
-            try:
-                arena = self._take_arenas()
-                programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
-                self._upload(arrays)
-                judge(self._judged[0], self._read)
-                for program, after in zip(programs, self._judged[1:]):
-                    program.run()
-                    judge(after, self._read)
-                self._download(results)
-            finally:
-                self._call.pending.clear()
+        self._under_way.append(None)
+        try:
+            with self._executable.enqueuing() as marks:
+                arena = self._enqueue(arrays, results, marks)
+        finally:
+            self._under_way.pop()
         if arena is not None:  # else a copy of a call that failed may still be under way to it
             ARENAS.give(arena)
+
+    def _enqueue(self, arrays: Sequence[Array], results: Sequence[Array], marks: Marks) -> Arena | None:
+        """Ask all of the GPUs, and compute what is the CPU's; return the memory that it works in."""
+        if len(self._under_way) == 1:
+            self._call.pending.clear()
+        notice()
+        arena = self._take_arenas()
+        rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
+        programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
+        self._upload(arrays)
+        judge(self._judged[0], self._read)
+        for program, after in zip(programs, self._judged[1:]):
+            program.run()
+            judge(after, self._read)
+        if self._comes_home(results):
+            notice()
+            self._download(results)
+            self._executable.wait()
+        else:
+            self._executable.mark(marks)
+        return arena
+
+    def _comes_home(self, results: Sequence[Array]) -> bool:
+        """Is there a result that the next call would write over before it is copied to the process?"""
+        homes = zip(self._places, results, strict=True)
+        return any(self._gpus[slot] is not None and isinstance(x, np.ndarray) for slot, x in homes)
 
     def _bind(self, slot: int, x: Array) -> int:
         """Put an array in the table; return its address if it is on a GPU."""

@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 from _thread import get_ident
 from collections.abc import Callable
+from time import monotonic_ns
 from types import FrameType
 from typing import Any
+
+from aotc.vmfb.limits import NOTICE_NANOSECONDS
 
 RUNNING: dict[int, Any] = {}  # by thread: the submission that it runs
 _ASK: list[Callable[[], None]] = []
@@ -46,6 +49,20 @@ def notice() -> None:
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):
         raise asyncio.CancelledError
+
+
+def look(due: int) -> int:
+    """Raise what is to end the call of this thread: a submission's end at once, all else when it is ``due``.
+
+    For loops of the host between pieces of work of a few microseconds. Return when :func:`notice` is due next.
+    """
+    now = monotonic_ns()
+    if now < due:
+        running = RUNNING.get(get_ident()) if RUNNING else None
+        if running is None or running.stopped is None:
+            return due
+    notice()
+    return now + NOTICE_NANOSECONDS
 
 
 def _task_is_cancelled(asyncio: Any) -> bool:
