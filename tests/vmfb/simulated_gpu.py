@@ -52,6 +52,7 @@ class SimulatedGpu:
         self.memory, self.captured, self.recorder, self.log = {}, None, None, []
         self.queue, self.given, self.done = deque(), 0, 0
         self.events = 0  # that somebody has
+        self.acting = False
         self.every.add(self)
         self.enter()
 
@@ -76,10 +77,16 @@ class SimulatedGpu:
     def _reach(self, mark):
         """Do what is left up to ``mark``."""
         with self.lock:
+            if self.acting:  # in an action the collector found an old module, whose memory is freed
+                return
             while self.done < mark:
                 action = self.queue.popleft()
                 self.done += 1
-                action()
+                self.acting = True
+                try:
+                    action()
+                finally:
+                    self.acting = False
 
     def _holds(self, address, size):
         """Are these bytes of this GPU's memory?"""
