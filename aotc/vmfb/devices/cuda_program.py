@@ -14,7 +14,7 @@ from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS
-from aotc.vmfb.process.interruption import look, notice
+from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
 
@@ -193,12 +193,12 @@ class CudaProgram:
         read, flag = self._read(node.place, 1), self._flag  # not this object, which holds the steps
 
         def run() -> None:
-            due = 0
+            watch = Watch()
             while True:
                 for step in condition:
                     step()
                 read()
-                due = look(due)
+                watch.look()
                 if not flag[0]:
                     return
                 for step in body:
@@ -212,7 +212,7 @@ class CudaProgram:
 
         def run() -> None:
             read()
-            notice()
+            end_if_stopped()
             number = int(number_read[0])
             for step in branches[number if 0 <= number < len(branches) else -1]:
                 step()

@@ -34,7 +34,7 @@ from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
-from aotc.vmfb.process.interruption import notice
+from aotc.vmfb.process.interruption import end_if_stopped
 from aotc.vmfb.process.locks import new_recursive_lock
 
 Space = LoadedGpu | HostPart
@@ -121,39 +121,14 @@ class PlacedExecutable:
     @contextmanager
     def streams(self) -> Iterator[None]:
         """Have the executable for oneself; afterwards nothing that was asked of GPUs is under way."""
-        with self.lock, self._nothing_left():
-            yield
+        with self.lock:
+            try:
+                yield
+            except BaseException:
+                with suppress(VmError):
+                    self.wait()
+                raise
             self.wait()
-
-    @contextmanager
-    def enqueuing(self) -> Iterator[Marks]:
-        """Have the executable for oneself while work is asked of GPUs; what is put in the list comes when it is done.
-
-        The next call may ask its own meanwhile: streams do their work in order. Afterwards nothing of this call is
-        under way.
-        """
-        marks: Marks = []
-        try:
-            with self.lock, self._nothing_left():
-                yield marks
-            _finish(marks)
-        except BaseException:  # also of a signal's handler, between two
-            with suppress(VmError):
-                _finish(marks)
-            raise
-        finally:
-            for gpu, event in marks:
-                gpu.give_events([event])
-
-    @contextmanager
-    def _nothing_left(self) -> Iterator[None]:
-        """Wait for the GPUs before an error is passed on: what goes with it may be read or written by them."""
-        try:
-            yield
-        except BaseException:
-            with suppress(VmError):
-                self.wait()
-            raise
 
     def wait(self) -> None:
         """Wait until the GPUs are done with all that was asked of them."""
@@ -204,11 +179,6 @@ class PlacedExecutable:
             return freed + sum(loaded.trim() for loaded in self.gpus) + (self.host.trim() if self.host else 0)
 
 
-def _finish(marks: Marks) -> None:
-    for gpu, event in marks:
-        gpu.finish(event)
-
-
 class PlacedCall:
     """A plan in memory: its pointer table, and programs for each tuple of addresses that are not its own."""
 
@@ -231,12 +201,21 @@ class PlacedCall:
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         """Run the plan; see :meth:`PlacedExecutable.replay`."""
+        marks: Marks = []
         self._under_way.append(None)
         try:
-            with self._executable.enqueuing() as marks:
+            with self._executable.lock:  # the next call may ask its own while this one waits: streams keep the order
                 arena = self._enqueue(arrays, results, marks)
+            for gpu, event in marks:
+                gpu.finish(event)
+        except BaseException:  # also of a signal's handler: what goes with it may be read or written by GPUs
+            with suppress(VmError), self._executable.lock:
+                self._executable.wait()
+            raise
         finally:
             self._under_way.pop()
+            for gpu, event in marks:
+                gpu.give_events([event])
         if arena is not None:  # else a copy of a call that failed may still be under way to it
             ARENAS.give(arena)
 
@@ -244,7 +223,7 @@ class PlacedCall:
         """Ask all of the GPUs, and compute what is the CPU's; return the memory that it works in."""
         if len(self._under_way) == 1:
             self._call.pending.clear()
-        notice()
+        end_if_stopped()
         arena = self._take_arenas()
         rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
         programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
@@ -254,7 +233,7 @@ class PlacedCall:
             program.run()
             judge(after, self._read)
         if self._comes_home(results):
-            notice()
+            end_if_stopped()
             self._download(results)
             self._executable.wait()
         else:

@@ -42,27 +42,35 @@ def notice() -> None:
     asyncio.CancelledError
         If the task is cancelled that runs on this thread, or awaits what this thread computes.
     """
-    if RUNNING:
-        running = RUNNING.get(get_ident())
-        if running is not None and running.stopped is not None:
-            raise running.stopped
+    end_if_stopped()
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):
         raise asyncio.CancelledError
 
 
-def look(due: int) -> int:
-    """Raise what is to end the call of this thread: a submission's end at once, all else when it is ``due``.
+def end_if_stopped() -> None:
+    """Raise what is to end the submission that this thread runs, if anything is."""
+    if RUNNING:
+        running = RUNNING.get(get_ident())
+        if running is not None and running.stopped is not None:
+            raise running.stopped
 
-    For loops of the host between pieces of work of a few microseconds. Return when :func:`notice` is due next.
-    """
-    now = monotonic_ns()
-    if now < due:
-        running = RUNNING.get(get_ident()) if RUNNING else None
-        if running is None or running.stopped is None:
-            return due
-    notice()
-    return now + NOTICE_NANOSECONDS
+
+class Watch:
+    """Looks who may end a call whose loop the host runs: for submissions in each turn, else every few milliseconds."""
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due = monotonic_ns() + NOTICE_NANOSECONDS
+
+    def look(self) -> None:
+        """Raise what is to end the call, if anything is."""
+        end_if_stopped()
+        now = monotonic_ns()
+        if now >= self._due:
+            notice()
+            self._due = now + NOTICE_NANOSECONDS
 
 
 def _task_is_cancelled(asyncio: Any) -> bool:
