@@ -358,7 +358,7 @@ def limit_memory(executable: Executable, limit: int | None, where: str) -> None:
     if not isinstance(limit, int | np.integer) or limit <= 0:
         raise VmError("", f"memory_limit is {limit!r}", expected="a positive number of bytes")
     if not hasattr(executable, "limit_memory"):
-        raise VmError(where, "memory can be limited on the CPU only", hint="devices='cpu'")
+        raise VmError(where, "memory cannot be limited on this device", hint="devices='cpu'")
     executable.limit_memory(int(limit))
 
 

@@ -70,7 +70,7 @@ def load(
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int, optional
-        Bytes of working memory that all calls at a time may take; the others wait (``docs/memory.md``). CPU only.
+        Bytes of working memory that all calls at a time may take on each device; the others wait (``docs/memory.md``).
 
     Raises
     ------

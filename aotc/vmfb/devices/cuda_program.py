@@ -45,6 +45,10 @@ class CudaMemory:
             self._executable.count(size)
         self._slots[slot] = self._held[slot][0]
 
+    def held_bytes(self) -> int:
+        """Return how much it has."""
+        return sum(size for _, size in self._held.values())
+
     def _drop(self, slot: int) -> None:
         if slot in self._held:
             address, size = self._held.pop(slot)

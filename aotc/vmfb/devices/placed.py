@@ -18,7 +18,7 @@ from weakref import WeakSet
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT, COPY, Node, Slots
-from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.arena import ARENAS, Arena, ArenaPool
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan, judge
@@ -94,6 +94,11 @@ class PlacedExecutable:
         """Return the first GPU."""
         return self.gpus[0].gpu
 
+    @property
+    def arenas(self) -> ArenaPool:
+        """Return where calls take the process's memory from."""
+        return ARENAS if self.host is None else self.host.arenas
+
     def layout(self, entry: Mapping[str, Any]) -> Slots:
         """Return the pointer table of a function with this signature."""
         if self.known is not None:
@@ -161,12 +166,44 @@ class PlacedExecutable:
 
     def _memory(self) -> dict[str, dict[str, int]]:
         """Return the bytes in use of each device, and the most that ever were; devices of the model may share a GPU."""
-        found = {"cpu": ARENAS.stats()} if self.host else {}
+        found = {"cpu": self.arenas.stats()} if self.host else {}
         for loaded in self.gpus:
             row = found.setdefault(f"cuda:{loaded.ordinal}", {"in_use": 0, "high_water": 0})
             row["in_use"] += loaded.bytes
             row["high_water"] += loaded.most_bytes
+            if loaded.limit:
+                row["limit"] = row.get("limit", 0) + loaded.limit
         return found
+
+    def limit_memory(self, limit: int) -> None:
+        """Let calls take ``limit`` bytes of working memory in each memory at most, all that run at a time together."""
+        if self.host is not None:
+            self.host.limit_memory(limit)
+        for loaded in self.gpus:
+            loaded.limit = limit
+
+    def make_room(self, loaded: LoadedGpu, size: int, held: int, call: PlacedCall | None) -> None:
+        """See to it that a call that holds ``held`` bytes of a GPU can take ``size`` more, if they are limited.
+
+        What is kept for later calls goes, of this plan's own (``call``) what it holds excepted; who holds the lock has
+        nobody beside him who takes memory.
+
+        Raises
+        ------
+        VmError
+            If the call takes more than the limit by itself.
+        """
+        if not loaded.limit or loaded.working_bytes() + size <= loaded.limit:
+            return
+        if held + size > loaded.limit:
+            what = f"this call needs {held + size:,} bytes of working memory on GPU {loaded.ordinal}"
+            hint = "load it with a larger memory_limit, or give it less at a time"
+            raise VmError("", what, expected=f"at most memory_limit, {loaded.limit:,} bytes", hint=hint)
+        self.wait()
+        loaded.trim()
+        for other in list(self._calls):
+            if other is not call and loaded.working_bytes() + size > loaded.limit:
+                other.release()
 
     def trim(self) -> int:
         """Free the memory of all plans, and of arrays that are gone; return how many bytes that were."""
@@ -177,6 +214,13 @@ class PlacedExecutable:
                 call.release()
             freed = before - sum(loaded.bytes for loaded in self.gpus)
             return freed + sum(loaded.trim() for loaded in self.gpus) + (self.host.trim() if self.host else 0)
+
+
+def _finish(marks: Marks) -> None:
+    """Wait for all, whatever one of them says."""
+    for gpu, event in marks:
+        with suppress(VmError):
+            gpu.finish(event)
 
 
 class PlacedCall:
@@ -205,27 +249,34 @@ class PlacedCall:
         self._under_way.append(None)
         try:
             with self._executable.lock:  # the next call may ask its own while this one waits: streams keep the order
-                arena = self._enqueue(arrays, results, marks)
+                try:
+                    arena = self._enqueue(arrays, results, marks)
+                except BaseException:  # what goes with it may be read or written by GPUs
+                    with suppress(VmError):
+                        self._executable.wait()
+                    raise
             for gpu, event in marks:
                 gpu.finish(event)
-        except BaseException:  # also of a signal's handler: what goes with it may be read or written by GPUs
-            with suppress(VmError), self._executable.lock:
-                self._executable.wait()
+        except BaseException:  # of a signal's handler, between two
+            _finish(marks)
             raise
         finally:
             self._under_way.pop()
             for gpu, event in marks:
                 gpu.give_events([event])
         if arena is not None:  # else a copy of a call that failed may still be under way to it
-            ARENAS.give(arena)
+            self._executable.arenas.give(arena)
 
     def _enqueue(self, arrays: Sequence[Array], results: Sequence[Array], marks: Marks) -> Arena | None:
         """Ask all of the GPUs, and compute what is the CPU's; return the memory that it works in."""
         if len(self._under_way) == 1:
             self._call.pending.clear()
         end_if_stopped()
-        arena = self._take_arenas()
         rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
+        for loaded in self._memories:
+            if loaded.limit:
+                self._make_room(loaded, rows)
+        arena = self._take_arenas()
         programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
         self._upload(arrays)
         judge(self._judged[0], self._read)
@@ -244,6 +295,15 @@ class PlacedCall:
         """Is there a result that the next call would write over before it is copied to the process?"""
         homes = zip(self._places, results, strict=True)
         return any(self._gpus[slot] is not None and isinstance(x, np.ndarray) for slot, x in homes)
+
+    def _make_room(self, loaded: LoadedGpu, rows: Sequence[tuple[int, Array]]) -> None:
+        """Make room for all that this call takes of a GPU: its arena, and arrays that come from and go to NumPy."""
+        wanted = {slot: x.nbytes for slot, x in rows if self._gpus[slot] is loaded and isinstance(x, np.ndarray)}
+        for space, size in enumerate((self._plan.arena, *self._plan.others)):
+            if self._executable.spaces[space] is loaded:
+                wanted[self._call.layout.arena_of(space)] = size
+        held = self._memories[loaded].held_bytes()
+        self._executable.make_room(loaded, sum(wanted.values()) - held, held, self)
 
     def _bind(self, slot: int, x: Array) -> int:
         """Put an array in the table; return its address if it is on a GPU."""
@@ -268,7 +328,7 @@ class PlacedCall:
                 self._memories[loaded].take(slot, size)
             else:
                 bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
-                taken = ARENAS.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
+                taken = self._executable.arenas.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
                 self._call.slots[slot] = taken.address
                 self._call.scratch.value = taken.address + bytes_
         return taken
