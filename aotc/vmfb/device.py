@@ -182,6 +182,9 @@ class DeviceSession(Protocol):
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
 
+    def stepper(self, make: Callable[..., Any]) -> Any:
+        """Return what runs submissions a dispatch at a time: see :class:`aotc.vmfb.trace.Stepper`."""
+
     def block(self, slot: int, offset: int, size: int) -> None:
         """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
 

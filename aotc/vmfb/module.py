@@ -213,7 +213,7 @@ class LoadedModule:
             Allow donated arguments to be overwritten; else they are copied.
         trace : path, optional
             Run one dispatch at a time and write the arrays that each reads and writes
-            to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
+            to a file ``NUMBER_KERNEL.npz`` in this folder. Slow.
         results : str
             ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are, and stay there. By
             default a result is one of those if the signature says that it is on a device that is a GPU.
@@ -300,14 +300,14 @@ class LoadedModule:
         return function
 
     def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
-        """Run a function on flat arrays and return what each kernel took by itself, on one core.
+        """Run a function on flat arrays and return what each kernel took by itself, on one core or a whole GPU.
 
         Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
 
         Raises
         ------
         VmError
-            As :meth:`invoke`; on devices other than CPUs; without debug information.
+            As :meth:`invoke`; without debug information.
         """
         from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
         return measure(self._asked(name, False, "numpy"), arrays, repeat)

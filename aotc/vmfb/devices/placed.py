@@ -23,7 +23,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.buffers import kernel_texts, load_buffers, origin
 from aotc.vmfb.devices.cuda_array import CudaArray
 from aotc.vmfb.devices.cuda_program import CudaMemory
 from aotc.vmfb.devices.host_part import HostPart
@@ -76,7 +76,7 @@ class PlacedExecutable:
         self.lock = new_recursive_lock()
         self.where = bundle.where
         self.spaces, self.known = spaces, known
-        self._variant = variant
+        self._bundle, self._variant = bundle, variant
         self.buffers = load_buffers(bundle, variant)
         if known is not None:
             known.check(bundle.manifest["functions"], variant["functions"], self.buffers)
@@ -148,6 +148,14 @@ class PlacedExecutable:
             loaded.gpu.enter()
             loaded.gpu.record(event)
             marks.append((loaded.gpu, event))
+
+    def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
+        """Return name, text, line of the model and ops of each kernel; None without debug information."""
+        return kernel_texts(self._bundle, self._variant)
+
+    def origin(self) -> dict[str, str]:
+        """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        return origin(self._bundle)
 
     def stats(self) -> dict[str, Any]:
         """Return the GPUs, kernels and memory (bytes)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -95,6 +96,16 @@ class PlacedSession:
         """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
         buffers = self._executable.buffers
         PlacedProgram(self._executable.spaces, self._call, buffers, number, parameters, record=False).run()
+        self._bring_home(number)
+
+    def stepper(self, make: Callable[..., Any]) -> Any:
+        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
+        from aotc.vmfb.devices.placed_steps import PlacedSteps, SteppedCall  # for debugging and measuring alone
+
+        steps = PlacedSteps(self._executable, self._call)
+        return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
+
+    def _bring_home(self, number: int) -> None:
         for slot in self._arrays.keys() & self._executable.writes[number]:
             loaded, array = self._executable.loaded(self._layout, slot), self._arrays[slot]
             if loaded is not None:
