@@ -27,6 +27,7 @@ from vmfb.test_interruption import ENDLESS
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_run import interpret
+from aotc.vmfb.costs.record import problem
 from aotc.vmfb.devices import driver
 from aotc.vmfb.errors import VmError
 
@@ -301,3 +302,32 @@ def test_a_cache_that_stays_on_the_gpu():
         with pytest.raises(VmError, match="was donated"):
             old.numpy()
     np.testing.assert_array_equal(cache.numpy(), want)
+
+
+@pytest.mark.parametrize("halves", HALVES)
+def test_profiles(halves):
+    """Each kernel has a time, by the name of its GPU too, and the call that was measured is right."""
+    text = stages()
+    module = aotc.load(aotc.compile(text, devices=HALVES[halves]))
+    record = module.profile("main", *inputs_of(module))
+    assert problem(record) == ""
+    homes = {"cpu": ("cpu",), "d0": ("cuda", "d0"), "d1": ("cuda", "d1")}
+    want = {homes["cpu" if target == "cpu" else name] for name, target in HALVES[halves].items()}
+    assert {tuple(row["ns"]) for row in record["kernels"]} == want
+    assert all(0 < ns < 1e8 for row in record["kernels"] for ns in row["ns"].values())
+
+
+def test_a_memory_limit():
+    """Plans of other sizes give their memory back; a call too large says so."""
+    n = jax.export.symbolic_shape("n, 1024")
+    exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(n, "float32"))
+    module = aotc.load(aotc.compile(exported, target="cuda:sm_90"), memory_limit=24 << 20)
+    for rows in (2000, 1000, 1999, 2048, 10, 2000):
+        x = array(rows, 1024)
+        np.testing.assert_allclose(module.invoke("main", x)[0], jax.nn.softmax(x), rtol=1e-4, atol=1e-7)
+    row = module.stats()["memory"]["cuda:0"]
+    assert row["high_water"] <= row["limit"] + module.stats()["constants_bytes"]
+    with pytest.raises(VmError, match="working memory on GPU 0"):
+        module.invoke("main", array(9000, 1024))
+    module.trim()
+    assert module.stats()["memory"]["cuda:0"]["in_use"] == module.stats()["constants_bytes"]
