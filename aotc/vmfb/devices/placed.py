@@ -3,8 +3,8 @@
 A plan (one tuple of shapes) gets memory for its arena, and for arguments and results that come from and go to NumPy,
 the first time it runs; what runs on a GPU is recorded as CUDA graphs over those addresses. An argument that is in the
 GPU's memory is read where it is, and a result that is to stay there is made where it stays: for such addresses there
-are graphs of their own from the second call on. Calls ask their work of the GPUs one after the other; each waits for
-its own end, and what it holds goes then.
+are graphs of their own from the second call on. Calls ask their work of the GPUs one after the other; one that was
+submitted lets the next begin before it waits for its own end. What a call holds goes at its end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
-from aotc.vmfb.process.interruption import end_if_stopped
+from aotc.vmfb.process.interruption import end_if_stopped, is_submitted
 from aotc.vmfb.process.locks import new_recursive_lock
 
 Space = LoadedGpu | HostPart
@@ -256,7 +256,7 @@ class PlacedCall:
         marks: Marks = []
         self._under_way.append(None)
         try:
-            with self._executable.lock:  # the next call may ask its own while this one waits: streams keep the order
+            with self._executable.lock:  # what is submitted next may ask its own while this waits, in order
                 try:
                     arena = self._enqueue(arrays, results, marks)
                 except BaseException:  # what goes with it may be read or written by GPUs
@@ -291,12 +291,12 @@ class PlacedCall:
         for program, after in zip(programs, self._judged[1:]):
             program.run()
             judge(after, self._read)
-        if self._comes_home(results):
+        if is_submitted() and not self._comes_home(results):
+            self._executable.mark(marks)
+        else:  # a call alone waits for streams: two calls of the driver fewer
             end_if_stopped()
             self._download(results)
             self._executable.wait()
-        else:
-            self._executable.mark(marks)
         return arena
 
     def _comes_home(self, results: Sequence[Array]) -> bool:
