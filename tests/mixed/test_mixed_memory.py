@@ -124,6 +124,23 @@ def test_a_gpu_keeps_within_the_limit(sized):
     np.testing.assert_allclose(module.invoke("main", x)[0], jax.nn.softmax(x), rtol=1e-5)
 
 
+def test_arrays_on_the_gpu_and_not(sized):
+    """What a plan has for arrays of the process is given back where they are on the GPU now, and the other way."""
+    data, need = sized
+    module = aotc.load(data, memory_limit=need)
+    x = array(10, 16)
+    want = jax.nn.softmax(x)
+    for _ in range(3):
+        (made,) = module.invoke("main", x, results="device")
+        np.testing.assert_allclose(made.numpy(), want, rtol=1e-5)
+        np.testing.assert_allclose(module.invoke("main", made)[0], jax.nn.softmax(want), rtol=1e-5)
+        (again,) = module.invoke("main", made, results="device")
+        np.testing.assert_allclose(again.numpy(), jax.nn.softmax(want), rtol=1e-5)
+        np.testing.assert_allclose(module.invoke("main", x)[0], want, rtol=1e-5)
+        row = module.stats()["memory"]["cuda:0"]
+        assert row["high_water"] <= need + module.stats()["constants_bytes"]
+
+
 def test_a_call_that_takes_more_than_the_limit(sized):
     data, need = sized
     module = aotc.load(data, memory_limit=need)

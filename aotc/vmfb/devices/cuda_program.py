@@ -45,6 +45,10 @@ class CudaMemory:
             self._executable.count(size)
         self._slots[slot] = self._held[slot][0]
 
+    def has(self, slot: int) -> bool:
+        """Tell whether a slot has memory."""
+        return slot in self._held
+
     def held_bytes(self) -> int:
         """Return how much it has."""
         return sum(size for _, size in self._held.values())

@@ -310,8 +310,13 @@ class PlacedCall:
         for space, size in enumerate((self._plan.arena, *self._plan.others)):
             if self._executable.spaces[space] is loaded:
                 wanted[self._call.layout.arena_of(space)] = size
-        held = self._memories[loaded].held_bytes()
-        self._executable.make_room(loaded, sum(wanted.values()) - held, held, self)
+        memory, all_of_it = self._memories[loaded], sum(wanted.values())
+        more = sum(size for slot, size in wanted.items() if not memory.has(slot))
+        if memory.held_bytes() + more > all_of_it and loaded.working_bytes() + more > loaded.limit:
+            self._executable.wait()
+            self.release()  # it has what this call does not want: where arrays on GPUs are now
+            more = all_of_it
+        self._executable.make_room(loaded, more, memory.held_bytes(), self)
 
     def _bind(self, slot: int, x: Array) -> int:
         """Put an array in the table; return its address if it is on a GPU."""
