@@ -138,6 +138,7 @@ TARGETS = {
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
         Target("cuda:sm_80", "cuda", "sm_80", stack=2 << 10, shared_memory=163 << 10),
+        Target("cuda:sm_86", "cuda", "sm_86", stack=2 << 10, shared_memory=99 << 10),
         Target("cuda:sm_90", "cuda", "sm_90", stack=2 << 10, shared_memory=227 << 10),
     )
 }

@@ -38,7 +38,7 @@ def command(
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No table."),
 ) -> None:
-    """Run a function once and each of its kernels again and again, alone on one core.
+    """Run a function once and each of its kernels again and again, alone on one core, or on the whole GPU.
 
     The record has a row for each kernel and its sizes; `aotc explain schedule` shows it, `aotc compile --costs` goes by
     it. A record of another model is refused. A signature does not survive: sign the bundle again.
@@ -98,5 +98,8 @@ def _print(record: Mapping[str, Any]) -> None:
         rows.append((row["name"], sizes, *times_, size_text(row["bytes"]), rate, row["loc"]))
     headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "rate", "from")
     print_table(headings, rows, right=("runs", "time", "share", "bytes", "rate"))
+    from aotc.tools.explain_schedule import measured_on
+
     what = f"{count_text(len(rows), 'kernel')} of @{record['function']}"
-    print_line(f"\n{what}: {time_text(total / 1e9)} on one core of {record['machine']['cpu']}", 2)
+    core = "one core of " if "cpu" in record["target"] else ""
+    print_line(f"\n{what}: {time_text(total / 1e9)} on {core}{measured_on(record, record['target'])}", 2)

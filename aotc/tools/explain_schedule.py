@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
@@ -80,7 +81,7 @@ class ScheduleReport:
     unknown : tuple of str
         Kernels that were measured, and that the bundle does not have: they count for nothing.
     measured_on : str
-        The processor, if anything was measured.
+        The processor and GPUs, if anything was measured.
     """
 
     function: str
@@ -104,17 +105,25 @@ def explain_schedule(opened: Bundle, function: str = "", sizes: Mapping[str, int
     flow = flow_of(opened, function, sizes)
     kernels, locs = _kernels(opened, flow)
     record = stored(opened, PROFILE) or stored(opened, COSTS)
-    costs = Costs(_target(flow.variant["target"]), record)
+    parts = [_target(p["target"]) for p in flow.variant.get("parts", ()) for _ in range(p["count"])]
+    costs = Costs(_target(flow.variant["target"]), record, {k.name: t for k, t in zip(kernels, parts)})
     rows: list[ScheduleRow] = []
     for graph in _graphs(flow):
         rows += _rows(graph, flow, kernels, locs, costs)
     path = sum(max(r.begin + r.ns for r in rows if r.graph == g) for g in dict.fromkeys(r.graph for r in rows))
     unknown = tuple(costs.unknown(kernels))
     picture = _picture(flow.function, rows)
-    machine = str(record.get("machine", {}).get("cpu", "")) if record else ""
+    machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
         flow.function, flow.variant["target"], tuple(rows), sum(r.ns for r in rows), path, unknown, machine, picture
     )
+
+
+def measured_on(record: Mapping[str, Any], target: str) -> str:
+    """Return the machines that a record is of: the processor, if any of the target is for one, and GPUs."""
+    machine = record.get("machine", {})
+    found = [machine.get("cpu", "") if "cpu" in target else "", machine.get("gpu", "")]
+    return " and ".join(filter(None, map(str, found)))
 
 
 def _target(name: str) -> Target:

@@ -182,6 +182,9 @@ class DeviceSession(Protocol):
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
 
+    def stepper(self, make: Callable[..., Any]) -> Any:
+        """Return what runs submissions a dispatch at a time: see :class:`aotc.vmfb.trace.Stepper`."""
+
     def block(self, slot: int, offset: int, size: int) -> None:
         """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
 
@@ -358,7 +361,7 @@ def limit_memory(executable: Executable, limit: int | None, where: str) -> None:
     if not isinstance(limit, int | np.integer) or limit <= 0:
         raise VmError("", f"memory_limit is {limit!r}", expected="a positive number of bytes")
     if not hasattr(executable, "limit_memory"):
-        raise VmError(where, "memory can be limited on the CPU only", hint="devices='cpu'")
+        raise VmError(where, "memory cannot be limited on this device", hint="devices='cpu'")
     executable.limit_memory(int(limit))
 
 

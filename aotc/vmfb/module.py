@@ -70,7 +70,7 @@ def load(
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int, optional
-        Bytes of working memory that all calls at a time may take; the others wait (``docs/memory.md``). CPU only.
+        Bytes of working memory that all calls at a time may take on each device; the others wait (``docs/memory.md``).
 
     Raises
     ------
@@ -213,7 +213,7 @@ class LoadedModule:
             Allow donated arguments to be overwritten; else they are copied.
         trace : path, optional
             Run one dispatch at a time and write the arrays that each reads and writes
-            to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
+            to a file ``NUMBER_KERNEL.npz`` in this folder. Slow.
         results : str
             ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are, and stay there. By
             default a result is one of those if the signature says that it is on a device that is a GPU.
@@ -285,7 +285,7 @@ class LoadedModule:
 
         function = self._asked(name, donate, results)
         run = partial(self.invoke, name, results=results)
-        call = SubmittedCall(function.where, function.arguments, function.signature.results, run)
+        call = SubmittedCall(function.where, function.arguments, function.signature.results, run, self._executable)
         return submit(call, arrays, wait, deadline, bool(donate), out)
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
@@ -300,14 +300,14 @@ class LoadedModule:
         return function
 
     def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
-        """Run a function on flat arrays and return what each kernel took by itself, on one core.
+        """Run a function on flat arrays and return what each kernel took by itself, on one core or a whole GPU.
 
         Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
 
         Raises
         ------
         VmError
-            As :meth:`invoke`; on devices other than CPUs; without debug information.
+            As :meth:`invoke`; without debug information.
         """
         from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
         return measure(self._asked(name, False, "numpy"), arrays, repeat)

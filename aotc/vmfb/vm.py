@@ -205,19 +205,19 @@ class LoadedFunction:
         """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
         from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
 
-        return self.step(values, partial(Tracer, where=self.where, folder=folder), "traced")
+        return self.step(values, partial(Tracer, where=self.where, folder=folder))
 
-    def step(self, values: Sequence[Any], make: Callable[..., Any], what: str) -> list[np.ndarray]:
+    def step(self, values: Sequence[Any], make: Callable[..., Any]) -> list[np.ndarray]:
         """Run the function as :meth:`run` does, its submissions by what ``make`` makes of a call's memory.
 
         Raises
         ------
         VmError
-            Also if the device cannot run one dispatch at a time, or the bundle holds no kernel text.
+            Also if the bundle holds no kernel text.
         """
         arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values, strict=True)]
         own_donated(self.arguments, arrays, False)
-        return self._interpret(arrays, [None] * len(self.result_dtypes), (make, what))
+        return self._interpret(arrays, [None] * len(self.result_dtypes), make)
 
     def _check_out_list(
         self, out: Sequence[np.ndarray | None] | None, arrays: list[np.ndarray]
@@ -237,7 +237,7 @@ class LoadedFunction:
 
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
-        steps: tuple[Callable[..., Any], str] | None = None,
+        steps: Callable[..., Any] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_copy
@@ -245,10 +245,8 @@ class LoadedFunction:
             arrays = [guarded_copy(x) for x in arrays]
         live = _Live(self, arrays, out)
         try:
-            if steps:
-                if not hasattr(live.session, "stepper"):
-                    raise VmError(self.where, f"dispatches can be {steps[1]} on the CPU only", hint="devices='cpu'")
-                live.run = live.session.stepper(steps[0]).submit
+            if steps is not None:
+                live.run = live.session.stepper(steps).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
             self._run_program([x.shape for x in arrays], live)

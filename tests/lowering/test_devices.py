@@ -256,6 +256,7 @@ def test_an_array_of_a_device():
     np.testing.assert_array_equal(np.from_dlpack(result), plain)
     np.testing.assert_array_equal(np.array(result, dtype="float64"), plain.astype("float64"))
     assert "device='d1'" in repr(result)
+    assert module.submit("main", *arrays, results="device").result()[0].device == "d1"
     module.invoke("main", result.numpy()[:, :1].repeat(128, 1), *arrays[1:])
     with pytest.raises(VmError, match="results is 'gpu'"):
         module.invoke("main", *arrays, results="gpu")

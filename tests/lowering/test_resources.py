@@ -59,7 +59,7 @@ def random_rows(seed, length):
 
 
 @pytest.mark.ir
-@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_86", "cuda:sm_90"])
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 200))])
 def test_random_rows_fit_any_limits(seed, target):
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def test_random_rows_fit_any_limits(seed, target):
 
 
 @pytest.mark.ir
-@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_86", "cuda:sm_90"])
 @pytest.mark.parametrize("name", ["groupnorm_silu", "softmax_mul"])
 def test_long_rows_are_split(name, target):
     counts = [len(lowered(INPUTS / f"{name}.mlir", target=target, opt_level=level)) for level in (0, 2, 3)]

@@ -29,6 +29,7 @@ from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_run import interpret
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.errors import BundleError, VmError
 
 pytest.importorskip("cuda.bindings.nvjitlink")
@@ -285,8 +286,9 @@ def test_devices_at_load_are_kept(monkeypatch):
     assert aotc.load(data).devices == {"d0": "cuda:0", "d1": "cuda:0"}
 
 
-def test_a_machine_without_a_gpu():
+def test_a_machine_without_a_gpu(monkeypatch):
     data = aotc.compile(small_stages(), devices=HALVES["cpu, cuda"])
+    monkeypatch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
     with pytest.raises(BundleError, match="cuda:sm_90: no NVIDIA driver"):
         aotc.load(data)
 

@@ -61,6 +61,22 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
     return found
 
 
+def kernel_texts(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[str, str, str, int]] | None:
+    """Return name, text, line of the model and ops of each kernel; None without debug information."""
+    held = (bundle.manifest.get("debug") or {}).get("kernels")
+    if held is None:
+        return None
+    names = [k["name"] for k in variant["kernels"]]
+    rows = [held[f"{variant['target']}/{n}"] for n in names]
+    return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
+
+
+def origin(bundle: Bundle) -> dict[str, str]:
+    """Return the compiler of a bundle, and the digest of the program; it needs debug information."""
+    manifest = bundle.manifest
+    return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
+
+
 def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
     """Compare what machine code was sealed with and what the manifest says about it.
 

@@ -49,7 +49,7 @@ from aotc.vmfb.commands import kernel_words
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import check_digest, load_buffers
+from aotc.vmfb.devices.buffers import check_digest, kernel_texts, load_buffers, origin
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
@@ -239,17 +239,11 @@ class CpuExecutable:
 
     def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
         """Return name, text, line of the model and ops of each kernel; None without debug information."""
-        held = (self._bundle.manifest.get("debug") or {}).get("kernels")
-        if held is None:
-            return None
-        names = [k["name"] for k in self._variant["kernels"]]
-        rows = [held[f"{self._variant['target']}/{n}"] for n in names]
-        return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
+        return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:
         """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
-        manifest = self._bundle.manifest
-        return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
+        return origin(self._bundle)
 
     def _call(
         self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any, threads: int

@@ -21,8 +21,9 @@ from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
 from aotc.vmfb.schedule.clock import CLOCK
-from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
+from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult
+from aotc.vmfb.schedule.lane import Lane, lane_of
 from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
@@ -41,18 +42,24 @@ class SubmittedCall(NamedTuple):
         Rows of the signature.
     run : callable
         ``run(*arrays, out=..., donate=...) -> list`` makes the call.
+    executable : Executable
+        What it runs on.
     """
 
     where: str
     arguments: Sequence[Argument]
     results: Sequence[dict[str, Any]]
     run: Callable[..., list[Any]]
+    executable: Any
 
 
 class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
-    __slots__ = ("_call", "_donate", "_fate", "_generation", "_out", "_rows", "_tokens", "_turn", "_values", "_where")
+    __slots__ = (
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_lane", "_mortal", "_out", "_rows", "_tokens", "_turn",
+        "_values", "_where",
+    )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
         super().__init__()
@@ -60,6 +67,9 @@ class Submission(Fence):
         self._where, self._rows = call.where, call.results
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
+        self._lane = lane_of(call.executable) if getattr(call.executable, "gpus", ()) else None
+        self._hidden = self._lane is not None and _writes_are_hidden(call, values, out, donate)
+        self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
         self._fate: dict[int, VmError | None] = {}  # set once: None by the end of the call, else why it is to end
@@ -88,7 +98,8 @@ class Submission(Fence):
     def cancel(self) -> bool:
         """Cancel the call, also one under way, which then ends within milliseconds; its arguments are as they were.
 
-        The fence fails with :class:`~aotc.FenceCancelled`, when the call has ended. Return False if it was done before.
+        The fence fails with :class:`~aotc.FenceCancelled`, when the call has ended; at once if it is on a GPU, whose
+        kernels end by themselves. Return False if it was done before.
         """
         return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
 
@@ -97,7 +108,7 @@ class Submission(Fence):
         if self._outcome is None:
             if self._generation != PROCESS.generation:
                 raise foreign(self._where, self)
-            if timeout is None and not self._tokens and not self._donate:
+            if timeout is None and not self._tokens and not self._donate and not (self._lane and self._mortal):
                 self._help()
         super().wait(timeout)
 
@@ -126,7 +137,16 @@ class Submission(Fence):
                 self._end((), error)
             else:
                 ask()
+                if self._hidden:
+                    self._leave_behind(error)
         return fate is not None
+
+    def _leave_behind(self, error: VmError) -> None:
+        """Fail, while what GPUs have begun goes on: the thread that runs the call waits for it, and frees arrays."""
+        turn = self._turn
+        if turn is not None:
+            turn.leave()
+        self._settle((), error)
 
     # ------------------------------------------------------------ how it becomes ready
 
@@ -149,9 +169,13 @@ class Submission(Fence):
         if self._tokens.pop() == 0:
             self._post()
 
+    @property
+    def _queue(self) -> Lane | Dispatchers:
+        return self._lane or PROCESS.dispatchers
+
     def _post(self) -> None:
         if self._generation == PROCESS.generation:
-            PROCESS.dispatchers.post(self._box)
+            self._queue.post(self._box)
         elif take(self._box) is not None:
             self._end((), foreign(self._where, self))
 
@@ -172,14 +196,14 @@ class Submission(Fence):
         box: Box = self._box
         if take(box) is None:
             return
-        PROCESS.dispatchers.withdraw(box)
+        self._queue.withdraw(box)
         try:
             made, error = self._made(), None
         except _EXPECTED as found:
             made, error = [], found
         except BaseException:
             box.append(self)  # it has written nothing but results, and begins again
-            PROCESS.dispatchers.post(box)
+            self._queue.post(box)
             raise
         self._end(tuple(made), error)
 
@@ -214,13 +238,20 @@ class Submission(Fence):
         if isinstance(error, _EXPECTED):
             error.__traceback__ = None  # its frames hold the arguments
         place(self, results)
-        self._settle(results, error)
+        if self._outcome is None:  # else nobody waited for its end
+            self._settle(results, error)
 
     def follow(self, key: Any) -> None:
         """An argument that did not exist is in memory that is found under this key, see :mod:`.memory_order`."""
         turn = self._turn
         if turn is not None:
             turn.follow(key)
+
+
+def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
+    """Does the call write nothing that anybody else can look at: what is given away on a GPU, and its own?"""
+    given = [v for v, a in zip(values, call.arguments) if donate and a.donated]
+    return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
 
 def foreign(where: str, fence: Fence) -> VmError:
@@ -266,6 +297,7 @@ def submit(
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
+            made._mortal = True
             CLOCK.add(seconds, made)
     except VmError:
         turn.leave()
