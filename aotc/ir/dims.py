@@ -152,8 +152,8 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
         if len(monomial) != 1 or not isinstance(monomial[0], Call) or monomial[0].fn != "%":
             continue
         x, d = monomial[0].a, monomial[0].b
-        partner = _product(Expr(0, (((Call("//", x, d),), 1),)), _product(d, k))
-        if isinstance(partner, int) or len(partner.terms) != 1:
+        partner = floordiv(x, d) * _product(d, k)  # of a digit of many: (y // 2) // 2 is y // 4
+        if not isinstance(partner, Expr) or len(partner.terms) != 1:
             continue
         (pm, pc), = partner.terms
         if terms.get(pm) == pc:
