@@ -29,9 +29,9 @@ def bundle(request):
     return aotc.compile(TOPK.read_text(), opt_level=request.param)
 
 
-def facts(data):
-    """What ``aotc inspect --json`` says of the only target."""
-    return json.loads(json.dumps(describe(open_bundle(data), len(data))))["variants"][0]
+def facts(data, target=0):
+    """What ``aotc inspect --json`` says of a target, the first of which may be the only one."""
+    return json.loads(json.dumps(describe(open_bundle(data), len(data))))["variants"][target]
 
 
 def in_total_order(x):
@@ -71,6 +71,19 @@ def test_no_memory_for_what_nobody_reads(bundle):
     held = [row for row in found["buffers"] if row["of"].endswith("sort") and "f32" in row["name"]]
     assert held
     assert {row["space"] for row in held} <= {"scratch", "private"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_memory_on_gpus_either(level):
+    data = aotc.compile(TOPK.read_text(), target="cuda:sm_80,cuda:sm_90", opt_level=level)
+    for n, variant in enumerate(open_bundle(data).manifest["variants"]):
+        assert [len(k["extents"]) - k["inputs"] for k in variant["kernels"]] == [2, 1, 1]  # outputs
+        found = facts(data, n)
+        assert {name: row["arena"] for name, row in found["memory"].items()} == dict.fromkeys(found["memory"], 0)
+        of_kernels = {row["space"] for row in found["buffers"] if row["of"].startswith("k")} - {"global"}
+        assert of_kernels <= {"private", "shared"}
+        arguments = [row["bytes"] for row in found["buffers"] if row["of"] == "idx_only"]
+        assert arguments == [128, 64]
 
 
 def test_right(bundle):
