@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-def size_text(size: int) -> str:
-    """Return ``size`` bytes as ``12.3 MB`` (powers of 1000)."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+from aotc.diagnostics import size_text
 
 
 def time_text(seconds: float) -> str:

@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.session import State
+from aotc.options import DEVICE, HOST
 
 _AFFINITIES = ("aotc.affinity", "iree.abi.affinity")
 _KIND_OF_MEMORY = "mhlo.memory_kind"
@@ -19,7 +20,7 @@ _SHARDING = "mhlo.sharding"
 _ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
 _OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-]+))>')
 
-MEMORIES = {"device": "device", "pinned_host": "host", "unpinned_host": "host"}
+MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 """The device that stands for each of JAX's kinds of memory, in compilations that name ``host``."""
 
 
@@ -115,7 +116,7 @@ def frontend_attribute(op: Any, name: str) -> str:
 
 
 def _memory(kind: Any, devices: Collection[str]) -> str:
-    return MEMORIES.get(_text(kind), "") if kind and "host" in devices else ""
+    return MEMORIES.get(_text(kind), "") if kind and HOST in devices else ""
 
 
 def _sharded(sharding: Any, devices: Collection[str]) -> str:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from aotc.diagnostics import size_text
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.guard import guard
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
 from aotc.ir.tensor_ir import Function, Module, Op, Region, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
-from aotc.lowering.analysis.devices import shown
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.options import Options
@@ -75,9 +75,8 @@ def explain_affinity(
 
 def _rows(function: Function) -> Iterable[AffinityRow]:
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
-    said = function.attrs.get("affinity", {}).get("arguments") or [""] * len(names)
-    for name, device, own in zip(names, function.attrs["devices"]["arguments"], said, strict=True):
-        reason = "affinity of the argument" if own else "where it is read"
+    homes, reasons = function.attrs["devices"], function.attrs["reasons"]
+    for name, device, reason in zip(names, homes["arguments"], reasons["arguments"], strict=True):
         yield AffinityRow(function.name, name, device, reason, "")
     for op in walk(function.body):
         if "device" in op.attrs and op.name not in CONTROL_FLOW:
@@ -90,7 +89,7 @@ def _rows(function: Function) -> Iterable[AffinityRow]:
 
 def _moved(op: Op) -> str:
     v = op.operands[0]
-    return f"transfer {v} ({v.type}, {shown(size_in_bytes(v))})"
+    return f"transfer {v} ({v.type}, {size_text(size_in_bytes(v))})"
 
 
 @dataclass

@@ -158,7 +158,7 @@ def test_an_affinity_that_names_no_device(said, place):
       %0 = func.call @f(%x) : ({T}) -> {T}
       %1 = "stablehlo.sine"(%0) {affinity["op"]} : ({T}) -> {T}
       return %1 : {T} }}"""
-    with pytest.raises(CompileError, match="aotc.affinity is .*, which names no device"):
+    with pytest.raises(CompileError, match=r"aotc.affinity is .*, which names no device"):
         imported(text)
 
 

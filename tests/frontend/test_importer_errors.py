@@ -180,7 +180,7 @@ def test_results_that_a_transfer_does_not_have():
     text = f"""func.func @main(%x: tensor<4xf32>) -> {pair} {{
       %y:2 = stablehlo.custom_call @aotc.transfer(%x) {{aotc.to = "d1"}} : (tensor<4xf32>) -> {pair}
       return %y#0, %y#1 : tensor<4xf32>, tensor<4xf32> }}"""
-    with pytest.raises(CompileError, match="result 1 of .* is nothing, but the model states"):
+    with pytest.raises(CompileError, match=r"result 1 of .* is nothing, but the model states"):
         import_model(text)
 
 
@@ -192,5 +192,5 @@ def test_what_composites_state_of_their_results():
     func.func @main(%x: tensor<4xf32>) -> tensor<7xf32> {
       %y = stablehlo.composite "chlo.erf" %x {decomposition = @f} : (tensor<4xf32>) -> tensor<7xf32>
       return %y : tensor<7xf32> }"""
-    with pytest.raises(CompileError, match="composite 'chlo.erf' is f32"):
+    with pytest.raises(CompileError, match=r"composite .chlo.erf. is f32"):
         import_model(text)
