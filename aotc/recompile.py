@@ -115,7 +115,7 @@ def source_text(opened: Bundle) -> str:
 def model_of(
     bundle: str | os.PathLike[str] | bytes, **flags: Any
 ) -> tuple[Raw, tuple[Target, ...], Options]:
-    """Return the model in a bundle, and what it was compiled for and with, but for ``flags``.
+    """Return the model in a bundle, and what it was compiled for and with, its costs included, but for ``flags``.
 
     Raises
     ------
@@ -124,7 +124,8 @@ def model_of(
     """
     opened = open_bundle(bundle)
     source = restore(opened)
-    return _model(opened.where, source), source.targets, _options(opened.where, source, flags)
+    chosen = _options(opened.where, source, {"costs": stored(opened, COSTS), **flags})
+    return _model(opened.where, source), source.targets, chosen
 
 
 def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:

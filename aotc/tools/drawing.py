@@ -57,8 +57,11 @@ class Drawing:
             at = self.end * n / TICKS
             x = self.x(at)
             axis.append(f'<line x1="{x:.1f}" y1="{HEAD}" x2="{x:.1f}" y2="{bottom + 6:.1f}" class="rule"/>')
-            said = f"{at / self.scale:.4g}{' ' + self.unit if n == TICKS else ''}"
-            axis.append(f'<text x="{x:.1f}" y="{bottom + 20:.1f}" class="axis">{said}</text>')
+            number = at / self.scale
+            said = f"{number:.4g}" if number < 10_000 else f"{number:,.0f}"
+            anchor, unit = ("end", f" {self.unit}") if n == TICKS else ("start", "")
+            place = f'x="{x:.1f}" y="{bottom + 20:.1f}" text-anchor="{anchor}"'
+            axis.append(f'<text {place} class="axis">{said}{unit}</text>')
         width, height = WIDTH + 4 * MARGIN, bottom + FOOT
         svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
         svg += f'viewBox="0 0 {width} {height:.0f}">'

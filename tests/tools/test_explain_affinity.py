@@ -47,6 +47,7 @@ def test_rows():
         ("transfer %1 (f32[8, 8], 256 B)", "d1", "the model says so"),
         ("mul", "d1", "its operands are there"),
         ("add", "d1", "its operands are there"),
+        ("result0", "d1", "it is made there"),
     ]
     (transfer,) = report.transfers
     assert (transfer.source, transfer.device) == ("d0", "d1")
@@ -71,11 +72,11 @@ def test_command(tmp_path):
     path.write_text(MODEL)
     shown = CliRunner().invoke(app, ["explain", "affinity", str(path), f"--picture={tmp_path / 'a.svg'}"])
     assert shown.exit_code == 0
-    assert shown.output.endswith("\n1 transfer\n")
+    assert "\n1 transfer; d0 is cpu:" in shown.output
     ET.parse(tmp_path / "a.svg")
     facts = json.loads(CliRunner().invoke(app, ["explain", "affinity", str(path), "--json"]).output)
     assert facts["devices"] == ["d0", "d1"]
-    assert len(facts["rows"]) == 8
+    assert len(facts["rows"]) == 9
 
 
 def test_a_device_that_is_named_twice(tmp_path):
