@@ -173,7 +173,7 @@ def _carry(flow: Flow, rows: Sequence[MemoryRow], loop: FlowSpan, read_at: Seque
 def _picture(flow: Flow, rows: Sequence[MemoryRow], peak: int, at: int) -> str:
     """Return a drawing: steps from left to right, the bytes of each arena from top to bottom, one below the other."""
     title = f"@{flow.function}: arena of {flow.arena:,} B, {peak:,} B alive at step {at}"
-    drawing = Drawing(title, len(flow.steps), "steps", row=HEIGHT / max(flow.arena, 1))
+    drawing = Drawing(title, len(flow.steps), "steps", row=HEIGHT / max(flow.arena, 1), least=1)
     several = len(flow.spaces) > 1
     tops = {space.name: sum(flow.arenas[:n]) for n, space in enumerate(flow.spaces)}
     for r in rows:

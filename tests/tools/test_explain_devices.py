@@ -163,9 +163,9 @@ class TestPictures:
         root = ElementTree.fromstring(report.picture)
         ticks = [n for n in root.iter() if n.get("class") == "axis"]
         assert not any("e+" in n.text for n in root.iter() if n.text)
-        assert ticks[-1].get("text-anchor") == "end"
         assert ticks[-1].text.endswith(" ms")
-        assert float(ticks[-1].get("x")) <= float(root.get("width"))
+        assert 2 <= len(ticks) <= 11
+        assert all(float(tick.get("x")) + 40 <= float(root.get("width")) for tick in ticks)
 
     def test_other_endings_are_refused(self, files, tmp_path):
         for subject in ("affinity", "schedule"):
