@@ -42,7 +42,7 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
     """Return the device that an affinity names: as a string, a symbol, or as IREE promises one; empty without one."""
     for name in _AFFINITIES:
         if name in attributes:
-            found = _device(attributes[name])
+            found = device_of(attributes[name])
             if not found:
                 message = f"{name} is {attributes[name]}, which names no device"
                 raise CompileError.at(loc, message, hint=f'write {name} = "d1"')
@@ -50,7 +50,8 @@ def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
     return ""
 
 
-def _device(attribute: Any) -> str:
+def device_of(attribute: Any) -> str:
+    """Return the device that an attribute names, or an empty string if it names none."""
     if isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         return attribute.value
     found = _OF_IREE.fullmatch(str(attribute))

@@ -184,6 +184,16 @@ def test_results_that_a_transfer_does_not_have():
         import_model(text)
 
 
+@pytest.mark.parametrize(("operands", "count"), [("", 0), ("%x, %x", 2)])
+def test_a_transfer_moves_one_value(operands, count):
+    types = ", ".join(["tensor<4xf32>"] * count)
+    text = f"""func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+      %y = stablehlo.custom_call @aotc.transfer({operands}) {{aotc.to = "d1"}} : ({types}) -> tensor<4xf32>
+      return %y : tensor<4xf32> }}"""
+    with pytest.raises(CompileError, match=f"moves {count} values"):
+        import_model(text)
+
+
 def test_what_composites_state_of_their_results():
     """An op by the name of a composite stands for its decomposition, whose type may be another."""
     text = """func.func private @f(%x: tensor<4xf32>) -> tensor<7xf32> {
