@@ -22,6 +22,9 @@ from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
 
+STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
+"""What is said of costs of a bundle that are of another program."""
+
 COMPILED_HERE = b"compiled here"
 """Stands for a signer: bundles that were recompiled share executors with each other only."""
 
@@ -80,9 +83,7 @@ def upgrade(
     except StaleCosts:
         if flags["costs"] is not own:
             raise
-        why = "this aotc reads another program in its source"
-        message = f"the costs that the bundle was compiled with do not count: {why}"
-        warnings.warn(AotcWarning(message), stacklevel=2)
+        warnings.warn(AotcWarning(STALE), stacklevel=2)
         return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
 
 

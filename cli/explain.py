@@ -21,6 +21,7 @@ from aotc_cli.compiling import (
     costs_of,
     devices_of,
     parse_bytes,
+    warnings_as_sentences,
 )
 from aotc_cli.custom_calls import HELP, register_from
 
@@ -104,13 +105,14 @@ def command(
         "place": place, "costs": costs_of(costs), "memory_limit": parse_bytes(memory_limit) if memory_limit else None,
     }  # fmt: skip
     flags = {name: value for name, value in said.items() if value not in ("", None, {})}
-    match subject:
-        case Subject.affinity:
-            _affinity(source, {**flags, "function": function}, picture, as_json)
-        case Subject.fusion:
-            _fusion(source, {**flags, "function": function}, as_json)
-        case _:
-            _bundle(subject, source, flags, function, dims, picture, as_json)
+    with warnings_as_sentences():
+        match subject:
+            case Subject.affinity:
+                _affinity(source, {**flags, "function": function}, picture, as_json)
+            case Subject.fusion:
+                _fusion(source, {**flags, "function": function}, as_json)
+            case _:
+                _bundle(subject, source, flags, function, dims, picture, as_json)
 
 
 def _check_picture(picture: Path | None, subject: Subject) -> None:

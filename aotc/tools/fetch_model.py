@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor_ir import Module
-from aotc.lowering.analysis.costs.model import check_program
+from aotc.lowering.analysis.costs.model import StaleCosts, check_program
 from aotc.options import Options
 from aotc.pipeline import checked_options
-from aotc.recompile import model_of
+from aotc.recompile import STALE, model_of
 from aotc.targets import Target, combine, resolve
 from aotc.vmfb.bundle import MAGIC
 
@@ -33,6 +35,11 @@ def fetch_model(
         If the model cannot be read, or the costs are of another one.
     BundleError
         If a bundle is damaged, or has no source.
+
+    Warns
+    -----
+    AotcWarning
+        If the costs that a bundle was compiled with are of another model than this aotc reads in it.
     """
     known: tuple[Target, ...] = ()
     if is_bundle(model):
@@ -45,7 +52,13 @@ def fetch_model(
     chosen = checked_options(chosen, {"target": own.name}, whole=False)
     several = len(raw.metadata.get("platforms", ())) > 1
     module = import_raw(raw, options=chosen, platform=own.kind if several else "cpu")
-    check_program(chosen.costs, module)
+    try:
+        check_program(chosen.costs, module)
+    except StaleCosts:
+        if not known or "costs" in flags:
+            raise
+        warnings.warn(AotcWarning(STALE), stacklevel=3)
+        chosen = replace(chosen, costs={})
     return module, target, chosen
 
 
