@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -19,6 +19,8 @@ _PLACEMENT = "_xla_buffer_placement"
 _SHARDING = "mhlo.sharding"
 _ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
 _OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-]+))>')
+
+_ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be felt
 
 MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 """The device that stands for each of JAX's kinds of memory, in compilations that name ``host``."""
@@ -58,16 +60,17 @@ def device_of(attribute: Any) -> str:
     return found[1] or found[2] if found else ""
 
 
-@contextmanager
-def at_its_device(state: State, op: Any) -> Iterator[None]:
+def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
     """Import ``op`` within this block: where it has an affinity, all that it reads is moved to that device.
 
     What reads nothing that may be moved, as an iota, has its results moved there.
     """
     device = stated_affinity(op.attributes, state.loc)
-    if not device:
-        yield
-        return
+    return _at(state, op, device) if device else _ANYWHERE
+
+
+@contextmanager
+def _at(state: State, op: Any, device: str) -> Iterator[None]:
     if state.by_element:
         state.fail(f"{state.op} in the computation of another op has an affinity", "give it to the op around")
     kept = {v: leaves for v in _read(op) if (leaves := state.values.get(v)) and state.known.keys().isdisjoint(leaves)}
