@@ -14,6 +14,7 @@ from aotc.limits import MOST_PROCESSES
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
+HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
 
 
 def _is_guarded() -> bool:

@@ -192,7 +192,8 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)
-    arena = working_memory([row for v in variants for row in v.get("memory", {}).values()])
+    limits = [(v, {"memory_limit": v.get("memory_limit", 0)}) for v in variants]
+    arena = working_memory([{**row, **limit} for v, limit in limits for row in v.get("memory", {}).values()])
     return f"{output}: {size_text(len(data))}, {count_text(kernels, 'kernel')}, {arena}, {time_text(seconds)}"
 
 

@@ -63,6 +63,9 @@ def devices_of(texts: list[str]) -> dict[str, str]:
         name, _, target = text.partition("=")
         if not name or not target:
             raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
+        if name in devices:
+            message = f"device {name} is given twice, as {devices[name]} and as {target}"
+            raise typer.BadParameter(message, param_hint="--device")
         devices[name] = target
     return devices
 

@@ -85,6 +85,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
         "memory": _memory(opened, variant),
+        "memory_limit": variant.get("memory_limit", 0),
         "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
@@ -199,6 +200,8 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     peak, weights = variant["arena_peak"], variant["weights"]
     lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
     lines += _memory_lines(variant["memory"])
+    if variant["memory_limit"]:
+        lines.append(f"memory limit: {size_text(variant['memory_limit'])}, which fewer threads keep if need be")
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
         lines.append(f"weights: {size_text(weights['bytes'])}{where}")

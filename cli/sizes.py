@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-def size_text(size: int) -> str:
-    """Return ``size`` bytes as ``12.3 MB`` (powers of 1000)."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+from aotc.diagnostics import size_text
 
 
 def time_text(seconds: float) -> str:
@@ -30,16 +22,29 @@ def count_text(count: int, noun: str) -> str:
 
 
 def working_memory(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a call of any of these functions takes at most on this machine."""
+    """Return what a call of any of these functions takes at most on this machine.
+
+    ``memory_limit`` of a row is that of its variant, 0 without one: fewer threads keep to it.
+    """
     from aotc.vmfb.machine import thread_count
 
-    threads = thread_count(None)
-    known = [row["arena"] + threads * row["scratch"] for row in rows if row["arena"] is not None]
-    count = f" with {threads} threads" if any(row["scratch"] for row in rows) else ""
-    least = "at least " if len(known) < len(rows) else ""
-    if rows and not known:
+    most = thread_count(None)
+    taken = []
+    for row in rows:
+        if row["arena"] is not None:
+            threads = _threads(most, row["arena"], row["scratch"], row["memory_limit"])
+            taken.append((row["arena"] + threads * row["scratch"], threads, row["scratch"]))
+    if rows and not taken:
         return "memory depends on shapes"
-    return f"memory peak {least}{size_text(max(known, default=0))}{count}"
+    peak, threads, scratch = max(taken, default=(0, 0, 0))
+    count = f" with {count_text(threads, 'thread')}" if scratch else ""
+    least = "at least " if len(taken) < len(rows) else ""
+    return f"memory peak {least}{size_text(peak)}{count}"
+
+
+def _threads(most: int, arena: int, scratch: int, limit: int) -> int:
+    """Return how many threads a call has that takes ``scratch`` bytes for each, under a limit."""
+    return max(min(most, (limit - arena) // scratch), 1) if limit and scratch else most
 
 
 def bytes_text(size: int | str) -> str:

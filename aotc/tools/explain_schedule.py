@@ -8,6 +8,7 @@ from typing import Any
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
+from aotc.lowering.analysis.cost_devices import move_nanoseconds
 from aotc.lowering.analysis.costs.model import Cost, Costs
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host
@@ -20,10 +21,12 @@ from aotc.vmfb.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """A command: what it is, what it takes in nanoseconds on one core, and when it can begin.
+    """A command: what it is, what it takes in nanoseconds on one core or a whole GPU, and when it can begin.
 
     Attributes
     ----------
+    device : str
+        The model's name of the GPU that it runs on, or ``cpu`` or ``cuda``; of a copy between two, ``cpu to d1``.
     number, graph, within, after
         As of :class:`aotc.tools.flow.FlowStep`.
     sizes : mapping
@@ -47,6 +50,7 @@ class ScheduleRow:
     number: int
     graph: int
     within: str
+    device: str
     kernel: str
     loc: str
     sizes: Mapping[str, int]
@@ -74,8 +78,10 @@ class ScheduleReport:
 
     Attributes
     ----------
+    kinds : tuple of str
+        Of the devices that work: ``cpu``, ``cuda``.
     work : float
-        Nanoseconds of all commands on one core.
+        Nanoseconds of all commands one after the other, each on one core or a whole GPU.
     path : float
         Nanoseconds of the longest ways through the graphs, one after the other.
     unknown : tuple of str
@@ -86,6 +92,7 @@ class ScheduleReport:
 
     function: str
     target: str
+    kinds: tuple[str, ...]
     rows: tuple[ScheduleRow, ...]
     work: float
     path: float
@@ -94,29 +101,31 @@ class ScheduleReport:
     picture: str
 
 
-def explain_schedule(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None) -> ScheduleReport:
+def explain_schedule(
+    opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
+) -> ScheduleReport:
     """Tell what each command of a bundle's function takes; measured times are those of its profile, or its costs.
 
     Raises
     ------
     BundleError
-        If it has no such function, or no kernel text.
+        If it has no such function or target, or no kernel text.
     """
-    flow = flow_of(opened, function, sizes)
+    flow = flow_of(opened, function, sizes, target)
     kernels, locs = _kernels(opened, flow)
     record = stored(opened, PROFILE) or stored(opened, COSTS)
-    parts = [_target(p["target"]) for p in flow.variant.get("parts", ()) for _ in range(p["count"])]
-    costs = Costs(_target(flow.variant["target"]), record, {k.name: t for k, t in zip(kernels, parts)})
+    costs = [Costs(_target(space.target), record) for space in flow.spaces]
     rows: list[ScheduleRow] = []
     for graph in _graphs(flow):
         rows += _rows(graph, flow, kernels, locs, costs)
     path = sum(max(r.begin + r.ns for r in rows if r.graph == g) for g in dict.fromkeys(r.graph for r in rows))
-    unknown = tuple(costs.unknown(kernels))
-    picture = _picture(flow.function, rows)
+    unknown = tuple(costs[0].unknown(kernels))
+    kinds = tuple(dict.fromkeys(c.target.kind for c in costs))
     machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
-        flow.function, flow.variant["target"], tuple(rows), sum(r.ns for r in rows), path, unknown, machine, picture
-    )
+        flow.function, flow.variant["target"], kinds, tuple(rows), sum(r.ns for r in rows), path, unknown, machine,
+        _picture(flow.function, rows),
+    )  # fmt: skip
 
 
 def measured_on(record: Mapping[str, Any], target: str) -> str:
@@ -127,9 +136,8 @@ def measured_on(record: Mapping[str, Any], target: str) -> str:
 
 
 def _target(name: str) -> Target:
-    """Return the target of a variant; this machine's caches are known better than those of others."""
-    first = name.partition("+")[0]
-    return own if first.startswith("cpu") and (own := host()).name == first else TARGETS[first]
+    """Return the target of some kernels; this machine's caches are known better than those of others."""
+    return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
 
 
 def _kernels(opened: Bundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
@@ -148,28 +156,35 @@ def _graphs(flow: Flow) -> list[list[FlowStep]]:
 
 
 def _rows(
-    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Costs
+    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Sequence[Costs]
 ) -> list[ScheduleRow]:
-    """Return the rows of one graph."""
+    """Return the rows of one graph; ``costs`` are those of each memory's target."""
     first = steps[0].number
     before = [[n - first for n in step.after] for step in steps]
-    found: list[Cost | None] = [None if s.kernel < 0 else costs.of(kernels[s.kernel], s.sizes) for s in steps]
+    ways = [flow.way_of(s) for s in steps]
+    found: list[Cost | None] = [
+        None if s.kernel < 0 else costs[way[-1]].of(kernels[s.kernel], s.sizes)
+        for s, way in zip(steps, ways, strict=True)
+    ]
     copied = [s.reads[0][2] - s.reads[0][1] if s.kernel < 0 else 0 for s in steps]
-    times = [costs.copy(size) if cost is None else cost.ns for cost, size in zip(found, copied, strict=True)]
+    times = [
+        _copy(costs, way, size) if cost is None else cost.ns
+        for cost, way, size in zip(found, ways, copied, strict=True)
+    ]
     lags = {pair: times[pair[0]] * share for pair, share in _shares(steps).items()}
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
         begins[n] = max((begins[p] + lags.get((p, n), times[p]) for p in some), default=0.0)
-    ways = longest_ways(before, times, lags)
-    longest = max(ways, default=0.0)
+    ends = longest_ways(before, times, lags)
+    longest = max(ends, default=0.0)
     rows = []
     for n, (step, cost) in enumerate(zip(steps, found, strict=True)):
-        critical = begins[n] + ways[n] >= longest * (1 - 1e-9)
+        critical = begins[n] + ends[n] >= longest * (1 - 1e-9)
         known = (times[n], None, "memory", 2 * copied[n]) if cost is None else _known(cost)
         rows.append(ScheduleRow(
-            step.number, step.graph, step.within, flow.name_of(step), locs[step.kernel] if step.kernel >= 0 else "",
-            step.sizes, step.items, step.claim, step.serial, *known, step.after, begins[n], critical,
-            {t.producer: t.halo for t in step.tiles},
+            step.number, step.graph, step.within, _device(flow, ways[n]), flow.name_of(step),
+            locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
+            step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
         ))  # fmt: skip
     return rows
 
@@ -185,6 +200,17 @@ def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
     return found
 
 
+def _copy(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
+    """Return the nanoseconds of a copy of ``size`` bytes from one memory to the same or another."""
+    if way[0] == way[1]:
+        return costs[way[0]].copy(size)
+    return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
+
+
+def _device(flow: Flow, way: tuple[int, int]) -> str:
+    return " to ".join(dict.fromkeys(flow.spaces[n].name for n in way))
+
+
 def _known(cost: Cost) -> tuple[float, float | None, str, int]:
     p = cost.predicted
     return p.ns, cost.measured, p.bound, p.bytes
@@ -192,11 +218,15 @@ def _known(cost: Cost) -> tuple[float, float | None, str, int]:
 
 # ---------------------------------------------------------------- the picture
 
+_UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds of each
+
 
 def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
     """Return a drawing of the commands over time, each as soon as what it waits for is done, lanes as needed."""
     total = sum(max((r.begin + r.ns for r in rows if r.graph == g), default=0.0) for g in {r.graph for r in rows})
-    drawing = Drawing(f"@{function}: commands as soon as they can begin, {total / 1e3:.1f} us", total, "us", 1e3)
+    unit, scale = next((u, n) for u, n in _UNITS if total < 1000 * n or n == _UNITS[-1][1])
+    title = f"@{function}: commands as soon as they can begin, {total / scale:.4g} {unit}"
+    drawing = Drawing(title, total, unit, scale)
     start = 0.0
     for graph in dict.fromkeys(r.graph for r in rows):
         some = [r for r in rows if r.graph == graph]
@@ -205,7 +235,7 @@ def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
             lane = next((n for n, end in enumerate(lanes) if end <= row.begin + 1e-9), len(lanes))
             lanes[lane : lane + 1] = [row.begin + row.ns]
             kind = "critical" if row.critical else "box"
-            said = f"{row.number}: {row.kernel}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            said = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
             drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
         start += max(lanes, default=0.0)
     return drawing.text()

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
+from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
+from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.safety.interface import Invalid, evaluate
@@ -68,6 +70,14 @@ class FlowSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class FlowSpace:
+    """A memory: ``name`` is that of its GPU in the model, or its kind, ``target`` that of its kernels."""
+
+    name: str
+    target: str
+
+
 @dataclass
 class Flow:
     """A call of a function with arguments of some sizes.
@@ -75,9 +85,11 @@ class Flow:
     Attributes
     ----------
     slots : Slots
-        Which slot is an argument, a result, the arena.
-    arena : int
-        Bytes.
+        Which slot is an argument, a result, an arena.
+    spaces : tuple of FlowSpace
+        Each has an arena.
+    arenas : list of int
+        Bytes of each.
     scratch : int
         Bytes of a worker's own memory: the most that a kernel of the function needs.
     loops : list of FlowSpan
@@ -86,10 +98,21 @@ class Flow:
     function: str
     variant: Mapping[str, Any]
     slots: Slots
+    spaces: tuple[FlowSpace, ...]
     steps: list[FlowStep] = field(default_factory=list)
     loops: list[FlowSpan] = field(default_factory=list)
-    arena: int = 0
+    arenas: list[int] = field(default_factory=list)
     scratch: int = 0
+
+    @property
+    def arena(self) -> int:
+        """Return the bytes that the call takes, of all memories."""
+        return sum(self.arenas)
+
+    def way_of(self, step: FlowStep) -> tuple[int, int]:
+        """Return the memories that a step reads and writes: a copy may go from one to another."""
+        homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
+        return (homes[0], homes[-1]) if homes else (0, 0)
 
     def name_of(self, step: FlowStep) -> str:
         """Return the name of a step's kernel."""
@@ -106,14 +129,11 @@ def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None 
     VmError
         If the program refuses arguments of these sizes.
     """
-    names = list(opened.manifest["functions"])
-    name = function or (names[0] if len(names) == 1 else "main")
-    if name not in names:
-        raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
+    name = entry_of(opened, function)
     variant = _variant(opened, target)
     signature = opened.manifest["functions"][name]
-    spaces = len(variant.get("spaces", ())) or 1
-    flow = Flow(name, variant, Slots(len(signature["arguments"]), len(signature["results"]), spaces))
+    slots, spaces = _memories(opened, variant, signature)
+    flow = Flow(name, variant, slots, spaces, arenas=[0] * len(spaces))
     walker = _Walker(flow, load_buffers(opened, dict(variant)), _texts(opened, variant))
     shapes = [tuple(_size(d, sizes or {}) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]
@@ -127,9 +147,38 @@ def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None 
     return flow
 
 
+def entry_of(opened: Bundle, function: str = "") -> str:
+    """Return the name of ``function``; without one of the only function, or of ``main``.
+
+    Raises
+    ------
+    BundleError
+        If the bundle has no such function.
+    """
+    names = list(opened.manifest["functions"])
+    name = function or (names[0] if len(names) == 1 else "main")
+    if name not in names:
+        raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
+    return name
+
+
+def _memories(
+    opened: Bundle, variant: Mapping[str, Any], signature: Mapping[str, Any]
+) -> tuple[Slots, tuple[FlowSpace, ...]]:
+    """Return the pointer table of a function, and the memories of the variant."""
+    if not variant.get("spaces"):
+        slots = Slots(len(signature["arguments"]), len(signature["results"]))
+        return slots, (FlowSpace(variant["kind"], variant["target"]),)
+    spaces = Spaces(opened, variant)
+    parts = [spaces.parts[row["part"]] for row in spaces.rows]
+    named = zip(spaces.rows, parts, strict=True)
+    return spaces.layout(signature), tuple(FlowSpace(r["device"] or p["kind"], p["target"]) for r, p in named)
+
+
 def _variant(opened: Bundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
-    found = [v for v in every if target in ("", v["target"])]
+    wanted = target if not target or "+" in target else resolve(target)[0].name
+    found = [v for v in every if wanted in ("", v["target"])]
     if not found:
         expected = ", ".join(v["target"] for v in every)
         raise BundleError(opened.where, f"the bundle is not compiled for {target}", expected=expected)
@@ -175,8 +224,8 @@ class _Walker:
         """Nothing is touched."""
 
     def arena(self, size: int, space: int = 0) -> None:
-        """Note the bytes in the process's memory."""
-        self.flow.arena = self.flow.arena if space else max(self.flow.arena, size)
+        """Note the bytes."""
+        self.flow.arenas[space] = max(self.flow.arenas[space], size)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return a guess."""
@@ -250,8 +299,8 @@ class _Walker:
 
 
 def arena_places(flow: Flow, step: FlowStep) -> Iterator[tuple[Place, bool, str]]:
-    """Yield what a step touches in the arena, whether it writes it, and its type."""
+    """Yield what a step touches in arenas, whether it writes it, and its type."""
     types = (*step.types, *[""] * (len(step.reads) + len(step.writes) - len(step.types)))
     for n, place in enumerate((*step.reads, *step.writes)):
-        if place[0] == flow.slots.arena and place[1] < place[2]:
+        if flow.slots.arena <= place[0] < flow.slots.constants and place[1] < place[2]:
             yield place, n >= len(step.reads), types[n]

@@ -81,6 +81,7 @@ OTHER = {
     ("aotc/tools/drawing.py", "WIDTH, ROW, MARGIN, HEAD, FOOT"): "sizes of a drawing",
     ("aotc/tools/drawing.py", "LETTER"): "sizes of a drawing",
     ("aotc/tools/drawing.py", "TICKS"): "marks of an axis",
+    ("aotc/tools/drawing.py", "_ROUND"): "round numbers",
     ("aotc/tools/explain_memory.py", "HEIGHT"): "sizes of a drawing",
     ("aotc/tools/explain_affinity.py", "NAMES"): "what a box of a drawing has room for",
     ("cli/interrupt.py", "_AGAIN_SECONDS"): "any short time",

@@ -188,7 +188,7 @@ def test_reasons_are_said():
     assert devices_of(stages(transfer=False)) == [
         ("dot_general", "d0", "its operands are there"),
         ("transfer", "d1", "dot_general reads it there"),
-        ("dot_general", "d1", "moves 16 KB; it would be 66 KB to d0"),
+        ("dot_general", "d1", "moves 16.4 kB; it would be 65.5 kB to d0"),
     ]
 
 
