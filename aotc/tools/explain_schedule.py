@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
+from aotc.lowering.analysis.cost_work import LOOP_TRIPS
 from aotc.lowering.analysis.costs.model import Cost, Costs
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host
@@ -34,7 +35,8 @@ class ScheduleRow:
     predicted : float
     measured : float or None
     bound : str
-        ``compute``, ``memory`` or ``overhead``: what the prediction is made of.
+        ``compute``, ``memory`` or ``overhead``: what the prediction is made of; ``control`` of a loop or branch that is
+        a command, whose prediction is that of the rows inside.
     begin : float
         Nanoseconds after the beginning of its graph, if nothing but what it waits for keeps it.
     critical : bool
@@ -71,7 +73,8 @@ class ScheduleReport:
     Attributes
     ----------
     work : float
-        Nanoseconds of all commands on one core.
+        Nanoseconds of all commands on one core; what is inside of a loop that is a command as often as it is guessed
+        to turn.
     path : float
         Nanoseconds of the longest ways through the graphs, one after the other.
     unknown : tuple of str
@@ -103,14 +106,18 @@ def explain_schedule(opened: Bundle, function: str = "", sizes: Mapping[str, int
     record = stored(opened, PROFILE) or stored(opened, COSTS)
     costs = Costs(_target(flow.variant["target"]), record)
     rows: list[ScheduleRow] = []
+    times = _times(flow, kernels, costs)
     for graph in _graphs(flow):
-        rows += _rows(graph, flow, kernels, locs, costs)
-    path = sum(max(r.begin + r.ns for r in rows if r.graph == g) for g in dict.fromkeys(r.graph for r in rows))
+        rows += _rows(graph, flow, kernels, locs, costs, times)
+    rows.sort(key=lambda row: row.number)
+    inside = {n for step in flow.steps if step.control for n in range(step.number + 1, step.end)}
+    outer = [row for row in rows if row.number not in inside]
+    path = sum(max(r.begin + r.ns for r in outer if r.graph == g) for g in dict.fromkeys(r.graph for r in outer))
     unknown = tuple(costs.unknown(kernels))
-    picture = _picture(flow.function, rows)
+    picture = _picture(flow.function, outer)
     machine = str(record.get("machine", {}).get("cpu", "")) if record else ""
     return ScheduleReport(
-        flow.function, flow.variant["target"], tuple(rows), sum(r.ns for r in rows), path, unknown, machine, picture
+        flow.function, flow.variant["target"], tuple(rows), sum(r.ns for r in outer), path, unknown, machine, picture
     )
 
 
@@ -135,24 +142,68 @@ def _graphs(flow: Flow) -> list[list[FlowStep]]:
     return list(graphs.values())
 
 
+def _times(flow: Flow, kernels: Sequence[Kernel], costs: Costs) -> list[float]:
+    """Return the nanoseconds of each step on one core; of a loop that is a command, those of some turns."""
+    times = [0.0] * len(flow.steps)
+    for step in reversed(flow.steps):
+        if step.control:
+            times[step.number] = _inside(flow, step, times)
+        elif step.kernel < 0:
+            times[step.number] = costs.copy(step.reads[0][2] - step.reads[0][1])
+        else:
+            times[step.number] = costs.of(kernels[step.kernel], step.sizes).ns
+    return times
+
+
+def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
+    """Return the nanoseconds of what a control command holds: of each loop some turns, of a branch the longest arm."""
+    prefix = f"{control.within} > " if control.within else ""
+    steps = flow.steps[control.number + 1 : control.end]
+    held = [s for s in steps if not any(s.number in range(o.number + 1, o.end) for o in steps if o.control)]
+
+    def total(some: Sequence[FlowStep], prefix: str) -> float:
+        """Return the time of steps whose ``within`` begins with ``prefix``, by what comes after that."""
+        found = 0.0
+        parts: dict[str, list[FlowStep]] = {}
+        for step in some:
+            part = f"{step.within} > "[len(prefix) :].partition(" > ")[0]
+            if part:
+                parts.setdefault(part, []).append(step)
+            else:
+                found += times[step.number]
+        arms: dict[str, float] = {}
+        for part, inner in parts.items():
+            ns = total(inner, f"{prefix}{part} > ")
+            if part.startswith("loop"):
+                found += LOOP_TRIPS.value * ns
+            else:
+                name = part.partition(".")[0]
+                arms[name] = max(arms.get(name, 0.0), ns)
+        return found + sum(arms.values())
+
+    return total(held, prefix)
+
+
 def _rows(
-    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Costs
-) -> list[ScheduleRow]:
+    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Costs,
+    all_times: Sequence[float],
+) -> list[ScheduleRow]:  # fmt: skip
     """Return the rows of one graph."""
-    first = steps[0].number
-    before = [[n - first for n in step.after] for step in steps]
-    found: list[Cost | None] = [None if s.kernel < 0 else costs.of(kernels[s.kernel], s.sizes) for s in steps]
-    copied = [s.reads[0][2] - s.reads[0][1] if s.kernel < 0 else 0 for s in steps]
-    times = [costs.copy(size) if cost is None else cost.ns for cost, size in zip(found, copied, strict=True)]
+    place = {step.number: n for n, step in enumerate(steps)}
+    before = [[place[n] for n in step.after] for step in steps]
+    times = [all_times[step.number] for step in steps]
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
         begins[n] = max((begins[p] + times[p] for p in some), default=0.0)
     ways = longest_ways(before, times)
     longest = max(ways, default=0.0)
     rows = []
-    for n, (step, cost) in enumerate(zip(steps, found, strict=True)):
+    for n, step in enumerate(steps):
         critical = begins[n] + ways[n] >= longest * (1 - 1e-9)
-        known = (times[n], None, "memory", 2 * copied[n]) if cost is None else _known(cost)
+        copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
+        cost = None if step.kernel < 0 else costs.of(kernels[step.kernel], step.sizes)
+        bound = "control" if step.control else "memory"
+        known = (times[n], None, bound, 2 * copied) if cost is None else _known(cost)
         rows.append(ScheduleRow(
             step.number, step.graph, step.within, flow.name_of(step), locs[step.kernel] if step.kernel >= 0 else "",
             step.sizes, step.items, step.claim, step.serial, *known, step.after, begins[n], critical,

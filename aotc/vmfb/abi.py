@@ -35,7 +35,10 @@ Command buffer
     is :data:`DISPATCH`; ``kernel`` is a number that the loader replaces by the
     function's address; ``items`` is an operand, the grid; ``grain`` how many grid
     items a worker claims at once (an operand). :data:`COPY` has two places
-    (source, destination) and one dim operand (bytes).
+    (source, destination) and one dim operand (bytes). :data:`CONTROL` is a loop or a
+    branch that runs beside other commands: its dims are nodes, its ``kernel`` the number
+    of the first of :data:`INNER_CELLS` cells of its own, from the graph's first; these
+    follow the graph's cells, control command by control command.
 
     ``WHILE, words, cond_words, body_words, slot, offset`` then the condition's
     nodes, then the body's: runs the condition, reads the byte at the place, and
@@ -74,11 +77,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 3  # of the executor's functions and of kernels
-COMMANDS_VERSION = 1  # of the words of command buffers
+EXECUTOR_VERSION = 4  # of the executor's functions and of kernels
+COMMANDS_VERSION = 2  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
-EXECUTOR_VERSIONS = frozenset({2, EXECUTOR_VERSION})
-COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
+EXECUTOR_VERSIONS = frozenset({2, 3, EXECUTOR_VERSION})
+COMMANDS_VERSIONS = frozenset({1, COMMANDS_VERSION})
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
@@ -89,9 +92,10 @@ MAX_PLACES = 256
 MAX_DIMS = 64
 MAX_NESTING = 32
 STATE_WORDS = 8
+INNER_CELLS = 5
 
 GRAPH, WHILE, CASE = 1, 2, 3
-DISPATCH, COPY = 0, 1
+DISPATCH, COPY, CONTROL = 0, 1, 2
 
 # Positions of the words of a header; the last name of a row is the header's length.
 NODE_KIND, NODE_WORDS, NODE_HEADER = range(3)
@@ -231,16 +235,52 @@ class Command(Record):
         self.at = at
 
 
+class Control(Record):
+    """A loop or a branch that is a command of a graph.
+
+    Attributes
+    ----------
+    cell : int
+        The first of its own cells, from the graph's first.
+    predecessors, successors
+        As of :class:`Command`.
+    nodes : sequence of Node
+        What it runs.
+    """
+
+    __slots__ = ("cell", "nodes", "predecessors", "successors")
+
+    def __init__(
+        self, cell: int, predecessors: int, successors: Sequence[int], nodes: Sequence[Node], at: int = 0
+    ) -> None:
+        self.cell = cell
+        self.predecessors = predecessors
+        self.successors = successors
+        self.nodes = nodes
+        self.at = at
+
+
 class Graph(Record):
     """Commands, each after its predecessors; ``state`` is the number of the first one's cell."""
 
     __slots__ = ("commands", "serial", "state")
 
-    def __init__(self, commands: Sequence[Command], state: int, serial: bool, at: int = 0) -> None:
+    def __init__(self, commands: Sequence[Command | Control], state: int, serial: bool, at: int = 0) -> None:
         self.commands = commands
         self.state = state
         self.serial = serial
         self.at = at
+
+    @property
+    def leaves(self) -> list[Command]:
+        """Return the dispatches and copies, without those inside of control commands."""
+        return [c for c in self.commands if isinstance(c, Command)]
+
+    @property
+    def cells(self) -> int:
+        """Return how many cells the graph has, those of its control commands included."""
+        count = len(self.commands)
+        return count + INNER_CELLS * (count - len(self.leaves))
 
 
 class WhileNode(Record):
@@ -328,7 +368,10 @@ def _encode_graph(graph: Graph) -> list[int]:
     return [*_in_order(header), *offsets, *_joined(commands)]
 
 
-def _encode_command(command: Command) -> list[int]:
+def _encode_command(command: Command | Control) -> list[int]:
+    if isinstance(command, Control):
+        one, nodes = constant(1), encode(command.nodes)
+        command = Command(CONTROL, command.cell, one, one, command.predecessors, command.successors, (), nodes)
     header = {
         KIND: command.kind,
         KERNEL: command.kernel,

@@ -16,6 +16,7 @@ from aotc.vmfb.abi import (
     PLACE_WORDS,
     Case,
     Command,
+    Control,
     Graph,
     Node,
     WhileNode,
@@ -39,6 +40,10 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield node
         match node:
+            case Graph():
+                for command in node.commands:
+                    if isinstance(command, Control):
+                        yield from all_nodes(command.nodes)
             case WhileNode():
                 yield from all_nodes(node.condition)
                 yield from all_nodes(node.body)
@@ -51,7 +56,7 @@ def all_commands(nodes: Sequence[Node]) -> Iterator[Command]:
     """Yield the commands of nodes, and those inside of loops and branches."""
     for node in all_nodes(nodes):
         if isinstance(node, Graph):
-            yield from node.commands
+            yield from node.leaves
 
 
 def kernel_words(nodes: Sequence[Node]) -> list[int]:
@@ -83,7 +88,7 @@ def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[Nod
 def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
     match words[at + abi.NODE_KIND]:
         case abi.GRAPH:
-            return _read_graph(words, at, end)
+            return _read_graph(words, at, end, depth)
         case abi.WHILE:
             first = at + abi.WHILE_HEADER
             _need(at, first, end)
@@ -120,7 +125,7 @@ def _read_bodies(
     return [_read_nodes(words, *span, depth + 1) for span in spans]
 
 
-def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
+def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> Graph:
     table = at + abi.GRAPH_HEADER
     _need(at, table, end)
     count, serial = words[at + abi.GRAPH_COMMANDS], words[at + abi.GRAPH_SERIAL]
@@ -128,7 +133,7 @@ def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
         raise _invalid(at, f"a graph of {count} commands, serial {serial}")
     cursor = table + count
     _need(at, cursor, end)
-    commands: list[Command] = []
+    commands: list[Command | Control] = []
     for offset in words[table:cursor]:
         if offset != cursor - at:
             raise _invalid(at, f"command {len(commands)} is not where the graph says")
@@ -141,6 +146,13 @@ def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
         dims_at = places_at + PLACE_WORDS * places
         stop = dims_at + dims
         _need(at, stop, end)
+        if kind == abi.CONTROL:
+            if places or items != grain or items != abi.constant(1):
+                raise _invalid(at, "a control command has one item and no places")
+            nodes = _read_nodes(words, dims_at, stop, depth + 1)
+            commands.append(Control(kernel, predecessors, words[first:places_at], nodes, cursor))
+            cursor = stop
+            continue
         slots, offsets = words[places_at:dims_at:PLACE_WORDS], words[places_at + PLACE_OFFSET : dims_at : PLACE_WORDS]
         follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
         commands.append(Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor))

@@ -125,7 +125,7 @@ REFUSED = {
     "registers without number": (lambda: with_program("count", "return", 1 << 40), "registers for 1 instructions"),
     "cells without number": (
         lambda: with_nodes("main", tiny.graph(tiny.dispatch(tiny.ADD, FOUR, [AT(0), AT(1), AT(2)])), states=1 << 40),
-        "cells for 1 commands",
+        "cells where 1 are used",
     ),
     "a read far away": (
         lambda: with_program("upto", """const r0, 1099511627776

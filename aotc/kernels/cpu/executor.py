@@ -41,7 +41,6 @@ from aotc.kernels.cpu.atomics import (
     FUTEX_WAKE_PRIVATE,
     WORDS,
     acquire,
-    address_of,
     at,
     call_host,
     exchange,
@@ -53,32 +52,33 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor_graph import is_small, make_ready, run_alone, take_part
-from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
+from aotc.kernels.cpu.executor_control import prepare_inner
+from aotc.kernels.cpu.executor_graph import describe, is_small, run_alone, should_leave, take_part
+from aotc.kernels.cpu.executor_monitor import is_stopped, poll_call, poll_seldom, poll_worker
 from aotc.kernels.cpu.executor_shares import count_workers, give_run, missing_workers, take_run, wake
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
     BODY,
     BRANCH,
-    CALL,
-    CELLS,
     CONDITION,
-    COUNT,
-    DONE,
     EPOCH,
-    FINISHED,
     HELD,
+    HELPER,
     INSIDE,
-    NEXT,
-    NODE,
+    MEMBER,
     OPEN,
-    PENDING,
+    OWNER,
+    PART_CALL,
+    PART_CODE,
+    PART_LENGTH,
+    PART_ME,
+    PART_MONITOR,
+    PART_POOL,
+    PART_RUN,
     POOL_WORDS,
-    READY,
     STATE,
     STOP,
-    TAIL,
     WAKE,
     call_monitor,
     nesting_words,
@@ -103,6 +103,7 @@ from aotc.vmfb.abi import (
     CALL_SLOTS,
     CALL_STATE,
     CALL_STOP,
+    CALL_STRIDE,
     CALL_THREADS,
     CALL_TURNS,
     CASE_BRANCHES,
@@ -110,14 +111,11 @@ from aotc.vmfb.abi import (
     CASE_OFFSET,
     CASE_SLOT,
     GRAPH,
-    GRAPH_COMMANDS,
-    GRAPH_HEADER,
     GRAPH_STATE,
     NODE_KIND,
     NODE_WORDS,
     POOL_REGAIN,
     POOL_RELEASE,
-    PREDECESSORS,
     WHILE,
     WHILE_BODY,
     WHILE_CONDITION,
@@ -132,45 +130,51 @@ def run_together(pool, own, node, call, cells, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
     several = acquire(at(pool, HELD)) > 1
     have_workers(pool, count_workers(pool)[0] if several else threads - 1)
-    count = node[GRAPH_COMMANDS]
-    own[TAIL] = 0
-    own[DONE] = 0
-    for i in range(count):
-        cells[i * STATE + NEXT] = 0
-        cells[i * STATE + FINISHED] = 0
-        cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
-        cells[i * STATE + READY] = 0
-    for i in range(count):
-        if cells[i * STATE + PENDING] == 0:
-            make_ready(own, cells, i)
-    own[NODE] = address_of(node)
-    own[CALL] = address_of(call)
-    own[CELLS] = address_of(cells)
-    own[COUNT] = count
+    describe(own, node, call, cells)
     exchange(at(own, OPEN), 1)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
-    take_part(pool, own, 0)
+    take_part(pool, own, 0, MEMBER)
     exchange(at(own, OPEN), 0)
+    wait_for_the_others(pool, own, call, 0)
+
+
+@njit
+def run_inner(pool, inner, node, call, cells, me):
+    """Run a graph of a control command, which those help with who take part in the graph around it."""
+    prepare_inner(pool, inner)
+    describe(inner, node, call, cells)
+    exchange(at(inner, OPEN), 1)
+    take_part(pool, inner, me, OWNER)
+    exchange(at(inner, OPEN), 0)
+    wait_for_the_others(pool, inner, call, me)
+
+
+@njit
+def wait_for_the_others(pool, run, call, me):
+    """Wait until nobody looks at a run any more, which is closed."""
     idle = 0
-    while fetch_add(at(own, INSIDE), 0) != 0:
+    while fetch_add(at(run, INSIDE), 0) != 0:
         idle += 1
         if idle % IDLE_TURNS == 0:
-            poll(call)
+            should_leave(pool, call, me)
         wait_a_little(idle)
 
 
 @njit
-def run_nodes(pool, call, threads):
-    """Walk the nodes; an explicit stack holds the loops and branches around the current one."""
-    code, words, cells = words_at(call[CALL_CODE]), call[CALL_LENGTH], words_at(call[CALL_CELLS])
+def run_nodes(pool, call, code, words, threads, inner, me, monitor):
+    """Walk nodes; an explicit stack holds the loops and branches around the current one.
+
+    They are a call's, or those of a control command that has the run ``inner``.
+    """
+    cells = words_at(call[CALL_CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
-    scratch = words_at(call[CALL_SCRATCH])[0]
+    scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
     stack = nesting_words()
     depth = 0
     here = 0
     end = words
-    while not poll_seldom(call):
+    while not (poll_seldom(call) if me == 0 else is_stopped(pool, call)):
         if here >= end:
             if depth == 0:
                 return
@@ -192,12 +196,15 @@ def run_nodes(pool, call, threads):
         head = at(code, here)
         if head[NODE_KIND] == GRAPH:
             together = threads > 1 and not is_small(head, params)
-            if together and call[CALL_RUN] == 0:
+            own = at(cells, head[GRAPH_STATE] * STATE)
+            if together and inner == 0 and call[CALL_RUN] == 0:
                 call[CALL_RUN] = take_run(pool, threads)
-            if together and call[CALL_RUN] != 0:
-                run_together(pool, words_at(call[CALL_RUN]), head, call, at(cells, head[GRAPH_STATE] * STATE), threads)
+            if together and inner != 0:
+                run_inner(pool, words_at(inner), head, call, own, me)
+            elif together and call[CALL_RUN] != 0:
+                run_together(pool, words_at(call[CALL_RUN]), head, call, own, threads)
             else:
-                run_alone(head, call, slots, params, scratch)
+                run_alone(head, pool, call, slots, params, scratch, monitor, me)
             here += head[NODE_WORDS]
             continue
         stack[3 * depth], stack[3 * depth + 2] = here, end
@@ -234,12 +241,26 @@ def run(call):
     hosted = pool[POOL_RELEASE] != 0
     if hosted:
         call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
-    run_nodes(pool, call, threads)
+    run_nodes(pool, call, words_at(call[CALL_CODE]), call[CALL_LENGTH], threads, 0, 0, call)
     if call[CALL_RUN] != 0:
         give_run(pool, words_at(call[CALL_RUN]))
     if hosted:
         call_host(pool[POOL_REGAIN], call[CALL_STATE])
     return acquire(at(call, CALL_STOP))
+
+
+def control(part):
+    """Run the nodes of a control command."""
+    call, inner = words_at(part[PART_CALL]), part[PART_RUN]
+    threads = call[CALL_THREADS] if inner != 0 else 1
+    code, monitor = words_at(part[PART_CODE]), words_at(part[PART_MONITOR])
+    run_nodes(words_at(part[PART_POOL]), call, code, part[PART_LENGTH], threads, inner, part[PART_ME], monitor)
+    return 0
+
+
+def help_inner(part):
+    """Help with the inner run of a control command; return how often there was something to claim."""
+    return take_part(words_at(part[PART_POOL]), words_at(part[PART_RUN]), part[PART_ME], HELPER)
 
 
 def stop(pool):
@@ -264,7 +285,9 @@ def version():
 
 _I = types.int64
 EXPORTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+    "aotc_control": (control, _I, (WORDS,)),
     "aotc_executor_version": (version, _I, ()),
+    "aotc_help": (help_inner, _I, (WORDS,)),
     "aotc_poll_call": (poll_call, _I, (WORDS,)),
     "aotc_poll_worker": (poll_worker, _I, (WORDS,)),
     "aotc_pool_bytes": (pool_bytes, _I, ()),

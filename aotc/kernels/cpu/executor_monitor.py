@@ -75,8 +75,13 @@ def poll_seldom(call):
 
 @njit
 def is_stopped(pool, call):
-    """Should the call end? For a worker, who only looks."""
-    return acquire(at(call, CALL_STOP)) != 0 or acquire(at(pool, POOL_HALT)) != 0
+    """Should the call end? For a worker, who only looks, but says so: its caller may find all done by those who left."""
+    if acquire(at(call, CALL_STOP)) != 0:
+        return True
+    if acquire(at(pool, POOL_HALT)) != 0:
+        release(at(call, CALL_STOP), 1)
+        return True
+    return False
 
 
 def poll_call(call):

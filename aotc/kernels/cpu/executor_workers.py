@@ -25,6 +25,7 @@ from aotc.kernels.cpu.executor_words import (
     EPOCH,
     HELD,
     INSIDE,
+    MEMBER,
     OPEN,
     REFUSED,
     SECOND,
@@ -100,7 +101,7 @@ def join(pool, run, hint):
     if fetch_add(at(run, OPEN), 0) == 1:
         me = take_seat(run, hint)
         if me != 0:
-            take_part(pool, run, me)
+            take_part(pool, run, me, MEMBER)
             give_seat(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)

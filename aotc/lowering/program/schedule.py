@@ -11,17 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
-from aotc.lowering.analysis.cost_work import guess
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched_within
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
-from aotc.lowering.program.graphs import begins_graph, times_of
+from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
 from aotc.lowering.program.order import order_of
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
+    INNER_CELLS,
     Case,
     Command,
+    Control,
     Graph,
     Node,
     Place,
@@ -97,27 +98,19 @@ class Scheduler:
         return slot, self.operand(offset)
 
     def _nodes(self, steps: Sequence[Step]) -> list[Node]:
-        nodes: list[Node] = []
-        run: list[Launch | Copy] = []
-        for step in steps:
-            if isinstance(step, Launch | Copy):
-                if begins_graph(step, run):
-                    nodes.append(self._graph(run))
-                    run = []
-                run.append(step)
-                continue
-            if run:
-                nodes.append(self._graph(run))
-                run = []
-            if isinstance(step, Loop):
-                condition, body = self._nodes(step.cond), self._nodes(step.body)
-                nodes.append(WhileNode(condition, body, self.place(step.predicate)))
-            elif isinstance(step, Branch):
-                branches = [self._nodes(branch) for branch in step.branches]
-                nodes.append(Case(branches, self.place(step.index)))
-        return [*nodes, self._graph(run)] if run else nodes
+        commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
+        runs = runs_of(commands, self._edges, self.costs)
+        return [self._control(run[0]) if is_lone(run) else self._graph(run) for run in runs]
 
-    def _graph(self, steps: Sequence[Launch | Copy]) -> Graph:
+    def _control(self, step: Step) -> Node:
+        match step:
+            case Loop(predicate, cond, body):
+                return WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
+            case Branch(index, branches):
+                return Case([self._nodes(branch) for branch in branches], self.place(index))
+        raise TypeError(step)
+
+    def _graph(self, steps: Run) -> Graph:
         predecessors = self._edges(steps)
         successors: list[list[int]] = [[] for _ in steps]
         for number, before in enumerate(predecessors):
@@ -125,18 +118,21 @@ class Scheduler:
                 successors[earlier].append(number)
         times = times_of(steps, self.costs)
         serial = self.costs.is_serial(times)
-        order = list(range(len(steps))) if serial else order_of(predecessors, times, list(map(self._width, steps)))
+        widths = [width_of(step, self.costs) for step in steps]
+        order = list(range(len(steps))) if serial else order_of(predecessors, times, widths)
         place = {n: at for at, n in enumerate(order)}
-        commands = [
-            self._command(steps[n], len(predecessors[n]), sorted(place[s] for s in successors[n])) for n in order
-        ]
-        state, self.states = self.states, self.states + len(steps)
+        state, cell = self.states, len(steps)
+        self.states += len(steps) + INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
         self.orders.append(order)
+        commands: list[Command | Control] = []
+        for n in order:
+            step, waits, follow = steps[n], len(predecessors[n]), sorted(place[s] for s in successors[n])
+            if isinstance(step, Loop | Branch):
+                commands.append(Control(cell, waits, follow, [self._control(step)]))
+                cell += INNER_CELLS
+            else:
+                commands.append(self._command(step, waits, follow))
         return Graph(commands, state, serial=serial)
-
-    def _width(self, step: Launch | Copy) -> int:
-        """Return how many workers can share a command."""
-        return 1 if isinstance(step, Copy) else -(-guess(step.kernel.grid) // self.costs.grain(step.kernel))
 
     def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
         if isinstance(step, Copy):
@@ -150,13 +146,13 @@ class Scheduler:
         claim = constant(self.costs.grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
 
-    def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
+    def _edges(self, steps: Run) -> Edges:
         """Return the direct predecessors of every command."""
         memory = Memory()
         before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
-            reads, writes = touched(step)
+            reads, writes = touched_within(step)
             found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
             direct = []

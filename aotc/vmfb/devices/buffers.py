@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.abi import Node, Slots
+from aotc.vmfb.abi import Graph, Node, Slots
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.safety.interface import Interface, Invalid, digest
@@ -52,11 +52,22 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
         try:
             words, nodes = read_buffer(bundle, row)
             check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
+            _check_controls(nodes, variant)
         except Invalid as error:
             raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
         found.words.append(words)
         found.nodes.append(nodes)
     return found
+
+
+def _check_controls(nodes: list[Node], variant: dict[str, Any]) -> None:
+    """Refuse control commands where nothing runs them."""
+    if variant["kind"] == "cpu" and variant["commands_version"] >= 2:
+        return
+    for node in all_nodes(nodes):
+        if isinstance(node, Graph) and len(node.leaves) < len(node.commands):
+            version = variant["commands_version"]
+            raise Invalid(f"word {node.at}: a control command for {variant['kind']}, commands version {version}")
 
 
 def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:
