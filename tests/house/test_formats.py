@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-EXECUTOR = [f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_graph", "_words")]
+EXECUTOR = [f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_control", "_graph", "_words")]
 OWNERS = ("aotc/vmfb/abi.py", "aotc/vmfb/commands.py", *EXECUTOR)
 ENCODED = ("aotc/vmfb", "aotc/lowering/program", "aotc/lowering/lower.py", "aotc/assemble.py", "cli", "docs")
 

@@ -28,7 +28,6 @@ OTHER = {
     ("aotc/kernels/cpu/atomics.py", "SIG_SETMASK"): "Linux",
     ("aotc/kernels/cpu/atomics.py", "SIGNAL_SET_WORDS"): "Linux",
     ("aotc/kernels/cpu/executor_words.py", "FIRST_RUN"): "the layout of the pool's memory",
-    ("aotc/kernels/cpu/executor_words.py", "TAKEN, OPEN"): "the layout of a run's memory",
     ("aotc/kernels/cpu/executor_words.py", "SEATS"): "the layout of a run's memory",
     ("aotc/kernels/cpu/executor_words.py", "SEAT_BITS"): "bits of a word that are used",
     ("aotc/kernels/cpu/executor_words.py", "RUN_WORDS"): "the layout of a run's memory",

@@ -163,10 +163,7 @@ def wait_for_the_others(pool, run, call, me):
 
 @njit
 def run_nodes(pool, call, code, words, threads, inner, me, monitor):
-    """Walk nodes; an explicit stack holds the loops and branches around the current one.
-
-    They are a call's, or those of a control command that has the run ``inner``.
-    """
+    """Walk a call's nodes, or those in ``inner``; an explicit stack holds the loops and branches around one."""
     cells = words_at(call[CALL_CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
     scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]

@@ -14,7 +14,7 @@ from aotc.ir.program_ir import Storage, touched_within
 from aotc.lowering.analysis.limits import SPREAD_COMMANDS
 from aotc.lowering.program.graphs import Run, is_control, needs
 
-COMMAND, CONTROL = 1, 2  # what waits: a launch or a copy for another; a loop or a branch, or something for one
+COMMAND, CONTROL = range(1, 3)  # what waits: a launch or a copy for another; a loop or a branch, or something for one
 
 
 def waits(runs: Sequence[Run], arena: Sequence[Storage]) -> np.ndarray | None:
