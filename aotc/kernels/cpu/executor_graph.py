@@ -185,13 +185,13 @@ def take_part(pool, run, me, role):
     while True:
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
-            if acquire(at(run, DONE)) >= count:
+            if role == HELPER or acquire(at(run, DONE)) >= count:
                 return found
             idle += 1
             if controls > 0 and help_inside(pool, run, me) > 0:
                 idle = IDLE_TURNS
             if idle % IDLE_TURNS == 0:
-                if role == HELPER or should_leave(pool, call, me):
+                if should_leave(pool, call, me):
                     return found
                 if me != 0 and epoch != acquire(at(pool, EPOCH)):
                     epoch = acquire(at(pool, EPOCH))

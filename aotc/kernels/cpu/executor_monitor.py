@@ -75,7 +75,7 @@ def poll_seldom(call):
 
 @njit
 def is_stopped(pool, call):
-    """Should the call end? For a worker, who only looks, but says so: its caller may find all done by those who left."""
+    """Should the call end? For a worker, who only looks; of a halt it tells the caller, who may find all done."""
     if acquire(at(call, CALL_STOP)) != 0:
         return True
     if acquire(at(pool, POOL_HALT)) != 0:
