@@ -41,6 +41,7 @@ from aotc.kernels.cpu.atomics import (
     FUTEX_WAKE_PRIVATE,
     WORDS,
     acquire,
+    address_of,
     at,
     call_host,
     exchange,
@@ -76,13 +77,16 @@ from aotc.kernels.cpu.executor_words import (
     PART_MONITOR,
     PART_POOL,
     PART_RUN,
+    PART_THREADS,
     POOL_WORDS,
     STATE,
     STOP,
     WAKE,
     call_monitor,
+    control_entry,
     nesting_words,
     operand,
+    part_words,
     wait_a_little,
 )
 from aotc.kernels.cpu.executor_workers import have_workers, worker
@@ -228,7 +232,6 @@ def run(call):
     The call begins and ends with the host's lock held.
     """
     pool = words_at(call[CALL_POOL])
-    threads = call[CALL_THREADS]
     call[CALL_MONITOR] = call_monitor()
     release(at(call, CALL_STOP), 0)
     call[CALL_SINCE] = 0
@@ -238,7 +241,11 @@ def run(call):
     hosted = pool[POOL_RELEASE] != 0
     if hosted:
         call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
-    run_nodes(pool, call, words_at(call[CALL_CODE]), call[CALL_LENGTH], threads, 0, 0, call)
+    part = part_words()  # by address, so that the walk over nodes stands in the library once
+    part[PART_POOL], part[PART_CALL], part[PART_RUN] = call[CALL_POOL], address_of(call), 0
+    part[PART_CODE], part[PART_LENGTH] = call[CALL_CODE], call[CALL_LENGTH]
+    part[PART_ME], part[PART_MONITOR], part[PART_THREADS] = 0, address_of(call), call[CALL_THREADS]
+    call_host(control_entry(), address_of(part))
     if call[CALL_RUN] != 0:
         give_run(pool, words_at(call[CALL_RUN]))
     if hosted:
@@ -247,9 +254,9 @@ def run(call):
 
 
 def control(part):
-    """Run the nodes of a control command."""
+    """Run the nodes of a call or of a control command."""
     call, inner = words_at(part[PART_CALL]), part[PART_RUN]
-    threads = call[CALL_THREADS] if inner != 0 else 1
+    threads = part[PART_THREADS]
     code, monitor = words_at(part[PART_CODE]), words_at(part[PART_MONITOR])
     run_nodes(words_at(part[PART_POOL]), call, code, part[PART_LENGTH], threads, inner, part[PART_ME], monitor)
     return 0

@@ -30,6 +30,7 @@ from aotc.kernels.cpu.executor_words import (
     PART_MONITOR,
     PART_POOL,
     PART_RUN,
+    PART_THREADS,
     STATE,
     control_entry,
     help_entry,
@@ -37,6 +38,7 @@ from aotc.kernels.cpu.executor_words import (
     worker_monitor,
 )
 from aotc.vmfb.abi import (
+    CALL_THREADS,
     COMMAND_HEADER,
     DIMS,
     INNER_CELLS,
@@ -63,6 +65,7 @@ def run_control(pool, call, inner, command, me, monitor):
     part[PART_LENGTH] = command[DIMS]
     part[PART_ME] = me
     part[PART_MONITOR] = address_of(monitor)
+    part[PART_THREADS] = call[CALL_THREADS] if inner != 0 else 1
     call_host(control_entry(), address_of(part))
 
 

@@ -33,7 +33,7 @@ STATE = abi.STATE_WORDS
 
 ALL = 1 << 30
 # What a participant is to do: run the nodes of a control command, or help with its inner run.
-PART_POOL, PART_CALL, PART_RUN, PART_CODE, PART_LENGTH, PART_ME, PART_MONITOR, PART_WORDS = range(8)
+PART_POOL, PART_CALL, PART_RUN, PART_CODE, PART_LENGTH, PART_ME, PART_MONITOR, PART_THREADS, PART_WORDS = range(9)
 
 CONDITION, BODY, BRANCH = range(3)  # where in a loop or a branch the nodes stand that are run
 
