@@ -9,6 +9,7 @@ from typing import Any
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
 from aotc.lowering.analysis.cost_devices import move_nanoseconds
+from aotc.lowering.analysis.cost_work import LOOP_TRIPS
 from aotc.lowering.analysis.costs.model import Cost, Costs
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host
@@ -38,7 +39,8 @@ class ScheduleRow:
     predicted : float
     measured : float or None
     bound : str
-        ``compute``, ``memory`` or ``overhead``: what the prediction is made of.
+        ``compute``, ``memory`` or ``overhead``: what the prediction is made of; ``control`` of a loop or branch that is
+        a command, whose prediction is that of the rows inside.
     begin : float
         Nanoseconds after the beginning of its graph, if nothing but what it waits for keeps it.
     critical : bool
@@ -81,7 +83,8 @@ class ScheduleReport:
     kinds : tuple of str
         Of the devices that work: ``cpu``, ``cuda``.
     work : float
-        Nanoseconds of all commands one after the other, each on one core or a whole GPU.
+        Nanoseconds of all commands one after the other, each on one core or a whole GPU; what is inside of a loop that
+        is a command as often as it is guessed to turn.
     path : float
         Nanoseconds of the longest ways through the graphs, one after the other.
     unknown : tuple of str
@@ -116,15 +119,19 @@ def explain_schedule(
     record = stored(opened, PROFILE) or stored(opened, COSTS)
     costs = [Costs(_target(space.target), record) for space in flow.spaces]
     rows: list[ScheduleRow] = []
+    times = _times(flow, kernels, costs)
     for graph in _graphs(flow):
-        rows += _rows(graph, flow, kernels, locs, costs)
-    path = sum(max(r.begin + r.ns for r in rows if r.graph == g) for g in dict.fromkeys(r.graph for r in rows))
+        rows += _rows(graph, flow, kernels, locs, costs, times)
+    rows.sort(key=lambda row: row.number)
+    inside = {n for step in flow.steps if step.control for n in range(step.number + 1, step.end)}
+    outer = [row for row in rows if row.number not in inside]
+    path = sum(max(r.begin + r.ns for r in outer if r.graph == g) for g in dict.fromkeys(r.graph for r in outer))
     unknown = tuple(costs[0].unknown(kernels))
     kinds = tuple(dict.fromkeys(c.target.kind for c in costs))
     machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
-        flow.function, flow.variant["target"], kinds, tuple(rows), sum(r.ns for r in rows), path, unknown, machine,
-        _picture(flow.function, rows),
+        flow.function, flow.variant["target"], kinds, tuple(rows), sum(r.ns for r in outer), path, unknown, machine,
+        _picture(flow.function, outer),
     )  # fmt: skip
 
 
@@ -155,22 +162,56 @@ def _graphs(flow: Flow) -> list[list[FlowStep]]:
     return list(graphs.values())
 
 
+def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> list[float]:
+    """Return the nanoseconds of each step on one core or GPU; of a loop that is a command, those of some turns."""
+    times = [0.0] * len(flow.steps)
+    for step in reversed(flow.steps):
+        if step.control:
+            times[step.number] = _inside(flow, step, times)
+        elif step.kernel < 0:
+            times[step.number] = _copy(costs, flow.way_of(step), step.reads[0][2] - step.reads[0][1])
+        else:
+            times[step.number] = costs[flow.way_of(step)[-1]].of(kernels[step.kernel], step.sizes).ns
+    return times
+
+
+def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
+    """Return the nanoseconds of what a control command holds: of each loop some turns, of a branch the longest arm."""
+    prefix = f"{control.within} > " if control.within else ""
+    steps = flow.steps[control.number + 1 : control.end]
+    held = [s for s in steps if not any(s.number in range(o.number + 1, o.end) for o in steps if o.control)]
+
+    def total(some: Sequence[FlowStep], prefix: str) -> float:
+        """Return the time of steps whose ``within`` begins with ``prefix``, by what comes after that."""
+        found = 0.0
+        parts: dict[str, list[FlowStep]] = {}
+        for step in some:
+            part = f"{step.within} > "[len(prefix) :].partition(" > ")[0]
+            if part:
+                parts.setdefault(part, []).append(step)
+            else:
+                found += times[step.number]
+        arms: dict[str, float] = {}
+        for part, inner in parts.items():
+            ns = total(inner, f"{prefix}{part} > ")
+            if part.startswith("loop"):
+                found += LOOP_TRIPS.value * ns
+            else:
+                name = part.partition(".")[0]
+                arms[name] = max(arms.get(name, 0.0), ns)
+        return found + sum(arms.values())
+
+    return total(held, prefix)
+
+
 def _rows(
-    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Sequence[Costs]
-) -> list[ScheduleRow]:
+    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Sequence[Costs],
+    all_times: Sequence[float],
+) -> list[ScheduleRow]:  # fmt: skip
     """Return the rows of one graph; ``costs`` are those of each memory's target."""
-    first = steps[0].number
-    before = [[n - first for n in step.after] for step in steps]
-    ways = [flow.way_of(s) for s in steps]
-    found: list[Cost | None] = [
-        None if s.kernel < 0 else costs[way[-1]].of(kernels[s.kernel], s.sizes)
-        for s, way in zip(steps, ways, strict=True)
-    ]
-    copied = [s.reads[0][2] - s.reads[0][1] if s.kernel < 0 else 0 for s in steps]
-    times = [
-        _copy(costs, way, size) if cost is None else cost.ns
-        for cost, way, size in zip(found, ways, copied, strict=True)
-    ]
+    place = {step.number: n for n, step in enumerate(steps)}
+    before = [[place[n] for n in step.after] for step in steps]
+    times = [all_times[step.number] for step in steps]
     lags = {pair: times[pair[0]] * share for pair, share in _shares(steps).items()}
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
@@ -178,11 +219,15 @@ def _rows(
     ends = longest_ways(before, times, lags)
     longest = max(ends, default=0.0)
     rows = []
-    for n, (step, cost) in enumerate(zip(steps, found, strict=True)):
+    for n, step in enumerate(steps):
         critical = begins[n] + ends[n] >= longest * (1 - 1e-9)
-        known = (times[n], None, "memory", 2 * copied[n]) if cost is None else _known(cost)
+        way = flow.way_of(step)
+        copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
+        cost = None if step.kernel < 0 else costs[way[-1]].of(kernels[step.kernel], step.sizes)
+        bound = "control" if step.control else "memory"
+        known = (times[n], None, bound, 2 * copied) if cost is None else _known(cost)
         rows.append(ScheduleRow(
-            step.number, step.graph, step.within, _device(flow, ways[n]), flow.name_of(step),
+            step.number, step.graph, step.within, _device(flow, way), flow.name_of(step),
             locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
             step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
         ))  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
 from aotc.targets import resolve
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, TileEdge, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.devices.spaces import Spaces
@@ -37,7 +37,11 @@ class FlowStep:
     within : str
         The loops and branches around it, e.g. ``loop 1 > branch 0``.
     kernel : int
-        Its number, -1 for a copy.
+        Its number, -1 for a copy and for a loop or branch.
+    control : str
+        Its name in ``within`` if it is a loop or branch that is a command of a graph; the steps inside come next.
+    end : int
+        The number after those of the steps inside.
     types : tuple of str
         Of what it reads and then writes, as far as known.
     updates : bool
@@ -59,7 +63,9 @@ class FlowStep:
     types: tuple[str, ...]
     after: tuple[int, ...]
     updates: bool
-    tiles: tuple[TileEdge, ...]
+    tiles: tuple[TileEdge, ...] = ()
+    control: str = ""
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,8 @@ class Flow:
 
     def name_of(self, step: FlowStep) -> str:
         """Return the name of a step's kernel."""
+        if step.control:
+            return step.control
         return "copy" if step.kernel < 0 else self.variant["kernels"][step.kernel]["name"]
 
 
@@ -253,14 +261,18 @@ class _Walker:
                         self._nodes(branch, parameters, f"{within}branch {self.branches}.{n} > ")
 
     def _graph(self, graph: Graph, parameters: Sequence[int], within: str) -> None:
-        first, steps = len(self.flow.steps), self.flow.steps
+        steps, number, first = self.flow.steps, self.graphs, len(self.flow.steps)
+        self.graphs += 1
         after: list[list[int]] = [[] for _ in graph.commands]
         for n, command in enumerate(graph.commands):
             for successor in command.successors:
-                after[successor].append(first + n)
+                after[successor].append(len(steps))
             for follower in command.followers:
-                after[follower].append(first + n)
-        for n, command in enumerate(graph.commands):
+                after[follower].append(len(steps))
+            where = within.removesuffix(" > ")
+            if isinstance(command, Control):
+                self._control(command, number, where, tuple(after[n]), parameters)
+                continue
             kernel = -1 if command.kind == COPY else command.kernel
             extents, count, types, sizes, updates = self._touched(command, parameters)
             places = [
@@ -268,15 +280,23 @@ class _Walker:
                 for (slot, offset), size in zip(command.places, extents, strict=True)
             ]
             items, claim = (value_of(word, parameters) for word in (command.items, command.grain))
-            where = within.removesuffix(" > ")
             reads, writes = tuple(places[:count]), tuple(places[count:])
-            serial = graph.serial
             steps.append(FlowStep(
-                first + n, self.graphs, where, kernel, sizes, items, claim, serial, reads, writes, types,
+                len(steps), number, where, kernel, sizes, items, claim, graph.serial, reads, writes, types,
                 tuple(after[n]), updates,
                 tuple(TileEdge(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
             ))  # fmt: skip
-        self.graphs += 1
+
+    def _control(
+        self, command: Control, graph: int, within: str, after: tuple[int, ...], parameters: Sequence[int]
+    ) -> None:
+        """Note a loop or branch that is a command, then what it holds."""
+        first, branch = len(self.flow.steps), isinstance(command.nodes[0], Case)
+        name = f"branch {self.branches + 1}" if branch else f"loop {len(self.flow.loops)}"
+        step = FlowStep(first, graph, within, -1, {}, 1, 1, False, (), (), (), after, False, control=name)
+        self.flow.steps.append(step)
+        self._nodes(command.nodes, parameters, f"{within} > " if within else "")
+        self.flow.steps[first] = replace(step, end=len(self.flow.steps))
 
     def _touched(
         self, command: Command, parameters: Sequence[int]

@@ -35,7 +35,10 @@ Command buffer
     is :data:`DISPATCH`; ``kernel`` is a number that the loader replaces by the
     function's address; ``items`` is an operand, the grid; ``grain`` how many grid
     items a worker claims at once (an operand). :data:`COPY` has two places
-    (source, destination) and one dim operand (bytes).
+    (source, destination) and one dim operand (bytes). :data:`CONTROL` is a loop or a
+    branch that runs beside other commands: its dims are nodes, its ``kernel`` the number
+    of the first of :data:`INNER_CELLS` cells of its own, from the graph's first; these
+    follow the graph's cells, control command by control command.
 
     ``TILED`` is a graph in which some commands wait for others tile by tile; it has twice as many cells. After the
     dims of each command stand ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
@@ -82,7 +85,7 @@ Trial
     of :data:`TRIAL_CLOCK`, which counts on), participant. Graphs that one thread runs alone have none.
 
     The numbers below are the positions of these words; nobody else counts them.
-    :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
+    :mod:`aotc.vmfb.commands` writes and reads command buffers.
 """
 
 from __future__ import annotations
@@ -91,11 +94,12 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 EXECUTOR_VERSION = 4  # of the executor's functions and of kernels
-COMMANDS_VERSION = 1  # of the words of command buffers
+COMMANDS_VERSION = 2  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
 EXECUTOR_VERSIONS = frozenset({2, 3, EXECUTOR_VERSION})
+COMMANDS_VERSIONS = frozenset({1, COMMANDS_VERSION})
 TILES_SINCE = 4  # the first version of the executor that knows tiles
-COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
+CONTROLS_SINCE = 2  # the first version of the words that has control commands
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
@@ -106,9 +110,10 @@ MAX_PLACES = 256
 MAX_DIMS = 64
 MAX_NESTING = 32
 STATE_WORDS = 8
+INNER_CELLS = 5
 
 GRAPH, WHILE, CASE, TILED = 1, 2, 3, 4
-DISPATCH, COPY = 0, 1
+DISPATCH, COPY, CONTROL = 0, 1, 2
 
 # Positions of the words of a header; the last name of a row is the header's length.
 NODE_KIND, NODE_WORDS, NODE_HEADER = range(3)
@@ -284,21 +289,53 @@ class Command(Record):
         self.followers = followers
 
 
+class Control(Record):
+    """A loop or a branch that is a command of a graph.
+
+    Attributes
+    ----------
+    cell : int
+        The first of its own cells, from the graph's first.
+    predecessors, successors
+        As of :class:`Command`.
+    nodes : sequence of Node
+        What it runs.
+    """
+
+    __slots__ = ("cell", "nodes", "predecessors", "successors")
+    tiles: Sequence[TileEdge] = ()
+    followers: Sequence[int] = ()
+
+    def __init__(
+        self, cell: int, predecessors: int, successors: Sequence[int], nodes: Sequence[Node], at: int = 0
+    ) -> None:
+        self.cell = cell
+        self.predecessors = predecessors
+        self.successors = successors
+        self.nodes = nodes
+        self.at = at
+
+
 class Graph(Record):
     """Commands, each after its predecessors; ``state`` is the number of the first one's cell.
 
-    If one waits for tiles of another the graph is ``tiled``, and each command has two ``cells``.
+    If one waits for tiles of another the graph is ``tiled``: each command has two ``cells``, none is a loop or branch.
     """
 
     __slots__ = ("cells", "commands", "serial", "state", "tiled")
 
-    def __init__(self, commands: Sequence[Command], state: int, serial: bool, at: int = 0) -> None:
+    def __init__(self, commands: Sequence[Command | Control], state: int, serial: bool, at: int = 0) -> None:
         self.commands = commands
         self.state = state
         self.serial = serial
         self.at = at
         self.tiled = any(command.tiles for command in commands)
-        self.cells = (2 if self.tiled else 1) * len(commands)
+        self.cells = (2 if self.tiled else 1) * len(commands) + INNER_CELLS * (len(commands) - len(self.leaves))
+
+    @property
+    def leaves(self) -> list[Command]:
+        """Return the dispatches and copies, without those inside of control commands."""
+        return [c for c in self.commands if isinstance(c, Command)]
 
 
 class WhileNode(Record):
@@ -345,70 +382,3 @@ def value_of(operand: int, parameters: Sequence[int]) -> int:
 def operand_text(operand: int) -> str:
     """Return an operand word for people: ``12``, or ``p0`` for a parameter."""
     return f"p{operand >> 1}" if operand & 1 else str(operand >> 1)
-
-
-def encode(nodes: Sequence[Node]) -> list[int]:
-    """Return the words of a command buffer."""
-    return [word for node in nodes for word in _encode_node(node)]
-
-
-def _encode_node(node: Node) -> list[int]:
-    if isinstance(node, Graph):
-        return _encode_graph(node)
-    slot, offset = node.place
-    if isinstance(node, WhileNode):
-        bodies, lengths, size = [encode(node.condition), encode(node.body)], [], WHILE_HEADER
-        header = {NODE_KIND: WHILE, WHILE_SLOT: slot, WHILE_OFFSET: offset}
-        header |= {WHILE_CONDITION: len(bodies[0]), WHILE_BODY: len(bodies[1])}
-    else:
-        bodies = [encode(branch) for branch in node.branches]
-        lengths = [len(body) for body in bodies]
-        size = CASE_HEADER + len(lengths)
-        header = {NODE_KIND: CASE, CASE_BRANCHES: len(bodies), CASE_SLOT: slot, CASE_OFFSET: offset}
-    header[NODE_WORDS] = size + sum(map(len, bodies))
-    return [*_in_order(header), *lengths, *_joined(bodies)]
-
-
-def _encode_graph(graph: Graph) -> list[int]:
-    kind = TILED if graph.tiled else GRAPH
-    commands = [_encode_command(command, kind) for command in graph.commands]
-    offsets = []
-    end = GRAPH_HEADER + len(commands)
-    for words in commands:
-        offsets.append(end)
-        end += len(words)
-    header = {
-        NODE_KIND: kind,
-        NODE_WORDS: end,
-        GRAPH_COMMANDS: len(commands),
-        GRAPH_STATE: graph.state,
-        GRAPH_SERIAL: int(graph.serial),
-    }
-    return [*_in_order(header), *offsets, *_joined(commands)]
-
-
-def _encode_command(command: Command, graph: int) -> list[int]:
-    header = {
-        KIND: command.kind,
-        KERNEL: command.kernel,
-        ITEMS: command.items,
-        GRAIN: command.grain,
-        PREDECESSORS: command.predecessors,
-        SUCCESSORS: len(command.successors),
-        PLACES: len(command.places),
-        DIMS: len(command.dims),
-    }
-    words = [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
-    if graph == TILED:
-        tiles = [(t.producer, t.times, t.over, t.plus) for t in command.tiles]
-        words += [len(command.followers), len(tiles), *command.followers, *_joined(tiles)]
-    return words
-
-
-def _in_order(header: dict[int, int]) -> list[int]:
-    """Return the words of a header from what stands at each position."""
-    return [header[position] for position in range(len(header))]
-
-
-def _joined(parts: Sequence[Sequence[int]]) -> list[int]:
-    return [word for part in parts for word in part]

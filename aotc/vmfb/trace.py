@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 
@@ -131,7 +131,10 @@ class Stepper:
             match node:
                 case Graph():
                     for command in node.commands:
-                        self._command(command)
+                        if isinstance(command, Control):
+                            self._run(command.nodes)
+                        else:
+                            self._command(command)
                 case WhileNode():
                     self._run(node.condition)
                     while self._bytes(node.place, 1)[0]:

@@ -279,7 +279,28 @@ TILES = {
     "first_tile": (case(of_sorted_rows, (5, 20_000)), case(of_last_rows_first, (5, 20_000))),
 }
 
-LIMITS = {**TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS}
+def turns(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A loop of a product."""
+    return lax.fori_loop(0, 5, lambda i, c: jnp.tanh(c @ w * 0.01), x)
+
+
+def loops(*xs: jax.Array) -> list[jax.Array]:
+    """Loops that nothing but their memory could keep from running at the same time."""
+    return [turns(x, x) for x in xs]
+
+
+def loops_of_large_values(*xs: jax.Array) -> list[jax.Array]:
+    """The same; what they carry is small beside what they make on the way."""
+    return [lax.fori_loop(0, 5, lambda i, c, x=x: jnp.tanh(x * c @ x * 0.01).sum(0) * 0.01, x[0]) for x in xs]
+
+
+OVERLAP = {
+    "overlap_ns": pair(loops, (128, 128), [(128, 128)] * 2),
+    "overlap_percent": pair(loops, [(512, 512), (64, 64)], [(128, 128)] * 2),
+    "overlap_memory": (case(loops, *[(300, 300)] * 2), case(loops_of_large_values, *[(300, 300)] * 4)),
+}
+
+LIMITS = {**TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:

@@ -17,10 +17,9 @@ from aotc.vmfb.abi import (
     TileEdge,
     WhileNode,
     constant,
-    encode,
     parameter,
 )
-from aotc.vmfb.commands import all_commands, kernel_words, read_commands
+from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.verify import check_commands
 

@@ -33,8 +33,8 @@ from aotc.kernels.cpu.atomics import (
     words_at,
 )
 from aotc.kernels.cpu.executor_balance import MINE, STOLEN, WAITED, end_tally
-from aotc.kernels.cpu.executor_graph import describe, finish, make_ready, run_items, take_part
-from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
+from aotc.kernels.cpu.executor_control import participate, prepare_inner
+from aotc.kernels.cpu.executor_graph import describe, finish, make_ready, run_items, should_move
 from aotc.kernels.cpu.executor_shuffle import begin_claim, begin_trial, end_claim, number_run, pick_tail
 from aotc.kernels.cpu.executor_words import (
     CALL,
@@ -42,12 +42,11 @@ from aotc.kernels.cpu.executor_words import (
     DONE,
     EPOCH,
     FINISHED,
+    HELPER,
     MONITOR,
     NEXT,
     NODE,
-    PART_POOL,
-    PART_RUN,
-    PART_WHO,
+    OWNER,
     PENDING,
     READY,
     SEAT,
@@ -55,16 +54,13 @@ from aotc.kernels.cpu.executor_words import (
     TAIL,
     dice_words,
     operand,
-    part_words,
     run_words,
     tally_words,
-    tiles_entry,
     time_words,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
 from aotc.vmfb.abi import (
-    CALL_LAG,
     CALL_PARAMS,
     CALL_SCRATCH,
     CALL_SLOTS,
@@ -76,7 +72,6 @@ from aotc.vmfb.abi import (
     GRAPH_COMMANDS,
     GRAPH_HEADER,
     ITEMS,
-    NODE_KIND,
     PLACE_WORDS,
     PLACES,
     SUCCESSORS,
@@ -85,7 +80,6 @@ from aotc.vmfb.abi import (
     TILE_PRODUCER,
     TILE_TIMES,
     TILE_WORDS,
-    TILED,
     TILED_HEADER,
     TILES,
 )
@@ -213,12 +207,12 @@ def note_end(run, node, cells, number, begin, end, items, claim):
         finish(run, command, cells)
 
 
-def take_tiles(part):
+@njit
+def take_tiles(pool, run, who, role):
     """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
 
-    It is exported, and called by its address, so that it stands in the executor once: loading takes longer by its size.
+    A helper leaves also when there is nothing to claim. Return how often something was found.
     """
-    pool, run, who = words_at(part[PART_POOL]), words_at(part[PART_RUN]), words_at(part[PART_WHO])
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
     me, count = who[SEAT], node[GRAPH_COMMANDS]
@@ -227,7 +221,7 @@ def take_tiles(part):
     epoch, dice, tally = acquire(at(pool, EPOCH)), dice_words(), tally_words()
     tally[MINE], tally[STOLEN], tally[WAITED] = 0, 0, 0
     trial = begin_trial(pool, run, dice, who)
-    cursor, idle = 0, 0
+    cursor, idle, found = 0, 0, 0
     stays = True
     while stays and acquire(at(run, DONE)) < count:
         while cursor < count and is_claimed(node, cells, cursor, params):
@@ -240,6 +234,7 @@ def take_tiles(part):
             if idle >= IDLE_TURNS:
                 tally[WAITED] += exact_clock(time_words())
             idle = 0
+            found += 1
             command = at(node, node[GRAPH_HEADER + number])
             items = items_of(command, params)
             claim = claim_of(command, items, params)
@@ -251,44 +246,30 @@ def take_tiles(part):
             if trial != 0:
                 end_claim(words_at(trial), run, command, begin, end, began, since, who, dice)
             note_end(run, node, cells, number, begin, end, items, claim)
+        elif role == HELPER:
+            stays = False
         else:
             idle += 1
             if idle == IDLE_TURNS:
                 tally[WAITED] -= exact_clock(time_words())
             wait_a_little(idle)
-        if idle % IDLE_TURNS == 0:
+        if stays and idle % IDLE_TURNS == 0:
             before, epoch = epoch, acquire(at(pool, EPOCH))
             stays = call_host(monitor[0], address_of(monitor)) == 0
             if stays and me != 0 and before != epoch:
-                stays = not is_needed_elsewhere(pool, run)
+                stays = not should_move(pool, run, role)
     if idle >= IDLE_TURNS:
         tally[WAITED] += exact_clock(time_words())
     end_tally(pool, tally)
-    return 0
+    return found
 
 
 @njit
-def enter_tiles(pool, run, who):
-    """Call :func:`take_tiles`."""
-    part = part_words()
-    part[PART_POOL], part[PART_RUN], part[PART_WHO] = address_of(pool), address_of(run), address_of(who)
-    call_host(tiles_entry(), address_of(part))
-
-
-@njit
-def participate(pool, run, who):
-    """Do a participant's part in a run."""
-    if words_at(run[NODE])[NODE_KIND] == TILED:
-        enter_tiles(pool, run, who)
-    else:
-        take_part(pool, run, who)
-
-
-@njit
-def run_tiles_alone(pool, node, call, cells):
-    """Run a graph on the caller's thread: tile by tile too, for the sake of its caches."""
+def run_tiles_alone(pool, node, call, cells, who):
+    """Run a graph on one thread: tile by tile too, for the sake of its caches."""
     run = run_words()
+    prepare_inner(pool, run, call)
     describe(run, node, call, cells)
     clear_bits(cells, node[GRAPH_COMMANDS])
     number_run(pool, run)
-    enter_tiles(pool, run, at(call, CALL_LAG))
+    participate(pool, run, who, OWNER)

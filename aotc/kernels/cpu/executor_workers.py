@@ -17,8 +17,8 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
+from aotc.kernels.cpu.executor_control import participate
 from aotc.kernels.cpu.executor_shares import give_seat, is_hoped_for, run_to_join, take_seat
-from aotc.kernels.cpu.executor_tiles import participate
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     BORN,
@@ -26,6 +26,7 @@ from aotc.kernels.cpu.executor_words import (
     HELD,
     INSIDE,
     LAG,
+    MEMBER,
     OPEN,
     REFUSED,
     SEAT,
@@ -107,7 +108,7 @@ def join(pool, run, hint, who):
         me = take_seat(run, hint)
         if me != 0:
             who[SEAT] = me
-            participate(pool, run, who)
+            participate(pool, run, who, MEMBER)
             give_seat(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)

@@ -68,6 +68,10 @@ SPREAD_PERCENT = Limit(
     "chosen, not measured: memory is the price of a wait that ends as soon as a thread is free",
 )
 
+OVERLAP_MEMORY = Limit(
+    "overlap_memory", 100, "percent by which an arena grows so that loops and branches run beside others",
+    "chosen, not measured: they take long, so that a wait for memory would cost whole cores",
+)
 REORDERED_PERCENT = Limit(
     "reordered_percent", 90, "percent of the memory of a function for which its ops are put in another order",
     "chosen, not measured: the model of memory is rough, and the order of the model is easier to follow",
@@ -355,6 +359,15 @@ TILE_CLAIM = Estimate(
 TILE_BYTES = Estimate(
     "tile_bytes", 40_000, "bytes in a microsecond that a command reads again from a near cache, if it waits for tiles",
     "benchmarks/tiles.py, one thread: 30 to 41 in a nanosecond (conv_pool, conv_pool_thin, rows)",
+)
+
+OVERLAP_NS = Limit(
+    "overlap_ns", 4 * cost_work.SERIAL_NS.value, "nanoseconds that loops and branches beside others save, and do not",
+    "chosen, not measured: some times what waking threads takes, as the turns of a loop are a guess",
+)
+OVERLAP_PERCENT = Limit(
+    "overlap_percent", 4, "hundredths of a program's time that loops and branches beside others save, and do not",
+    "chosen, not measured: below, the estimates say little",
 )
 
 ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)

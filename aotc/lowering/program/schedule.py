@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
-from aotc.lowering.analysis.cost_work import guess
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched_within
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
-from aotc.lowering.program.graphs import begins_graph, times_of
+from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
 from aotc.lowering.program.order import order_of
 from aotc.lowering.program.tile_edges import TileEdges, Waits
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
+    INNER_CELLS,
     Case,
     Command,
+    Control,
     Graph,
     Node,
     Place,
@@ -30,9 +31,9 @@ from aotc.vmfb.abi import (
     TileEdge,
     WhileNode,
     constant,
-    encode,
     parameter,
 )
+from aotc.vmfb.commands import encode
 
 
 @dataclass
@@ -100,46 +101,44 @@ class Scheduler:
         return slot, self.operand(offset)
 
     def _nodes(self, steps: Sequence[Step]) -> list[Node]:
-        nodes: list[Node] = []
-        run: list[Launch | Copy] = []
-        for step in steps:
-            if isinstance(step, Launch | Copy):
-                if begins_graph(step, run):
-                    nodes.append(self._graph(run))
-                    run = []
-                run.append(step)
-                continue
-            if run:
-                nodes.append(self._graph(run))
-                run = []
-            if isinstance(step, Loop):
-                condition, body = self._nodes(step.cond), self._nodes(step.body)
-                nodes.append(WhileNode(condition, body, self.place(step.predicate)))
-            elif isinstance(step, Branch):
-                branches = [self._nodes(branch) for branch in step.branches]
-                nodes.append(Case(branches, self.place(step.index)))
-        return [*nodes, self._graph(run)] if run else nodes
+        commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
+        runs = runs_of(commands, self._edges, self.costs)
+        return [self._control(run[0]) if is_lone(run) else self._graph(run) for run in runs]
 
-    def _graph(self, steps: Sequence[Launch | Copy]) -> Graph:
+    def _control(self, step: Step) -> Node:
+        match step:
+            case Loop(predicate, cond, body):
+                return WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
+            case Branch(index, branches):
+                return Case([self._nodes(branch) for branch in branches], self.place(index))
+        raise TypeError(step)
+
+    def _graph(self, steps: Run) -> Graph:
         predecessors = self._edges(steps)
         times = times_of(steps, self.costs)
         serial = self.costs.is_serial(times)
         waits = [Waits(tuple(before)) for before in predecessors]
         order = list(range(len(steps)))
         if not serial:
-            if self.costs.target.kind == "cpu":
-                waits = self.tiles.choose(steps, predecessors)
-            order = order_of([w.every for w in waits], times, list(map(self._width, steps)))
-        commands = [self._command(steps[n], len(waits[n].every)) for n in order]
-        _join(commands, waits, order)
-        graph = Graph(commands, self.states, serial=serial)
-        self.states += graph.cells
+            leaves = [step for step in steps if isinstance(step, Launch | Copy)]
+            if self.costs.target.kind == "cpu" and len(leaves) == len(steps):
+                waits = self.tiles.choose(leaves, predecessors)
+            order = order_of([w.every for w in waits], times, [width_of(step, self.costs) for step in steps])
+        state, cell = self.states, len(steps)
+        self.states += len(steps) + INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
         self.orders.append(order)
+        commands: list[Command | Control] = []
+        for n in order:
+            step, before = steps[n], len(waits[n].every)
+            if isinstance(step, Loop | Branch):
+                commands.append(Control(cell, before, [], [self._control(step)]))
+                cell += INNER_CELLS
+            else:
+                commands.append(self._command(step, before))
+        _join(commands, waits, order)
+        graph = Graph(commands, state, serial=serial)
+        self.states = max(self.states, state + graph.cells)
         return graph
-
-    def _width(self, step: Launch | Copy) -> int:
-        """Return how many workers can share a command."""
-        return 1 if isinstance(step, Copy) else -(-guess(step.kernel.grid) // self.costs.grain(step.kernel))
 
     def _command(self, step: Launch | Copy, predecessors: int) -> Command:
         """Return the command of a step, which nobody waits for yet."""
@@ -154,13 +153,13 @@ class Scheduler:
         claim = constant(self.costs.grain(kernel))
         return Command(DISPATCH, number, items, claim, predecessors, [], places, dims)
 
-    def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
+    def _edges(self, steps: Run) -> Edges:
         """Return the direct predecessors of every command."""
         memory = Memory()
         before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
-            reads, writes = touched(step)
+            reads, writes = touched_within(step)
             found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
             direct = []
@@ -173,7 +172,7 @@ class Scheduler:
         return result
 
 
-def _join(commands: Sequence[Command], waits: Sequence[Waits], order: Sequence[int]) -> None:
+def _join(commands: Sequence[Command | Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
     """Let commands, which are in ``order``, know what waits for them, and what they wait for."""
     place = {n: at for at, n in enumerate(order)}
     successors: list[list[int]] = [[] for _ in commands]
@@ -184,6 +183,9 @@ def _join(commands: Sequence[Command], waits: Sequence[Waits], order: Sequence[i
         tiles = [TileEdge(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
         for t in tiles:
             followers[t.producer].append(at)
-        commands[at].tiles = tiles
+        if isinstance(command := commands[at], Command):
+            command.tiles = tiles
     for command, some, others in zip(commands, successors, followers, strict=True):
-        command.successors, command.followers = some, others
+        command.successors = some
+        if isinstance(command, Command):
+            command.followers = others

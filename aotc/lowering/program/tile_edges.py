@@ -21,7 +21,7 @@ import numpy as np
 
 from aotc.ir.dims import Expr, static
 from aotc.ir.loop_ir import Kernel
-from aotc.ir.program_ir import Copy, Launch, Storage, touched
+from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched
 from aotc.lowering.analysis.cost import ITEM_BLOCKS
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.item_spans import ItemSpans, item_spans
@@ -134,7 +134,7 @@ def needs(earlier: Launch, later: Launch, blocks: Callable[[Launch], Blocks]) ->
     return np.maximum.accumulate(need)
 
 
-def covers(tile: TileEdge, earlier: Launch | Copy, later: Launch | Copy) -> bool:
+def covers(tile: TileEdge, earlier: Step, later: Step) -> bool:
     """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?"""
     if not _is_static(earlier) or not _is_static(later):
         return False
@@ -191,7 +191,7 @@ def _may_meet(a: Storage, b: Storage) -> bool:
     return a.offset == b.offset  # of others none lies across another: plan_memory
 
 
-def _is_static(step: Launch | Copy) -> TypeGuard[Launch]:
+def _is_static(step: Step) -> TypeGuard[Launch]:
     if not isinstance(step, Launch) or step.kernel.dims:
         return False
     return isinstance(step.kernel.grid, int) and step.kernel.grid > 0

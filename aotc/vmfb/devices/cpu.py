@@ -41,11 +41,10 @@ from aotc.vmfb.abi import (
     Graph,
     Node,
     Slots,
-    encode,
 )
 from aotc.vmfb.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import kernel_words
+from aotc.vmfb.commands import encode, kernel_words
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native

@@ -151,7 +151,7 @@ class CudaProgram:
     def _graph(self, graph: Graph) -> Step:
         """Return what runs a graph; its commands are in an order that respects the edges."""
         gpu = self._executable.gpu
-        commands = [self._command(command) for command in graph.commands]
+        commands = [self._command(command) for command in graph.leaves]
 
         def run_all() -> None:
             for command in commands:

@@ -151,7 +151,7 @@ class PlacedProgram:
         """Return what runs a node that works on several memories."""
         match node:
             case Graph():
-                (source, target), (size,) = node.commands[0].places, node.commands[0].dims
+                (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
                 return self._move(source, target, value_of(size, self._parameters))
             case WhileNode():
                 return self._while(node)
@@ -167,7 +167,7 @@ class PlacedProgram:
             if not isinstance(node, Graph):
                 yield self._touch(node.place, 1 if isinstance(node, WhileNode) else 4, False)
                 continue
-            for command in node.commands:
+            for command in node.leaves:
                 dims = [value_of(word, self._parameters) for word in command.dims]
                 if command.kind == COPY:
                     sizes, inputs = [dims[0]] * 2, 1

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import abi, trees
-from aotc.vmfb.abi import Command, Graph, Node, Place, Slots
+from aotc.vmfb.abi import Command, Control, Graph, Node, Place, Slots
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
@@ -181,7 +181,7 @@ def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int,
         except Invalid as error:
             raise Invalid(f"word {node.at}: {error}") from None
     if states > commands:
-        raise Invalid(f"{states} cells where commands have {commands}")
+        raise Invalid(f"{states} cells where {commands} are used")
 
 
 def _check_graph(graph: Graph, limits: _Limits) -> None:
@@ -192,10 +192,16 @@ def _check_graph(graph: Graph, limits: _Limits) -> None:
     expected = []
     places: set[Place] = set()
     operands: set[int] = set()
+    cell = count
     for number, command in enumerate(graph.commands):
-        _check_command(command, limits.kernels)
-        places.update(command.places)
-        operands.update((command.items, command.grain), command.dims)
+        if isinstance(command, Control):
+            if command.cell != cell:
+                raise Invalid(f"control command {number} has the cells from {command.cell}, not from {cell}")
+            cell += abi.INNER_CELLS
+        else:
+            _check_command(command, limits.kernels)
+            places.update(command.places)
+            operands.update((command.items, command.grain), command.dims)
         expected.append(command.predecessors)
         for successor in command.successors:
             if not number < successor < count:
