@@ -14,9 +14,8 @@ from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module, limit_memory
-from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.results import DEVICE, NUMPY
+from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
@@ -52,7 +51,8 @@ def load(
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
         ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
-        ``{"d0": "cpu:0", "d1": "cuda:0"}`` for a model that names devices; by default each has the next of its kind.
+        ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these places in order, for a model that names devices; by default each
+        has the next of its kind.
     threads : int, optional
         Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
@@ -135,7 +135,7 @@ def _load(
     place = bound if variant["kind"] == MIX else ordinal
     executable = device.open_executable(bundle, variant, threads, place, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
-    module = LoadedModule(bundle, variant, executable, bound)
+    module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
         module.prove()
     return module
@@ -176,11 +176,12 @@ class LoadedModule:
     """
 
     def __init__(
-        self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str]
+        self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str], home: str
     ) -> None:
         entries = bundle.manifest["functions"]
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
+        self._home = home  # where what is on no device of the model's is
         self._bundle = bundle
         self._executable = executable
         self._functions = {
@@ -205,12 +206,12 @@ class LoadedModule:
         name : str
         *arrays
             One for each argument of the signature: NumPy arrays, anything with
-            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`DeviceArray`, which is not
+            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`aotc.DeviceArray`, which is not
             copied if it is in memory of the GPU that reads it.
         out : sequence of numpy.ndarray or None, optional
-            Where to write each result.
+            Where to write each result, which then is this array.
         donate : bool
-            Allow donated arguments to be overwritten; else they are copied.
+            Allow donated arguments to be overwritten (an array of a device cannot be used then); else they are copied.
         trace : path, optional
             Run one dispatch at a time and write the arrays that each reads and writes
             to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
@@ -232,9 +233,8 @@ class LoadedModule:
         if function is None or donate is not False or results:
             function = self._asked(name, donate, results)
         if results == DEVICE and not trace:
-            homes = [row.get("device", "") for row in function.signature.results]
-            own = function.run(arrays, out, donate, results)
-            return [x if isinstance(x, DeviceArray) else DeviceArray(x, home) for x, home in zip(own, homes)]
+            made = function.run(arrays, out, donate, results)
+            return on_devices(made, function.signature.results, out, self._home)
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
@@ -285,7 +285,7 @@ class LoadedModule:
 
         function = self._asked(name, donate, results)
         run = partial(self.invoke, name, results=results)
-        call = SubmittedCall(function.where, function.arguments, function.signature.results, run)
+        call = SubmittedCall(function.where, function.arguments, function.signature.results, run, self._home)
         return submit(call, arrays, wait, deadline, bool(donate), out)
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
