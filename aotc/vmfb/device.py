@@ -26,6 +26,7 @@ from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.messages import render
 from aotc.vmfb.pointers import BYTES, EMPTY
+from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
 
 
 class Unread:
@@ -282,8 +283,7 @@ def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[
         places = [devices] if isinstance(devices, str) else list(devices)
         if len(places) != len(wanted):
             what = f"devices= has {len(places)}, and the model names {len(wanted)}"
-            hint = "a place for each, in this order, or by name: devices={'d0': 'cpu:0', ...}"
-            raise BundleError(bundle.where, what, ", ".join(places) or "none", model, hint)
+            raise BundleError(bundle.where, what, ", ".join(places) or "none", model, "a place for each, in this order")
         asked = dict(zip(wanted, places))
     if set(asked) != set(wanted):
         raise BundleError(bundle.where, "devices= and the model name different devices", _listed(asked), model)
@@ -356,21 +356,25 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     return best[2], best[3], ordinals.get(first, 0)
 
 
-def limit_memory(executable: Executable, limit: int | None, where: str) -> None:
+def limit_memory(executable: Executable, limit: int | str | None, where: str) -> None:
     """Let all calls at a time take ``limit`` bytes of working memory at most; any number if it is None.
 
     Raises
     ------
     VmError
-        If it is no positive integer, or memory cannot be limited on the device.
+        If it is no size above 0, or memory cannot be limited on the device.
     """
     if limit is None:
         return
-    if not isinstance(limit, int | np.integer) or limit <= 0:
-        raise VmError("", f"memory_limit is {limit!r}", expected="a positive number of bytes")
+    try:
+        size = as_bytes(limit)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise VmError("", f"memory_limit is {limit!r}", expected=f"{EXAMPLES}, more than none")
     if not hasattr(executable, "limit_memory"):
         raise VmError(where, "memory can be limited on the CPU only", hint="devices='cpu'")
-    executable.limit_memory(int(limit))
+    executable.limit_memory(size)
 
 
 def _version_problem(variant: dict[str, Any]) -> str:

@@ -45,6 +45,14 @@ def thread_count(asked: int | None) -> int:
     return _number(omp) or usable_cores()
 
 
+def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
+    """Return how many threads may have ``scratch`` bytes each besides an arena, within ``limit`` bytes, 0 if any.
+
+    One may, always: what is compiled for a limit fits with one thread.
+    """
+    return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
+
+
 def _positive(name: str, value: int | str) -> int:
     number = _number(str(value))
     if number:

@@ -41,7 +41,7 @@ def load(
     copy: bool = False,
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
     untrusted: bool = False,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -50,9 +50,8 @@ def load(
     source : str, path, bytes or buffer
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
-        ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these places in order, for a model that names devices; by default each
-        has the next of its kind.
+        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run. For a model that
+        names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these places in order; by default the next of each kind.
     threads : int, optional
         Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
@@ -69,15 +68,15 @@ def load(
     untrusted : bool
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
-    memory_limit : int, optional
-        Bytes of working memory that all calls at a time may take; the others wait (``docs/memory.md``). CPU only.
+    memory_limit : int or str, optional
+        Bytes (or text as ``"64MB"``) that all calls at a time may work in; the others wait (``docs/memory.md``). CPU only.
 
     Raises
     ------
     BundleError
         If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
-        If ``threads`` or ``memory_limit`` is not a positive integer, or ``custom_calls`` no functions by name.
+        If ``threads`` or ``memory_limit`` is nothing above 0, or ``custom_calls`` no functions by name.
     """
     calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
@@ -123,7 +122,7 @@ def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, s
 
 def _load(
     bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | None,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None,
 ) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()

@@ -304,7 +304,8 @@ def test_inspect_lists_devices_and_transfers(tmp_path):
     path.write_bytes(aotc.compile(small_stages(), devices=devices))
     shown = " ".join(CliRunner().invoke(app, ["inspect", str(path)]).output.split())
     kernels = ("cpu:x86-64-v3: 1 kernel", "cuda:sm_90: 1 kernel")
-    for part in ("d0 (cpu)", "d1 (cuda)", "1 transfer", "(160 B) from d0 to d1", *kernels):
+    places = ("d0: cpu:x86-64-v3 (cpu:0)", "d1: cuda:sm_90 (cuda:0)")
+    for part in (*places, "1 transfer", "(160 B) from d0 to d1", *kernels):
         assert part in shown
     (variant,) = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).output)["variants"]
     assert [part["target"] for part in variant["parts"]] == ["cpu:x86-64-v3", "cuda:sm_90"]
