@@ -69,7 +69,7 @@ def load(
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
     memory_limit : int or str, optional
-        Bytes (or text as ``"64MB"``) that all calls at a time may work in; the others wait (``docs/memory.md``). CPU only.
+        Bytes (or ``"64MB"``) that all calls at a time may work in; the others wait (``docs/memory.md``). CPU only.
 
     Raises
     ------
@@ -339,8 +339,9 @@ class LoadedModule:
         return "\n".join(lines + [f"  {function.signature!r}" for function in self._functions.values()])
 
     def stats(self) -> dict[str, Any]:
-        """Return target, devices, threads, kernels and memory (bytes) of the loaded bundle."""
-        return {**self._executable.stats(), **({"devices": self.devices} if self.devices else {})}
+        """Return target, devices, threads, kernels, memory (bytes) and recorded calls of the loaded bundle."""
+        recordings = {"recordings": sum(function.recordings for function in self._functions.values())}
+        return {**self._executable.stats(), **recordings, **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:
         """Free working memory that no call uses, down to the system; return how many bytes that were."""

@@ -125,6 +125,8 @@ class LoadedFunction:
     ----------
     name : str
     signature : Signature
+    recordings : int
+        How often the program was run to record what it does: once for each tuple of shapes.
     call : callable
         ``call(arrays) -> list of numpy.ndarray``: the fast way for positional
         arguments, without donation or buffers of the caller. Whoever keeps it
@@ -149,6 +151,7 @@ class LoadedFunction:
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self._lock = new_lock()
+        self.recordings = 0
 
     def run(
         self,
@@ -280,6 +283,7 @@ class LoadedFunction:
             memory, spaces = self.memory(bytes_), len(self.residence.constants)
             recorder = Recorder(self.executable.buffers, memory, len(self.result_dtypes), self.where, spaces)
             self._run_program(list(shapes), recorder)
+            self.recordings += 1
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]

@@ -380,6 +380,7 @@ class CpuExecutable:
             "arena_peak": self._variant.get("arena_peak"),
             "arena_idle_bytes": self.arenas.idle_bytes(),
             "arena_high_water": self.arenas.high_water,
+            "arena_allocations": self.arenas.made,
             "memory": {"cpu": self.arenas.stats()},
             "constants_bytes": self.constants_bytes,
             "constants_copied": self._constants.copied,
