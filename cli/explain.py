@@ -72,8 +72,8 @@ def command(
     ),
     target: str = typer.Option("", help="cpu (this machine, the default) or a name from `aotc targets`."),
     opt_level: int = typer.Option(None, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
-    stack_limit: int = typer.Option(None, min=0, help=STACK_HELP),
-    shared_memory_limit: int = typer.Option(None, min=0, help=SHARED_HELP),
+    stack_limit: str = typer.Option("", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
     device: list[str] = typer.Option([], help=DEVICE_HELP),
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
@@ -100,10 +100,12 @@ def command(
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     said = {
-        "target": target, "opt_level": opt_level, "stack_limit": stack_limit,
-        "shared_memory_limit": shared_memory_limit, "devices": devices_of(device), "default_device": default_device,
-        "place": place, "costs": costs_of(costs), "memory_limit": parse_bytes(memory_limit) if memory_limit else None,
+        "target": target, "opt_level": opt_level, "devices": devices_of(device), "default_device": default_device,
+        "place": place, "costs": costs_of(costs),
     }  # fmt: skip
+    limits = {"--stack-limit": stack_limit, "--shared-memory-limit": shared_memory_limit}
+    for option, text in {**limits, "--memory-limit": memory_limit}.items():
+        said[option[2:].replace("-", "_")] = parse_bytes(text, option) if text else None
     flags = {name: value for name, value in said.items() if value not in ("", None, {})}
     with warnings_as_sentences():
         match subject:

@@ -21,30 +21,21 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def working_memory(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a call of any of these functions takes at most on this machine.
+def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a call of any function of these variants takes at most on this machine."""
+    from aotc.vmfb.machine import thread_count, threads_within
 
-    ``memory_limit`` of a row is that of its variant, 0 without one: fewer threads keep to it.
-    """
-    from aotc.vmfb.machine import thread_count
-
-    most = thread_count(None)
-    taken = []
-    for row in rows:
+    rows = [(v.get("memory_limit", 0), row) for v in variants for row in v.get("memory", {}).values()]
+    every, known = thread_count(None), []
+    for limit, row in rows:
         if row["arena"] is not None:
-            threads = _threads(most, row["arena"], row["scratch"], row["memory_limit"])
-            taken.append((row["arena"] + threads * row["scratch"], threads, row["scratch"]))
-    if rows and not taken:
+            threads = threads_within(every, limit, row["arena"], row["scratch"])
+            known.append((row["arena"] + threads * row["scratch"], threads if row["scratch"] else 0))
+    least = "at least " if len(known) < len(rows) else ""
+    if rows and not known:
         return "memory depends on shapes"
-    peak, threads, scratch = max(taken, default=(0, 0, 0))
-    count = f" with {count_text(threads, 'thread')}" if scratch else ""
-    least = "at least " if len(taken) < len(rows) else ""
-    return f"memory peak {least}{size_text(peak)}{count}"
-
-
-def _threads(most: int, arena: int, scratch: int, limit: int) -> int:
-    """Return how many threads a call has that takes ``scratch`` bytes for each, under a limit."""
-    return max(min(most, (limit - arena) // scratch), 1) if limit and scratch else most
+    size, threads = max(known, default=(0, 0))
+    return f"memory peak {least}{size_text(size)}" + (f" with {count_text(threads, 'thread')}" if threads else "")
 
 
 def bytes_text(size: int | str) -> str:

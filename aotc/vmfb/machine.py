@@ -63,6 +63,14 @@ def shuffle_seed() -> int | None:
     raise VmError("", "AOTC_SHUFFLE is no seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
 
 
+def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
+    """Return how many threads may have ``scratch`` bytes each besides an arena, within ``limit`` bytes, 0 if any.
+
+    One may, always: what is compiled for a limit fits with one thread.
+    """
+    return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
+
+
 def _positive(name: str, value: int | str) -> int:
     number = _number(str(value))
     if number:

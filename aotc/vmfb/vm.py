@@ -17,7 +17,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, own_donated, sharing_memory, type_text
+from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, check_outs, prepared, take_over, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
@@ -125,6 +125,8 @@ class LoadedFunction:
     ----------
     name : str
     signature : Signature
+    recordings : int
+        How often the program was run to record what it does: once for each tuple of shapes.
     call : callable
         ``call(arrays) -> list of numpy.ndarray``: the fast way for positional
         arguments, without donation or buffers of the caller. Whoever keeps it
@@ -149,6 +151,7 @@ class LoadedFunction:
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self._lock = new_lock()
+        self.recordings = 0
 
     def run(
         self,
@@ -167,7 +170,8 @@ class LoadedFunction:
         out : sequence of numpy.ndarray or None, optional
             Where to write each result; None allocates.
         donate : bool
-            Donated arguments may be overwritten; otherwise they are copied.
+            Donated arguments may be overwritten, and arrays of devices among them cannot be used any more; otherwise
+            they are copied.
         results : str
             ``"numpy"``; ``"device"`` leaves those that are made on a GPU there; by default those of which the
             signature says so stay there.
@@ -188,15 +192,15 @@ class LoadedFunction:
                 len(values),
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
-        gpus = self.residence.gpus
-        arrays = [a.prepare(v, self.where, gpu) for a, v, gpu in zip(self.arguments, values, gpus)]
-        own_donated(self.arguments, arrays, donate)
-        buffers = self._check_out_list(out, arrays)
+        arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
+        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where)
         stays = self.residence.stays(results, buffers)
         if not self._planned:
+            take_over(self.arguments, values, arrays, donate)
             made = self._interpret([np.asarray(x) for x in arrays], buffers)
             return self.residence.moved(made, stays)
         plan, replay = self._plan(tuple([x.shape for x in arrays]))
+        take_over(self.arguments, values, arrays, donate)
         made = self.residence.results(plan, arrays, buffers, stays, self.where)
         replay(arrays, made)
         return self.residence.moved(made, stays)
@@ -215,25 +219,8 @@ class LoadedFunction:
         VmError
             Also if the bundle holds no kernel text.
         """
-        arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values, strict=True)]
-        own_donated(self.arguments, arrays, False)
+        arrays = prepared(self.arguments, values, self.where)
         return self._interpret(arrays, [None] * len(self.result_dtypes), make)
-
-    def _check_out_list(
-        self, out: Sequence[np.ndarray | None] | None, arrays: list[np.ndarray]
-    ) -> Sequence[np.ndarray | None]:
-        if out is None:
-            return [None] * len(self.result_dtypes)
-        if not isinstance(out, Sequence):
-            raise VmError(self.where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
-        if len(out) != len(self.result_dtypes):
-            raise VmError(self.where, "wrong number of out buffers", len(out), len(self.result_dtypes))
-        given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]
-        shared = sharing_memory([*arrays, *(x for _, x in given)])
-        for number, (i, _) in enumerate(given, len(arrays)):
-            if number in shared:
-                raise VmError(self.where, f"out[{i}] shares memory with an argument or another result")
-        return out
 
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
@@ -294,6 +281,7 @@ class LoadedFunction:
             memory, spaces = self.memory(bytes_), len(self.residence.constants)
             recorder = Recorder(self.executable.buffers, memory, len(self.result_dtypes), self.where, spaces)
             self._run_program(list(shapes), recorder)
+            self.recordings += 1
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]

@@ -15,7 +15,7 @@ from aotc.lowering.invariants import operands_are_on_their_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.errors import VmError
 
 pytestmark = pytest.mark.cpu
 
@@ -231,19 +231,6 @@ def test_transfers_can_be_bounded():
     aotc.compile(stages(), max_transfers=1)
     with pytest.raises(CompileError, match="transfers between devices: 1, at most 0 allowed"):
         aotc.compile(stages(), max_transfers=0)
-
-
-@pytest.mark.parametrize("devices", [{"d0": "cpu:0"}, {"d0": "cpu:0", "d2": "cpu:1"}, {"d0": "cpu", "d1": "cuda:0"}])
-def test_devices_at_load_are_those_of_the_model(devices):
-    with pytest.raises(BundleError) as caught:
-        aotc.load(aotc.compile(stages()), devices=devices)
-    assert "d0: cpu, d1: cpu" in str(caught.value)
-
-
-def test_devices_at_load_are_kept():
-    module = aotc.load(aotc.compile(stages()), devices={"d0": "cpu:1", "d1": "cpu:0"})
-    assert module.devices == module.stats()["devices"] == {"d0": "cpu:1", "d1": "cpu:0"}
-    assert "on d1" in repr(module)
 
 
 def test_an_array_of_a_device():

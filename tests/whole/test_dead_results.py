@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
@@ -120,11 +121,14 @@ def test_the_same_bits_on_a_gpu(level):
             np.testing.assert_array_equal(bits(a), bits(b))
 
 
-def of_every_dtype():
+SIZES = ((0, 6), (2, 6), (6, 6), (1, 1))  # k and columns
+
+
+def of_every_dtype(sizes=SIZES):
     """Functions of 6 columns: positions alone, values alone, both; k of 0, 2, 6, and of one column."""
     lines = ["module {"]
     for name in DTYPES:
-        for k, n in ((0, 6), (2, 6), (6, 6), (1, 1)):
+        for k, n in sizes:
             x, v, i = f"tensor<5x{n}x{name}>", f"tensor<5x{k}x{name}>", f"tensor<5x{k}xi32>"
             for form, types, read in (("i", i, "%i"), ("v", v, "%v"), ("b", f"{v}, {i}", "%v, %i")):
                 lines.append(f"func.func public @{form}_{name}_{k}_{n}(%x: {x}) -> ({types}) {{")
@@ -149,10 +153,32 @@ def sample(rng, dtype, columns):
 @pytest.mark.parametrize("level", [pytest.param(n, marks=[] if n == 2 else pytest.mark.slow) for n in LEVELS])
 def test_every_dtype(level):
     """Nothing assumes that values and positions are of one type."""
-    module = aotc.load(aotc.compile(of_every_dtype(), opt_level=level), threads=1)
+    check_dtypes(aotc.load(aotc.compile(of_every_dtype(), opt_level=level), threads=1))
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_every_dtype_of_one_shape(level):
+    check_dtypes(aotc.load(aotc.compile(of_every_dtype(SIZES[1:2]), opt_level=level), threads=1), SIZES[1:2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_dtype_on_a_gpu(level):
+    check_dtypes(aotc.load(aotc.compile(of_every_dtype(), target="cuda:sm_80,cuda:sm_90", opt_level=level)))
+
+
+@pytest.mark.cudasim
+def test_every_dtype_on_a_simulated_gpu(monkeypatch):
+    pytest.importorskip("cuda.bindings.nvjitlink")
+    data = aotc.compile(of_every_dtype(SIZES[1:2]), target="cuda:sm_90")
+    install(monkeypatch, data)
+    check_dtypes(aotc.load(data), SIZES[1:2])
+
+
+def check_dtypes(module, sizes=SIZES):
     rng = np.random.default_rng(1)
     for name, dtype in DTYPES.items():
-        for k, n in ((0, 6), (2, 6), (6, 6), (1, 1)):
+        for k, n in sizes:
             x = sample(rng, dtype, n)
             values, positions = largest(x, k)
             for form, want in (("i", [positions]), ("v", [values]), ("b", [values, positions])):

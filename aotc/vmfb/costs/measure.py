@@ -39,7 +39,7 @@ def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dic
     if len(arrays) != len(function.arguments):
         expected = ", ".join(map(str, function.arguments))
         raise VmError(function.where, "wrong number of arguments", len(arrays), expected)
-    if not isinstance(repeat, int) or repeat < 1:
+    if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
         raise VmError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
     found: list[Profiler] = []
 

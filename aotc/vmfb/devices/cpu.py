@@ -52,7 +52,7 @@ from aotc.vmfb.devices.buffers import check_digest, kernel_texts, load_buffers, 
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
-from aotc.vmfb.machine import cpu_features, thread_count
+from aotc.vmfb.machine import cpu_features, thread_count, threads_within
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
@@ -351,7 +351,7 @@ class CpuExecutable:
 
     def _threads_within(self, arena: int, stride: int) -> int:
         """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
-        return max(min(self.threads, (self._limit - arena) // stride), 1) if self._limit and stride else self.threads
+        return threads_within(self.threads, self._limit, arena, stride)
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -374,6 +374,7 @@ class CpuExecutable:
             "arena_peak": self._variant.get("arena_peak"),
             "arena_idle_bytes": self.arenas.idle_bytes(),
             "arena_high_water": self.arenas.high_water,
+            "arena_allocations": self.arenas.made,
             "memory": {"cpu": self.arenas.stats()},
             "constants_bytes": self.constants_bytes,
             "constants_copied": self._constants.copied,

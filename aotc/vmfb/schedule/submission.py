@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
 from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.arguments import Argument, dtype_text
+from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
@@ -44,6 +43,8 @@ class SubmittedCall(NamedTuple):
         ``run(*arrays, out=..., donate=...) -> list`` makes the call.
     executable : Executable
         What it runs on.
+    home : str
+        The device of results that are on none of the model's.
     """
 
     where: str
@@ -51,20 +52,21 @@ class SubmittedCall(NamedTuple):
     results: Sequence[dict[str, Any]]
     run: Callable[..., list[Any]]
     executable: Any
+    home: str
 
 
 class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_fate", "_generation", "_hidden", "_lane", "_mortal", "_out", "_rows", "_tokens", "_turn",
-        "_values", "_where",
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_rows", "_tokens",
+        "_turn", "_values", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
         super().__init__()
         self._call: SubmittedCall | None = call
-        self._where, self._rows = call.where, call.results
+        self._where, self._rows, self._home = call.where, call.results, call.home
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
         self._lane = lane_of(call.executable) if getattr(call.executable, "gpus", ()) else None
@@ -84,8 +86,8 @@ class Submission(Fence):
     @property
     def results(self) -> tuple[FenceResult, ...]:
         """Return the results, which may not exist yet: arguments of later submissions."""
-        rows = enumerate(self._rows)
-        return tuple([FenceResult(self, n, row["dtype"], tuple(row["dims"])) for n, row in rows])
+        rows = [(row["dtype"], tuple(row["dims"]), row.get("device", self._home)) for row in self._rows]
+        return tuple([FenceResult(self, n, *row) for n, row in enumerate(rows)])
 
     def signal(self) -> bool:
         """Refuse: the call settles it."""
@@ -103,14 +105,14 @@ class Submission(Fence):
         """
         return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
 
-    def wait(self, timeout: float | None = None) -> None:
+    def _wait(self, timeout: float | None) -> None:
         """Wait until it is done; run it on this thread if it is ready and nobody has begun."""
+        if self._generation != PROCESS.generation:
+            raise foreign(self._where, self)
+        if timeout is None and not self._tokens and not self._donate and not (self._lane and self._mortal):
+            self._help()
         if self._outcome is None:
-            if self._generation != PROCESS.generation:
-                raise foreign(self._where, self)
-            if timeout is None and not self._tokens and not self._donate and not (self._lane and self._mortal):
-                self._help()
-        super().wait(timeout)
+            super()._wait(timeout)
 
     def _abandon(self) -> None:
         self.cancel()
@@ -217,6 +219,8 @@ class Submission(Fence):
             if self.stopped is not None:
                 raise self.stopped
             values = [v.fence.result()[v.number] if isinstance(v, FenceResult) else v for v in self._values]
+            if self._donate:
+                _note_given(call, values)
             made = call.run(*values, out=self._out, donate=self._donate)
         finally:
             if outer is None:
@@ -292,8 +296,6 @@ def submit(
     if out is not None:
         touches += [Touch(x, True) for x in out if isinstance(x, np.ndarray)]
     fences += turn.enter(made, touches)
-    for value in compress(given, donated):
-        give_away(value, where)
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
@@ -302,8 +304,19 @@ def submit(
     except VmError:
         turn.leave()
         raise
+    if donate:
+        _note_given(call, given)
+        _note_given(call, prepared)
+        take_over(call.arguments, prepared, prepared, donate)
     made.start_when(fences)
     return made
+
+
+def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
+    """Note which of these the caller has given away: also the array that a result of a fence is, once there is one."""
+    for argument, value in zip(call.arguments, values):
+        if argument.donated:
+            give_away(value, call.where)
 
 
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
@@ -349,13 +362,14 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
-    if isinstance(value, DeviceArray) and value.ordinal >= 0:  # on a GPU: the call takes it where it is
+    if isinstance(value, DeviceArray):  # the call takes it where it is
+        argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
         return value
     if not isinstance(value, FenceResult):
         return argument.prepare(value, where)
     _check_fence(where, value.fence)
     if value.fence.done:
-        return argument.prepare(value.fence.result()[value.number], where)
+        return _prepared(where, argument, value.fence.result()[value.number])
     argument.check_type(value.dtype, value.dims, where)
     return value
