@@ -16,7 +16,6 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc_cli.inspect import describe
 from aotc_cli.main import app
-from aotc_cli.sizes import working_memory
 
 pytestmark = pytest.mark.cpu
 
@@ -182,11 +181,6 @@ def test_dims_that_are_none(files):
     assert run("explain", "affinity", files / "m.mlir", "--dim=q=9").exit_code == 2
 
 
-def test_a_limit_lowers_the_threads_that_are_counted(monkeypatch):
-    monkeypatch.setattr("aotc.vmfb.machine.thread_count", lambda _: 4)
-    rows = [{"arena": 1000, "scratch": 500, "memory_limit": 0}]
-    assert working_memory(rows) == "memory peak 3.0 kB with 4 threads"
-    assert working_memory([{**rows[0], "memory_limit": 2100}]) == "memory peak 2.0 kB with 2 threads"
-    assert working_memory([{**rows[0], "memory_limit": 1200}]) == "memory peak 1.5 kB with 1 thread"
+def test_inspect_lists_the_limit_of_memory():
     bundle = open_bundle(aotc.compile(STAGES, memory_limit=10**6))
     assert describe(bundle, 0)["variants"][0]["memory_limit"] == 10**6

@@ -187,9 +187,7 @@ def run_nodes(pool, call, code, words, threads, inner, who, monitor):
     me = who[SEAT]
     scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
     stack = nesting_words()
-    depth = 0
-    here = 0
-    end = words
+    depth, here, end = 0, 0, words
     while not (poll_seldom(call) if me == 0 else is_stopped(pool, call)):
         if here >= end:
             if depth == 0:
