@@ -108,8 +108,11 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
+MASKS = "avx512f"
+"""The feature of processors whose vectors have masks."""
+
 _V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors take for bsr
-_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4 = (*_V3, MASKS, "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 # LLVM schedules register tiles without spills only by the model of this processor;
 # what it has beyond x86-64-v4 is switched off.
@@ -138,6 +141,7 @@ TARGETS = {
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
         Target("cuda:sm_80", "cuda", "sm_80", stack=2 << 10, shared_memory=163 << 10),
+        Target("cuda:sm_86", "cuda", "sm_86", stack=2 << 10, shared_memory=99 << 10),
         Target("cuda:sm_90", "cuda", "sm_90", stack=2 << 10, shared_memory=227 << 10),
     )
 }
