@@ -5,14 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from support.schedules.trials import Watched, check_order, random_dag, trial
 from support.small_models import array
 
 import aotc
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.program import tile_edges
 from aotc.options import Options
 from aotc.vmfb import abi
+from aotc.vmfb.abi import Graph
 
 pytestmark = pytest.mark.cpu
 
@@ -49,7 +55,10 @@ def some_seeds(few: int, many: int) -> list:
 
 def run_shuffled(text, name, arguments, seeds, level):
     """Call a model with each seed; return how many different orders of its claims there were."""
-    data = aotc.compile(text, options=Options(opt_level=level))
+    return run_bundle(aotc.compile(text, options=Options(opt_level=level)), name, arguments, seeds)
+
+
+def run_bundle(data, name, arguments, seeds):
     want = [x.tobytes() for x in aotc.load(data, threads=1).invoke(name, *arguments)]
     watched = Watched(data, THREADS)
     orders: set = set()
@@ -62,7 +71,7 @@ def run_shuffled(text, name, arguments, seeds, level):
                 conflicts, items = watched.conflicts(), watched.items()
             assert [x.tobytes() for x in got] == want, seed
             assert claims
-            check_order(claims, conflicts, items)
+            check_order(claims, conflicts, items, not watched.overlaps)
             orders.add(tuple((claim.command, claim.first) for claim in claims))
     return len(orders)
 
@@ -87,6 +96,42 @@ def test_random_graphs(seeds):
 @pytest.mark.parametrize("seeds", some_seeds(20, 200))
 def test_a_loop(seeds):
     assert run_shuffled(LOOP, "main", (array(64, 64, scale=0.1), np.int32(5)), range(seeds), 2) > seeds // 2
+
+
+def loops_and_branches(x, w, p):
+    def turns(x):
+        return jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ w * 0.1), x)
+
+    def arm(x):
+        return jax.lax.cond(p > 0, lambda: jnp.sin(turns(x) @ w), lambda: jnp.cos(x @ w))
+
+    left, right = turns(x), arm(x + 1)
+    return left @ right, turns(left) - arm(right), jnp.sort(x @ w)
+
+
+@pytest.mark.parametrize("seeds", some_seeds(20, 300))
+def test_loops_and_branches_at_the_same_time(seeds):
+    arguments = array(128, 128, scale=0.1), array(128, 128, seed=1, scale=0.1), np.float32(1)
+    text = export.export(jax.jit(loops_and_branches))(*arguments).mlir_module()
+    assert Watched(aotc.compile(text), THREADS).calls(arguments).overlaps
+    assert run_shuffled(text, "main", arguments, range(seeds), 2) > seeds // 2
+
+
+def sorts(x):
+    for _ in range(3):
+        x = jnp.sort(jnp.tanh(x), -1)
+    return x
+
+
+@pytest.mark.parametrize("seeds", some_seeds(20, 300))
+def test_tiles(seeds, monkeypatch):
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+    arguments = (array(300, 96),)
+    data = aotc.compile(sorts, *arguments, cache=False)
+    watched = Watched(data, THREADS).calls(arguments)
+    assert any(node.tiled for node, *_ in watched.nodes() if isinstance(node, Graph))
+    assert run_bundle(data, "main", arguments, range(seeds)) > seeds // 2
 
 
 def test_an_edge_that_is_missing_is_seen():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aotc.diagnostics import CompileError, Loc
-from aotc.frontend.mlir_types import config_of, entries, integers
+from aotc.frontend.mlir_types import DYNAMIC, config_of, entries, integers
 from aotc.frontend.session import Importer, State
 from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, SVDS, symbol
 from aotc.ir.tensor_ir import TensorType, Value
@@ -82,10 +82,13 @@ def _lapack(routine: str, state: State, op: Any) -> None:
 
 
 def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Replace the factors of a decomposition that was asked for values alone: zeros, of what sizes the model states."""
-    stated = [TensorType(state.dtype(r.type), tuple(r.type.shape)) for r in list(op.results)[2:4]]
-    zeros = [state.constant(np.zeros((), packed_dtype(t)), t) for t in stated]
-    return *results[:2], *zeros, *results[4:]
+    """Replace factors that nobody asked a decomposition for: zeros, if the model states their sizes."""
+    factors = list(results[2:4])
+    for n, result in enumerate(list(op.results)[2:4]):
+        if DYNAMIC not in result.type.shape:
+            stated = TensorType(state.dtype(result.type), tuple(result.type.shape))
+            factors[n] = state.constant(np.zeros((), packed_dtype(stated)), stated)
+    return *results[:2], *factors, *results[4:]
 
 
 def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:

@@ -2,7 +2,9 @@
 
 The check knows no edges. It takes from the manifest which bytes each command reads and writes, and from the claims when
 they ran: of two commands of a graph that touch the same bytes, of which one writes them, the one that stands first in
-the command buffer, whose order is that in which a single thread runs it, must have ended before the other begins.
+the command buffer, whose order is that in which a single thread runs it, must have ended before the other begins. Loops
+and branches that are commands touch what is touched inside of them. Where commands wait for tiles of others, results
+and how often items ran are checked alone.
 """
 
 import random
@@ -12,8 +14,8 @@ from contextlib import contextmanager
 from itertools import combinations, pairwise
 
 import aotc
-from aotc.vmfb.abi import COPY, Graph, value_of
-from aotc.vmfb.commands import all_nodes
+from aotc.vmfb.abi import COPY, Control, Graph, value_of
+from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.trial import Trial
 
@@ -44,16 +46,32 @@ class Watched:
 
         self.executable.call_of = call_of
 
-    def graphs(self):
-        """Yield, for each graph, its commands by the addresses of their words, and each one's items."""
+    def calls(self, arguments):
+        """Call it once, so that its submissions are known."""
+        self.module.invoke("main", *arguments)
+        return self
+
+    def nodes(self):
+        """Yield the nodes of each submission, and what its numbers are evaluated with."""
         for number, slots, parameters in self.submissions:
             first = self.executable._buffers[number].address
             for node in all_nodes(self.executable.nodes(number)):
-                if isinstance(node, Graph):
-                    yield {first + 8 * c.at: (c, slots, parameters) for c in node.commands}
+                yield node, first, slots, parameters
+
+    def graphs(self, tiled=False):
+        """Yield, for each graph, its commands by the addresses of their words; without those that wait for tiles."""
+        for node, first, slots, parameters in self.nodes():
+            if isinstance(node, Graph) and (tiled or not node.tiled):
+                yield {first + 8 * c.at: (c, slots, parameters) for c in node.commands}
 
     def touched(self, command, slots, parameters):
         """Return the bytes that a command reads and those that it writes, as lists of (begin, end)."""
+        if isinstance(command, Control):
+            places = [node.place for node in all_nodes(command.nodes) if not isinstance(node, Graph)]
+            begins = [slots[slot] + value_of(offset, parameters) for slot, offset in places]
+            parts = [self.touched(c, slots, parameters) for c in all_commands(command.nodes)]
+            reads = [(begin, begin + 1) for begin in begins] + [span for some, _ in parts for span in some]
+            return reads, [span for _, some in parts for span in some]
         if command.kind == COPY:
             sizes, inputs = [value_of(command.dims[0], parameters)] * 2, 1
         else:
@@ -77,8 +95,17 @@ class Watched:
 
     def items(self):
         """Return the items of each command by its address."""
-        every = [row for commands in self.graphs() for row in commands.items()]
-        return {at: value_of(command.items, parameters) for at, (command, _, parameters) in every}
+        every = [row for commands in self.graphs(tiled=True) for row in commands.items()]
+        return {
+            at: 1 if isinstance(command, Control) else value_of(command.items, parameters)
+            for at, (command, _, parameters) in every
+        }
+
+    @property
+    def overlaps(self):
+        """Tell whether loops or branches are commands: then graphs of one call run at the same time."""
+        graphs = [node for node, *_ in self.nodes() if isinstance(node, Graph)]
+        return any(len(graph.leaves) < len(graph.commands) for graph in graphs)
 
 
 def meet(spans, others):
@@ -86,7 +113,7 @@ def meet(spans, others):
     return any(a < d and c < b for a, b in spans for c, d in others)
 
 
-def check_order(claims, conflicts, items):
+def check_order(claims, conflicts, items, in_turn=True):
     """Check one call's claims: each item of a graph's run once, commands after those they depend on, graphs in turn."""
     runs = defaultdict(list)
     for claim in claims:
@@ -103,8 +130,7 @@ def check_order(claims, conflicts, items):
         for a, b in conflicts:
             if a in begins and b in begins:
                 assert ends[a] < begins[b], "a command ran before one that it depends on had ended"
-    in_turn = [runs[number] for number in sorted(runs)]
-    for before, after in pairwise(in_turn):
+    for before, after in pairwise([runs[number] for number in sorted(runs)] if in_turn else []):
         assert max(row.ended for row in before) < min(row.began for row in after), "graphs ran at the same time"
 
 
