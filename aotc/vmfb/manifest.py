@@ -34,6 +34,8 @@ _CODE = {
         }
     ],
     "cubin?": int,
+    "ptx?": int,
+    "driver?": [int],
 }
 
 _VARIANT = {
@@ -51,6 +53,7 @@ _VARIANT = {
             "image?": [int],
             "threads?": int,
             "items?": int,
+            "resources?": {str: int},
         }
     ],
     "command_buffers": [{"code": int, "states": int, "parameters": int}],

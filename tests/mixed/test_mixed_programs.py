@@ -31,7 +31,7 @@ from aotc.ir.tensor_run import interpret
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError, VmError
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
 SMALL = [name for name, row in PROGRAMS.items() if "128" not in row[0]]

@@ -65,7 +65,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if target.kind == "cuda":
             from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
 
-            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target)}
+            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target).packed()}
         return {"id": request["id"], "object": compile_kernel(kernel, target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}

@@ -25,6 +25,7 @@ _OUT_OF_MEMORY = 2
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
@@ -136,6 +137,13 @@ def device_count() -> int:
     return found.value
 
 
+def version() -> tuple[int, int]:
+    """Return the CUDA that the driver is for, e.g. (13, 0)."""
+    found = c_int()
+    call("cuDriverGetVersion", byref(found))
+    return found.value // 1000, found.value % 1000 // 10
+
+
 def capability(ordinal: int) -> tuple[int, int]:
     """Return the compute capability of a GPU, e.g. (9, 0)."""
     found = []
@@ -233,7 +241,7 @@ class Gpu:
         call("cuCtxSetCurrent", self._context)
 
     def load(self, image: Any) -> c_void_p:
-        """Return the module of a cubin."""
+        """Return the module of a cubin, or of PTX, which the driver compiles."""
         module = _handle("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module

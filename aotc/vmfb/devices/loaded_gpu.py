@@ -26,7 +26,7 @@ class LoadedGpu:
     ----------
     bundle : Bundle
     part : dict
-        Its entry: cubins and kernels.
+        Its entry: images and kernels.
     first : int
         The number of its first kernel.
     constants : ConstantMemory
@@ -39,7 +39,7 @@ class LoadedGpu:
     Raises
     ------
     BundleError
-        If a cubin is damaged.
+        If an image is damaged, or the driver does not compile it.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
         fits = len(kernel.get("image", ())) == 2 and "symbol" in kernel
         if not fits or not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
-    if part["kernels"] and "cubin" not in part:
-        raise BundleError(bundle.where, "the variant has kernels but no cubins")
+    if part["kernels"] and not part.keys() & {"cubin", "ptx"}:
+        raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
 
 
 def images(bundle: Bundle, part: dict[str, Any]) -> list[memoryview]:
@@ -151,13 +151,13 @@ def images(bundle: Bundle, part: dict[str, Any]) -> list[memoryview]:
     """
     if not part["kernels"]:
         return []
-    whole = bundle.checked(part["cubin"])
+    whole = bundle.checked(part["ptx" if "ptx" in part else "cubin"])
     check_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
     data = whole[:-INTERFACE_BYTES]
     found = []
     for kernel in part["kernels"]:
         begin, size = kernel["image"]
         if not 0 <= begin <= begin + size <= data.nbytes:
-            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the cubins")
+            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the code")
         found.append(data[begin : begin + size])
     return found
