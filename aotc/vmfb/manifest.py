@@ -38,6 +38,22 @@ _CODE = {
     "driver?": [int],
 }
 
+_LAUNCH = {
+    "blocks": [(int, list)],
+    "cluster": [int],
+    "shared": int,
+    "maps": [
+        {
+            "buffer": int,
+            "type": str,
+            "sizes": [(int, list)],
+            "strides": [(int, list)],
+            "box": [int],
+            "swizzle": int,
+        }
+    ],
+}
+
 _VARIANT = {
     **_CODE,
     "kernels": [
@@ -54,6 +70,7 @@ _VARIANT = {
             "threads?": int,
             "items?": int,
             "resources?": {str: int},
+            "launch?": _LAUNCH,
         }
     ],
     "command_buffers": [{"code": int, "states": int, "parameters": int}],

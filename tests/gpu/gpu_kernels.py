@@ -6,6 +6,7 @@ from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.launch import Launch
 
 
 def run(kernel, arrays, grid, target, dims=()):
@@ -19,7 +20,8 @@ def run(kernel, arrays, grid, target, dims=()):
     start = ctypes.addressof(values)
     table = (ctypes.c_void_p * len(values))(*[start + 8 * n for n in range(len(values))])
     threads = block_threads(kernel)
-    gpu.launch(function, grid if threads else -(-grid // FLAT_THREADS), threads or FLAT_THREADS, table)
+    blocks = grid if threads else -(-grid // FLAT_THREADS)
+    gpu.launch(function, Launch((blocks, 1, 1), threads or FLAT_THREADS), table)
     for place, a in list(zip(places, arrays))[len(kernel.inputs) :]:
         gpu.download(a.ctypes.data, place, a.nbytes)
     gpu.wait()

@@ -31,4 +31,7 @@ def test_every_conversion(to, target):
     outs = [np.zeros(length, to_numpy(to)) for _ in arrays]
     gpu_kernels.run(converting(to, sources, length), [*arrays, *outs], length, target)
     for source, x, got in zip(sources, arrays, outs):
-        np.testing.assert_array_equal(got, convert(x, to), err_msg=source)
+        want = convert(x, to)
+        if DTYPES[to].kind == "f" and DTYPES[to].bits < 32:  # of whose NaN NumPy knows nothing
+            got, want = got.astype(np.float32), want.astype(np.float32)
+        np.testing.assert_array_equal(got, want, err_msg=source)

@@ -1,6 +1,7 @@
 """A GPU made of host memory: the CUDA device runs on it, kernels run as their loop IR's Python."""
 
 import ctypes
+import math
 import threading
 from collections import deque
 from functools import partial
@@ -160,13 +161,17 @@ class SimulatedGpu:
         assert other._holds(source, size)
         self._move("copy_from", to, source, size)
 
-    def launch(self, function, blocks, threads, table):
+    def let_share(self, function, size):
+        pass
+
+    def launch(self, function, shape, table):
         kernel, text = function
-        values = [ctypes.c_int64.from_address(p).value for p in table]
+        parameters = len(kernel.inputs) + len(kernel.outputs) + len(kernel.dims) + 1  # after the tensor maps
+        values = [ctypes.c_int64.from_address(p).value for p in table[len(table) - parameters :]]
         buffers = (*kernel.inputs, *kernel.outputs)
         dims = dict(zip(kernel.dims, values[len(buffers) : -1], strict=True))
         assert values[-1] == evaluate(kernel.grid, dims)
-        assert 0 < values[-1] <= blocks * threads
+        assert 0 < values[-1] <= math.prod(shape.blocks) * shape.threads
         shapes = [tuple(int(evaluate(d, dims)) for d in b.shape) for b in buffers]
         arrays = [array_at(a, b.dtype, s) for a, b, s in zip(values, buffers, shapes)]
         assert all(self._holds(a, x.nbytes) for a, x in zip(values, arrays))

@@ -14,12 +14,14 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import Any
 from weakref import finalize
 
+from aotc.vmfb.devices.launch import Launch
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _OUT_OF_MEMORY = 2
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
@@ -38,6 +40,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleLoadData": (_OUT, c_void_p),
     "cuModuleUnload": (_HANDLE,),
     "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
+    "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
+    "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
@@ -60,7 +64,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphDestroy": (_HANDLE,),
     "cuGraphExecDestroy": (_HANDLE,),
     "cuGraphLaunch": (_HANDLE, _HANDLE),
-    "cuLaunchKernel": (_HANDLE, *[c_uint] * 7, _HANDLE, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, _HANDLE, c_void_p, c_void_p),
 }
 
 
@@ -319,9 +323,14 @@ class Gpu:
         """Wait until an event has come."""
         call("cuEventSynchronize", event)
 
-    def launch(self, function: c_void_p, blocks: int, threads: int, parameters: Any) -> None:
+    def let_share(self, function: c_void_p, size: int) -> None:
+        """Let a block of a kernel have ``size`` bytes of dynamic shared memory."""
+        if size:
+            call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
+
+    def launch(self, function: c_void_p, shape: Launch, parameters: Any) -> None:
         """Launch a kernel; ``parameters`` is an array of pointers to them."""
-        call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, parameters, None)
+        call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
         """Wait until the stream is done."""
