@@ -84,6 +84,7 @@ INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
+MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a tensor map, a parameter of CUDA kernels
 
 MAX_PLACES = 256
 MAX_DIMS = 64

@@ -40,6 +40,7 @@ _CODE = {
 
 _LAUNCH = {
     "blocks": [(int, list)],
+    "resident": int,
     "cluster": [int],
     "shared": int,
     "maps": [

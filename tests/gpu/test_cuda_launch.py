@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 
+from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import driver, tensor_map
 from aotc.vmfb.devices.launch import Launch, fits, launch_of
 from aotc.vmfb.errors import VmError
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.ir
 
 MAP = {"buffer": 0, "type": "bf16", "sizes": [512, [1]], "strides": [["*", 2, 512]], "box": [64, 128], "swizzle": 128}
 TILES = ["//", ["+", [0], 127], 128]
-LAUNCH = {"blocks": [4, TILES, [1]], "cluster": [2, 1, 1], "shared": 200 << 10, "maps": [MAP]}
+LAUNCH = {"blocks": [4, TILES, [1]], "resident": 0, "cluster": [2, 1, 1], "shared": 200 << 10, "maps": [MAP]}
 
 
 def kernel(**changed):
@@ -21,15 +22,20 @@ def kernel(**changed):
 
 
 def test_blocks_follow_the_dims():
-    assert launch_of("m", kernel(), (300, 7), 0) == Launch((4, 3, 7), 256, 200 << 10, (2, 1, 1))
-    assert launch_of("m", kernel(), (0, 7), 0).is_empty
-    assert launch_of("m", {"name": "k", "threads": 64, "items": 64}, (), 130) == Launch((3, 1, 1), 64)
+    assert launch_of("m", kernel(), (300, 7), 0, 9) == Launch((4, 3, 7), 256, 200 << 10, (2, 1, 1))
+    assert launch_of("m", kernel(), (0, 7), 0, 9).is_empty
+    assert launch_of("m", {"name": "k", "threads": 64, "items": 64}, (), 130, 9) == Launch((3, 1, 1), 64)
+
+
+def test_blocks_that_stay():
+    assert launch_of("m", kernel(resident=2), (300, 7), 0, 1).blocks == (2, 3, 7)
+    assert launch_of("m", kernel(resident=2), (300, 7), 0, 132).blocks == (4, 3, 7)
 
 
 def test_too_many_blocks():
-    assert launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS), 0).blocks[2] == MAX_BLOCKS_ACROSS
+    assert launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS), 0, 9).blocks[2] == MAX_BLOCKS_ACROSS
     with pytest.raises(VmError, match="'k' has too large a grid"):
-        launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS + 1), 0)
+        launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS + 1), 0, 9)
 
 
 WRONG = {
@@ -39,6 +45,7 @@ WRONG = {
     "a flat cluster": {"cluster": [2]},
     "too much memory": {"shared": MAX_SHARED + 1},
     "less than none": {"shared": -1},
+    "blocks that do not stay": {"resident": -1},
 }
 
 
@@ -76,7 +83,7 @@ def test_the_driver_is_told_of_an_array(monkeypatch):
     monkeypatch.setattr(driver._DRIVER, "library", library)
     made = tensor_map.encode_map("m", MAP, 0x1000, (300, 7))
     assert ctypes.addressof(made) % 64 == 0
-    assert ctypes.sizeof(made) == tensor_map.MAP_BYTES
+    assert ctypes.sizeof(made) == MAP_BYTES
     ((name, (_, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, _, fill)),) = library.calls
     assert (name, kind, rank, address, interleave, swizzle, fill) == ("cuTensorMapEncodeTiled", 9, 2, 0x1000, 0, 3, 0)
     assert (list(sizes), list(strides)[:1], list(box), list(steps)) == ([512, 7], [1024], [64, 128], [1, 1])

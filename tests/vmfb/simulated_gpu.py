@@ -42,6 +42,7 @@ class SimulatedGpu:
     """
 
     LATE, EARLY = "late", "early"
+    multiprocessors = 4
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()

@@ -57,7 +57,9 @@ def test_threads_of_a_block(threads):
 def test_blocks_of_a_grid(blocks):
     launched = []
     executable = SimpleNamespace(
-        gpu=SimpleNamespace(launch=lambda function, shape, table: launched.append((shape.blocks, shape.threads))),
+        gpu=SimpleNamespace(
+            launch=lambda function, shape, table: launched.append((shape.blocks, shape.threads)), multiprocessors=4
+        ),
         kernels=[{"name": "k", "items": 2, "threads": 32}],
         functions=[None],
         where="m",

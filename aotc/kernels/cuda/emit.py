@@ -62,12 +62,17 @@ class CudaEmitter(BodyEmitter):
         super().emit()
 
     def _bind_parameters(self) -> ir.Value:
+        (item,) = self.bind_kernel()
+        return item
+
+    def bind_kernel(self) -> list[ir.Value]:
+        """Give the kernel's buffers and dims their values, and return the parameters that come after them."""
         arguments = iter(self.builder.function.args)
         for buffer in (*self.kernel.inputs, *self.kernel.outputs):
             self._pointers[buffer.name] = next(arguments)
         for name in self.kernel.dims:
             self._indices.bind(name, next(arguments))
-        return next(arguments)
+        return list(arguments)
 
     def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         if buffer.name in self._parts:

@@ -6,6 +6,7 @@ block of threads runs one together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from llvmlite import ir
@@ -19,15 +20,21 @@ BODY = "aotc_body"
 """The function of an item: of a pointer to each buffer, of each dim, and of the item's number."""
 
 
+def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Sequence[ir.Value], *own: ir.Value):
+    """Call a function of the kernel: of the elements of ``tables``, its pointers and dims, and of what is its own."""
+    values = [*(builder.extract_value(table, n) for table in tables for n in range(table.type.count)), *own]
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [v.type for v in values]), name)
+    return builder.call(function, values)
+
+
 @intrinsic
 def _body(typing_context, pointers, dims, item):
     """Call :data:`BODY`."""
 
     def generate(context, builder, signature, arguments):
-        values = [builder.extract_value(table, n) for table in arguments[:2] for n in range(table.type.count)]
-        values.append(arguments[2])
-        kind = ir.FunctionType(ir.VoidType(), [v.type for v in values])
-        builder.call(ir.Function(builder.module, kind, BODY), values)
+        call_function(builder, BODY, ir.VoidType(), arguments[:2], arguments[2])
         return context.get_dummy_value()
 
     return types.void(pointers, dims, item), generate

@@ -166,7 +166,7 @@ class CudaProgram:
             return lambda: gpu.copy(pointers[1], pointers[0], dims[0])
         kernel, function = self._executable.kernels[command.kernel], self._executable.functions[command.kernel]
         where, items = self._executable.where, self._value(command.items)
-        shape = launch_of(where, kernel, dims, items)
+        shape = launch_of(where, kernel, dims, items, gpu.multiprocessors)
         if shape.is_empty:
             return lambda: None
         rows = kernel.get("launch", {}).get("maps", ())

@@ -19,6 +19,7 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -150,12 +151,13 @@ def version() -> tuple[int, int]:
 
 def capability(ordinal: int) -> tuple[int, int]:
     """Return the compute capability of a GPU, e.g. (9, 0)."""
-    found = []
-    for attribute in (_MAJOR, _MINOR):
-        value = c_int()
-        call("cuDeviceGetAttribute", byref(value), attribute, ordinal)
-        found.append(value.value)
-    return found[0], found[1]
+    return _attribute(_MAJOR, ordinal), _attribute(_MINOR, ordinal)
+
+
+def _attribute(number: int, ordinal: int) -> int:
+    found = c_int()
+    call("cuDeviceGetAttribute", byref(found), number, ordinal)
+    return found.value
 
 
 def device_name(ordinal: int) -> str:
@@ -229,6 +231,8 @@ class Gpu:
     ----------
     ordinal : int
         The GPU's number; several objects may share a GPU, each with a stream of its own.
+    multiprocessors : int
+        How many it has.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -239,6 +243,7 @@ class Gpu:
         self._context = self._held.context
         self.enter()
         self.stream = self._held.stream = _handle("cuStreamCreate", _NON_BLOCKING)
+        self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""

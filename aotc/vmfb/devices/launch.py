@@ -1,10 +1,11 @@
 """How a kernel is launched: its blocks, their memory, and the tensor maps that it reads arrays through.
 
 A kernel whose entry has no ``launch`` runs on a row of blocks, as many as its grid fills. Another's entry says how many
-blocks there are in each of three directions, as sizes of its dims, how many make a cluster, how much dynamic shared
-memory a block has, and which arrays are copied by the tensor memory accelerator::
+blocks there are in each of three directions, as sizes of its dims, but not more in the first than ``resident`` for
+each multiprocessor if that is not 0, how many make a cluster, how much dynamic shared memory a block has, and which
+arrays are copied by the tensor memory accelerator::
 
-    {"blocks": [size, size, size], "cluster": [2, 1, 1], "shared": 196608, "maps": [
+    {"blocks": [size, size, size], "resident": 1, "cluster": [2, 1, 1], "shared": 196608, "maps": [
         {"buffer": 0, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128], "swizzle": 128}]}
 
 Sizes and strides begin with the innermost dimension, whose elements lie side by side. Parameters of the kernel are the
@@ -78,7 +79,9 @@ class Launch:
         return not all(self.blocks)
 
 
-def launch_of(where: str, kernel: Mapping[str, Any], dims: Sequence[int], items: int) -> Launch:
+def launch_of(
+    where: str, kernel: Mapping[str, Any], dims: Sequence[int], items: int, multiprocessors: int
+) -> Launch:
     """Return how ``kernel``, an entry of the manifest, is launched for ``dims`` and a grid of ``items``.
 
     Raises
@@ -91,6 +94,7 @@ def launch_of(where: str, kernel: Mapping[str, Any], dims: Sequence[int], items:
         found = Launch((-(-items // kernel["items"]), 1, 1), kernel["threads"])
     else:
         x, y, z = (max(evaluate(size, dims), 0) for size in row["blocks"])
+        x = min(x, row["resident"] * multiprocessors) if row["resident"] else x
         found = Launch((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]))
     for count, most in zip(found.blocks, (MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_BLOCKS_ACROSS)):
         if count > most:
@@ -110,4 +114,5 @@ def fits(kernel: Mapping[str, Any]) -> bool:
         and min(row["cluster"]) >= 1
         and prod(row["cluster"]) <= MAX_CLUSTER
         and 0 <= row["shared"] <= MAX_SHARED
+        and row["resident"] >= 0
     )

@@ -9,11 +9,11 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
 from aotc.vmfb.devices import driver
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.safety.interface import evaluate
 
-MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 # CUtensorMapDataType, by what an element is copied as; TF32 is f32 that is rounded on its way.
 _TYPES = {"u8": 0, "u16": 1, "i32": 3, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9, "tf32": 11}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by the bytes of a row
@@ -41,8 +41,8 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     VmError
         If the driver refuses it: the array lies, or its rows lie, where none of 16 bytes begin.
     """
-    memory = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
-    start = -ctypes.addressof(memory) % _MAP_ALIGNMENT
+    memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+    start = -ctypes.addressof(memory) % MAP_ALIGNMENT
     made = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)
     rank = len(row["sizes"])
     sizes = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["sizes"]])
