@@ -1,18 +1,17 @@
 """Instructions of Hopper: barriers that count bytes, copies of tiles by the tensor memory accelerator, warpgroups.
 
-Shared memory is named by 32-bit addresses, a barrier by that of its 8 bytes. Those that wait for other threads, or let
-them go on, have no meaning for a thread by itself.
+Shared memory is named by 32-bit addresses, a barrier by that of its 8 bytes. What they mean is said for the machine of
+:mod:`aotc.kernels.cuda.block`, where everything is done when it is begun, so that fences and waits for what was begun
+do nothing.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
-
+import numpy as np
 from llvmlite import ir
-from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
-from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
+from aotc.kernels.cuda.block import Barrier, here, swizzled
+from aotc.kernels.cuda.ptx import I32, I64, NOTHING, emitted, ptx
 
 DYNAMIC_SHARED = "aotc_dynamic_shared"
 SWIZZLE_BYTES = 1024
@@ -22,32 +21,27 @@ from: PTX ISA, tensor swizzling modes
 """
 
 
-def _together(what: str) -> NoReturn:
-    raise NotImplementedError(f"{what} means nothing for a thread by itself")
-
-
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
 def barrier_init(barrier, arrivals):
     """Make a barrier whose phase ends with so many arrivals."""
-    _together("a barrier")
+    here().block.barriers[int(barrier)] = Barrier(int(arrivals))
 
 
 @ptx("fence.mbarrier_init.release.cluster;", NOTHING)
 def barriers_made():
     """Let the tensor memory accelerator see the barriers that this thread made."""
-    _together("a fence")
 
 
 @ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", NOTHING, I32, I32)
 def barrier_expect(barrier, size):
     """Arrive; the phase ends after so many bytes were copied, too."""
-    _together("a barrier")
+    here().block.barriers[int(barrier)].change(1, int(size))
 
 
 @ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", NOTHING, I32)
 def barrier_arrive(barrier):
     """Arrive."""
-    _together("a barrier")
+    here().block.barriers[int(barrier)].change(1, 0)
 
 
 @ptx(
@@ -57,7 +51,7 @@ def barrier_arrive(barrier):
 )  # fmt: skip
 def barrier_wait(barrier, parity):
     """Wait for the end of a phase: the first has parity 0, the next 1, the one after that 0."""
-    _together("a barrier")
+    here().block.barriers[int(barrier)].wait(int(parity))
 
 
 @ptx(
@@ -66,19 +60,20 @@ def barrier_wait(barrier, parity):
 )  # fmt: skip
 def copy_tile(to, tensor_map, barrier, column, row):
     """Begin to copy the box of a tensor map at ``row`` and ``column``; what is outside of the array is 0."""
-    _together("a copy")
+    block, part = here().block, tensor_map.part(int(column), int(row))
+    rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+    block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
+    block.barriers[int(barrier)].change(0, -part.nbytes)
 
 
 @ptx("wgmma.fence.sync.aligned;", NOTHING)
 def products_fence():
     """Let the products that follow use the registers that were written."""
-    _together("a warpgroup")
 
 
 @ptx("wgmma.commit_group.sync.aligned;", NOTHING)
 def products_commit():
     """Make a group of the products that were begun."""
-    _together("a warpgroup")
 
 
 def products_wait(left: int):
@@ -86,7 +81,7 @@ def products_wait(left: int):
 
     @ptx(f"wgmma.wait_group.sync.aligned {left};", NOTHING)
     def wait():
-        _together("a warpgroup")
+        pass
 
     return wait
 
@@ -96,7 +91,7 @@ def registers(change: str, count: int):
 
     @ptx(f"setmaxnreg.{change}.sync.aligned.u32 {count};", NOTHING)
     def change_registers():
-        _together("a warpgroup")
+        pass
 
     return change_registers
 
@@ -107,23 +102,13 @@ def quotient(a, b):
     return a // b
 
 
-@intrinsic
-def shared_base(typing_context):
+def _generate_shared_base(context, builder, signature, arguments):
+    memory = ir.GlobalVariable(builder.module, ir.ArrayType(ir.IntType(8), 0), DYNAMIC_SHARED, addrspace=3)
+    memory.align = SWIZZLE_BYTES
+    return builder.ptrtoint(memory, ir.IntType(32))
+
+
+@emitted(I32, _generate_shared_base)
+def shared_base():
     """Return where the dynamic shared memory of the block begins."""
-
-    def generate(context, builder, signature, arguments):
-        memory = ir.GlobalVariable(builder.module, ir.ArrayType(ir.IntType(8), 0), DYNAMIC_SHARED, addrspace=3)
-        memory.align = SWIZZLE_BYTES
-        return builder.ptrtoint(memory, ir.IntType(32))
-
-    return types.int32(), generate
-
-
-@intrinsic
-def address(typing_context, pointer):
-    """Return a pointer as a number."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ptrtoint(arguments[0], ir.IntType(64))
-
-    return types.int64(pointer), generate
+    return 0

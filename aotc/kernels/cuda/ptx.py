@@ -61,18 +61,32 @@ def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]]
         Of the operands, which arguments are converted to.
     """
 
-    def make(meaning: Callable[..., Any]) -> Instruction:
-        def generate(context, builder, signature, arguments):
-            value = assembly(builder, text, result, list(operands), list(arguments))
-            return context.get_dummy_value() if result == NOTHING else value
+    def generate(context, builder, signature, arguments):
+        value = assembly(builder, text, result, list(operands), list(arguments))
+        return context.get_dummy_value() if result == NOTHING else value
 
-        return Instruction(text, meaning, _with_parameters_of(meaning, lambda *given: (result(*operands), generate)))
+    return emitted(lambda *given: result(*operands), generate, text)
+
+
+def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str = "") -> Any:
+    """Return a decorator of the meaning of what ``generate`` emits.
+
+    Parameters
+    ----------
+    typed : callable
+        Returns the signature for the types of the arguments.
+    generate : callable
+        As ``numba.cuda.extending.intrinsic`` has it: of context, builder, signature and arguments.
+    text : str
+        Of the instruction, if it is one.
+    """
+
+    def make(meaning: Callable[..., Any]) -> Instruction:
+        def definition(typing_context, *given):
+            return typed(*given), generate
+
+        first = Parameter("typing_context", Parameter.POSITIONAL_OR_KEYWORD)
+        definition.__signature__ = Signature([first, *signature(meaning).parameters.values()])  # Numba passes by it
+        return Instruction(text, meaning, definition)
 
     return make
-
-
-def _with_parameters_of(meaning: Callable[..., Any], typed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``typed``, which Numba asks for a type: by its signature it knows how to pass arguments."""
-    first = Parameter("typing_context", Parameter.POSITIONAL_OR_KEYWORD)
-    typed.__signature__ = Signature([first, *signature(meaning).parameters.values()])
-    return typed

@@ -6,20 +6,22 @@ c ^ r % 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
-from numba.cuda.extending import intrinsic
 
+from aotc.kernels.cuda.block import here, swizzled
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.vmfb.dtypes import to_numpy
 
 if TYPE_CHECKING:
     from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
@@ -49,12 +51,12 @@ _STORE_IF = (
 def extent(name: str) -> Any:
     """Return the function of a kernel's pointers and dims that is a size of the product."""
 
-    @intrinsic
-    def size(typing_context, pointers, dims):
-        def generate(context, builder, signature, arguments):
-            return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
+    def generate(context, builder, signature, arguments):
+        return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
 
-        return types.int32(pointers, dims), generate
+    @emitted(lambda pointers, dims: INT(pointers, dims), generate)
+    def size(pointers, dims):
+        return here().block.functions[SIZES[name]]()
 
     return size
 
@@ -62,42 +64,44 @@ def extent(name: str) -> Any:
 def zeros(count: int) -> Any:
     """Return the function that makes ``count`` sums of nothing."""
 
-    @intrinsic
-    def clear(typing_context):
-        def generate(context, builder, signature, arguments):
-            return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, 0.0)] * count)
+    def generate(context, builder, signature, arguments):
+        return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, 0.0)] * count)
 
-        return types.UniTuple(types.float32, count)(), generate
+    @emitted(types.UniTuple(FLOAT, count), generate)
+    def clear():
+        return np.zeros(count, np.float32)
 
     return clear
 
 
+def _boxes(tiles: Tiles) -> Iterator[tuple[int, int, bool, int]]:
+    """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which row or column on."""
+    for number, by_rows, count, begin in (
+        (0, tiles.a_by_rows, tiles.rows, 0),
+        (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK),
+    ):
+        for part in range(0, count if by_rows else 1, 64):
+            yield number, begin + part // 64 * tiles.depth * CHUNK, by_rows, part
+
+
 def load_tile(tiles: Tiles) -> Any:
     """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
-    columns = tiles.rows * CHUNK
 
-    @intrinsic
-    def copy(typing_context, maps, to, barrier, row, column, depth):
-        def generate(context, builder, signature, arguments):
-            table, to, barrier, row, column, depth = arguments
-            a, b = (builder.ptrtoint(builder.extract_value(table, n), I64) for n in range(2))
+    def generate(context, builder, signature, arguments):
+        table, to, barrier, row, column, depth = arguments
+        maps = [builder.ptrtoint(builder.extract_value(table, n), I64) for n in range(2)]
+        for number, offset, by_rows, part in _boxes(tiles):
+            first = builder.add((row, column)[number], i32(part))
+            place = (first, depth) if by_rows else (depth, first)
+            operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
+            assembly(builder, copy_tile.text, NOTHING, [INT, LONG, INT, INT, INT], operands)
+        return context.get_dummy_value()
 
-            def box(tensor_map: ir.Value, offset: int, x: ir.Value, y: ir.Value) -> None:
-                operands = [builder.add(to, i32(offset)), tensor_map, barrier, x, y]
-                assembly(builder, copy_tile.text, NOTHING, [INT, LONG, INT, INT, INT], operands)
-
-            for tensor_map, by_rows, first, count, begin in (
-                (a, tiles.a_by_rows, row, tiles.rows, 0),
-                (b, tiles.b_by_rows, column, tiles.cols, columns),
-            ):
-                if not by_rows:
-                    box(tensor_map, begin, depth, first)
-                    continue
-                for part in range(0, count, 64):
-                    box(tensor_map, begin + part // 64 * tiles.depth * CHUNK, builder.add(first, i32(part)), depth)
-            return context.get_dummy_value()
-
-        return types.void(maps, *[types.int32] * 5), generate
+    @emitted(lambda maps, *numbers: NOTHING(maps, *[INT] * 5), generate)
+    def copy(maps, to, barrier, row, column, depth):
+        for number, offset, by_rows, part in _boxes(tiles):
+            first = (row, column)[number] + part
+            copy_tile(to + offset, maps[number], barrier, *((first, depth) if by_rows else (depth, first)))
 
     return copy
 
@@ -129,25 +133,48 @@ def multiply(tiles: Tiles) -> Any:
     a_step, a_leading = (across, 16) if tiles.a_by_rows else (2, 16)
     b_step, b_leading = (across, tiles.depth * CHUNK) if tiles.b_by_rows else (2, 16)
 
-    @intrinsic
-    def steps(typing_context, given, a, b, turn):
-        def generate(context, builder, signature, arguments):
-            held = [builder.extract_value(arguments[0], n) for n in range(count)]
-            a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
-            for n in range(4):
-                operands = [
-                    _descriptor(builder, builder.add(a, i32(a_step * n)), a_leading),
-                    _descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
-                    i32(1) if n else arguments[3],
-                ]
-                found = builder.asm(result, text, constraints, [*held, *operands], side_effect=True)
-                held = [builder.extract_value(found, n) for n in range(count)]
-            return context.make_tuple(builder, signature.return_type, held)
+    def generate(context, builder, signature, arguments):
+        held = [builder.extract_value(arguments[0], n) for n in range(count)]
+        a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
+        for n in range(4):
+            operands = [
+                _descriptor(builder, builder.add(a, i32(a_step * n)), a_leading),
+                _descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
+                i32(1) if n else arguments[3],
+            ]
+            found = builder.asm(result, text, constraints, [*held, *operands], side_effect=True)
+            held = [builder.extract_value(found, n) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, held)
 
-        kept = types.UniTuple(types.float32, count)
-        return kept(kept, types.int32, types.int32, types.int32), generate
+    kept = types.UniTuple(FLOAT, count)
+
+    @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
+    def steps(given, a, b, turn):
+        rows, cols = own_elements(tiles)
+        with here().block.warpgroup():
+            left = _operand(tiles, a, tiles.a_by_rows, 64)[rows].astype(np.float32)
+            right = _operand(tiles, b, tiles.b_by_rows, tiles.cols)[cols].astype(np.float32)
+        found = np.einsum("ek,ek->e", left, right)
+        return given + found if turn else found
 
     return steps
+
+
+def own_elements(tiles: Tiles) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows, of the warpgroup's 64, and the columns that the calling thread has the sums of."""
+    warp, lane = here().thread >> 5 & 3, here().thread & 31
+    n = np.arange(tiles.cols // 2)
+    return 16 * warp + lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+
+
+def _operand(tiles: Tiles, begin: int, by_rows: bool, count: int) -> np.ndarray:
+    """Return ``count`` rows of A, or columns of B, that lie in shared memory, with all products of the stage."""
+    i, k = np.indices((count, tiles.depth))
+    part, line, at = (i // 64, k, i % 64) if by_rows else (0 * i, i, k)
+    places = (int(begin) + part * tiles.depth * CHUNK)[..., None] + swizzled(
+        line[..., None], (at * tiles.size)[..., None] + np.arange(tiles.size)
+    )
+    return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
 
 
 def store_tile(tiles: Tiles) -> Any:
@@ -157,13 +184,16 @@ def store_tile(tiles: Tiles) -> Any:
     bytes of a row to memory. Elements outside of the result are computed of ones inside, and not stored.
     """
 
-    @intrinsic
-    def store(typing_context, sums, staging, lane, row, col, rows, cols, pointers, dims):
-        def generate(context, builder, signature, arguments):
-            _Store(builder, tiles, arguments).emit()
-            return context.get_dummy_value()
+    def generate(context, builder, signature, arguments):
+        _Store(builder, tiles, arguments).emit()
+        return context.get_dummy_value()
 
-        return types.void(sums, *[types.int32] * 6, pointers, dims), generate
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 6, *given[-2:]), generate)
+    def store(sums, staging, lane, row, col, rows, cols, pointers, dims):
+        own_rows, own_cols = own_elements(tiles)
+        for value, i, j in zip(sums, own_rows % 16 + int(row), own_cols + int(col)):
+            if i < rows and j < cols:
+                pointers[-1][i, j] = here().block.functions[EPILOGUE](i, j, value)
 
     return store
 

@@ -1,0 +1,74 @@
+"""The template of products as the Python that it is: rings, barriers, edges, without a GPU."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from aotc.kernels.cuda import block
+from aotc.kernels.cuda.block import Array, Barrier, swizzled
+from aotc.kernels.cuda.templates import gemm_wgmma
+from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
+from aotc.vmfb.dtypes import to_numpy
+
+pytestmark = pytest.mark.cudasim
+
+FORMS = {
+    "bf16": Tiles("bf16", "f32", cols=64, consumers=1, stages=2),
+    "f16 of two warpgroups": Tiles("f16", "f32", cols=64, consumers=2, stages=3, a_by_rows=True, b_by_rows=False),
+    "tf32": Tiles("tf32", "f32", cols=64, consumers=1, stages=2, b_by_rows=False),
+}
+
+
+def stored(x, by_rows, rows, depth):
+    """Return an operand as it lies in memory, for the maps of a template."""
+    box = (64, depth) if by_rows else (depth, rows)
+    return Array(np.ascontiguousarray(x.T if by_rows else x), box)
+
+
+@pytest.mark.parametrize("sizes", [(70, 72, 136), (64, 64, 8), (3, 130, 300), (5, 5, 0)])
+@pytest.mark.parametrize("name", FORMS)
+def test_products(name, sizes):
+    tiles, (m, n, k) = FORMS[name], sizes
+    dtype = to_numpy("f32" if tiles.operands == "tf32" else tiles.operands)
+    random = np.random.default_rng(m)
+    a, b = (random.integers(-3, 4, s).astype(dtype) for s in ((m, k), (n, k)))
+    out = np.full((m, n), np.nan, np.float32)
+    functions = {
+        "aotc_rows": lambda: m, "aotc_cols": lambda: n, "aotc_depth": lambda: k,
+        "aotc_epilogue": lambda row, col, value: 2 * value + row,
+    }  # fmt: skip
+    maps = (stored(a, tiles.a_by_rows, tiles.rows, tiles.depth), stored(b, tiles.b_by_rows, tiles.cols, tiles.depth))
+    block.run(
+        gemm_wgmma, lambda: gemm_wgmma._kernel(tiles), 2, tiles.threads, tiles.shared, (maps, (None, None, out), (), 1),
+        functions,
+    )  # fmt: skip
+    want = 2 * (a.astype("f8") @ b.astype("f8").T) + np.arange(m)[:, None]
+    np.testing.assert_array_equal(out, want)
+
+
+def test_a_barrier_counts_threads_and_bytes():
+    barrier = Barrier(2)
+    barrier.wait(1)  # the phase before the first is over
+    barrier.change(1, 64)
+    barrier.change(1, 0)
+    assert barrier._phase == 0
+    barrier.change(0, -64)
+    barrier.wait(0)
+    assert barrier._phase == 1
+
+
+def test_who_waits_for_nobody_is_told(monkeypatch):
+    monkeypatch.setattr(block, "PATIENCE_SECONDS", 0.01)
+    with pytest.raises(TimeoutError, match="waits for ever"):
+        Barrier(1).wait(0)
+
+
+def test_swizzled_rows_meet_no_bank_twice():
+    """Of 8 rows, the same 16 bytes of each lie in different banks."""
+    rows = np.arange(8)
+    for piece in range(8):
+        banks = swizzled(rows, 16 * piece) % 128 // 16
+        assert sorted(banks) == list(range(8))
+    rows, bytes_ = np.indices((16, 128))
+    assert len(np.unique(swizzled(rows, bytes_))) == 16 * 128
