@@ -7,7 +7,8 @@ pytest.importorskip("numba_cuda")
 
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.block import Array, Barrier, swizzled
-from aotc.kernels.cuda.templates import gemm_wgmma
+from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
+from aotc.kernels.cuda.templates.gemm_mma import WarpTiles
 from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
 from aotc.vmfb.dtypes import to_numpy
 
@@ -20,6 +21,31 @@ FORMS = {
 }
 
 
+WARP_FORMS = {
+    "bf16": WarpTiles("bf16", "f32"),
+    "f16 the other way": WarpTiles("f16", "f32", stages=4, a_by_rows=True, b_by_rows=False),
+    "tf32": WarpTiles("tf32", "f32", b_by_rows=False),
+}
+
+
+def functions(m, n, k):
+    """Return what a template calls."""
+    sizes = {"aotc_rows": lambda: m, "aotc_cols": lambda: n, "aotc_depth": lambda: k}
+    return {**sizes, "aotc_epilogue": lambda row, col, value: 2 * value + row}
+
+
+def operands_of(tiles, m, n, k):
+    """Return A, and B transposed, of small integers."""
+    dtype = to_numpy("f32" if tiles.operands == "tf32" else tiles.operands)
+    random = np.random.default_rng(m)
+    return [random.integers(-3, 4, s).astype(dtype) for s in ((m, k), (n, k))]
+
+
+def check(out, a, b):
+    want = 2 * (a.astype("f8") @ b.astype("f8").T) + np.arange(len(a))[:, None]
+    np.testing.assert_array_equal(out, want)
+
+
 def stored(x, by_rows, rows, depth):
     """Return an operand as it lies in memory, for the maps of a template."""
     box = (64, depth) if by_rows else (depth, rows)
@@ -30,21 +56,27 @@ def stored(x, by_rows, rows, depth):
 @pytest.mark.parametrize("name", FORMS)
 def test_products(name, sizes):
     tiles, (m, n, k) = FORMS[name], sizes
-    dtype = to_numpy("f32" if tiles.operands == "tf32" else tiles.operands)
-    random = np.random.default_rng(m)
-    a, b = (random.integers(-3, 4, s).astype(dtype) for s in ((m, k), (n, k)))
+    a, b = operands_of(tiles, m, n, k)
     out = np.full((m, n), np.nan, np.float32)
-    functions = {
-        "aotc_rows": lambda: m, "aotc_cols": lambda: n, "aotc_depth": lambda: k,
-        "aotc_epilogue": lambda row, col, value: 2 * value + row,
-    }  # fmt: skip
     maps = (stored(a, tiles.a_by_rows, tiles.rows, tiles.depth), stored(b, tiles.b_by_rows, tiles.cols, tiles.depth))
-    block.run(
-        gemm_wgmma, lambda: gemm_wgmma._kernel(tiles), 2, tiles.threads, tiles.shared, (maps, (None, None, out), (), 1),
-        functions,
-    )  # fmt: skip
-    want = 2 * (a.astype("f8") @ b.astype("f8").T) + np.arange(m)[:, None]
-    np.testing.assert_array_equal(out, want)
+    given = (maps, (None, None, out), (), 1)
+    kernel = lambda: gemm_wgmma._kernel(tiles)
+    block.run(gemm_wgmma, kernel, 2, tiles.threads, tiles.shared, given, functions(m, n, k))
+    check(out, a, b)
+
+
+@pytest.mark.parametrize("sizes", [(136, 72, 200), (8, 136, 8), (5, 8, 0)])
+@pytest.mark.parametrize("name", WARP_FORMS)
+def test_products_of_warps(name, sizes):
+    tiles, (m, n, k) = WARP_FORMS[name], sizes
+    a, b = operands_of(tiles, m, n, k)
+    out = np.full((m, n), np.nan, np.float32)
+    given = [np.ascontiguousarray(x) for x in (a.T if tiles.a_by_rows else a, b.T if tiles.b_by_rows else b)]
+    blocks = -(-m // tiles.rows) * -(-n // tiles.cols)
+    kernel = lambda: gemm_mma._kernel(tiles)
+    arguments = ((*given, out), (), 1)
+    block.run(gemm_mma, kernel, blocks, tiles.threads, tiles.shared, arguments, functions(m, n, k))
+    check(out, a, b)
 
 
 def test_a_barrier_counts_threads_and_bytes():

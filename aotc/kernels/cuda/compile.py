@@ -6,6 +6,8 @@ both, which nvJitLink compiles as one program; for a GPU that nobody named it ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda import nvvm
 from aotc.kernels.cuda.dialect import nvvm_text
@@ -44,6 +46,11 @@ def ptx(kernel: Kernel, target: Target) -> str:
 
 def compile_kernel(kernel: Kernel, target: Target) -> Image:
     """Return what the driver loads for ``kernel``."""
+    return image_of(kernel_texts(kernel, target), kernel.name, target)
+
+
+def image_of(texts: Sequence[str], symbol: str, target: Target) -> Image:
+    """Return what the driver loads for modules that are one, with the kernel ``symbol``."""
     if target.portable:
-        return Image(ptx(kernel, target).encode() + b"\0")
-    return link(nvvm.ltoir(kernel_texts(kernel, target), target.cpu), target.cpu, kernel.name)
+        return Image(nvvm.ptx(texts, target.cpu).encode() + b"\0")
+    return link(nvvm.ltoir(texts, target.cpu), target.cpu, symbol)

@@ -8,17 +8,9 @@ do nothing.
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
 
 from aotc.kernels.cuda.block import Barrier, here, swizzled
-from aotc.kernels.cuda.ptx import I32, I64, NOTHING, emitted, ptx
-
-DYNAMIC_SHARED = "aotc_dynamic_shared"
-SWIZZLE_BYTES = 1024
-"""unit: bytes
-why: a tile whose rows are swizzled over 128 bytes begins at a multiple of it
-from: PTX ISA, tensor swizzling modes
-"""
+from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
 
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
@@ -94,21 +86,3 @@ def registers(change: str, count: int):
         pass
 
     return change_registers
-
-
-@ptx("div.s32 $0, $1, $2;", I32, I32, I32)
-def quotient(a, b):
-    """Return ``a / b`` rounded down, of numbers that are not negative."""
-    return a // b
-
-
-def _generate_shared_base(context, builder, signature, arguments):
-    memory = ir.GlobalVariable(builder.module, ir.ArrayType(ir.IntType(8), 0), DYNAMIC_SHARED, addrspace=3)
-    memory.align = SWIZZLE_BYTES
-    return builder.ptrtoint(memory, ir.IntType(32))
-
-
-@emitted(I32, _generate_shared_base)
-def shared_base():
-    """Return where the dynamic shared memory of the block begins."""
-    return 0

@@ -22,6 +22,12 @@ from numba.cuda.extending import _Intrinsic
 from aotc.kernels.cuda import front_end  # noqa: F401  (it prepares NumPy for numba.cuda)
 
 F32, I32, I64, NOTHING = types.float32, types.int32, types.int64, types.void
+DYNAMIC_SHARED = "aotc_dynamic_shared"
+SWIZZLE_BYTES = 1024
+"""unit: bytes
+why: a tile whose rows are swizzled over 128 bytes begins at a multiple of it
+from: PTX ISA, tensor swizzling modes
+"""
 _LETTERS = {F32: "f", types.float64: "d", I32: "r", I64: "l"}
 _KINDS = {F32: ir.FloatType(), types.float64: ir.DoubleType(), I32: ir.IntType(32), I64: ir.IntType(64)}
 
@@ -90,3 +96,21 @@ def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str =
         return Instruction(text, meaning, definition)
 
     return make
+
+
+@ptx("div.s32 $0, $1, $2;", I32, I32, I32)
+def quotient(a, b):
+    """Return ``a / b`` rounded down, of numbers that are not negative."""
+    return a // b
+
+
+def _generate_shared_base(context, builder, signature, arguments):
+    memory = ir.GlobalVariable(builder.module, ir.ArrayType(ir.IntType(8), 0), DYNAMIC_SHARED, addrspace=3)
+    memory.align = SWIZZLE_BYTES
+    return builder.ptrtoint(memory, ir.IntType(32))
+
+
+@emitted(I32, _generate_shared_base)
+def shared_base():
+    """Return where the dynamic shared memory of the block begins."""
+    return 0

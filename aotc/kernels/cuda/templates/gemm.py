@@ -8,13 +8,14 @@ from typing import Any
 
 from aotc.ir.dims import Dim, ceildiv
 from aotc.ir.loop_ir import Index, Kernel, Scalar
-from aotc.kernels.cuda import nvvm
+from aotc.kernels.cuda.compile import image_of
 from aotc.kernels.cuda.device_function import DeviceFunction, functions_text
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.image import Image
-from aotc.kernels.cuda.link import link
-from aotc.kernels.cuda.templates.gemm_wgmma import Tiles, gemm_texts
-from aotc.kernels.cuda.templates.wgmma_steps import CHUNK, EPILOGUE, SIZES
+from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
+from aotc.kernels.cuda.templates.gemm_mma import WarpTiles
+from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
+from aotc.kernels.cuda.templates.steps import CHUNK, EPILOGUE, SIZES
 from aotc.kernels.interface import size_entry
 from aotc.targets import Target
 
@@ -47,28 +48,27 @@ class Product:
         return [DeviceFunction(EPILOGUE, given, self.epilogue), *called]
 
 
-def compile_gemm(product: Product, tiles: Tiles, target: Target) -> Image:
-    """Return the machine code of a product."""
+def compile_gemm(product: Product, tiles: Tiles | WarpTiles, target: Target) -> Image:
+    """Return the machine code of a product, by the template that ``tiles`` are of."""
     kernel = product.kernel
-    texts = gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
+    template: Any = gemm_wgmma if isinstance(tiles, Tiles) else gemm_mma
+    texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
     named = [text.replace(ENTRY, kernel.name) for text in texts]
     own = functions_text(product.functions(), kernel, target)
-    return link(nvvm.ltoir([*named, own], target.cpu), target.cpu, kernel.name)
+    return image_of([*named, own], kernel.name, target)
 
 
-def launch_entry(product: Product, tiles: Tiles) -> dict[str, Any]:
+def launch_entry(product: Product, tiles: Tiles | WarpTiles) -> dict[str, Any]:
     """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.launch`."""
     numbers = {name: n for n, name in enumerate(product.kernel.dims)}
     m, n, k = product.rows, product.cols, product.depth
     blocks = ceildiv(m, tiles.rows) * ceildiv(n, tiles.cols)
+    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+    if isinstance(tiles, WarpTiles):
+        return {**shape, "resident": 0, "maps": []}
     rows = ((0, m, tiles.a_by_rows, tiles.rows), (1, n, tiles.b_by_rows, tiles.cols))
-    return {
-        "blocks": [size_entry(blocks, numbers), 1, 1],
-        "resident": 1,
-        "cluster": [1, 1, 1],
-        "shared": tiles.shared,
-        "maps": [_map(tiles, buffer, k, outer, by_rows, count, numbers) for buffer, outer, by_rows, count in rows],
-    }
+    maps = [_map(tiles, buffer, k, outer, by_rows, count, numbers) for buffer, outer, by_rows, count in rows]
+    return {**shape, "resident": 1, "maps": maps}
 
 
 def _map(

@@ -19,7 +19,6 @@ from numba.cuda import types
 
 from aotc.kernels.cuda.front_end import kernel_ir
 from aotc.kernels.cuda.hopper import (
-    SWIZZLE_BYTES,
     barrier_arrive,
     barrier_expect,
     barrier_init,
@@ -28,20 +27,12 @@ from aotc.kernels.cuda.hopper import (
     products_commit,
     products_fence,
     products_wait,
-    quotient,
     registers,
-    shared_base,
 )
-from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, GROUP, PRODUCT_REGISTERS
-from aotc.kernels.cuda.templates.wgmma_steps import (
-    CHUNK,
-    STAGING,
-    extent,
-    load_tile,
-    multiply,
-    store_tile,
-    zeros,
-)
+from aotc.kernels.cuda.ptx import SWIZZLE_BYTES, quotient, shared_base
+from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS
+from aotc.kernels.cuda.templates.steps import CHUNK, STAGING, extent, tile_order, zeros
+from aotc.kernels.cuda.templates.wgmma_steps import load_tile, multiply, store_tile
 
 WARPGROUP = 128
 
@@ -132,15 +123,7 @@ def _kernel(tiles: Tiles) -> Callable[..., None]:
     m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
     i32 = types.int32
     above = SWIZZLE_BYTES - 1
-
-    @cuda.jit(device=True, inline="always")
-    def place(tile, down, across):
-        group = quotient(tile, i32(GROUP * across))
-        first = i32(group * GROUP)
-        high = i32(min(i32(down - first), i32(GROUP)))
-        at = i32(tile - i32(group * i32(GROUP * across)))
-        column = quotient(at, high)
-        return i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
+    place = tile_order(cuda, rows, cols)
 
     def gemm(maps, pointers, dims, items):
         base = i32(i32(shared_base() + above) & i32(~above))
