@@ -7,7 +7,7 @@ import re
 from aotc.diagnostics import InternalError
 from aotc.kernels.cuda.image import Image
 
-_OPTIONS = ("-lto", "-fma=0", "-verbose")
+_OPTIONS = ("-lto", "-fma=0", "-verbose", "-no-cache")  # what comes from its own cache has no log
 _RESOURCES = {
     "registers": re.compile(r"Used (\d+) registers"),
     "shared": re.compile(r"(\d+) bytes smem"),
