@@ -252,7 +252,7 @@ def resolve(name: str) -> tuple[Target, ...]:
         if part in ("cpu", "cpu:host"):
             found.append(host())
         elif part == "cuda":
-            found.append(TARGETS["cuda:sm_90"])
+            found.append(TARGETS["cuda:sm_90a"])
         elif part in TARGETS:
             found.append(TARGETS[part])
         else:

@@ -8,7 +8,7 @@ from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.vmfb.devices.driver import Gpu
-from aotc.vmfb.devices.launch import Launch, launch_of
+from aotc.vmfb.devices.launch import LaunchShape, launch_of
 from aotc.vmfb.devices.tensor_map import encode_map
 
 GUARD = 4096  # bytes after an array, which nobody may write
@@ -26,7 +26,7 @@ def run(kernel, arrays, grid, target, dims=()):
     table = (ctypes.c_void_p * len(values))(*[start + 8 * n for n in range(len(values))])
     threads = block_threads(kernel)
     blocks = grid if threads else -(-grid // FLAT_THREADS)
-    gpu.launch(function, Launch((blocks, 1, 1), threads or FLAT_THREADS), table)
+    gpu.launch(function, LaunchShape((blocks, 1, 1), threads or FLAT_THREADS), table)
     for place, a in list(zip(places, arrays))[len(kernel.inputs) :]:
         gpu.download(a.ctypes.data, place, a.nbytes)
     gpu.wait()
@@ -63,7 +63,7 @@ class Loaded:
         self.table = (ctypes.c_void_p * len(places))(*places)
 
     def launch(self):
-        """Launch it once."""
+        """LaunchShape it once."""
         self.gpu.launch(self.function, self.shape, self.table)
 
     def result(self, number):

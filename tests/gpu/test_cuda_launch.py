@@ -6,7 +6,7 @@ import pytest
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import driver, tensor_map
-from aotc.vmfb.devices.launch import Launch, fits, launch_of
+from aotc.vmfb.devices.launch import LaunchShape, fits, launch_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED
 
@@ -22,9 +22,9 @@ def kernel(**changed):
 
 
 def test_blocks_follow_the_dims():
-    assert launch_of("m", kernel(), (300, 7), 0, 9) == Launch((4, 3, 7), 256, 200 << 10, (2, 1, 1))
+    assert launch_of("m", kernel(), (300, 7), 0, 9) == LaunchShape((4, 3, 7), 256, 200 << 10, (2, 1, 1))
     assert launch_of("m", kernel(), (0, 7), 0, 9).is_empty
-    assert launch_of("m", {"name": "k", "threads": 64, "items": 64}, (), 130, 9) == Launch((3, 1, 1), 64)
+    assert launch_of("m", {"name": "k", "threads": 64, "items": 64}, (), 130, 9) == LaunchShape((3, 1, 1), 64)
 
 
 def test_blocks_that_stay():
@@ -96,10 +96,10 @@ def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
 
 
 def test_what_the_driver_is_told_of_a_launch():
-    config = Launch((4, 3, 2), 256, 1024, (2, 1, 1)).config(ctypes.c_void_p(77))
+    config = LaunchShape((4, 3, 2), 256, 1024, (2, 1, 1)).config(ctypes.c_void_p(77))
     assert (list(config.blocks), list(config.threads), config.shared) == ([4, 3, 2], [256, 1, 1], 1024)
     assert (config.stream, config.count) == (77, 1)
     attribute = config.attributes[0]
     assert (attribute.id, list(attribute.value)[:3]) == (4, [2, 1, 1])
     assert ctypes.sizeof(config) == 56
-    assert Launch((1, 1, 1), 32).config(ctypes.c_void_p(77)).count == 0
+    assert LaunchShape((1, 1, 1), 32).config(ctypes.c_void_p(77)).count == 0

@@ -14,8 +14,7 @@ from vmfb.test_cuda import gpu
 from aotc.ir.dims import sym
 from aotc.ir.loop_ir import Apply, Buffer, Const, Kernel, Load, Var
 from aotc.kernels.cuda.templates.gemm import Product, compile_gemm, launch_entry
-from aotc.kernels.cuda.templates.gemm_mma import WarpTiles
-from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
+from aotc.kernels.cuda.templates.tiles import WarpgroupTiles, WarpTiles
 from aotc.targets import TARGETS
 from aotc.vmfb.devices.launch import fits
 from aotc.vmfb.devices.tensor_map import map_fits
@@ -69,18 +68,18 @@ def product_of(tiles, epilogue, sizes=None):
 
 
 FORMS = {
-    "bf16": (Tiles("bf16", "bf16"), plain),
-    "bf16 gelu": (Tiles("bf16", "bf16"), gelu_of_bias),
-    "bf16 NT": (Tiles("bf16", "bf16", b_by_rows=False), relu_of_bias),
-    "bf16 TN": (Tiles("bf16", "f32", cols=128, stages=5, a_by_rows=True), plain),
-    "bf16 TT": (Tiles("bf16", "bf16", cols=192, a_by_rows=True, b_by_rows=False), plain),
-    "f16": (Tiles("f16", "f16", cols=128, stages=6), relu_of_bias),
-    "f16 small": (Tiles("f16", "f32", cols=64, consumers=1, stages=8), relu_of_bias),
-    "tf32": (Tiles("tf32", "f32", b_by_rows=False), plain),
+    "bf16": (WarpgroupTiles("bf16", "bf16"), plain),
+    "bf16 gelu": (WarpgroupTiles("bf16", "bf16"), gelu_of_bias),
+    "bf16 NT": (WarpgroupTiles("bf16", "bf16", b_by_rows=False), relu_of_bias),
+    "bf16 TN": (WarpgroupTiles("bf16", "f32", cols=128, stages=5, a_by_rows=True), plain),
+    "bf16 TT": (WarpgroupTiles("bf16", "bf16", cols=192, a_by_rows=True, b_by_rows=False), plain),
+    "f16": (WarpgroupTiles("f16", "f16", cols=128, stages=6), relu_of_bias),
+    "f16 small": (WarpgroupTiles("f16", "f32", cols=64, consumers=1, stages=8), relu_of_bias),
+    "tf32": (WarpgroupTiles("tf32", "f32", b_by_rows=False), plain),
     "warps bf16": (WarpTiles("bf16", "bf16"), gelu_of_bias),
     "warps f16 TT": (WarpTiles("f16", "f32", a_by_rows=True, b_by_rows=False), relu_of_bias),
     "warps tf32": (WarpTiles("tf32", "f32", b_by_rows=False), plain),
-    "tf32 small": (Tiles("tf32", "f32", cols=64, consumers=1, stages=8, b_by_rows=False), gelu_of_bias),
+    "tf32 small": (WarpgroupTiles("tf32", "f32", cols=64, consumers=1, stages=8, b_by_rows=False), gelu_of_bias),
 }
 FEW = ("bf16", "f16 small", "tf32 small", "warps bf16")
 

@@ -6,18 +6,17 @@ import pytest
 pytest.importorskip("numba_cuda")
 
 from aotc.kernels.cuda import block
-from aotc.kernels.cuda.block import Array, Barrier, swizzled
+from aotc.kernels.cuda.block import Array, PhaseBarrier, swizzled
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
-from aotc.kernels.cuda.templates.gemm_mma import WarpTiles
-from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
+from aotc.kernels.cuda.templates.tiles import WarpgroupTiles, WarpTiles
 from aotc.vmfb.dtypes import to_numpy
 
 pytestmark = pytest.mark.cudasim
 
 FORMS = {
-    "bf16": Tiles("bf16", "f32", cols=64, consumers=1, stages=2),
-    "f16 of two warpgroups": Tiles("f16", "f32", cols=64, consumers=2, stages=3, a_by_rows=True, b_by_rows=False),
-    "tf32": Tiles("tf32", "f32", cols=64, consumers=1, stages=2, b_by_rows=False),
+    "bf16": WarpgroupTiles("bf16", "f32", cols=64, consumers=1, stages=2),
+    "f16 of two warpgroups": WarpgroupTiles("f16", "f32", cols=64, stages=3, a_by_rows=True, b_by_rows=False),
+    "tf32": WarpgroupTiles("tf32", "f32", cols=64, consumers=1, stages=2, b_by_rows=False),
 }
 
 
@@ -80,7 +79,7 @@ def test_products_of_warps(name, sizes):
 
 
 def test_a_barrier_counts_threads_and_bytes():
-    barrier = Barrier(2)
+    barrier = PhaseBarrier(2)
     barrier.wait(1)  # the phase before the first is over
     barrier.change(1, 64)
     barrier.change(1, 0)
@@ -93,7 +92,7 @@ def test_a_barrier_counts_threads_and_bytes():
 def test_who_waits_for_nobody_is_told(monkeypatch):
     monkeypatch.setattr(block, "PATIENCE_SECONDS", 0.01)
     with pytest.raises(TimeoutError, match="waits for ever"):
-        Barrier(1).wait(0)
+        PhaseBarrier(1).wait(0)
 
 
 def test_swizzled_rows_meet_no_bank_twice():

@@ -21,7 +21,7 @@ from aotc.kernels.limits import PATIENCE_SECONDS
 _HERE = threading.local()
 
 
-class Barrier:
+class PhaseBarrier:
     """A barrier whose phase ends after so many arrivals, and when all bytes that were announced have come."""
 
     def __init__(self, arrivals: int) -> None:
@@ -61,7 +61,7 @@ class Array:
         return found
 
 
-class Block:
+class ThreadBlock:
     """The state of a block.
 
     Attributes
@@ -79,7 +79,7 @@ class Block:
     def __init__(self, number: int, threads: int, shared: int, functions: Mapping[str, Callable[..., Any]]) -> None:
         self.number, self.functions = number, functions
         self.memory = np.full(shared, 0xA5, np.uint8)
-        self.barriers: dict[int, Barrier] = {}
+        self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
         self._warpgroups = [threading.Barrier(128, timeout=PATIENCE_SECONDS) for _ in range(threads // 128)]
 
@@ -145,19 +145,19 @@ def run(
     make : callable
         Returns the kernel.
     blocks, threads, shared : int
-        Of the launch, as :class:`aotc.vmfb.devices.launch.Launch` has them.
+        Of the launch, as :class:`aotc.vmfb.devices.launch.LaunchShape` has them.
     arguments : sequence
         Of the kernel; in the place of tensor maps there are :class:`Array`.
     functions : mapping of str to callable
-        See :class:`Block`.
+        See :class:`ThreadBlock`.
     """
     with _replaced(module, _Cuda(blocks, threads)):
         kernel = make()
         for number in range(blocks):
-            _run_block(kernel, Block(number, threads, shared, functions), threads, arguments)
+            _run_block(kernel, ThreadBlock(number, threads, shared, functions), threads, arguments)
 
 
-def _run_block(kernel: Callable[..., None], block: Block, threads: int, arguments: Sequence[Any]) -> None:
+def _run_block(kernel: Callable[..., None], block: ThreadBlock, threads: int, arguments: Sequence[Any]) -> None:
     errors: list[BaseException] = []
 
     def thread(number: int) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from aotc.kernels.cuda.block import Barrier, here, swizzled
+from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
 from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
 
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
 def barrier_init(barrier, arrivals):
     """Make a barrier whose phase ends with so many arrivals."""
-    here().block.barriers[int(barrier)] = Barrier(int(arrivals))
+    here().block.barriers[int(barrier)] = PhaseBarrier(int(arrivals))
 
 
 @ptx("fence.mbarrier_init.release.cluster;", NOTHING)

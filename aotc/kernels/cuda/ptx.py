@@ -32,7 +32,7 @@ _LETTERS = {F32: "f", types.float64: "d", I32: "r", I64: "l"}
 _KINDS = {F32: ir.FloatType(), types.float64: ir.DoubleType(), I32: ir.IntType(32), I64: ir.IntType(64)}
 
 
-class Instruction(_Intrinsic):
+class PtxInstruction(_Intrinsic):
     """What Numba compiles to an instruction, ``text``; called by Python it is its ``meaning``."""
 
     def __init__(self, text: str, meaning: Callable[..., Any], typed: Callable[..., Any]) -> None:
@@ -54,7 +54,7 @@ def assembly(builder: ir.IRBuilder, text: str, result: Any, operands: list[Any],
     return builder.asm(kind, text, ",".join(letters), values, side_effect=effects)
 
 
-def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]], Instruction]:
+def ptx(text: str, result: Any, *operands: Any) -> Callable[[Callable[..., Any]], PtxInstruction]:
     """Return a decorator of the meaning of an instruction.
 
     Parameters
@@ -87,13 +87,13 @@ def emitted(typed: Callable[..., Any], generate: Callable[..., Any], text: str =
         Of the instruction, if it is one.
     """
 
-    def make(meaning: Callable[..., Any]) -> Instruction:
+    def make(meaning: Callable[..., Any]) -> PtxInstruction:
         def definition(typing_context, *given):
             return typed(*given), generate
 
         first = Parameter("typing_context", Parameter.POSITIONAL_OR_KEYWORD)
         definition.__signature__ = Signature([first, *signature(meaning).parameters.values()])  # Numba passes by it
-        return Instruction(text, meaning, definition)
+        return PtxInstruction(text, meaning, definition)
 
     return make
 

@@ -14,7 +14,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import Any
 from weakref import finalize
 
-from aotc.vmfb.devices.launch import Launch
+from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 
@@ -333,8 +333,8 @@ class Gpu:
         if size:
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
 
-    def launch(self, function: c_void_p, shape: Launch, parameters: Any) -> None:
-        """Launch a kernel; ``parameters`` is an array of pointers to them."""
+    def launch(self, function: c_void_p, shape: LaunchShape, parameters: Any) -> None:
+        """LaunchShape a kernel; ``parameters`` is an array of pointers to them."""
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:

@@ -47,7 +47,7 @@ class _Config(Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchShape:
     """The shape of a launch.
 
     Attributes
@@ -81,7 +81,7 @@ class Launch:
 
 def launch_of(
     where: str, kernel: Mapping[str, Any], dims: Sequence[int], items: int, multiprocessors: int
-) -> Launch:
+) -> LaunchShape:
     """Return how ``kernel``, an entry of the manifest, is launched for ``dims`` and a grid of ``items``.
 
     Raises
@@ -91,11 +91,11 @@ def launch_of(
     """
     row = kernel.get("launch")
     if row is None:
-        found = Launch((-(-items // kernel["items"]), 1, 1), kernel["threads"])
+        found = LaunchShape((-(-items // kernel["items"]), 1, 1), kernel["threads"])
     else:
         x, y, z = (max(evaluate(size, dims), 0) for size in row["blocks"])
         x = min(x, row["resident"] * multiprocessors) if row["resident"] else x
-        found = Launch((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]))
+        found = LaunchShape((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]))
     for count, most in zip(found.blocks, (MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_BLOCKS_ACROSS)):
         if count > most:
             raise VmError(where, f"kernel {kernel['name']!r} has too large a grid", count, most)

@@ -13,9 +13,8 @@ from aotc.kernels.cuda.device_function import DeviceFunction, functions_text
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
-from aotc.kernels.cuda.templates.gemm_mma import WarpTiles
-from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
-from aotc.kernels.cuda.templates.steps import CHUNK, EPILOGUE, SIZES
+from aotc.kernels.cuda.templates.steps import EPILOGUE, SIZES
+from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles, WarpTiles
 from aotc.kernels.interface import size_entry
 from aotc.targets import Target
 
@@ -48,17 +47,17 @@ class Product:
         return [DeviceFunction(EPILOGUE, given, self.epilogue), *called]
 
 
-def compile_gemm(product: Product, tiles: Tiles | WarpTiles, target: Target) -> Image:
+def compile_gemm(product: Product, tiles: WarpgroupTiles | WarpTiles, target: Target) -> Image:
     """Return the machine code of a product, by the template that ``tiles`` are of."""
     kernel = product.kernel
-    template: Any = gemm_wgmma if isinstance(tiles, Tiles) else gemm_mma
+    template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
     texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
     named = [text.replace(ENTRY, kernel.name) for text in texts]
     own = functions_text(product.functions(), kernel, target)
     return image_of([*named, own], kernel.name, target)
 
 
-def launch_entry(product: Product, tiles: Tiles | WarpTiles) -> dict[str, Any]:
+def launch_entry(product: Product, tiles: WarpgroupTiles | WarpTiles) -> dict[str, Any]:
     """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.launch`."""
     numbers = {name: n for n, name in enumerate(product.kernel.dims)}
     m, n, k = product.rows, product.cols, product.depth
@@ -72,7 +71,7 @@ def launch_entry(product: Product, tiles: Tiles | WarpTiles) -> dict[str, Any]:
 
 
 def _map(
-    tiles: Tiles, buffer: int, depth: Dim, outer: Dim, by_rows: bool, count: int, numbers: Mapping[str, int]
+    tiles: WarpgroupTiles, buffer: int, depth: Dim, outer: Dim, by_rows: bool, count: int, numbers: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be."""
     inner, other = (outer, depth) if by_rows else (depth, outer)

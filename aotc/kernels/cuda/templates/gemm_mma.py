@@ -8,7 +8,6 @@ in :mod:`aotc.kernels.cuda.templates.gemm_wgmma`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 from numba import cuda
@@ -18,52 +17,8 @@ from aotc.kernels.cuda.ampere import copies_commit, copies_wait
 from aotc.kernels.cuda.front_end import kernel_ir
 from aotc.kernels.cuda.ptx import SWIZZLE_BYTES, quotient, shared_base
 from aotc.kernels.cuda.templates.mma_steps import copy_stage, multiply, store_tile
-from aotc.kernels.cuda.templates.steps import CHUNK, STAGING, extent, tile_order, zeros
-
-
-@dataclass(frozen=True, slots=True)
-class WarpTiles:
-    """How a product is split; the attributes are those of :class:`aotc.kernels.cuda.templates.gemm_wgmma.Tiles`."""
-
-    operands: str
-    result: str
-    stages: int = 3
-    a_by_rows: bool = False
-    b_by_rows: bool = True
-    rows: int = 128
-    cols: int = 128
-    warp_rows: int = 32
-    warp_cols: int = 64
-
-    @property
-    def size(self) -> int:
-        """The bytes of an element of an operand."""
-        return 4 if self.operands == "tf32" else 2
-
-    @property
-    def result_size(self) -> int:
-        """The bytes of an element of the result."""
-        return 4 if self.result == "f32" else 2
-
-    @property
-    def depth(self) -> int:
-        """How many products of a sum a stage has."""
-        return CHUNK // self.size
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        return 32 * (self.rows // self.warp_rows) * (self.cols // self.warp_cols)
-
-    @property
-    def stage_bytes(self) -> int:
-        """The bytes of a stage: rows of A, then of B."""
-        return (self.rows + self.cols) * CHUNK
-
-    @property
-    def shared(self) -> int:
-        """The bytes of shared memory: the ring, in whose place the warps' staging areas come at the end."""
-        return SWIZZLE_BYTES + max(self.stages * self.stage_bytes, self.threads // 32 * STAGING)
+from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
+from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, WarpTiles
 
 
 @cache

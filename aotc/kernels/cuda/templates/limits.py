@@ -14,8 +14,14 @@ why: it gives the others back what it does not need
 from: the kernel takes fewer than 40
 """
 
-PRODUCT_REGISTERS = {1: 160, 2: 232}
-"""unit: registers of a thread of the warpgroups that multiply, by their number
-why: with COPY_REGISTERS they must fit a multiprocessor's 65,536: 240 of two warpgroups wait for ever
+PRODUCT_REGISTERS = 232
+"""unit: registers of a thread of two warpgroups that multiply
+why: with COPY_REGISTERS they must fit a multiprocessor's 65,536: with 240 the two wait for ever
 from: measured on an H200
+"""
+
+PRODUCT_REGISTERS_OF_ONE = 160
+"""unit: registers of a thread of a warpgroup that multiplies alone
+why: its tiles are smaller; two blocks may share a multiprocessor
+from: chosen, not measured
 """

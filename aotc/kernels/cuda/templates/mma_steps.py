@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -13,40 +13,28 @@ from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
-from aotc.kernels.cuda.templates.steps import CHUNK, StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.steps import StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.tiles import CHUNK, WarpTiles
+from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
-
-if TYPE_CHECKING:
-    from aotc.kernels.cuda.templates.gemm_mma import WarpTiles
 
 _PIECES = CHUNK // PIECE
 _FOUR = ir.LiteralStructType([I32] * 4)
 
 
-class _Numbers:
-    """Arithmetic on 32-bit numbers that are Python's, in the meaning, or LLVM's, where a builder emits it."""
+def _piece_of(tiles: WarpTiles, thread: Any, number: int, by_rows: bool) -> tuple[Any, Any, Any]:
+    """Return the piece ``number`` that a thread copies: where it goes, its first row or column, its first product.
 
-    def __init__(self, builder: ir.IRBuilder | None = None) -> None:
-        self.b = builder
-
-    def do(self, name: str, x: Any, y: Any) -> Any:
-        """Return what the builder's method ``name`` is for."""
-        if self.b is not None:
-            return getattr(self.b, name)(*(v if isinstance(v, ir.Value) else i32(v) for v in (x, y)))
-        return {"add": x + y, "mul": x * y, "and_": x & y, "xor": x ^ y, "lshr": x >> y, "shl": x << y}[name]
-
-
-def _piece_of(tiles: WarpTiles, n: _Numbers, thread: Any, number: int, by_rows: bool) -> tuple[Any, Any, Any]:
-    """Return the piece ``number`` that a thread copies: where it goes, its first row or column, its first product."""
-    at = n.do("add", thread, number * tiles.threads)
-    piece, line = n.do("and_", at, _PIECES - 1), n.do("lshr", at, 3)
-    place = n.do("add", n.do("mul", line, CHUNK), n.do("shl", n.do("xor", piece, n.do("and_", line, 7)), 4))
-    first = n.do("mul", piece, PIECE // tiles.size)
+    ``thread`` is a number of Python's, or one that is emitted.
+    """
+    at = thread + number * tiles.threads
+    piece, line = at & (_PIECES - 1), at >> 3
+    place = line * CHUNK + ((piece ^ (line & 7)) << 4)
+    first = piece * (PIECE // tiles.size)
     if not by_rows:
         return place, line, first
-    shift = tiles.depth.bit_length() - 1
-    part, within = n.do("lshr", line, shift), n.do("and_", line, tiles.depth - 1)
-    return place, n.do("add", n.do("mul", part, 64), first), within
+    part, within = line >> (tiles.depth.bit_length() - 1), line & (tiles.depth - 1)
+    return place, part * 64 + first, within
 
 
 def _parts(tiles: WarpTiles) -> tuple[tuple[int, bool, int, int], ...]:
@@ -59,12 +47,12 @@ def copy_stage(tiles: WarpTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         table, to, thread, row, column, depth, m, n, k = arguments
-        b, numbers = builder, _Numbers(builder)
+        b, own = builder, ScalarValue(builder, thread)
         for operand, by_rows, count, begin in _parts(tiles):
             source = b.ptrtoint(b.extract_value(table, operand), I64)
             first, size = ((row, m), (column, n))[operand]
             for number in range(count * _PIECES // tiles.threads):
-                place, outer, inner = _piece_of(tiles, numbers, thread, number, by_rows)
+                place, outer, inner = (v.raw for v in _piece_of(tiles, own, number, by_rows))
                 outer, inner = b.add(first, outer), b.add(depth, inner)
                 inside = b.and_(b.icmp_signed("<", outer, size), b.icmp_signed("<", inner, k))
                 high, low, pitch = (inner, outer, size) if by_rows else (outer, inner, k)
@@ -80,7 +68,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
         for operand, by_rows, count, begin in _parts(tiles):
             source, (first, size) = pointers[operand], ((row, m), (column, n))[operand]
             for number in range(count * _PIECES // tiles.threads):
-                place, outer, inner = (int(v) for v in _piece_of(tiles, _Numbers(), int(thread), number, by_rows))
+                place, outer, inner = _piece_of(tiles, int(thread), number, by_rows)
                 outer, inner = outer + int(first), inner + int(depth)
                 inside = outer < size and inner < k
                 flat = (inner * int(size) + outer if by_rows else outer * int(k) + inner) if inside else 0

@@ -8,7 +8,7 @@ each index of the sum, and 64 elements are a part of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -21,6 +21,7 @@ from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.limits import GROUP
+from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
@@ -28,41 +29,12 @@ EPILOGUE = "aotc_epilogue"
 """``f32 epilogue(..., i64 row, i64 col, f32 sum)``: what is stored for a sum, before it is rounded."""
 SIZES = {"rows": "aotc_rows", "cols": "aotc_cols", "depth": "aotc_depth"}
 """``i64 f(...)``: the sizes of the product."""
-CHUNK = 128
-"""unit: bytes
-why: of a row of a tile in shared memory: what the accelerator swizzles at most
-from: PTX ISA, tensor swizzling modes
-"""
-STAGING = 16 * CHUNK
-"""unit: bytes
-why: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes
-from: PTX ISA, layout of wgmma's accumulators
-"""
 _BARRIER = "bar.warp.sync 0xffffffff;"
 _PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
 _STORE_IF = (
     "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
     "@p st.global.v4.b32 [$1], {a,b,c,d};\n}"
 )
-
-
-class Form(Protocol):
-    """What the steps ask of a template's tiles."""
-
-    @property
-    def operands(self) -> str: ...
-    @property
-    def result(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def result_size(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def a_by_rows(self) -> bool: ...
-    @property
-    def b_by_rows(self) -> bool: ...
 
 
 def extent(name: str) -> Any:
@@ -116,13 +88,13 @@ def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
 
 
-def products(tiles: Form, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
     left, right = _operand(tiles, a, tiles.a_by_rows, rows), _operand(tiles, b, tiles.b_by_rows, cols)
     return np.einsum("ek,ek->e", left.astype(np.float32), right.astype(np.float32))
 
 
-def _operand(tiles: Form, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
+def _operand(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
     """Return some rows of A, or columns of B."""
     i, k = which[:, None], np.arange(tiles.depth)
     part, line, at = (i // 64, k, i % 64) if by_rows else (0, i, k)
@@ -147,7 +119,7 @@ class StoreRows:
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
-    tiles : Form
+    tiles : ProductTiles
     sums : sequence of values
         The lane's: in each group of 8 columns two of a row, and two of the row 8 below.
     arguments : sequence of values
@@ -156,7 +128,7 @@ class StoreRows:
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, tiles: Form, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
+        self, builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
     ) -> None:
         self.b, self.tiles, self.sums = builder, tiles, sums
         self.staging, lane, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments

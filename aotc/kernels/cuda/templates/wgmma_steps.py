@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba.cuda import types
@@ -14,14 +14,12 @@ from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
-from aotc.kernels.cuda.templates.steps import CHUNK, StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.steps import StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
-if TYPE_CHECKING:
-    from aotc.kernels.cuda.templates.gemm_wgmma import Tiles
 
-
-def _boxes(tiles: Tiles) -> Iterator[tuple[int, int, bool, int]]:
+def _boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
     """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which element on."""
     for number, by_rows, count, begin in (
         (0, tiles.a_by_rows, tiles.rows, 0),
@@ -31,7 +29,7 @@ def _boxes(tiles: Tiles) -> Iterator[tuple[int, int, bool, int]]:
             yield number, begin + part // 64 * tiles.depth * CHUNK, by_rows, part
 
 
-def load_tile(tiles: Tiles) -> Any:
+def load_tile(tiles: WarpgroupTiles) -> Any:
     """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
 
     def generate(context, builder, signature, arguments):
@@ -59,7 +57,7 @@ def _descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Valu
     return builder.or_(builder.zext(low, I64), ir.Constant(I64, (1 << 62) | (1024 >> 4 << 32)))
 
 
-def multiply(tiles: Tiles) -> Any:
+def multiply(tiles: WarpgroupTiles) -> Any:
     """Return the function that begins to add the products of a stage to a warpgroup's sums.
 
     Of them it has those of rows ``16 w + l / 4`` and 8 more, for warp w and lane l, and of columns ``8 j + 2 (l % 4)``
@@ -106,7 +104,7 @@ def multiply(tiles: Tiles) -> Any:
     return steps
 
 
-def store_tile(tiles: Tiles) -> Any:
+def store_tile(tiles: WarpgroupTiles) -> Any:
     """Return the function by which a warp stores its 16 rows of a tile."""
 
     def generate(context, builder, signature, arguments):
