@@ -1,5 +1,8 @@
 """Code for each GPU: what is in it, what it takes of the machine, and which of a bundle's variants a GPU runs."""
 
+import sys
+from importlib import metadata
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,8 @@ from vmfb.simulated_gpu import install
 from vmfb.test_cuda import CASES, gpu
 
 import aotc
+from aotc.diagnostics import CompileError
+from aotc.kernels.cuda.nvvm import driver_of
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import cuda
@@ -116,6 +121,31 @@ def test_the_best_variant_runs(monkeypatch):
         module = aotc.load(data)
         assert f" on {target}>" in repr(module)
         np.testing.assert_allclose(module(array(3)), np.sin(array(3)), rtol=1e-6)
+
+
+@sim
+@pytest.mark.parametrize("missing", ["numba-cuda", "cuda.bindings.nvvm", "cuda.bindings.nvjitlink"])
+def test_packages_that_are_missing(missing, monkeypatch):
+    real = metadata.version
+
+    def version(name):
+        if name == missing:
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    if missing != "numba-cuda":
+        monkeypatch.setitem(sys.modules, missing, None)
+        monkeypatch.delattr(missing, raising=False)
+    with pytest.raises(CompileError, match=r"sm_90a needs numba-cuda, (?s:.*)aotc\[cuda-compile\]"):
+        aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a", cache=False)
+
+
+@sim
+def test_which_drivers_compile_a_text():
+    assert driver_of(b"//\n.version 9.0\n.target sm_80") == (13, 0)
+    assert driver_of(b"//\n.version 9.4\n.target sm_80") == (13, 4)
+    assert driver_of(b"//\n.version 8.8\n.target sm_80") == (12, 8)
 
 
 @pytest.mark.ir

@@ -1,5 +1,7 @@
 """Products of matrices on tensor cores: what the linker says of each form of the template, and what a GPU computes."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import product as all_of
 
 import ml_dtypes
@@ -13,6 +15,8 @@ from vmfb.test_cuda import gpu
 
 from aotc.ir.dims import sym
 from aotc.ir.loop_ir import Apply, Buffer, Const, Kernel, Load, Var
+from aotc.kernels.cuda import block
+from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
 from aotc.kernels.cuda.templates.gemm import Product, compile_gemm, launch_entry
 from aotc.kernels.cuda.templates.tiles import WarpgroupTiles, WarpTiles
 from aotc.targets import TARGETS
@@ -108,6 +112,27 @@ def test_warps_multiply_on_every_gpu(target):
     assert tiles.shared <= TARGETS[f"cuda:{target}"].shared_memory
 
 
+def simulated(tiles, given, sizes):
+    """Return the product that the template's Python makes of operands as they are stored."""
+    m, n, _ = sizes
+    out = np.zeros((m, n), np.float32)
+    names = dict(zip(("aotc_rows", "aotc_cols", "aotc_depth"), sizes))
+    functions = {name: partial(int, size) for name, size in names.items()}
+    functions["aotc_epilogue"] = lambda row, col, value: value
+    if isinstance(tiles, WarpTiles):
+        blocks = -(-m // tiles.rows) * -(-n // tiles.cols)
+        module, arguments = gemm_mma, ((*given, out), (), 1)
+    else:
+        boxes = [
+            (64, tiles.depth) if by_rows else (tiles.depth, count)
+            for by_rows, count in ((tiles.a_by_rows, tiles.rows), (tiles.b_by_rows, tiles.cols))
+        ]
+        module, blocks = gemm_wgmma, 1
+        arguments = (tuple(map(block.Array, given, boxes)), (*given, out), (), 1)
+    block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, arguments, functions)
+    return out
+
+
 SHAPES = [(256, 512, 256), (1000, 3000, 520), (200, 1000, 1048), (8, 136, 24), (1, 256, 64), (129, 8, 8)]
 BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6}
 """Of the relative error that rounding the result leaves; TF32 rounds the operands besides."""
@@ -117,6 +142,24 @@ class TestOnTensorCores:
     """Beside the product in f64 of the operands as they are rounded."""
 
     pytestmark = gpu
+
+    @pytest.mark.parametrize("name", ["bf16", "f16 small", "tf32 small", "warps f16 TT", "warps tf32"])
+    def test_instructions_mean_what_is_said_of_them(self, name):
+        """The template run as Python, which tests/gpu/test_simulated_gemm.py holds to be right, has the same bits."""
+        tiles, (m, n, k) = replace(FORMS[name][0], result="f32"), (72, 136, 200)
+        product = product_of(tiles, plain, (m, n, k))
+        random = np.random.default_rng(0)
+        kind = STORED[tiles.operands]
+        given = [
+            random.integers(-8, 9, s).astype(kind)
+            for s in (((k, m) if tiles.a_by_rows else (m, k)), ((k, n) if tiles.b_by_rows else (n, k)))
+        ]
+        made = simulated(tiles, given, (m, n, k))
+        entry = {"threads": tiles.threads, "launch": launch_entry(product, tiles)}
+        arrays = [*given, np.zeros(n, np.float32), np.zeros((m, n), np.float32)]
+        loaded = gpu_kernels.Loaded(compile_gemm(product, tiles, TARGET), "gemm", entry, arrays)
+        loaded.launch()
+        np.testing.assert_array_equal(loaded.result(3)[0], made)
 
     def test_text_for_the_driver(self):
         tiles, epilogue = FORMS["warps bf16"]

@@ -22,7 +22,7 @@ FORMS = {
 
 WARP_FORMS = {
     "bf16": WarpTiles("bf16", "f32"),
-    "f16 the other way": WarpTiles("f16", "f32", stages=4, a_by_rows=True, b_by_rows=False),
+    "f16 the other way": WarpTiles("f16", "f32", 4, True, False, warp_rows=64, warps_down=2),
     "tf32": WarpTiles("tf32", "f32", b_by_rows=False),
 }
 

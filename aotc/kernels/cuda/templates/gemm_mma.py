@@ -1,7 +1,7 @@
 """Products of matrices on the tensor cores of any GPU from Ampere on: bf16, f16 and TF32, with an epilogue.
 
-A block of eight warps computes a tile of 128 rows and 128 columns, each warp 32 rows and 64 columns of it. All threads
-copy the stages of a ring in shared memory, two ahead of the products. The epilogue and what the arrays must be are as
+The warps of a block have a part each of its tile, 32 rows and 64 columns. All threads copy the stages of a ring in
+shared memory, two ahead of the products. The epilogue and what the arrays must be are as
 in :mod:`aotc.kernels.cuda.templates.gemm_wgmma`.
 """
 

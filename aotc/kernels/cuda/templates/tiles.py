@@ -99,22 +99,26 @@ class WarpgroupTiles(ProductTiles):
 
 @dataclass(frozen=True, slots=True)
 class WarpTiles(ProductTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.gemm_mma`: each of eight warps has 32 rows and 64 columns."""
+    """Of :mod:`aotc.kernels.cuda.templates.gemm_mma`: what each warp has, and how many there are down the tile.
+
+    Warps of 64 rows and 64 columns would read shared memory less often, but spill registers for GPUs before sm_90.
+    """
 
     stages: int = 3
     cols: int = 128
     warp_rows: int = 32
     warp_cols: int = 64
+    warps_down: int = 4
 
     @property
     def rows(self) -> int:
         """The rows of a tile."""
-        return 4 * self.warp_rows
+        return self.warps_down * self.warp_rows
 
     @property
     def threads(self) -> int:
         """Of a block."""
-        return 32 * (self.rows // self.warp_rows) * (self.cols // self.warp_cols)
+        return 32 * self.warps_down * (self.cols // self.warp_cols)
 
     @property
     def shared(self) -> int:
