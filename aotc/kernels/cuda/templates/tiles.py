@@ -101,7 +101,8 @@ class WarpgroupTiles(ProductTiles):
 class WarpTiles(ProductTiles):
     """Of :mod:`aotc.kernels.cuda.templates.gemm_mma`: what each warp has, and how many there are down the tile.
 
-    Warps of 64 rows and 64 columns would read shared memory less often, but spill registers for GPUs before sm_90.
+    Warps of 64 rows and 64 columns read shared memory less often, and take 0.84 of the time on an H200 in tiles of
+    128 x 256; but those need 148 KB of shared memory, and in smaller tiles GPUs before sm_90 have too few registers.
     """
 
     stages: int = 3
