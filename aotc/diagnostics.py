@@ -118,3 +118,13 @@ class InternalError(Exception):
         if repeat:
             text.append(f"  to repeat: {repeat}")
         super().__init__("\n".join(text))
+
+
+def size_text(size: int) -> str:
+    """Return ``size`` bytes as ``12.3 MB`` (powers of 1000)."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -48,6 +48,12 @@ from: chosen, not measured
 
 # ---------------------------------------------------------------- the command line
 
+MOST_BYTES = (1 << 63) - 1
+"""unit: bytes of a limit
+why: bundles and kernels hold sizes in 64 bits
+from: the format
+"""
+
 MOST_TRIES = 20000
 """unit: combinations of sizes
 why: so many are tried for a model that says which of its sizes are wrong only by refusing them

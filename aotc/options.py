@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError
-from aotc.limits import MOST_PROCESSES
+from aotc.limits import MOST_BYTES, MOST_PROCESSES
+from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
+HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
 
 
 def _is_guarded() -> bool:
@@ -69,7 +71,8 @@ class Options:
         Refuse the model if it takes more transfers between devices; -1 means any number.
     memory_limit : int
         Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
-        What would take more is computed a part after the other, or twice, or else refused.
+        What would take more is computed a part after the other, or twice, or else refused. Limits may also be text:
+        ``"64MB"``.
     stack_limit, shared_memory_limit : int
         Bytes of a thread's stack, and of the shared memory of a GPU's block, that a kernel's arrays may take, if less
         than the target's; 0 means the target's.
@@ -132,6 +135,25 @@ _KINDS = {bool: (bool,), int: (Integral,), str: (str,)}
 """What an option may be, by the type of its default."""
 _PATHS = ("weights", "dump_ir")
 """Options of text that may also be paths."""
+_BYTES = ("memory_limit", "stack_limit", "shared_memory_limit")
+"""Options that are numbers of bytes, and may also be text."""
+
+
+def with_bytes(options: Options) -> Options:
+    """Return the options with numbers in place of texts such as ``64MB``.
+
+    Raises
+    ------
+    CompileError
+        If one is no size.
+    """
+    found = {name: getattr(options, name) for name in _BYTES}
+    for name, value in found.items():
+        try:
+            found[name] = as_bytes(value)
+        except ValueError:
+            raise _wrong(f"{name} is {value!r}"[:80], EXAMPLES) from None
+    return replace(options, **found)
 
 
 def check_options(options: Options, passes: Sequence[str]) -> None:
@@ -146,8 +168,9 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     for f in fields(options):
         value = getattr(options, f.name)
         path = f.name in _PATHS and isinstance(value, os.PathLike)
-        if not path and not isinstance(value, _KINDS.get(type(f.default), object)):
-            raise _wrong(f"{f.name} is {value!r}", f"a {type(f.default).__name__}")
+        kind = type(f.default)
+        if not path and (not isinstance(value, _KINDS.get(kind, object)) or (kind is int and isinstance(value, bool))):
+            raise _wrong(f"{f.name} is {value!r}", f"a value of type {kind.__name__}")
     if not 0 <= options.jobs <= MOST_PROCESSES:
         raise _wrong(f"jobs is {options.jobs}", f"a number of processes, at most {MOST_PROCESSES}; 0 is one per core")
     if options.opt_level not in range(4):
@@ -174,11 +197,11 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"place is {options.place!r}", f"{SAID} or {AUTO}")
     if options.max_transfers < -1:
         raise _wrong(f"max_transfers is {options.max_transfers}", "a number, or -1 for any")
-    if options.memory_limit < 0:
-        raise _wrong(f"memory_limit is {options.memory_limit}", "a number of bytes; 0 for any")
-    for name in ("stack_limit", "shared_memory_limit"):
-        if getattr(options, name) < 0:
-            raise _wrong(f"{name} is {getattr(options, name)}", "a number of bytes, or 0 for what the target has")
+    for name in _BYTES:
+        if not 0 <= getattr(options, name) <= MOST_BYTES:
+            least = "any" if name == "memory_limit" else "what the target has"
+            expected = f"a number of bytes up to {MOST_BYTES:,}; 0 for {least}"
+            raise _wrong(f"{name} is {getattr(options, name)}", expected)
     if options.progress is not None and not callable(options.progress):
         raise _wrong(f"progress is {options.progress!r}", "a function of done, total and what")
 
@@ -188,7 +211,8 @@ def _are_sizes(specialize: Any) -> bool:
     if not isinstance(specialize, Mapping) or not all(isinstance(name, str) for name in specialize):
         return False
     kept = all(isinstance(sizes, Collection) and not isinstance(sizes, str) for sizes in specialize.values())
-    return kept and all(isinstance(n, Integral) for sizes in specialize.values() for n in sizes)
+    numbers = [n for sizes in specialize.values() for n in sizes] if kept else []
+    return kept and all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers)
 
 
 def _are_names(devices: Any) -> bool:

@@ -59,7 +59,7 @@ from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
-from aotc.options import Options, check_options
+from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
@@ -220,7 +220,7 @@ def checked_options(
     if not isinstance(options, Options | None):
         hint = "aotc.options.Options, or its fields as keywords"
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint=hint)
-    chosen = replace(options or Options(), **flags)
+    chosen = with_bytes(replace(options or Options(), **flags))
     check_options(chosen, [step.name for step in PASSES])
     if chosen.costs and (said := problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")

@@ -22,6 +22,9 @@ from aotc.vmfb.costs.stored import COSTS, stored
 from aotc.vmfb.device import choose
 from aotc.vmfb.errors import BundleError
 
+STALE = "the costs that the bundle was compiled with do not count: this aotc reads another program in its source"
+"""What is said of costs of a bundle that are of another program."""
+
 COMPILED_HERE = b"compiled here"
 """Stands for a signer: bundles that were recompiled share executors with each other only."""
 
@@ -80,9 +83,7 @@ def upgrade(
     except StaleCosts:
         if flags["costs"] is not own:
             raise
-        why = "this aotc reads another program in its source"
-        message = f"the costs that the bundle was compiled with do not count: {why}"
-        warnings.warn(AotcWarning(message), stacklevel=2)
+        warnings.warn(AotcWarning(STALE), stacklevel=2)
         return compile_raw(_model(opened.where, source), targets, replace(chosen, costs={}))
 
 
@@ -115,7 +116,7 @@ def source_text(opened: Bundle) -> str:
 def model_of(
     bundle: str | os.PathLike[str] | bytes, **flags: Any
 ) -> tuple[Raw, tuple[Target, ...], Options]:
-    """Return the model in a bundle, and what it was compiled for and with, but for ``flags``.
+    """Return the model in a bundle, and what it was compiled for and with, its costs included, but for ``flags``.
 
     Raises
     ------
@@ -124,7 +125,8 @@ def model_of(
     """
     opened = open_bundle(bundle)
     source = restore(opened)
-    return _model(opened.where, source), source.targets, _options(opened.where, source, flags)
+    chosen = _options(opened.where, source, {"costs": stored(opened, COSTS), **flags})
+    return _model(opened.where, source), source.targets, chosen
 
 
 def recompiled(opened: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> Bundle:

@@ -116,8 +116,11 @@ class Mix(Target):
 # rounding, and conversions of f16.
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
+MASKS = "avx512f"
+"""The feature of processors whose vectors have masks."""
+
 _V3 = ("abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")  # abm: lzcnt, which older processors take for bsr
-_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_V4 = (*_V3, MASKS, "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 # LLVM schedules register tiles without spills only by the model of this processor;
 # what it has beyond x86-64-v4 is switched off.

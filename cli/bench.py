@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import typer
 
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.places import PLACES_HELP, parse_places
 
 SUMMARY = "Measure latency, start-up and memory."
 EXAMPLES = """
@@ -21,12 +24,13 @@ aotc bench new.vmfb --against=old.vmfb --seconds=5
 aotc bench model.vmfb --dim=batch=8 --threads=1
 """
 _COLD = """
-import resource, runpy, sys, time
+import json, resource, runpy, sys, time
+devices = json.loads(sys.argv[2])
 start = time.perf_counter()
 import aotc
-for path in sys.argv[2:]:
+for path in sys.argv[3:]:
     runpy.run_path(path)
-module = aotc.load(sys.argv[1])
+module = aotc.load(sys.argv[1], devices=devices)
 print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
@@ -37,6 +41,7 @@ def command(
     function: str = typer.Option("", help="Which function; main by default.", show_default=False),
     inputs: list[str] = typer.Option([], "--input", help="As for `aotc run`; random values otherwise."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
+    device: list[str] = typer.Option([], help=PLACES_HELP),
     threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     seconds: float = typer.Option(2.0, min=0.0, help="How long to measure each bundle."),
@@ -48,12 +53,12 @@ def command(
 
     register_from(custom_calls)
     paths = [bundle] if against is None else [bundle, against]
-    calls = [_prepare(path, function, inputs, dims, threads) for path in paths]
+    calls = [_prepare(path, function, inputs, dims, device, threads) for path in paths]
     times: list[list[float]] = [[] for _ in paths]
     for _ in range(rounds):
         for call, found in zip(calls, times):
             found += _measure(call[0], seconds / rounds)
-    cold = [_cold(path, custom_calls) for path in paths]
+    cold = [_cold(path, device, custom_calls) for path in paths]
     rows: list[tuple[str, list[str]]] = [
         ("import and load", [time_text(c[0]) for c in cold]),
         ("memory after load", [size_text(int(c[1])) for c in cold]),
@@ -71,15 +76,16 @@ def command(
 
 
 def _prepare(
-    path: Path, function: str, inputs: list[str], dims: list[str], threads: int | None
+    path: Path, function: str, inputs: list[str], dims: list[str], device: list[str], threads: int | None
 ) -> tuple[Callable[[], Any], float, float]:
     """Return a call with its values bound, the time to load, and the time of the first call."""
     import aotc
     from aotc_cli.inputs import make_values, parse_sizes, parse_values
 
-    first = aotc.load(str(path), threads=threads)  # imports what loading needs, and keeps the kernels loaded
+    load = partial(aotc.load, str(path), devices=parse_places(device), threads=threads)
+    first = load()  # imports what loading needs, and keeps the kernels loaded
     start = perf_counter()
-    module = aotc.load(str(path), threads=threads)
+    module = load()
     loaded = perf_counter()
     del first
     name = function or (next(iter(module.functions)) if len(module.functions) == 1 else "main")
@@ -101,12 +107,12 @@ def _measure(call: Callable[[], Any], seconds: float) -> list[float]:
     return found
 
 
-def _cold(path: Path, custom_calls: list[str]) -> tuple[float, float]:
+def _cold(path: Path, device: list[str], custom_calls: list[str]) -> tuple[float, float]:
     """Return seconds and bytes of importing aotc and loading ``path`` in a fresh process; the median of three."""
     from aotc.vmfb.process.children import python_command
 
     found = []
-    script = python_command(_COLD, str(path), *custom_calls)
+    script = python_command(_COLD, str(path), json.dumps(parse_places(device)), *custom_calls)
     for _ in range(3):
         done = subprocess.run(script, capture_output=True, text=True, check=True)
         seconds, size = done.stdout.split()

@@ -78,12 +78,11 @@ def command(
     costs: Path = typer.Option(None, help=COSTS_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
-    stack_limit: int = typer.Option(0, min=0, help=STACK_HELP),
-    shared_memory_limit: int = typer.Option(0, min=0, help=SHARED_HELP),
+    stack_limit: str = typer.Option("", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
     annotate_affinities: bool = typer.Option(
         False, "--annotate-affinities", help="Print the IR with the device of each op, and why; see `aotc explain`."
     ),
-    annotate_input_affinities: bool = typer.Option(False, "--annotate-input-affinities", hidden=True),
     callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No progress bar and no summary."),
@@ -94,11 +93,11 @@ def command(
     options = Options(
         target=target, opt_level=opt_level, weights=weights, specialize=parse_specialized(specialize),
         debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
-        print_after=_printed(print_after, annotate_affinities or annotate_input_affinities), stop_after=stop_after,
+        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
-        memory_limit=parse_bytes(memory_limit), stack_limit=stack_limit, shared_memory_limit=shared_memory_limit,
-        costs=costs_of(costs),
+        memory_limit=parse_bytes(memory_limit, "--memory-limit"), stack_limit=parse_bytes(stack_limit, "--stack-limit"),
+        shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
     )  # fmt: skip
     _compile(model, output, options, custom_calls, quiet)
 
@@ -192,8 +191,10 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
 
     variants = open_bundle(data).manifest["variants"]
     kernels = sum(len(v["kernels"]) for v in variants)
-    arena = working_memory([row for v in variants for row in v.get("memory", {}).values()])
-    return f"{output}: {size_text(len(data))}, {count_text(kernels, 'kernel')}, {arena}, {time_text(seconds)}"
+    placed = [v for v in variants if v.get("devices")][:1]  # the same in each
+    facts = [size_text(len(data)), count_text(kernels, "kernel")]
+    facts += [f"on {' and '.join(v['devices'])} with {count_text(len(v['transfers']), 'transfer')}" for v in placed]
+    return f"{output}: {', '.join([*facts, working_memory(variants), time_text(seconds)])}"
 
 
 def progress_bar(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,9 @@ DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names 
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
 COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
-MEMORY_HELP = "Bytes that a call may take besides arguments, results and weights, as 64MB; larger ones go in parts."
-STACK_HELP = "Bytes of a thread's stack that a kernel's arrays may take, if less than the target's; 0 is the target's."
-SHARED_HELP = "Bytes of shared memory that a GPU's block may have, if less than the target's; 0 is the target's."
+MEMORY_HELP = "What a call may take besides arguments, results and weights, as 64MB; 0 is any size."
+STACK_HELP = "Stack of a thread that a kernel's arrays may take, as 32kB, if less than the target's; 0 is the target's."
+SHARED_HELP = "Shared memory that a GPU's block may have, as 48kB, if less than the target's; 0 is the target's."
 CALLBACKS_HELP = "drop: leave out calls back into Python whose results nobody reads."
 
 
@@ -46,14 +45,14 @@ def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def parse_bytes(text: str) -> int:
-    """Return the bytes that ``64MB``, ``1.5 GB`` (powers of 1000) or a number say; 0 for no text."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)B?", text.strip())
-    if not text:
-        return 0
-    if found is None:
-        raise typer.BadParameter(f"{text[:60]!r}: expected a size as 64MB", param_hint="--memory-limit")
-    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+def parse_bytes(text: str, option: str = "--memory-limit") -> int:
+    """Return the bytes that the value of an option says; 0 for no text."""
+    from aotc.vmfb.process.byte_sizes import as_bytes
+
+    try:
+        return as_bytes(text) if text else 0
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def devices_of(texts: list[str]) -> dict[str, str]:
@@ -63,6 +62,9 @@ def devices_of(texts: list[str]) -> dict[str, str]:
         name, _, target = text.partition("=")
         if not name or not target:
             raise typer.BadParameter(f"{text[:60]!r}: expected NAME=TARGET", param_hint="--device")
+        if name in devices:
+            message = f"device {name} is given twice, as {devices[name]} and as {target}"
+            raise typer.BadParameter(message, param_hint="--device")
         devices[name] = target
     return devices
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from aotc.vmfb.abi import Command, Node, Place
+    from aotc.vmfb.abi import Command, Control, Node, Place
     from aotc.vmfb.bundle import Bundle
 
 SUMMARY = "Print kernels, host programs and command buffers."
@@ -108,7 +108,7 @@ def _command_buffers(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
 
 def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Iterator[str]:
     """Yield the lines of nodes; ``names`` are those of the kernels."""
-    from aotc.vmfb.abi import Case, Graph, WhileNode
+    from aotc.vmfb.abi import Case, Control, Graph, WhileNode
 
     inner = indent + "  "
     for node in nodes:
@@ -116,7 +116,11 @@ def node_lines(nodes: Sequence[Node], names: list[str], indent: str = "") -> Ite
             case Graph():
                 yield f"{indent}graph of {len(node.commands)}{', serial' if node.serial else ''}"
                 for number, command in enumerate(node.commands):
-                    yield f"{inner}{number}: {_command_text(command, names)}"
+                    if isinstance(command, Control):
+                        yield f"{inner}{number}: control{_after_text(command)}"
+                        yield from node_lines(command.nodes, names, inner + "  ")
+                    else:
+                        yield f"{inner}{number}: {_command_text(command, names)}"
             case WhileNode():
                 yield f"{indent}while {_place_text(node.place)}: condition"
                 yield from node_lines(node.condition, names, inner)
@@ -133,11 +137,16 @@ def _command_text(command: Command, names: list[str]) -> str:
 
     places = [_place_text(place) for place in command.places]
     dims = ", ".join(map(operand_text, command.dims))
-    after = f" then {', '.join(map(str, command.successors))}" if command.successors else ""
+    after = _after_text(command)
     if command.kind == COPY:
         return f"copy {places[0]} -> {places[1]}, {dims} bytes{after}"
     call = f"{names[command.kernel]}({', '.join(places)}){f' dims({dims})' if dims else ''}"
     return f"{call} x{operand_text(command.items)} by {operand_text(command.grain)}{after}"
+
+
+def _after_text(command: Command | Control) -> str:
+    after = f" then {', '.join(map(str, command.successors))}" if command.successors else ""
+    return after + "".join(f", by tiles of {t.producer}, halo {t.halo}" for t in command.tiles)
 
 
 def _place_text(place: Place) -> str:

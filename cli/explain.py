@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from aotc_cli.compiling import SHARED_HELP, STACK_HELP, devices_of
+from aotc_cli.compiling import (
+    COSTS_HELP,
+    DEFAULT_DEVICE_HELP,
+    DEVICE_HELP,
+    MEMORY_HELP,
+    PLACE_HELP,
+    SHARED_HELP,
+    STACK_HELP,
+    costs_of,
+    devices_of,
+    parse_bytes,
+    warnings_as_sentences,
+)
 from aotc_cli.custom_calls import HELP, register_from
 
 if TYPE_CHECKING:
@@ -28,7 +40,9 @@ aotc explain affinity model.mlir
 
 aotc explain affinity model.mlir --picture=affinity.svg
 
-aotc explain affinity model.mlir --json | python -m json.tool
+aotc explain affinity model.vmfb --json | python -m json.tool
+
+aotc explain affinity model.mlir --device d0=cpu --device d1=cuda:sm_90 --place=auto --costs=record.json
 
 aotc explain fusion model.mlir --target=cuda:sm_90 --shared-memory-limit=4096
 
@@ -54,18 +68,21 @@ def command(
     subject: Subject = typer.Argument(..., help=SUBJECTS),
     model: str = typer.Argument(
         ...,
-        help="StableHLO text or bytecode, a portable artifact, a jax.export blob; - is stdin. Of fusion, a schedule or "
-        "memory also a .vmfb.",
+        help="StableHLO text or bytecode, a portable artifact, a jax.export blob, or a .vmfb; - is stdin.",
     ),
     target: str = typer.Option("", help="cpu (this machine, the default) or a name from `aotc targets`."),
     opt_level: int = typer.Option(None, "-O", "--opt-level", min=0, max=3, help="As for `aotc compile`."),
-    stack_limit: int = typer.Option(None, min=0, help=STACK_HELP),
-    shared_memory_limit: int = typer.Option(None, min=0, help=SHARED_HELP),
-    device: list[str] = typer.Option([], help="d0=cpu: a device that the model names, and its target."),
-    default_device: str = typer.Option("", help="The device of what nothing places, in a model that names several."),
-    place: str = typer.Option("said", help="As for `aotc compile`."),
+    stack_limit: str = typer.Option("", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
+    memory_limit: str = typer.Option("", help=MEMORY_HELP),
+    device: list[str] = typer.Option([], help=DEVICE_HELP),
+    default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
+    place: str = typer.Option("", help=PLACE_HELP),
+    costs: Path = typer.Option(None, help=COSTS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
-    function: str = typer.Option("", help="Of a schedule or memory: which; main by default.", show_default=False),
+    function: str = typer.Option(
+        "", help="Which; of a schedule or memory main by default, else all.", show_default=False
+    ),
     dims: list[str] = typer.Option([], "--dim", help="Of a schedule or memory: NAME=SIZE; others are guessed."),
     picture: Path = typer.Option(None, help="The .svg file to draw; not of fusion."),
     as_json: bool = typer.Option(False, "--json", help="Every row, as JSON."),
@@ -74,34 +91,47 @@ def command(
 
     A model that names no device has no affinities. Of fusion each kernel is shown with the lines that it is from, its
     bytes and scalar operations, the memory that it takes and how much there is, and why each neighbour was taken or
-    refused; a bundle's is explained from the model in it, for its own target and options. The times of a schedule are
-    the cost model's, or what `aotc profile` measured; each turn of a loop is listed once.
+    refused. Fusion and affinities of a bundle are explained from the model in it, for its own targets and options. The
+    times of a schedule are the cost model's, or what `aotc profile` measured; each turn of a loop is listed once.
     """
-    from aotc_cli.compile import check_output
-
-    if picture is not None and subject is Subject.fusion:
-        raise typer.BadParameter("fusion has no picture", param_hint="--picture")
-    if picture is not None:
-        check_output(picture, "--picture")
+    _check_picture(picture, subject)
+    if dims and subject in (Subject.affinity, Subject.fusion):
+        raise typer.BadParameter(f"{subject.value} is the same for all sizes", param_hint="--dim")
     register_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     said = {
-        "target": target, "opt_level": opt_level, "stack_limit": stack_limit,
-        "shared_memory_limit": shared_memory_limit, "devices": devices_of(device), "default_device": default_device,
-        "place": "" if place == "said" else place,
+        "target": target, "opt_level": opt_level, "devices": devices_of(device), "default_device": default_device,
+        "place": place, "costs": costs_of(costs),
     }  # fmt: skip
+    limits = {"--stack-limit": stack_limit, "--shared-memory-limit": shared_memory_limit}
+    for option, text in {**limits, "--memory-limit": memory_limit}.items():
+        said[option[2:].replace("-", "_")] = parse_bytes(text, option) if text else None
     flags = {name: value for name, value in said.items() if value not in ("", None, {})}
-    match subject:
-        case Subject.affinity:
-            _affinity(source, flags, picture, as_json)
-        case Subject.fusion:
-            _fusion(source, flags, as_json)
-        case _:
-            _bundle(subject, source, flags, function, dims, picture, as_json)
+    with warnings_as_sentences():
+        match subject:
+            case Subject.affinity:
+                _affinity(source, {**flags, "function": function}, picture, as_json)
+            case Subject.fusion:
+                _fusion(source, {**flags, "function": function}, as_json)
+            case _:
+                _bundle(subject, source, flags, function, dims, picture, as_json)
+
+
+def _check_picture(picture: Path | None, subject: Subject) -> None:
+    """Refuse a picture that would be none."""
+    from aotc_cli.compile import check_output
+
+    if picture is None:
+        return
+    if subject is Subject.fusion:
+        raise typer.BadParameter("fusion has no picture", param_hint="--picture")
+    if picture.suffix.lower() != ".svg" and (picture.suffix or not picture.exists()):  # what exists may be a pipe
+        raise typer.BadParameter(f"{picture.name} is to be an .svg file", param_hint="--picture")
+    check_output(picture, "--picture")
 
 
 def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json: bool) -> None:
-    """Tell on which device each argument and op of a model is, why, and what is moved between devices."""
+    """Tell on which device each argument, op and result of a model is, why, and what is moved between devices."""
     from aotc.tools.explain_affinity import explain_affinity
     from aotc.vmfb.files import write_whole
 
@@ -111,17 +141,21 @@ def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json:
     if as_json:
         import json
 
-        print(json.dumps({"devices": report.devices, "rows": [asdict(row) for row in report.rows]}, indent=1))
+        rows, moved = ([asdict(row) for row in some] for some in (report.rows, report.transfers))
+        facts = {"devices": report.devices, "targets": report.targets, "transfers": moved, "rows": rows}
+        print(json.dumps(facts, indent=1))
         return
     if not report.devices:
         print("the model names no device")
         return
     from aotc_cli.sizes import count_text
-    from aotc_cli.tables import print_table
+    from aotc_cli.tables import print_line, print_table
 
-    rows = [(r.device, r.name, r.reason, r.loc) for r in report.rows]
-    print_table(("device", "what", "why", "from"), rows)
-    print(f"\n{count_text(len(report.transfers), 'transfer')}")
+    several = len({r.function for r in report.rows}) > 1
+    rows_ = [(*((r.function,) if several else ()), r.device, r.name, r.reason, r.loc) for r in report.rows]
+    print_table((*(("function",) if several else ()), "device", "what", "why", "from"), rows_)
+    devices = ", ".join(f"{name} is {target}" for name, target in report.targets.items())
+    print_line(f"\n{count_text(len(report.transfers), 'transfer')}; {devices}", 2)
 
 
 def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
@@ -137,11 +171,13 @@ def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
     from aotc_cli.tables import print_line, print_table
 
     right = ("bytes in", "bytes out", "work")
+    several = any(r.device for r in report.regions)
     rows = [
-        (r.name, r.kind, r.bytes_in, r.bytes_out, r.work, _memory(r.memory) or "none", _some(r.lines))
+        (r.name, *((r.device,) if several else ()), r.kind, r.bytes_in, r.bytes_out, r.work,
+         _memory(r.memory) or "none", _some(r.lines))
         for r in report.regions
-    ]
-    print_table(("kernel", "kind", *right, "memory", "from"), rows, right)
+    ]  # fmt: skip
+    print_table(("kernel", *(("device",) if several else ()), "kind", *right, "memory", "from"), rows, right)
     for region in report.regions:
         print()
         print_line(f"{region.name}: {', '.join(region.ops)}", 2)
@@ -167,10 +203,15 @@ def _bundle(
     """Print the report on a bundle, or on what a model compiles to."""
     from aotc.tools.explain_memory import explain_memory
     from aotc.tools.explain_schedule import explain_schedule
+    from aotc.tools.flow import entry_of
     from aotc.vmfb.files import write_whole
+    from aotc_cli.inputs import parse_sizes
 
-    opened, sizes = _opened(source, flags), _sizes_of(dims)
-    report: Any = (explain_schedule if subject is Subject.schedule else explain_memory)(opened, function, sizes)
+    opened, target = _opened(source, flags)
+    name = entry_of(opened, function)
+    sizes = parse_sizes(dims, opened.manifest["functions"][name]["arguments"])
+    explain = explain_schedule if subject is Subject.schedule else explain_memory
+    report: Any = explain(opened, name, sizes, target)
     if picture is not None:
         write_whole(str(picture), [report.picture.encode()])
     if as_json:
@@ -183,33 +224,22 @@ def _bundle(
         _print_memory(report)
 
 
-def _opened(source: Any, flags: dict[str, Any]) -> Bundle:
-    """Return the bundle that ``source`` is, or that it compiles to."""
+def _opened(source: Any, flags: dict[str, Any]) -> tuple[Bundle, str]:
+    """Return the bundle that ``source`` is, or that it compiles to, and for which target to explain it."""
     import aotc
-    from aotc.vmfb.bundle import MAGIC, open_bundle
+    from aotc.tools.fetch_model import is_bundle
+    from aotc.vmfb.bundle import open_bundle
 
-    if isinstance(source, Path):
-        try:
-            with open(source, "rb") as f:
-                head = f.read(len(MAGIC))
-        except OSError:
-            head = b""  # the compiler says what is wrong
-    else:
-        head = source[: len(MAGIC)]
-    if head == MAGIC:
-        return open_bundle(str(source) if isinstance(source, Path) else source)
-    return open_bundle(aotc.compile(source, **flags))
+    if not is_bundle(source):
+        return open_bundle(aotc.compile(source, **flags)), ""
+    target = flags.pop("target", "")
+    if flags:
+        options = ", ".join(f"--{name.replace('_', '-').replace('devices', 'device')}" for name in flags)
+        raise typer.BadParameter("the bundle is compiled already: give its model", param_hint=options)
+    return open_bundle(str(source) if isinstance(source, Path) else source), target
 
 
-def _sizes_of(texts: list[str]) -> dict[str, int]:
-    """Return ``{"batch": 8}`` for ``batch=8``."""
-    found = {}
-    for text in texts:
-        name, _, size = text.partition("=")
-        if not name or not (size.isascii() and size.isdigit() and len(size) < 20):
-            raise typer.BadParameter(f"{text[:60]!r}: expected NAME=SIZE", param_hint="--dim")
-        found[name] = int(size)
-    return found
+_WORKERS = {("cpu",): "on one core", ("cuda",): "on GPUs", ("cpu", "cuda"): "on one core and GPUs"}
 
 
 def _print_schedule(report: ScheduleReport) -> None:
@@ -220,16 +250,21 @@ def _print_schedule(report: ScheduleReport) -> None:
         return "" if ns is None else time_text(ns / 1e9)
 
     rows = []
+    several = len({r.device for r in report.rows}) > 1
     for r in report.rows:
         claims = "serial" if r.serial else f"{r.items} by {r.claim}"
-        after, mark = ", ".join(map(str, r.after)), " *" if r.critical else ""
+        mark = " *" if r.critical else ""
+        after = ", ".join(f"{n} by tiles, halo {r.halos[n]}" if n in r.halos else str(n) for n in r.after)
         times = (shown(r.predicted), shown(r.measured))
         known = (*times, r.bound, size_text(r.bytes), claims, after, r.loc)
-        rows.append((f"{r.number}{mark}", r.within, r.kernel, *known))
-    headings = ("step", "within", "kernel", "predicted", "measured", "bound", "bytes", "items", "after", "from")
-    print_table(headings, rows, right=("predicted", "measured", "bytes"))
+        rows.append((f"{r.number}{mark}", r.within, *((r.device,) if several else ()), r.kernel, *known))
+    times = ("predicted", "measured")
+    device = ("device",) if several else ()
+    headings = ("step", "within", *device, "kernel", *times, "bound", "bytes", "items", "after", "from")
+    print_table(headings, rows, right=(*times, "bytes"))
     what = f"{count_text(len(rows), 'command')} of @{report.function} for {report.target}"
-    print_line(f"\n{what}: {shown(report.work)} on one core, at least {shown(report.path)} on many (*)", 2)
+    where = _WORKERS[tuple(sorted(report.kinds))]
+    print_line(f"\n{what}: {shown(report.work)} {where}, at least {shown(report.path)} if all that can overlaps (*)", 2)
     if report.measured_on:
         print_line(f"measured on {report.measured_on}", 2)
     if report.unknown:
@@ -245,9 +280,19 @@ def _print_memory(report: MemoryReport) -> None:
     for r in report.rows:
         mark = " *" if r.first <= report.at <= r.last else ""
         steps, readers = f"{r.first}-{r.last}{mark}", ", ".join(r.read_by)
-        rows.append((steps, f"{r.offset:,}", size_text(r.bytes), r.type, r.made_by, readers, r.loc))
-    headings = ("steps", "offset", "bytes", "value", "made by", "read by", "from")
+        space = (r.space,) if len(report.arenas) > 1 else ()
+        rows.append((steps, *space, f"{r.offset:,}", size_text(r.bytes), r.type, r.made_by, readers, r.loc))
+    several = ("space",) if len(report.arenas) > 1 else ()
+    headings = ("steps", *several, "offset", "bytes", "value", "made by", "read by", "from")
     print_table(headings, rows, right=("offset", "bytes"))
     what = f"{count_text(len(rows), 'value')} in {report.steps} steps of @{report.function} for {report.target}"
-    peak = f"{size_text(report.peak)} alive at step {report.at} (*), the arena has {size_text(report.arena)}"
+    peak = f"{size_text(report.peak)} alive at step {report.at} (*), {_arenas(report)}"
     print_line(f"\n{what}: {peak}; scratch memory {size_text(report.scratch)} for each worker", 2)
+
+
+def _arenas(report: MemoryReport) -> str:
+    from aotc_cli.sizes import size_text
+
+    if len(report.arenas) == 1:
+        return f"the arena has {size_text(report.arena)}"
+    return "the arenas have " + ", ".join(f"{size_text(size)} on {name}" for name, size in report.arenas.items())

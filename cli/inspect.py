@@ -85,15 +85,28 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "command_buffers": len(variant["command_buffers"]),
         "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
-        "devices": variant.get("devices", {}),
+        "devices": _devices(opened, variant),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
+        "memory_limit": variant.get("memory_limit", 0),
         "memory": _memory(opened, variant),
         "buffers": _buffers(opened, variant),
         "weights": _weights(opened, variant.get("constants")),
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
         "custom_calls": sorted({row["name"] for part in parts for row in part.get("custom_calls", [])}),
     }
+
+
+def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return, for each device that the model names, its target, and its place if nobody says another."""
+    from aotc.vmfb.device import bind_devices
+    from aotc.vmfb.devices.spaces import Spaces
+
+    known = Spaces(opened, variant) if "spaces" in variant else None
+    homes = {row["device"]: known.parts[row["part"]]["target"] for row in known.rows} if known else {}
+    targets = {name: homes.get("" if kind == "cpu" else name) for name, kind in variant.get("devices", {}).items()}
+    places = bind_devices(opened, variant, None)
+    return {name: {"target": target or variant["target"], "place": places[name]} for name, target in targets.items()}
 
 
 def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
@@ -203,6 +216,8 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     peak, weights = variant["arena_peak"], variant["weights"]
     lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
     lines += _memory_lines(variant["memory"])
+    if variant["memory_limit"]:
+        lines.append(f"memory limit: {size_text(variant['memory_limit'])}, in which so many threads work as have room")
     if weights:
         where = f" in {weights['file']}" if "file" in weights else ""
         lines.append(f"weights: {size_text(weights['bytes'])}{where}")
@@ -214,7 +229,8 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
         sizes = "; ".join(", ".join(f"{dim}={size}" for dim, size in choice.items()) for choice in choices)
         lines.append(f"{name} has code of its own for {sizes}")
     if variant["devices"]:
-        lines.append(f"devices: {', '.join(f'{name} ({kind})' for name, kind in variant['devices'].items())}")
+        named = (f"{name}: {row['target']} ({row['place']})" for name, row in variant["devices"].items())
+        lines.append(f"devices: {', '.join(named)}")
         lines.append(count_text(len(variant["transfers"]), "transfer"))
         for t in variant["transfers"]:
             lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")

@@ -56,8 +56,8 @@ def command(
     place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
-    stack_limit: int = typer.Option(0, min=0, help=STACK_HELP),
-    shared_memory_limit: int = typer.Option(0, min=0, help=SHARED_HELP),
+    stack_limit: str = typer.Option("", help=STACK_HELP),
+    shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
     callbacks: str = typer.Option("refuse", help=CALLBACKS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     as_json: bool = typer.Option(False, "--json", help="Every op by itself, as JSON."),
@@ -76,8 +76,8 @@ def command(
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
         "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
-        "memory_limit": parse_bytes(memory_limit), "stack_limit": stack_limit,
-        "shared_memory_limit": shared_memory_limit,
+        "memory_limit": parse_bytes(memory_limit), "stack_limit": parse_bytes(stack_limit, "--stack-limit"),
+        "shared_memory_limit": parse_bytes(shared_memory_limit, "--shared-memory-limit"),
     }  # fmt: skip
     with warnings_as_sentences():
         reports = lint(source, target=target, **given)

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.places import PLACES_HELP, parse_places
 
 SUMMARY = "Measure each kernel, and compile again with what was measured."
 EXAMPLES = """
@@ -28,6 +29,7 @@ def command(
     function: str = typer.Option("", help="Which function; main by default.", show_default=False),
     inputs: list[str] = typer.Option([], "--input", help="As for `aotc run`; random values otherwise."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim of the random values."),
+    device: list[str] = typer.Option([], help=PLACES_HELP),
     repeat: int = typer.Option(7, min=1, help="Rounds for each kernel, of which the quickest counts."),
     output: Path = typer.Option(
         None, "-o", "--output", help="Where the record goes: a .json file, or a bundle to hold it; default: this one."
@@ -38,7 +40,7 @@ def command(
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="No table."),
 ) -> None:
-    """Run a function once and each of its kernels again and again, alone on one core.
+    """Run a function once and each of its kernels again and again, alone on one core, or on the whole GPU.
 
     The record has a row for each kernel and its sizes; `aotc explain schedule` shows it, `aotc compile --costs` goes by
     it. A record of another model is refused. A signature does not survive: sign the bundle again.
@@ -56,7 +58,7 @@ def command(
         raise typer.BadParameter("with --apply it is a bundle", param_hint="--output")
     check_output(written)
     register_from(custom_calls)
-    record = _measured(bundle, function, inputs, dims, repeat)
+    record = _measured(bundle, function, inputs, dims, device, repeat)
     if not quiet:
         _print(record)
     if apply:
@@ -70,11 +72,13 @@ def command(
         write_file(str(written), [with_profile(open_bundle(str(bundle), copy=True), record)])
 
 
-def _measured(bundle: Path, function: str, inputs: list[str], dims: list[str], repeat: int) -> dict[str, Any]:
+def _measured(
+    bundle: Path, function: str, inputs: list[str], dims: list[str], device: list[str], repeat: int
+) -> dict[str, Any]:
     import aotc
     from aotc_cli.inputs import make_values, parse_sizes, parse_values
 
-    module = aotc.load(str(bundle), threads=1, copy=True)
+    module = aotc.load(str(bundle), devices=parse_places(device), threads=1, copy=True)
     name = function or (next(iter(module.functions)) if len(module.functions) == 1 else "main")
     arguments = module.functions[name].signature.arguments if name in module.functions else []
     values = parse_values(inputs, arguments)
@@ -98,5 +102,8 @@ def _print(record: Mapping[str, Any]) -> None:
         rows.append((row["name"], sizes, *times_, size_text(row["bytes"]), rate, row["loc"]))
     headings = ("kernel", "sizes", "runs", "time", "share", "bytes", "rate", "from")
     print_table(headings, rows, right=("runs", "time", "share", "bytes", "rate"))
+    from aotc.tools.explain_schedule import measured_on
+
     what = f"{count_text(len(rows), 'kernel')} of @{record['function']}"
-    print_line(f"\n{what}: {time_text(total / 1e9)} on one core of {record['machine']['cpu']}", 2)
+    core = "one core of " if "cpu" in record["target"] else ""
+    print_line(f"\n{what}: {time_text(total / 1e9)} on {core}{measured_on(record, record['target'])}", 2)

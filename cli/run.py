@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc_cli.custom_calls import HELP, register_from
+from aotc_cli.words.places import PLACES_HELP, parse_places
 
 if TYPE_CHECKING:
     from aotc.vmfb.module import LoadedModule
@@ -24,6 +25,8 @@ aotc run model.vmfb --input=@x.npy --output=@y.npy
 aotc run model.vmfb --input=@x.npy --expected_output=@y.npy --rtol=1e-3
 
 aotc run model.vmfb --input=@x.npy --trace-dispatch-tensors=trace
+
+aotc run model.vmfb --random --device d0=cpu:0 --device d1=cuda:0
 
 aotc run model.vmfb --random --dim=batch=8 --threads=2 --repeat=10
 """
@@ -43,7 +46,7 @@ def command(
     zeros: bool = typer.Option(False, help="Zeros for the arguments without --input."),
     seed: int = typer.Option(0, min=0, help="For --random."),
     dims: list[str] = typer.Option([], "--dim", help="NAME=SIZE: a symbolic dim, for --random and --zeros."),
-    device: str = typer.Option("", help="cpu, cuda:0...; by default the first in the bundle that is here."),
+    device: list[str] = typer.Option([], help=PLACES_HELP),
     threads: int | None = typer.Option(None, help="Threads to compute with; all usable cores by default."),
     repeat: int = typer.Option(1, min=1, help="Call so many times and print the median time."),
     trace: str = typer.Option(
@@ -70,7 +73,7 @@ def command(
         raise typer.BadParameter("--random and --zeros exclude each other")
     register_from(custom_calls)
     trust: dict[str, Any] = {"untrusted": untrusted, "trusted_keys": trusted_keys or None}
-    module = aotc.load(str(bundle), devices=device or None, threads=threads, **trust)
+    module = aotc.load(str(bundle), devices=parse_places(device), threads=threads, **trust)
     name = function or _default_function(module)
     signature = _signature(module, name)
     if len(outputs) > len(signature.results):

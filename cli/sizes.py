@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-def size_text(size: int) -> str:
-    """Return ``size`` bytes as ``12.3 MB`` (powers of 1000)."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+from aotc.diagnostics import size_text
 
 
 def time_text(seconds: float) -> str:
@@ -29,17 +21,21 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def working_memory(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a call of any of these functions takes at most on this machine."""
-    from aotc.vmfb.machine import thread_count
+def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a call of any function of these variants takes at most on this machine."""
+    from aotc.vmfb.machine import thread_count, threads_within
 
-    threads = thread_count(None)
-    known = [row["arena"] + threads * row["scratch"] for row in rows if row["arena"] is not None]
-    count = f" with {threads} threads" if any(row["scratch"] for row in rows) else ""
+    rows = [(v.get("memory_limit", 0), row) for v in variants for row in v.get("memory", {}).values()]
+    every, known = thread_count(None), []
+    for limit, row in rows:
+        if row["arena"] is not None:
+            threads = threads_within(every, limit, row["arena"], row["scratch"])
+            known.append((row["arena"] + threads * row["scratch"], threads if row["scratch"] else 0))
     least = "at least " if len(known) < len(rows) else ""
     if rows and not known:
         return "memory depends on shapes"
-    return f"memory peak {least}{size_text(max(known, default=0))}{count}"
+    size, threads = max(known, default=(0, 0))
+    return f"memory peak {least}{size_text(size)}" + (f" with {count_text(threads, 'thread')}" if threads else "")
 
 
 def bytes_text(size: int | str) -> str:

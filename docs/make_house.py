@@ -88,7 +88,7 @@ def rooms() -> dict[str, Room]:
     """Return all rooms of the house as its sources have them."""
     files: dict[str, list[str]] = {room: [] for room in ROOMS}
     arrows: dict[str, set[str]] = {room: set() for room in ROOMS}
-    for path in sorted([*(ROOT / "aotc").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
+    for path in sorted([*(ROOT / "aotc").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
         relative = path.relative_to(ROOT).as_posix()
         room = room_of(relative)
         if room and path.name != "__init__.py":

@@ -3,30 +3,109 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from jaxlib.mlir import ir
+
+from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.session import State
+from aotc.options import DEVICE, HOST
 
 _AFFINITIES = ("aotc.affinity", "iree.abi.affinity")
 _KIND_OF_MEMORY = "mhlo.memory_kind"
 _PLACEMENT = "_xla_buffer_placement"
 _SHARDING = "mhlo.sharding"
 _ONE_DEVICE = re.compile(r"\{maximal device=(\d+)\}")
+_OF_IREE = re.compile(r'#hal\.device\.(?:promise|affinity)<@(?:"([^"]+)"|([\w$.-]+))>')
 
-MEMORIES = {"device": "device", "pinned_host": "host", "unpinned_host": "host"}
+_ANYWHERE = nullcontext()  # of most ops: a context that is made anew would be felt
+
+MEMORIES = {"device": DEVICE, "pinned_host": HOST, "unpinned_host": HOST}
 """The device that stands for each of JAX's kinds of memory, in compilations that name ``host``."""
 
 
-def affinity_of(attributes: Mapping[str, Any], devices: Collection[str]) -> str:
+def affinity_of(attributes: Mapping[str, Any], devices: Collection[str], loc: Loc) -> str:
     """Return the device of an argument or a result, or an empty string; ``devices`` are those that the options name.
 
     A kind of memory says it where ``devices`` has ``host``, a sharding ``{maximal device=1}`` where they have ``d1``.
+
+    Raises
+    ------
+    CompileError
+        If an affinity names no device; ``loc`` is of what says it.
     """
+    said = stated_affinity(attributes, loc)
+    return said or _memory(attributes.get(_KIND_OF_MEMORY), devices) or _sharded(attributes.get(_SHARDING), devices)
+
+
+def stated_affinity(attributes: Mapping[str, Any], loc: Loc) -> str:
+    """Return the device that an affinity names: as a string, a symbol, or as IREE promises one; empty without one."""
     for name in _AFFINITIES:
         if name in attributes:
-            return _text(attributes[name])
-    return _memory(attributes.get(_KIND_OF_MEMORY), devices) or _sharded(attributes.get(_SHARDING), devices)
+            found = device_of(attributes[name])
+            if not found:
+                message = f"{name} is {attributes[name]}, which names no device"
+                raise CompileError.at(loc, message, hint=f'write {name} = "d1"')
+            return found
+    return ""
+
+
+def device_of(attribute: Any) -> str:
+    """Return the device that an attribute names, or an empty string if it names none."""
+    if isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
+        return attribute.value
+    found = _OF_IREE.fullmatch(str(attribute))
+    return found[1] or found[2] if found else ""
+
+
+def at_its_device(state: State, op: Any) -> AbstractContextManager[None]:
+    """Import ``op`` within this block: where it has an affinity, all that it reads is moved to that device.
+
+    What reads nothing that may be moved, as an iota, has its results moved there.
+    """
+    device = stated_affinity(op.attributes, state.loc)
+    return _at(state, op, device) if device else _ANYWHERE
+
+
+@contextmanager
+def _at(state: State, op: Any, device: str) -> Iterator[None]:
+    if state.by_element:
+        state.fail(f"{state.op} in the computation of another op has an affinity", "give it to the op around")
+    kept = {v: leaves for v in _read(op) if (leaves := state.values.get(v)) and state.known.keys().isdisjoint(leaves)}
+    state.values.update((v, moved(state, leaves, [device] * len(leaves))) for v, leaves in kept.items())
+    try:
+        yield
+    finally:
+        state.values.update(kept)
+    if not kept:
+        for v in op.results:
+            leaves = state.leaves(v)
+            state.values[v] = moved(state, leaves, [device] * len(leaves))
+
+
+def _read(op: Any) -> dict[Any, None]:
+    """Return the operands of ``op``, and what its regions read from around it."""
+    read, made = dict.fromkeys(op.operands), set()
+    blocks = [block for region in op.regions for block in region.blocks]
+    while blocks:
+        block = blocks.pop()
+        made.update(block.arguments)
+        for inner in (view.operation for view in block.operations):
+            read.update(dict.fromkeys(inner.operands))
+            made.update(inner.results)
+            blocks += [b for region in inner.regions for b in region.blocks]
+    return {v: None for v in read if v not in made}
+
+
+def moved(state: State, leaves: Collection[Any], devices: Collection[str]) -> tuple[Any, ...]:
+    """Return ``leaves``, each on its device if one is named; what may be a size is on all devices."""
+    pairs = zip(leaves, devices, strict=True)
+    return tuple(
+        state.one("transfer", [v], {"device": device}) if device and v not in state.known else v
+        for v, device in pairs
+    )
 
 
 def placement_of(op: Any, devices: Collection[str]) -> str:
@@ -41,7 +120,7 @@ def frontend_attribute(op: Any, name: str) -> str:
 
 
 def _memory(kind: Any, devices: Collection[str]) -> str:
-    return MEMORIES.get(_text(kind), "") if kind and "host" in devices else ""
+    return MEMORIES.get(_text(kind), "") if kind and HOST in devices else ""
 
 
 def _sharded(sharding: Any, devices: Collection[str]) -> str:

@@ -10,10 +10,10 @@ from jaxlib.mlir import ir
 
 from aotc.frontend.affinity import MEMORIES, frontend_attribute
 from aotc.frontend.session import State
+from aotc.options import DEVICE, HOST
 
 _COMPUTE_TYPE = "_xla_compute_type"
 SIDES = frozenset(MEMORIES.values())
-_HOST = "host"
 _CALLS = frozenset({"func.call", "stablehlo.composite"})  # what a function returns is on ``device``
 
 
@@ -27,10 +27,10 @@ def on_its_side(state: State, op: Any) -> Iterator[None]:
     if state.hosted or not SIDES.issubset(state.session.devices):
         yield
         return
-    marked = frontend_attribute(op, _COMPUTE_TYPE) == _HOST
+    marked = frontend_attribute(op, _COMPUTE_TYPE) == HOST
     kept = {v: state.values[v] for v in op.operands if (v in state.on_host) != marked and _may_move(state, v)}
     for v, leaves in kept.items():
-        moved = (state.one("transfer", [leaf], {"device": _HOST if marked else "device"}) for leaf in leaves or ())
+        moved = (state.one("transfer", [leaf], {"device": HOST if marked else DEVICE}) for leaf in leaves or ())
         state.values[v] = tuple(moved)
     state.hosted = marked
     try:

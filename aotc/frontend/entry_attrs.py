@@ -7,16 +7,17 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from aotc.frontend.affinity import affinity_of
+from aotc.diagnostics import Loc
+from aotc.frontend.affinity import affinity_of, stated_affinity
 from aotc.frontend.mlir_types import leaf_types
 
 _RESULT = "tf.aliasing_output"  # of a donated argument: the result that may take its memory
 
 
 def entry_attrs(
-    function: Any, block: Any, metadata: Mapping[str, Any], devices: Collection[str]
+    function: Any, block: Any, metadata: Mapping[str, Any], devices: Collection[str], loc: Loc
 ) -> dict[str, Any]:
-    """Return the attributes of the public ``function``, whose body is ``block``; see docs/tensor_ir.md.
+    """Return the attributes of the public ``function`` at ``loc``, whose body is ``block``; see docs/tensor_ir.md.
 
     ``devices`` are those that the options name.
     """
@@ -36,11 +37,23 @@ def entry_attrs(
         "donated_into": {str(i): a[_RESULT].value for i, a in enumerate(arguments) if _RESULT in a},
         "donated": [i for i, a in enumerate(arguments) if _RESULT in a or "jax.buffer_donor" in a],
         "kept": kept,
-        "affinity": {
-            "arguments": [affinity_of(a, devices) for a in arguments],
-            "results": [affinity_of(r, devices) for r in results],
-        },
+        "affinity": affinities(function, devices, loc),
     }
+
+
+def affinities(function: Any, devices: Collection[str], loc: Loc) -> dict[str, list[str]]:
+    """Return the device that ``function`` names for each of its ``arguments`` and ``results``, or an empty string.
+
+    An affinity of the function itself is that of all of which nothing else is said.
+    """
+    own = stated_affinity(function.attributes, loc)
+    sides = {"arguments": ("arg_attrs", function.type.inputs), "results": ("res_attrs", function.type.results)}
+    found = {}
+    for side, (name, types) in sides.items():
+        leaves = [leaf_types(t) for t in types]
+        said = _per_leaf(dictionaries(function, name, len(leaves)), leaves)
+        found[side] = [affinity_of(attributes, devices, loc) or own for attributes in said]
+    return found
 
 
 def _per_leaf(attributes: Sequence[dict[str, Any]], leaves: Sequence[Sequence[ir.Type]]) -> list[dict[str, Any]]:

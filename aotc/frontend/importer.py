@@ -9,6 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.frontend.affinity import at_its_device
 from aotc.frontend.calls.callbacks import emit_check
 from aotc.frontend.compute_on import on_its_side
 from aotc.frontend.entry_attrs import dictionaries, entry_attrs
@@ -239,14 +240,15 @@ def _import_entry(session: ImportSession, function: Any, name: str, shapes: Any,
         body = _checked(state, state.region(block, params), metadata.get("checks", ()))
     except Poisoned:
         body = Region(tuple(params), (), ())
-    attrs = entry_attrs(function, block, metadata, session.devices)
+    loc = to_loc(function.operation.location, session.path)
+    attrs = entry_attrs(function, block, metadata, session.devices, loc)
     if session.sizes:
         attrs |= {"sizes": dict(session.sizes)}
     if session.requirements or session.assertions:
         told = spoken(session.requirements, params, session.sizes, attrs["arg_names"])
         asserted = tuple(session.assertions.values())
         attrs |= {"requirements": (*asserted, *told), "assertions": len(asserted)}
-    session.functions[name] = Function(name, body, True, attrs, to_loc(function.operation.location, session.path))
+    session.functions[name] = Function(name, body, True, attrs, loc)
 
 
 def _checked(state: State, body: Region, checks: Sequence[Mapping[str, Any]]) -> Region:
@@ -310,7 +312,7 @@ def _import_op(state: State, op: Any) -> None:
     findings: tuple[Finding, ...] = ()
     outcome = IMPORTED
     try:
-        with on_its_side(state, op):
+        with on_its_side(state, op), at_its_device(state, op):
             _run_importer(state, op)
     except Poisoned:
         outcome = WAITS

@@ -152,7 +152,7 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
         if len(monomial) != 1 or not isinstance(monomial[0], Call) or monomial[0].fn != "%":
             continue
         x, d = monomial[0].a, monomial[0].b
-        partner = _product(Expr(0, (((Call("//", x, d),), 1),)), _product(d, k))
+        partner = _product(_next_digit(x, d), _product(d, k))
         if isinstance(partner, int) or len(partner.terms) != 1:
             continue
         (pm, pc), = partner.terms
@@ -161,6 +161,14 @@ def _join_mod(const: int, terms: dict[Monomial, int]) -> tuple[int, dict[Monomia
             joined = _sum(((Expr(const, tuple(rest.items())) if rest else const, 1), (x, k)))
             return (joined, {}) if isinstance(joined, int) else (joined.const, dict(joined.terms))
     return const, terms
+
+
+def _next_digit(x: Dim, d: Dim) -> Dim:
+    """Return ``x // d`` as a digit of many has it: ``(y // 2) // 2`` is ``y // 4``; nothing dearer is looked for."""
+    inner = lone_atom(x)
+    if isinstance(inner, Call) and inner.fn == "//" and isinstance(inner.b, int) and isinstance(d, int):
+        x, d = inner.a, inner.b * d
+    return Expr(0, (((Call("//", x, d),), 1),))
 
 
 def _sum(parts: Iterable[tuple[Dim, int]]) -> Dim:

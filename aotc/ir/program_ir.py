@@ -139,6 +139,15 @@ def touched(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
             return (predicate, *(s for s, _ in values)), ()
 
 
+def touched_within(step: Step) -> tuple[tuple[Storage, ...], tuple[Storage, ...]]:
+    """Return what a step reads and what it writes, the steps inside of a loop or branch included."""
+    if not isinstance(step, Loop | Branch):
+        return touched(step)
+    both = [touched(inner) for inner in walk([step])]
+    reads, writes = (dict.fromkeys(s for pair in both for s in pair[n]) for n in range(2))
+    return tuple(reads), tuple(writes)
+
+
 def block_bytes(size: Dim) -> Dim:
     """Return how many bytes may be touched of an array of ``size``; kernels may read an element of an empty one."""
     return maximum(size, 16)

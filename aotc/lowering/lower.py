@@ -101,8 +101,9 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     public = {n: f for n, f in module.functions.items() if f.public}
     memories = Memories(spaces_of(module, target), target, Constants(apart=options.guard))
     spaces, constants = memories.spaces, memories.constants
+    by_kernel = regions_by_target(module, target)
     target = _joined(spaces)
-    costs = Costs(target, options.costs)
+    costs = Costs(target, options.costs, by_kernel)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
     for name, function in list(public.items()):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
+from math import floor, log10
 
 WIDTH, ROW, MARGIN, HEAD, FOOT = 1000, 22, 20, 34, 30  # pixels
 LETTER = 7  # pixels of a letter of a label
-TICKS = 10  # of the axis
+TICKS = 10  # of the axis, at most
+_ROUND = (1, 2, 5, 10)
 
 _STYLE = """text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px } .axis { font-size: 11px; fill: #555 }
 .box { fill: #e8eef4; stroke: #7a93ac } .critical { fill: #f4d9d2; stroke: #b3442e } .rule { stroke: #ddd }
@@ -18,6 +20,8 @@ _STYLE = """text { font: 12px sans-serif; fill: #222 } .title { font-size: 15px 
 class Drawing:
     """Boxes over an axis from 0 to ``end``, whose numbers are shown in ``unit`` of ``scale`` each; rows go down.
 
+    Ticks are ``least`` units apart at least.
+
     ``rows`` are how high a row's unit is drawn; the vertical axis may be bytes too.
     """
 
@@ -26,6 +30,7 @@ class Drawing:
     unit: str
     scale: float = 1.0
     row: float = ROW
+    least: float = 0.0
     parts: list[str] = field(default_factory=list)
     bottom: float = 0.0
 
@@ -48,17 +53,26 @@ class Drawing:
         end, x = self.bottom or HEAD + MARGIN, f"{self.x(at):.1f}"
         self.parts.append(f'<line x1="{x}" y1="{HEAD}" x2="{x}" y2="{end:.1f}" class="{kind}"/>')
 
+    def _step(self) -> float:
+        """Return how far apart ticks are: a round number of units."""
+        least = self.end / self.scale / TICKS
+        if least <= self.least:
+            return max(self.least, 1.0) * self.scale
+        power = 10.0 ** floor(log10(least))
+        return next(n * power for n in _ROUND if n * power >= least * (1 - 1e-9)) * self.scale
+
     def text(self) -> str:
         """Return the drawing."""
         bottom = max(self.bottom, HEAD + MARGIN)
         head = f'<text x="{MARGIN}" y="{MARGIN + 4}" class="title">{escape(self.title)}</text>'
         axis = []
-        for n in range(TICKS + 1):
-            at = self.end * n / TICKS
-            x = self.x(at)
+        step = self._step()
+        last = int(self.end / step + 1e-9)
+        for n in range(last + 1):
+            x = self.x(n * step)
             axis.append(f'<line x1="{x:.1f}" y1="{HEAD}" x2="{x:.1f}" y2="{bottom + 6:.1f}" class="rule"/>')
-            said = f"{at / self.scale:.4g}{' ' + self.unit if n == TICKS else ''}"
-            axis.append(f'<text x="{x:.1f}" y="{bottom + 20:.1f}" class="axis">{said}</text>')
+            said = f"{n * step / self.scale:g}{' ' + self.unit if n == last else ''}"
+            axis.append(f'<text x="{x:.1f}" y="{bottom + 20:.1f}" text-anchor="middle" class="axis">{said}</text>')
         width, height = WIDTH + 4 * MARGIN, bottom + FOOT
         svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
         svg += f'viewBox="0 0 {width} {height:.0f}">'

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
-from aotc.frontend.importer import import_raw
-from aotc.frontend.mlir import fetch
+from aotc.diagnostics import size_text
 from aotc.guard import guard
 from aotc.ir.opset import CONTROL_FLOW, SOURCES
-from aotc.ir.tensor_ir import Function, Module, Op, Region, walk
+from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
-from aotc.lowering.analysis.devices import shown
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.options import Options
-from aotc.pipeline import checked_options, run_passes
+from aotc.pipeline import run_passes
+from aotc.tools.fetch_model import check_function, fetch_model
 
 LANE, LINE, MARGIN, HEAD = 300, 18, 20, 30  # pixels of the picture
 NAMES = 4  # kinds of ops that a box names
@@ -26,7 +25,7 @@ NAMES = 4  # kinds of ops that a box names
 
 @dataclass(frozen=True, slots=True)
 class AffinityRow:
-    """An argument, an op or a transfer: what it is called, where it is, why, and where the model says it."""
+    """An argument, an op, a transfer or a result: its name, where it is, why, and where the model says it."""
 
     function: str
     name: str
@@ -38,9 +37,21 @@ class AffinityRow:
 
 @dataclass(frozen=True, slots=True)
 class AffinityReport:
-    """The solution for a model: its devices, a row for each argument, op and transfer, and the picture."""
+    """The solution for a model.
+
+    Attributes
+    ----------
+    devices : tuple of str
+    targets : mapping of str to str
+        Of each device.
+    rows : tuple of AffinityRow
+        Of each function its arguments, ops, transfers, results.
+    picture : str
+        SVG.
+    """
 
     devices: tuple[str, ...]
+    targets: Mapping[str, str]
     rows: tuple[AffinityRow, ...]
     picture: str
 
@@ -52,52 +63,67 @@ class AffinityReport:
 
 def explain_affinity(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
-    **flags: Any,
+    function: str = "", **flags: Any,
 ) -> AffinityReport:  # fmt: skip
-    """Tell on which device each op of ``model`` runs; the arguments are those of ``aotc.compile``.
+    """Tell on which device each op of ``model`` runs; the arguments are those of ``aotc.compile``, or a bundle.
+
+    Of all public functions, or of ``function``. A bundle's model is placed as it was when the bundle was compiled.
 
     Raises
     ------
     CompileError
-        If the model cannot be read, or nothing says where an op runs.
+        If the model cannot be read, has no such function, or nothing says where an op runs.
+    BundleError
+        If a bundle is damaged, or has no source.
     """
-    chosen = checked_options(options, {**flags, "stop_after": isolate_devices.__name__.replace("_", "-")}, whole=False)
-    module = import_raw(fetch(model, example_args, kwargs or {}), options=chosen)
+    module, target, chosen = fetch_model(model, example_args, kwargs, options, flags)
+    check_function(function, module)
     stages: dict[str, Module] = {}
-    run_passes(module, chosen, lambda _, step, after: stages.update({step.run.__name__: after}))
+    last = replace(chosen, stop_after=isolate_devices.__name__.replace("_", "-"))
+    run_passes(module, last, lambda _, step, after: stages.update({step.run.__name__: after}))
     with guard("while explaining affinities", chosen, module):
         solved, isolated = stages[assign_devices.__name__], stages[isolate_devices.__name__]
-        functions = [f for f in solved.functions.values() if "devices" in f.attrs]
-        devices = tuple(dict.fromkeys(name for f in functions for name in f.attrs["devices"]["known"]))
-        rows = tuple(row for f in functions for row in _rows(f))
-        return AffinityReport(devices, rows, _picture(isolated, devices))
+        names = [n for n, f in solved.functions.items() if "devices" in f.attrs and function in ("", n)]
+        devices = tuple(dict.fromkeys(d for n in names for d in solved.functions[n].attrs["devices"]["known"]))
+        targets = {name: target.of(name).name for name in devices}
+        rows = tuple(row for n in names for row in _rows(solved.functions[n]))
+        return AffinityReport(devices, targets, rows, _picture([isolated.functions[n] for n in names], devices))
 
 
 def _rows(function: Function) -> Iterable[AffinityRow]:
+    homes, reasons = function.attrs["devices"], function.attrs["reasons"]
     names = function.attrs.get("arg_names") or [v.name for v in function.body.params]
-    said = function.attrs.get("affinity", {}).get("arguments") or [""] * len(names)
-    for name, device, own in zip(names, function.attrs["devices"]["arguments"], said, strict=True):
-        reason = "affinity of the argument" if own else "where it is read"
+    for name, device, reason in zip(names, homes["arguments"], reasons["arguments"], strict=True):
         yield AffinityRow(function.name, name, device, reason, "")
     for op in walk(function.body):
         if "device" in op.attrs and op.name not in CONTROL_FLOW:
             free = "free: a constant is on each device that reads it" if op.name in SOURCES else ""
-            name = _moved(op) if op.name == "transfer" else op.name
+            name = _moved(op, op.operands[0]) if op.name == "transfer" else op.name
             reason = op.attrs.get("reason", free)
             loc = op.loc.traced_by or str(op.loc)
             yield AffinityRow(function.name, name, op.attrs["device"], reason, loc, op.attrs.get("source", ""))
+    for name, device, reason in zip(_results(function), homes["results"], reasons["results"], strict=True):
+        yield AffinityRow(function.name, name, device, reason, "")
 
 
-def _moved(op: Op) -> str:
-    v = op.operands[0]
-    return f"transfer {v} ({v.type}, {shown(size_in_bytes(v))})"
+def _results(function: Function) -> list[str]:
+    return function.attrs.get("result_names") or [f"result{n}" for n in range(len(function.body.results))]
+
+
+def _moved(op: Op, v: Value) -> str:
+    """Return what a transfer moves: what it reads, called as ``v`` is."""
+    return f"transfer {v} ({v.type}, {size_text(size_in_bytes(v))})"
 
 
 @dataclass
 class _Picture:
-    """SVG under construction: lanes from left to right, the program from top to bottom."""
+    """SVG under construction: lanes from left to right, the program from top to bottom.
+
+    ``names`` are the values of ``assign_devices`` that those between regions stand for.
+    """
 
     devices: Sequence[str]
+    names: dict[Value, Value] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     y: int = MARGIN
 
@@ -111,26 +137,36 @@ class _Picture:
         return MARGIN + LANE * self.devices.index(device)
 
     def function(self, function: Function) -> None:
-        """Draw one function, with its arguments at the top."""
+        """Draw one function, with its arguments at the top, its results at the bottom of their lanes."""
         self.text(MARGIN, f"@{function.name}", "title")
         self.y += HEAD
-        top = self.y
-        homes = function.attrs["devices"]["arguments"]
+        body, homes = function.body, function.attrs["devices"]
         for device in self.devices:
-            names = [f"{v}: {v.type}" for v, home in zip(function.body.params, homes) if home == device]
-            self.text(self.lane(device) + 8, device, "device", top)
-            for n, name in enumerate(names, start=1):
-                self.text(self.lane(device) + 8, name, "", top + LINE * n)
-        self.y += LINE * (2 + max(map(homes.count, self.devices), default=0))
-        self.region(function.body)
-        results = ", ".join(f"{v} on {d}" for v, d in zip(function.body.results, function.attrs["devices"]["results"]))
-        self.text(MARGIN + 8, f"gives {results}")
+            self.text(self.lane(device) + 8, device, "device")
+        self.y += LINE
+        self._in_lanes(homes["arguments"], [f"{v}: {v.type}" for v in body.params])
+        self.y += LINE
+        self.region(body)
+        results = zip(_results(function), body.results, strict=True)
+        self._in_lanes(homes["results"], [f"{name}: {self._name(v)}" for name, v in results])
         self.y += HEAD
+
+    def _in_lanes(self, homes: Sequence[str], texts: Sequence[str]) -> None:
+        """Write each text into the lane of its home."""
+        for device in self.devices:
+            own = [text for text, home in zip(texts, homes, strict=True) if home == device]
+            for n, text in enumerate(own):
+                self.text(self.lane(device) + 8, text, "", self.y + LINE * n)
+        self.y += LINE * max(map(list(homes).count, self.devices), default=0)
+
+    def _name(self, v: Value) -> Value:
+        return self.names.get(v, v)
 
     def region(self, region: Region) -> None:
         """Draw the ops of a region one below the other."""
         for op in region.ops:
             if op.name == "on":
+                self.names.update(zip(op.results, op.regions[0].results, strict=True))
                 self.box(op)
             elif op.name == "transfer":
                 self.arrow(op)
@@ -146,7 +182,7 @@ class _Picture:
         x, width = self.lane(op.attrs["device"]) + 6, LANE - 12
         self.parts.append(f'<rect x="{x}" y="{self.y}" width="{width}" height="{2 * LINE + 6}" rx="6" class="box"/>')
         self.text(x + 8, names + (", ..." if len(kinds) > NAMES else ""))
-        self.text(x + 8, ", ".join(str(v.type) for v in op.results)[:40], "small", self.y + LINE)
+        self.text(x + 8, ", ".join(f"{self._name(v)}: {v.type}" for v in op.results)[:40], "small", self.y + LINE)
         self.y += 2 * LINE + 14
 
     def arrow(self, op: Op) -> None:
@@ -154,7 +190,8 @@ class _Picture:
         begin, end = (self.lane(op.attrs[key]) + LANE / 2 for key in ("source", "device"))
         y = self.y + LINE + 4
         self.parts.append(f'<line x1="{begin:g}" y1="{y}" x2="{end:g}" y2="{y}" class="arrow" marker-end="url(#tip)"/>')
-        self.text(min(begin, end) + 8, f"{_moved(op).removeprefix('transfer ')}: {op.attrs['reason']}", "small", y - 22)
+        what = _moved(op, self._name(op.operands[0])).removeprefix("transfer ")
+        self.text(min(begin, end) + 8, f"{what}: {op.attrs['reason']}", "small", y - 22)
         self.y += 2 * LINE + 4
 
     def frame(self, op: Op) -> None:
@@ -176,12 +213,11 @@ _TIP = """<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" m
 <path d="M0 0L8 4L0 8z" fill="#b3442e"/></marker>"""
 
 
-def _picture(module: Module, devices: Sequence[str]) -> str:
+def _picture(functions: Iterable[Function], devices: Sequence[str]) -> str:
     """Return a drawing of what runs on each device, and what moves, as SVG."""
     picture = _Picture(devices)
-    for function in module.functions.values():
-        if "devices" in function.attrs:
-            picture.function(function)
+    for function in functions:
+        picture.function(function)
     width, height = 2 * MARGIN + LANE * max(len(devices), 1), picture.y + MARGIN
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     parts = [head, f"<style>{_STYLE}</style>", f"<defs>{_TIP}</defs>", *picture.parts, "</svg>", ""]

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from aotc.frontend.importer import import_raw
-from aotc.frontend.mlir import fetch
 from aotc.guard import guard
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
 from aotc.ir.opset import FREE
-from aotc.ir.tensor_ir import Function, Module, Op
-from aotc.ir.tensor_ir import walk as walk_ops
+from aotc.ir.tensor_ir import Function, Module, Op, Region
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.passes.fuse import fuse, fuse_recorded
 from aotc.lowering.passes.fusion.record import FusionRecord, Verdict
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
-from aotc.pipeline import checked_options, run_passes
-from aotc.recompile import model_of
-from aotc.targets import Target, resolve
-from aotc.vmfb.bundle import MAGIC
+from aotc.pipeline import run_passes
+from aotc.targets import Target
+from aotc.tools.fetch_model import check_function, fetch_model
 from aotc.vmfb.dtypes import size_of
 
 
@@ -46,6 +40,8 @@ class FusionRegion:
     ----------
     function, name, kind : str
         The function that runs it first, its name, and how it is lowered.
+    device, target : str
+        The model's name of the device that it runs on, if it names any, and what it is compiled for.
     ops, lines : tuple of str
         What it computes, and the lines that this is from.
     bytes_in, bytes_out, work : str
@@ -58,6 +54,8 @@ class FusionRegion:
     function: str
     name: str
     kind: str
+    device: str
+    target: str
     ops: tuple[str, ...]
     lines: tuple[str, ...]
     bytes_in: str
@@ -69,7 +67,7 @@ class FusionRegion:
 
 @dataclass(frozen=True, slots=True)
 class FusionReport:
-    """The regions of a model for one target."""
+    """The regions of a model for one target, or a mix of several."""
 
     target: str
     regions: tuple[FusionRegion, ...]
@@ -77,25 +75,21 @@ class FusionReport:
 
 def explain_fusion(
     model: Any, *example_args: Any, kwargs: Mapping[str, Any] | None = None, options: Options | None = None,
-    **flags: Any,
+    function: str = "", **flags: Any,
 ) -> FusionReport:  # fmt: skip
     """Tell which ops of ``model`` become one kernel; the arguments are those of ``aotc.compile``, or a bundle.
+
+    Of all public functions, or of ``function``.
 
     Raises
     ------
     CompileError
-        If the model cannot be read.
+        If the model cannot be read, or has no such function.
     BundleError
         If a bundle is damaged, or has no source.
     """
-    if _is_bundle(model):
-        raw, targets, chosen = model_of(model, **flags)
-        target, *_ = resolve(chosen.target) if "target" in flags else targets
-    else:
-        chosen = checked_options(options, flags, whole=False)
-        raw, (target, *_) = fetch(model, example_args, kwargs or {}), resolve(chosen.target)
-    chosen = checked_options(chosen, {"target": target.name}, whole=False)
-    before = import_raw(raw, options=chosen)
+    before, target, chosen = fetch_model(model, example_args, kwargs, options, flags)
+    check_function(function, before)
     stages = {"": before}
     run_passes(before, chosen, lambda _, step, after: stages.update({step.run.__name__: after}))
     names = list(stages)
@@ -104,35 +98,36 @@ def explain_fusion(
         record = FusionRecord()
         module = fuse_recorded(whole, chosen, record)
         target = target.limited(chosen.stack_limit, chosen.shared_memory_limit)
-        return FusionReport(target.name, tuple(_regions(module, record, target)))
+        return FusionReport(target.name, tuple(_regions(module, function, record, target)))
 
 
-def _is_bundle(model: Any) -> bool:
-    if isinstance(model, bytes):
-        return model.startswith(MAGIC)
-    if not isinstance(model, str | os.PathLike) or "\n" in str(model) or not Path(model).is_file():
-        return False
-    with open(model, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-def _regions(module: Module, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
-    """Yield the regions in the order in which functions run them."""
-    callers: dict[str, str] = {}
+def _regions(module: Module, only: str, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
+    """Yield the regions in the order in which functions, or ``only`` one of them, run them."""
+    callers: dict[str, tuple[str, str]] = {}
     for function in module.functions.values():
-        for op in walk_ops(function.body) if function.public else ():
-            if op.name == "dispatch":
-                callers.setdefault(op.attrs["callee"], function.name)
-    for name, caller in callers.items():
-        yield _region(module.functions[name], caller, record, lower_region(module.functions[name], target), target)
+        if function.public and only in ("", function.name):
+            for callee, device in _dispatches(function.body):
+                callers.setdefault(callee, (function.name, device))
+    for name, (caller, device) in callers.items():
+        own = target.of(device)
+        yield _region(module.functions[name], caller, device, record, lower_region(module.functions[name], own), own)
+
+
+def _dispatches(region: Region, device: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the callee and the device of each dispatch; ``device`` is that of what is around ``region``."""
+    for op in region.ops:
+        if op.name == "dispatch":
+            yield op.attrs["callee"], device
+        for inner in op.regions:
+            yield from _dispatches(inner, op.attrs.get("device", device))
 
 
 def _region(
-    function: Function, caller: str, record: FusionRecord, kernel: Kernel, target: Target
+    function: Function, caller: str, device: str, record: FusionRecord, kernel: Kernel, target: Target
 ) -> FusionRegion:
     ops = [op for op in function.body.ops if op.name not in FREE] or list(function.body.ops)
     return FusionRegion(
-        caller, function.name, function.attrs["kind"], tuple(op.name for op in ops), _lines(ops),
+        caller, function.name, function.attrs["kind"], device, target.name, tuple(op.name for op in ops), _lines(ops),
         str(_bytes(kernel.inputs)), str(_bytes(kernel.outputs)), str(kernel.flops), _memory(kernel, target),
         tuple(_neighbour(v) for v in record.about(record.groups[function.name])),
     )  # fmt: skip

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
+from aotc.lowering.analysis.cost_devices import move_nanoseconds
+from aotc.lowering.analysis.cost_work import LOOP_TRIPS
 from aotc.lowering.analysis.costs.model import Cost, Costs
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host
@@ -19,10 +22,12 @@ from aotc.vmfb.errors import BundleError
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """A command: what it is, what it takes in nanoseconds on one core, and when it can begin.
+    """A command: what it is, what it takes in nanoseconds on one core or a whole GPU, and when it can begin.
 
     Attributes
     ----------
+    device : str
+        The model's name of the GPU that it runs on, or ``cpu`` or ``cuda``; of a copy between two, ``cpu to d1``.
     number, graph, within, after
         As of :class:`aotc.tools.flow.FlowStep`.
     sizes : mapping
@@ -34,16 +39,20 @@ class ScheduleRow:
     predicted : float
     measured : float or None
     bound : str
-        ``compute``, ``memory`` or ``overhead``: what the prediction is made of.
+        ``compute``, ``memory`` or ``overhead``: what the prediction is made of; ``control`` of a loop or branch that is
+        a command, whose prediction is that of the rows inside.
     begin : float
         Nanoseconds after the beginning of its graph, if nothing but what it waits for keeps it.
     critical : bool
         Is it on the longest way through its graph?
+    halos : mapping
+        Of the commands among ``after`` for whose tiles it waits: how many of their items are done ahead of its own.
     """
 
     number: int
     graph: int
     within: str
+    device: str
     kernel: str
     loc: str
     sizes: Mapping[str, int]
@@ -57,6 +66,7 @@ class ScheduleRow:
     after: tuple[int, ...]
     begin: float
     critical: bool
+    halos: Mapping[int, int]
 
     @property
     def ns(self) -> float:
@@ -70,18 +80,22 @@ class ScheduleReport:
 
     Attributes
     ----------
+    kinds : tuple of str
+        Of the devices that work: ``cpu``, ``cuda``.
     work : float
-        Nanoseconds of all commands on one core.
+        Nanoseconds of all commands one after the other, each on one core or a whole GPU; what is inside of a loop that
+        is a command as often as it is guessed to turn.
     path : float
         Nanoseconds of the longest ways through the graphs, one after the other.
     unknown : tuple of str
         Kernels that were measured, and that the bundle does not have: they count for nothing.
     measured_on : str
-        The processor, if anything was measured.
+        The processor and GPUs, if anything was measured.
     """
 
     function: str
     target: str
+    kinds: tuple[str, ...]
     rows: tuple[ScheduleRow, ...]
     work: float
     path: float
@@ -90,34 +104,47 @@ class ScheduleReport:
     picture: str
 
 
-def explain_schedule(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None) -> ScheduleReport:
+def explain_schedule(
+    opened: Bundle, function: str = "", sizes: Mapping[str, int] | None = None, target: str = ""
+) -> ScheduleReport:
     """Tell what each command of a bundle's function takes; measured times are those of its profile, or its costs.
 
     Raises
     ------
     BundleError
-        If it has no such function, or no kernel text.
+        If it has no such function or target, or no kernel text.
     """
-    flow = flow_of(opened, function, sizes)
+    flow = flow_of(opened, function, sizes, target)
     kernels, locs = _kernels(opened, flow)
     record = stored(opened, PROFILE) or stored(opened, COSTS)
-    costs = Costs(_target(flow.variant["target"]), record)
+    costs = [Costs(_target(space.target), record) for space in flow.spaces]
     rows: list[ScheduleRow] = []
+    times = _times(flow, kernels, costs)
     for graph in _graphs(flow):
-        rows += _rows(graph, flow, kernels, locs, costs)
-    path = sum(max(r.begin + r.ns for r in rows if r.graph == g) for g in dict.fromkeys(r.graph for r in rows))
-    unknown = tuple(costs.unknown(kernels))
-    picture = _picture(flow.function, rows)
-    machine = str(record.get("machine", {}).get("cpu", "")) if record else ""
+        rows += _rows(graph, flow, kernels, locs, costs, times)
+    rows.sort(key=lambda row: row.number)
+    inside = {n for step in flow.steps if step.control for n in range(step.number + 1, step.end)}
+    outer = [row for row in rows if row.number not in inside]
+    path = sum(max(r.begin + r.ns for r in outer if r.graph == g) for g in dict.fromkeys(r.graph for r in outer))
+    unknown = tuple(costs[0].unknown(kernels))
+    kinds = tuple(dict.fromkeys(c.target.kind for c in costs))
+    machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
-        flow.function, flow.variant["target"], tuple(rows), sum(r.ns for r in rows), path, unknown, machine, picture
-    )
+        flow.function, flow.variant["target"], kinds, tuple(rows), sum(r.ns for r in outer), path, unknown, machine,
+        _picture(flow.function, outer),
+    )  # fmt: skip
+
+
+def measured_on(record: Mapping[str, Any], target: str) -> str:
+    """Return the machines that a record is of: the processor, if any of the target is for one, and GPUs."""
+    machine = record.get("machine", {})
+    found = [machine.get("cpu", "") if "cpu" in target else "", machine.get("gpu", "")]
+    return " and ".join(filter(None, map(str, found)))
 
 
 def _target(name: str) -> Target:
-    """Return the target of a variant; this machine's caches are known better than those of others."""
-    first = name.partition("+")[0]
-    return own if first.startswith("cpu") and (own := host()).name == first else TARGETS[first]
+    """Return the target of some kernels; this machine's caches are known better than those of others."""
+    return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
 
 
 def _kernels(opened: Bundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
@@ -135,29 +162,98 @@ def _graphs(flow: Flow) -> list[list[FlowStep]]:
     return list(graphs.values())
 
 
+def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> list[float]:
+    """Return the nanoseconds of each step on one core or GPU; of a loop that is a command, those of some turns."""
+    times = [0.0] * len(flow.steps)
+    for step in reversed(flow.steps):
+        if step.control:
+            times[step.number] = _inside(flow, step, times)
+        elif step.kernel < 0:
+            times[step.number] = _copy(costs, flow.way_of(step), step.reads[0][2] - step.reads[0][1])
+        else:
+            times[step.number] = costs[flow.way_of(step)[-1]].of(kernels[step.kernel], step.sizes).ns
+    return times
+
+
+def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
+    """Return the nanoseconds of what a control command holds: of each loop some turns, of a branch the longest arm."""
+    prefix = f"{control.within} > " if control.within else ""
+    steps = flow.steps[control.number + 1 : control.end]
+    held = [s for s in steps if not any(s.number in range(o.number + 1, o.end) for o in steps if o.control)]
+
+    def total(some: Sequence[FlowStep], prefix: str) -> float:
+        """Return the time of steps whose ``within`` begins with ``prefix``, by what comes after that."""
+        found = 0.0
+        parts: dict[str, list[FlowStep]] = {}
+        for step in some:
+            part = f"{step.within} > "[len(prefix) :].partition(" > ")[0]
+            if part:
+                parts.setdefault(part, []).append(step)
+            else:
+                found += times[step.number]
+        arms: dict[str, float] = {}
+        for part, inner in parts.items():
+            ns = total(inner, f"{prefix}{part} > ")
+            if part.startswith("loop"):
+                found += LOOP_TRIPS.value * ns
+            else:
+                name = part.partition(".")[0]
+                arms[name] = max(arms.get(name, 0.0), ns)
+        return found + sum(arms.values())
+
+    return total(held, prefix)
+
+
 def _rows(
-    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Costs
-) -> list[ScheduleRow]:
-    """Return the rows of one graph."""
-    first = steps[0].number
-    before = [[n - first for n in step.after] for step in steps]
-    found: list[Cost | None] = [None if s.kernel < 0 else costs.of(kernels[s.kernel], s.sizes) for s in steps]
-    copied = [s.reads[0][2] - s.reads[0][1] if s.kernel < 0 else 0 for s in steps]
-    times = [costs.copy(size) if cost is None else cost.ns for cost, size in zip(found, copied, strict=True)]
+    steps: Sequence[FlowStep], flow: Flow, kernels: Sequence[Kernel], locs: Sequence[str], costs: Sequence[Costs],
+    all_times: Sequence[float],
+) -> list[ScheduleRow]:  # fmt: skip
+    """Return the rows of one graph; ``costs`` are those of each memory's target."""
+    place = {step.number: n for n, step in enumerate(steps)}
+    before = [[place[n] for n in step.after] for step in steps]
+    times = [all_times[step.number] for step in steps]
+    lags = {pair: times[pair[0]] * share for pair, share in _shares(steps).items()}
     begins = [0.0] * len(steps)
     for n, some in enumerate(before):
-        begins[n] = max((begins[p] + times[p] for p in some), default=0.0)
-    ways = longest_ways(before, times)
-    longest = max(ways, default=0.0)
+        begins[n] = max((begins[p] + lags.get((p, n), times[p]) for p in some), default=0.0)
+    ends = longest_ways(before, times, lags)
+    longest = max(ends, default=0.0)
     rows = []
-    for n, (step, cost) in enumerate(zip(steps, found, strict=True)):
-        critical = begins[n] + ways[n] >= longest * (1 - 1e-9)
-        known = (times[n], None, "memory", 2 * copied[n]) if cost is None else _known(cost)
+    for n, step in enumerate(steps):
+        critical = begins[n] + ends[n] >= longest * (1 - 1e-9)
+        way = flow.way_of(step)
+        copied = step.reads[0][2] - step.reads[0][1] if step.reads else 0
+        cost = None if step.kernel < 0 else costs[way[-1]].of(kernels[step.kernel], step.sizes)
+        bound = "control" if step.control else "memory"
+        known = (times[n], None, bound, 2 * copied) if cost is None else _known(cost)
         rows.append(ScheduleRow(
-            step.number, step.graph, step.within, flow.name_of(step), locs[step.kernel] if step.kernel >= 0 else "",
-            step.sizes, step.items, step.claim, step.serial, *known, step.after, begins[n], critical,
+            step.number, step.graph, step.within, _device(flow, way), flow.name_of(step),
+            locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
+            step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
         ))  # fmt: skip
     return rows
+
+
+def _shares(steps: Sequence[FlowStep]) -> dict[tuple[int, int], float]:
+    """Return the part of a step's items that is done before another one's first claim, where that waits for tiles."""
+    first = steps[0].number
+    found = {}
+    for n, step in enumerate(steps):
+        for t in step.tiles:
+            of = max(steps[t.producer - first].items, 1)
+            found[t.producer - first, n] = t.need(step.claim, step.items, of) / of
+    return found
+
+
+def _copy(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
+    """Return the nanoseconds of a copy of ``size`` bytes from one memory to the same or another."""
+    if way[0] == way[1]:
+        return costs[way[0]].copy(size)
+    return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
+
+
+def _device(flow: Flow, way: tuple[int, int]) -> str:
+    return " to ".join(dict.fromkeys(flow.spaces[n].name for n in way))
 
 
 def _known(cost: Cost) -> tuple[float, float | None, str, int]:
@@ -167,11 +263,15 @@ def _known(cost: Cost) -> tuple[float, float | None, str, int]:
 
 # ---------------------------------------------------------------- the picture
 
+_UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds of each
+
 
 def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
     """Return a drawing of the commands over time, each as soon as what it waits for is done, lanes as needed."""
     total = sum(max((r.begin + r.ns for r in rows if r.graph == g), default=0.0) for g in {r.graph for r in rows})
-    drawing = Drawing(f"@{function}: commands as soon as they can begin, {total / 1e3:.1f} us", total, "us", 1e3)
+    unit, scale = next((u, n) for u, n in _UNITS if total < 1000 * n or n == _UNITS[-1][1])
+    title = f"@{function}: commands as soon as they can begin, {total / scale:.4g} {unit}"
+    drawing = Drawing(title, total, unit, scale)
     start = 0.0
     for graph in dict.fromkeys(r.graph for r in rows):
         some = [r for r in rows if r.graph == graph]
@@ -180,7 +280,7 @@ def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
             lane = next((n for n, end in enumerate(lanes) if end <= row.begin + 1e-9), len(lanes))
             lanes[lane : lane + 1] = [row.begin + row.ns]
             kind = "critical" if row.critical else "box"
-            said = f"{row.number}: {row.kernel}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            said = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
             drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
         start += max(lanes, default=0.0)
     return drawing.text()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Slots, WhileNode, value_of
+from aotc.targets import resolve
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
+from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.isa import Frame
 from aotc.vmfb.safety.interface import Invalid, evaluate
@@ -35,11 +37,17 @@ class FlowStep:
     within : str
         The loops and branches around it, e.g. ``loop 1 > branch 0``.
     kernel : int
-        Its number, -1 for a copy.
+        Its number, -1 for a copy and for a loop or branch.
+    control : str
+        Its name in ``within`` if it is a loop or branch that is a command of a graph; the steps inside come next.
+    end : int
+        The number after those of the steps inside.
     types : tuple of str
         Of what it reads and then writes, as far as known.
     updates : bool
         Does it read what it writes over?
+    tiles : tuple of TileEdge
+        Of steps among ``after`` for whose items it waits, rather than for all of them.
     """
 
     number: int
@@ -55,6 +63,9 @@ class FlowStep:
     types: tuple[str, ...]
     after: tuple[int, ...]
     updates: bool
+    tiles: tuple[TileEdge, ...] = ()
+    control: str = ""
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,14 @@ class FlowSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class FlowSpace:
+    """A memory: ``name`` is that of its GPU in the model, or its kind, ``target`` that of its kernels."""
+
+    name: str
+    target: str
+
+
 @dataclass
 class Flow:
     """A call of a function with arguments of some sizes.
@@ -72,9 +91,11 @@ class Flow:
     Attributes
     ----------
     slots : Slots
-        Which slot is an argument, a result, the arena.
-    arena : int
-        Bytes.
+        Which slot is an argument, a result, an arena.
+    spaces : tuple of FlowSpace
+        Each has an arena.
+    arenas : list of int
+        Bytes of each.
     scratch : int
         Bytes of a worker's own memory: the most that a kernel of the function needs.
     loops : list of FlowSpan
@@ -83,13 +104,26 @@ class Flow:
     function: str
     variant: Mapping[str, Any]
     slots: Slots
+    spaces: tuple[FlowSpace, ...]
     steps: list[FlowStep] = field(default_factory=list)
     loops: list[FlowSpan] = field(default_factory=list)
-    arena: int = 0
+    arenas: list[int] = field(default_factory=list)
     scratch: int = 0
+
+    @property
+    def arena(self) -> int:
+        """Return the bytes that the call takes, of all memories."""
+        return sum(self.arenas)
+
+    def way_of(self, step: FlowStep) -> tuple[int, int]:
+        """Return the memories that a step reads and writes: a copy may go from one to another."""
+        homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
+        return (homes[0], homes[-1]) if homes else (0, 0)
 
     def name_of(self, step: FlowStep) -> str:
         """Return the name of a step's kernel."""
+        if step.control:
+            return step.control
         return "copy" if step.kernel < 0 else self.variant["kernels"][step.kernel]["name"]
 
 
@@ -103,14 +137,11 @@ def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None 
     VmError
         If the program refuses arguments of these sizes.
     """
-    names = list(opened.manifest["functions"])
-    name = function or (names[0] if len(names) == 1 else "main")
-    if name not in names:
-        raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
+    name = entry_of(opened, function)
     variant = _variant(opened, target)
     signature = opened.manifest["functions"][name]
-    spaces = len(variant.get("spaces", ())) or 1
-    flow = Flow(name, variant, Slots(len(signature["arguments"]), len(signature["results"]), spaces))
+    slots, spaces = _memories(opened, variant, signature)
+    flow = Flow(name, variant, slots, spaces, arenas=[0] * len(spaces))
     walker = _Walker(flow, load_buffers(opened, dict(variant)), _texts(opened, variant))
     shapes = [tuple(_size(d, sizes or {}) for d in a["dims"]) for a in signature["arguments"]]
     program = variant["functions"][name]
@@ -124,9 +155,38 @@ def flow_of(opened: Bundle, function: str = "", sizes: Mapping[str, int] | None 
     return flow
 
 
+def entry_of(opened: Bundle, function: str = "") -> str:
+    """Return the name of ``function``; without one of the only function, or of ``main``.
+
+    Raises
+    ------
+    BundleError
+        If the bundle has no such function.
+    """
+    names = list(opened.manifest["functions"])
+    name = function or (names[0] if len(names) == 1 else "main")
+    if name not in names:
+        raise BundleError(opened.where, f"no function {name!r}", expected=", ".join(names))
+    return name
+
+
+def _memories(
+    opened: Bundle, variant: Mapping[str, Any], signature: Mapping[str, Any]
+) -> tuple[Slots, tuple[FlowSpace, ...]]:
+    """Return the pointer table of a function, and the memories of the variant."""
+    if not variant.get("spaces"):
+        slots = Slots(len(signature["arguments"]), len(signature["results"]))
+        return slots, (FlowSpace(variant["kind"], variant["target"]),)
+    spaces = Spaces(opened, variant)
+    parts = [spaces.parts[row["part"]] for row in spaces.rows]
+    named = zip(spaces.rows, parts, strict=True)
+    return spaces.layout(signature), tuple(FlowSpace(r["device"] or p["kind"], p["target"]) for r, p in named)
+
+
 def _variant(opened: Bundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
-    found = [v for v in every if target in ("", v["target"])]
+    wanted = target if not target or "+" in target else resolve(target)[0].name
+    found = [v for v in every if wanted in ("", v["target"])]
     if not found:
         expected = ", ".join(v["target"] for v in every)
         raise BundleError(opened.where, f"the bundle is not compiled for {target}", expected=expected)
@@ -172,8 +232,8 @@ class _Walker:
         """Nothing is touched."""
 
     def arena(self, size: int, space: int = 0) -> None:
-        """Note the bytes in the process's memory."""
-        self.flow.arena = self.flow.arena if space else max(self.flow.arena, size)
+        """Note the bytes."""
+        self.flow.arenas[space] = max(self.flow.arenas[space], size)
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return a guess."""
@@ -201,12 +261,18 @@ class _Walker:
                         self._nodes(branch, parameters, f"{within}branch {self.branches}.{n} > ")
 
     def _graph(self, graph: Graph, parameters: Sequence[int], within: str) -> None:
-        first, steps = len(self.flow.steps), self.flow.steps
+        steps, number, first = self.flow.steps, self.graphs, len(self.flow.steps)
+        self.graphs += 1
         after: list[list[int]] = [[] for _ in graph.commands]
         for n, command in enumerate(graph.commands):
             for successor in command.successors:
-                after[successor].append(first + n)
-        for n, command in enumerate(graph.commands):
+                after[successor].append(len(steps))
+            for follower in command.followers:
+                after[follower].append(len(steps))
+            where = within.removesuffix(" > ")
+            if isinstance(command, Control):
+                self._control(command, number, where, tuple(after[n]), parameters)
+                continue
             kernel = -1 if command.kind == COPY else command.kernel
             extents, count, types, sizes, updates = self._touched(command, parameters)
             places = [
@@ -214,14 +280,23 @@ class _Walker:
                 for (slot, offset), size in zip(command.places, extents, strict=True)
             ]
             items, claim = (value_of(word, parameters) for word in (command.items, command.grain))
-            where = within.removesuffix(" > ")
             reads, writes = tuple(places[:count]), tuple(places[count:])
-            serial = graph.serial
             steps.append(FlowStep(
-                first + n, self.graphs, where, kernel, sizes, items, claim, serial, reads, writes, types,
+                len(steps), number, where, kernel, sizes, items, claim, graph.serial, reads, writes, types,
                 tuple(after[n]), updates,
+                tuple(TileEdge(first + t.producer, t.times, t.over, t.plus) for t in command.tiles),
             ))  # fmt: skip
-        self.graphs += 1
+
+    def _control(
+        self, command: Control, graph: int, within: str, after: tuple[int, ...], parameters: Sequence[int]
+    ) -> None:
+        """Note a loop or branch that is a command, then what it holds."""
+        first, branch = len(self.flow.steps), isinstance(command.nodes[0], Case)
+        name = f"branch {self.branches + 1}" if branch else f"loop {len(self.flow.loops)}"
+        step = FlowStep(first, graph, within, -1, {}, 1, 1, False, (), (), (), after, False, control=name)
+        self.flow.steps.append(step)
+        self._nodes(command.nodes, parameters, f"{within} > " if within else "")
+        self.flow.steps[first] = replace(step, end=len(self.flow.steps))
 
     def _touched(
         self, command: Command, parameters: Sequence[int]
@@ -244,8 +319,8 @@ class _Walker:
 
 
 def arena_places(flow: Flow, step: FlowStep) -> Iterator[tuple[Place, bool, str]]:
-    """Yield what a step touches in the arena, whether it writes it, and its type."""
+    """Yield what a step touches in arenas, whether it writes it, and its type."""
     types = (*step.types, *[""] * (len(step.reads) + len(step.writes) - len(step.types)))
     for n, place in enumerate((*step.reads, *step.writes)):
-        if place[0] == flow.slots.arena and place[1] < place[2]:
+        if flow.slots.arena <= place[0] < flow.slots.constants and place[1] < place[2]:
             yield place, n >= len(step.reads), types[n]

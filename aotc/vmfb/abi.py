@@ -35,7 +35,16 @@ Command buffer
     is :data:`DISPATCH`; ``kernel`` is a number that the loader replaces by the
     function's address; ``items`` is an operand, the grid; ``grain`` how many grid
     items a worker claims at once (an operand). :data:`COPY` has two places
-    (source, destination) and one dim operand (bytes).
+    (source, destination) and one dim operand (bytes). :data:`CONTROL` is a loop or a
+    branch that runs beside other commands: its dims are nodes, its ``kernel`` the number
+    of the first of :data:`INNER_CELLS` cells of its own, from the graph's first; these
+    follow the graph's cells, control command by control command.
+
+    ``TILED`` is a graph in which some commands wait for others tile by tile; it has twice as many cells. After the
+    dims of each command stand ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
+    times, over, plus`` says that the items before ``end`` may run once those of the producer before
+    ``(end * times + plus) // over`` have, and the last ones once it has finished; the producer names the command among
+    its followers. Such a command counts among ``predecessors`` the tiles too.
 
     ``WHILE, words, cond_words, body_words, slot, offset`` then the condition's
     nodes, then the body's: runs the condition, reads the byte at the place, and
@@ -63,10 +72,20 @@ Pool
     :data:`POOL_HALT` stops all calls of the process while it is not 0. A call that finds
     another number in :data:`POOL_ASK` than in its :data:`CALL_ASKED` gives the host the word at once.
     Calls that run at the same time share the workers; with their callers these are no more than
-    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them.
+    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them. :data:`POOL_COUNTS` are counted, never reset:
+    items that participants ran beyond their static shares, nanoseconds they waited within graphs, and how often a
+    worker was woken.
+
+Trial
+    For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of as many rows as
+    :data:`TRIAL_CAPACITY` says. With a :data:`TRIAL_SEED` that is not 0 every graph is shared, whatever it says, and
+    each participant takes any ready command, of its items any number up to the grain, and waits, by chance. Participant
+    :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. Rows are claims: number
+    of the graph's run, address of the command, first item and the one after the last, when it began and ended (numbers
+    of :data:`TRIAL_CLOCK`, which counts on), participant. Graphs that one thread runs alone have none.
 
     The numbers below are the positions of these words; nobody else counts them.
-    :func:`encode` writes a command buffer, :mod:`aotc.vmfb.commands` reads it.
+    :mod:`aotc.vmfb.commands` writes and reads command buffers.
 """
 
 from __future__ import annotations
@@ -74,11 +93,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 3  # of the executor's functions and of kernels
-COMMANDS_VERSION = 1  # of the words of command buffers
+EXECUTOR_VERSION = 4  # of the executor's functions and of kernels
+COMMANDS_VERSION = 2  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
-EXECUTOR_VERSIONS = frozenset({2, EXECUTOR_VERSION})
-COMMANDS_VERSIONS = frozenset({COMMANDS_VERSION})
+EXECUTOR_VERSIONS = frozenset({2, 3, EXECUTOR_VERSION})
+COMMANDS_VERSIONS = frozenset({1, COMMANDS_VERSION})
+TILES_SINCE = 4  # the first version of the executor that knows tiles
+CONTROLS_SINCE = 2  # the first version of the words that has control commands
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
@@ -90,9 +111,10 @@ MAX_PLACES = 256
 MAX_DIMS = 64
 MAX_NESTING = 32
 STATE_WORDS = 8
+INNER_CELLS = 5
 
-GRAPH, WHILE, CASE = 1, 2, 3
-DISPATCH, COPY = 0, 1
+GRAPH, WHILE, CASE, TILED = 1, 2, 3, 4
+DISPATCH, COPY, CONTROL = 0, 1, 2
 
 # Positions of the words of a header; the last name of a row is the header's length.
 NODE_KIND, NODE_WORDS, NODE_HEADER = range(3)
@@ -101,17 +123,24 @@ WHILE_CONDITION, WHILE_BODY, WHILE_SLOT, WHILE_OFFSET, WHILE_HEADER = range(NODE
 CASE_BRANCHES, CASE_SLOT, CASE_OFFSET, CASE_HEADER = range(NODE_HEADER, 6)
 KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEADER = range(9)
 PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
+FOLLOWERS, TILES, TILED_HEADER = range(3)  # of what stands after the dims of a command of a tiled graph
+TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
 
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
 CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
 CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED, CALL_RUN = range(16, 22)
+CALL_PARTICIPANT = CALL_LAG, CALL_SEAT = 22, 23
 CALL_WORDS = 24
 
 POOL_HALT = 0
 POOL_HOST_WORDS = POOL_RELEASE, POOL_REGAIN, POOL_NOTICE, POOL_DROP = tuple(range(1, 5))
-POOL_ASK, POOL_CORES = 5, 6
+POOL_ASK, POOL_CORES, POOL_TRIAL = 5, 6, 7
+POOL_COUNTS = POOL_STEALS, POOL_IDLE, POOL_WAKEUPS = tuple(range(8, 11))
 POOL_ALIVE = 16
+
+TRIAL_SEED, TRIAL_SLOW, TRIAL_FACTOR, TRIAL_CLOCK, TRIAL_RUNS, TRIAL_ROWS, TRIAL_CAPACITY, TRIAL_HEADER = range(8)
+ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_WORDS = range(8)
 
 
 # ---------------------------------------------------------------- slots
@@ -185,6 +214,27 @@ class Record:
         return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in self.__slots__)})"
 
 
+class TileEdge(Record):
+    """Which items of ``producer`` a command waits for: of each ``over`` items ``times``, and ``plus / over`` more."""
+
+    __slots__ = ("over", "plus", "producer", "times")
+
+    def __init__(self, producer: int, times: int, over: int, plus: int) -> None:
+        self.producer = producer
+        self.times = times
+        self.over = over
+        self.plus = plus
+
+    @property
+    def halo(self) -> int:
+        """Return how many items of the producer are done ahead of the line on which both end together."""
+        return -(-self.plus // self.over)
+
+    def need(self, end: int, items: int, of: int) -> int:
+        """Return how many of the producer's ``of`` items are done before items before ``end``, of ``items``, run."""
+        return of if end >= items else max(0, min(of, (end * self.times + self.plus) // self.over))
+
+
 class Command(Record):
     """A dispatch or a copy; its fields have the order of the words.
 
@@ -197,17 +247,21 @@ class Command(Record):
     items, grain : int
         Operands.
     predecessors : int
-        How many commands it waits for.
+        How many commands it waits for, tile by tile or not.
     successors : sequence of int
         Numbers of the commands of the same graph that wait for it.
     places : sequence of Place
     dims : sequence of int
         Operands.
+    tiles, followers : sequence of TileEdge, sequence of int
+        For whose tiles it waits, and the numbers of those that wait for its own.
     at : int
         Where it begins in the words that it was read from.
     """
 
-    __slots__ = ("dims", "grain", "items", "kernel", "kind", "places", "predecessors", "successors")
+    __slots__ = (
+        "dims", "followers", "grain", "items", "kernel", "kind", "places", "predecessors", "successors", "tiles",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -220,6 +274,8 @@ class Command(Record):
         places: Sequence[Place],
         dims: Sequence[int],
         at: int = 0,
+        tiles: Sequence[TileEdge] = (),
+        followers: Sequence[int] = (),
     ) -> None:
         self.kind = kind
         self.kernel = kernel
@@ -230,18 +286,57 @@ class Command(Record):
         self.places = places
         self.dims = dims
         self.at = at
+        self.tiles = tiles
+        self.followers = followers
+
+
+class Control(Record):
+    """A loop or a branch that is a command of a graph.
+
+    Attributes
+    ----------
+    cell : int
+        The first of its own cells, from the graph's first.
+    predecessors, successors
+        As of :class:`Command`.
+    nodes : sequence of Node
+        What it runs.
+    """
+
+    __slots__ = ("cell", "nodes", "predecessors", "successors")
+    tiles: Sequence[TileEdge] = ()
+    followers: Sequence[int] = ()
+
+    def __init__(
+        self, cell: int, predecessors: int, successors: Sequence[int], nodes: Sequence[Node], at: int = 0
+    ) -> None:
+        self.cell = cell
+        self.predecessors = predecessors
+        self.successors = successors
+        self.nodes = nodes
+        self.at = at
 
 
 class Graph(Record):
-    """Commands, each after its predecessors; ``state`` is the number of the first one's cell."""
+    """Commands, each after its predecessors; ``state`` is the number of the first one's cell.
 
-    __slots__ = ("commands", "serial", "state")
+    If one waits for tiles of another the graph is ``tiled``: each command has two ``cells``, none is a loop or branch.
+    """
 
-    def __init__(self, commands: Sequence[Command], state: int, serial: bool, at: int = 0) -> None:
+    __slots__ = ("cells", "commands", "serial", "state", "tiled")
+
+    def __init__(self, commands: Sequence[Command | Control], state: int, serial: bool, at: int = 0) -> None:
         self.commands = commands
         self.state = state
         self.serial = serial
         self.at = at
+        self.tiled = any(command.tiles for command in commands)
+        self.cells = (2 if self.tiled else 1) * len(commands) + INNER_CELLS * (len(commands) - len(self.leaves))
+
+    @property
+    def leaves(self) -> list[Command]:
+        """Return the dispatches and copies, without those inside of control commands."""
+        return [c for c in self.commands if isinstance(c, Command)]
 
 
 class WhileNode(Record):
@@ -288,65 +383,3 @@ def value_of(operand: int, parameters: Sequence[int]) -> int:
 def operand_text(operand: int) -> str:
     """Return an operand word for people: ``12``, or ``p0`` for a parameter."""
     return f"p{operand >> 1}" if operand & 1 else str(operand >> 1)
-
-
-def encode(nodes: Sequence[Node]) -> list[int]:
-    """Return the words of a command buffer."""
-    return [word for node in nodes for word in _encode_node(node)]
-
-
-def _encode_node(node: Node) -> list[int]:
-    if isinstance(node, Graph):
-        return _encode_graph(node)
-    slot, offset = node.place
-    if isinstance(node, WhileNode):
-        bodies, lengths, size = [encode(node.condition), encode(node.body)], [], WHILE_HEADER
-        header = {NODE_KIND: WHILE, WHILE_SLOT: slot, WHILE_OFFSET: offset}
-        header |= {WHILE_CONDITION: len(bodies[0]), WHILE_BODY: len(bodies[1])}
-    else:
-        bodies = [encode(branch) for branch in node.branches]
-        lengths = [len(body) for body in bodies]
-        size = CASE_HEADER + len(lengths)
-        header = {NODE_KIND: CASE, CASE_BRANCHES: len(bodies), CASE_SLOT: slot, CASE_OFFSET: offset}
-    header[NODE_WORDS] = size + sum(map(len, bodies))
-    return [*_in_order(header), *lengths, *_joined(bodies)]
-
-
-def _encode_graph(graph: Graph) -> list[int]:
-    commands = [_encode_command(command) for command in graph.commands]
-    offsets = []
-    end = GRAPH_HEADER + len(commands)
-    for words in commands:
-        offsets.append(end)
-        end += len(words)
-    header = {
-        NODE_KIND: GRAPH,
-        NODE_WORDS: end,
-        GRAPH_COMMANDS: len(commands),
-        GRAPH_STATE: graph.state,
-        GRAPH_SERIAL: int(graph.serial),
-    }
-    return [*_in_order(header), *offsets, *_joined(commands)]
-
-
-def _encode_command(command: Command) -> list[int]:
-    header = {
-        KIND: command.kind,
-        KERNEL: command.kernel,
-        ITEMS: command.items,
-        GRAIN: command.grain,
-        PREDECESSORS: command.predecessors,
-        SUCCESSORS: len(command.successors),
-        PLACES: len(command.places),
-        DIMS: len(command.dims),
-    }
-    return [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
-
-
-def _in_order(header: dict[int, int]) -> list[int]:
-    """Return the words of a header from what stands at each position."""
-    return [header[position] for position in range(len(header))]
-
-
-def _joined(parts: Sequence[Sequence[int]]) -> list[int]:
-    return [word for part in parts for word in part]

@@ -47,12 +47,15 @@ class ArenaPool:
     ----------
     high_water : int
         The most bytes that there ever were at a time, of calls and kept for later ones.
+    made : int
+        How many arenas were allocated.
     """
 
     def __init__(self) -> None:
         self._idle: list[Arena] = []
         self._held: dict[int, int] = {}
         self.high_water = 0
+        self.made = 0
 
     def take(self, size: int) -> Arena:
         """Return an arena of at least ``size`` bytes, of unspecified contents."""
@@ -110,6 +113,7 @@ class ArenaPool:
         start = memory.ctypes.data
         arena = Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory, self._held)
         self.high_water = max(self.high_water, self.held_bytes())
+        self.made += 1
         return arena
 
 
@@ -131,6 +135,7 @@ class GuardedPool(ArenaPool):
         memory = guarded_bytes(size + 1, ALIGNMENT)
         arena = Arena(memory.ctypes.data, size, memory, self._held)
         self.high_water = max(self.high_water, self.held_bytes())
+        self.made += 1
         return arena
 
     def give(self, arena: Arena) -> None:

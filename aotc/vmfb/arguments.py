@@ -59,7 +59,10 @@ class Argument:
         VmError
             Names the argument, what was found and what was expected.
         """
-        stays = gpu >= 0 and isinstance(value, DeviceArray) and value.ordinal == gpu
+        ours = isinstance(value, DeviceArray)
+        if ours:
+            self.check_kept(value, where)
+        stays = ours and gpu >= 0 and value.ordinal == gpu
         array = value if stays else self._as_array(value, where)
         if array.dtype is not self.dtype:
             array = self._right_dtype(array, where)
@@ -69,6 +72,12 @@ class Argument:
         if isinstance(array, np.ndarray) and array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
             array = np.array(array, order="C", copy=True)
         return array
+
+    def check_kept(self, value: DeviceArray, where: str) -> None:
+        """Refuse an array that was donated to an earlier call."""
+        if value.donated:
+            found = type_text(dtype_text(value.dtype), value.shape)
+            raise self._wrong(where, "an array that was donated to a call", found, "a result of that call")
 
     def check_type(self, dtype: str, dims: Sequence[int | str], where: str) -> None:
         """Refuse a value that does not exist yet, by what a signature says of it; sizes that are text may fit.
@@ -137,11 +146,23 @@ def type_text(dtype: str, dims: Sequence[int | str]) -> str:
     return f"{dtype}[{', '.join(map(str, dims))}]"
 
 
-def own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
+def prepared(
+    arguments: Sequence[Argument], values: Sequence[Any], where: str, donate: bool = False, gpus: Sequence[int] = ()
+) -> list[Any]:
+    """Return the arrays of a call, as :meth:`Argument.prepare` does; ``gpus`` says where each argument is, if any do.
+
+    The program may overwrite those that are donated.
+    """
+    places = gpus or [-1] * len(arguments)
+    arrays = [a.prepare(v, where, gpu) for a, v, gpu in zip(arguments, values, places, strict=True)]
+    _own_donated(arguments, arrays, donate)
+    return arrays
+
+
+def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -> None:
     """Replace, in place, the arrays that the program overwrites but the caller has not given away.
 
-    Also those that cannot be overwritten: read-only, or shared with another argument. An array on a GPU that is given
-    away cannot be used any more.
+    Also those that cannot be overwritten: read-only, or shared with another argument.
     """
     donated = [a.donated for a in arguments]
     if not any(donated):
@@ -150,8 +171,20 @@ def own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) -
     for i, x in enumerate(arrays):
         if donated[i] and (not given or i in shared or (isinstance(x, np.ndarray) and not x.flags.writeable)):
             arrays[i] = x.copy()
-        elif donated[i] and not isinstance(x, np.ndarray):
-            arrays[i] = x.give_away()
+
+
+def take_over(arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool) -> None:
+    """Take from the caller the arrays of devices that donated arguments were given: they cannot be used any more.
+
+    Those of ``arrays`` that are among them are replaced in place. That a call need not overwrite one, as it copied it,
+    makes no difference: whoever donates must not depend on it.
+    """
+    if not donate:
+        return
+    given = {id(v): v for a, v in zip(arguments, values) if a.donated and isinstance(v, DeviceArray)}
+    for value in given.values():
+        other = value.give_away()
+        arrays[:] = [other if x is value else x for x in arrays]
 
 
 def sharing_memory(arrays: Sequence[Any]) -> set[int]:
@@ -182,6 +215,28 @@ def check_out(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], number: 
         raise VmError(where, f"out[{number}] does not fit result {number}", found, expected)
     if out.flags.num & GOOD_FLAGS != GOOD_FLAGS or not out.flags.writeable:
         raise VmError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")
+
+
+def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str) -> Sequence[np.ndarray | None]:
+    """Return the caller's buffers for ``count`` results, None where there is none.
+
+    Raises
+    ------
+    VmError
+        If they are no sequence of so many, or one shares memory with an argument or with another.
+    """
+    if out is None:
+        return [None] * count
+    if not isinstance(out, Sequence):
+        raise VmError(where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
+    if len(out) != count:
+        raise VmError(where, "wrong number of out buffers", len(out), count)
+    given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]
+    shared = sharing_memory([*arrays, *(x for _, x in given)])
+    for number, (i, _) in enumerate(given, len(arrays)):
+        if number in shared:
+            raise VmError(where, f"out[{i}] shares memory with an argument or another result")
+    return out
 
 
 class Signature:

@@ -1,6 +1,6 @@
-"""The one reader of command buffers: words to the records of :mod:`aotc.vmfb.abi`.
+"""The one writer and the one reader of command buffers: words and the records of :mod:`aotc.vmfb.abi`.
 
-What it returns is well formed: all lengths agree. What the records may name, kernels,
+What is read is well formed: all lengths agree. What the records may name, kernels,
 slots and so on, :mod:`aotc.vmfb.safety.verify` checks.
 """
 
@@ -14,13 +14,22 @@ from aotc.vmfb.abi import (
     COMMAND_HEADER,
     PLACE_OFFSET,
     PLACE_WORDS,
+    TILE_WORDS,
+    TILED_HEADER,
     Case,
     Command,
+    Control,
     Graph,
     Node,
+    TileEdge,
     WhileNode,
 )
 from aotc.vmfb.safety.interface import Invalid
+
+
+def encode(nodes: Sequence[Node]) -> list[int]:
+    """Return the words of a command buffer."""
+    return [word for node in nodes for word in _encode_node(node)]
 
 
 def read_commands(words: Sequence[int]) -> list[Node]:
@@ -39,6 +48,10 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield node
         match node:
+            case Graph():
+                for command in node.commands:
+                    if isinstance(command, Control):
+                        yield from all_nodes(command.nodes)
             case WhileNode():
                 yield from all_nodes(node.condition)
                 yield from all_nodes(node.body)
@@ -47,11 +60,15 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
                     yield from all_nodes(branch)
 
 
+def all_graphs(nodes: Sequence[Node]) -> Iterator[Graph]:
+    """Yield the graphs among nodes, and those inside of loops and branches."""
+    return (node for node in all_nodes(nodes) if isinstance(node, Graph))
+
+
 def all_commands(nodes: Sequence[Node]) -> Iterator[Command]:
     """Yield the commands of nodes, and those inside of loops and branches."""
-    for node in all_nodes(nodes):
-        if isinstance(node, Graph):
-            yield from node.commands
+    for graph in all_graphs(nodes):
+        yield from graph.leaves
 
 
 def kernel_words(nodes: Sequence[Node]) -> list[int]:
@@ -82,8 +99,8 @@ def _read_nodes(words: Sequence[int], at: int, end: int, depth: int) -> list[Nod
 
 def _read_node(words: Sequence[int], at: int, end: int, depth: int) -> Node:
     match words[at + abi.NODE_KIND]:
-        case abi.GRAPH:
-            return _read_graph(words, at, end)
+        case abi.GRAPH | abi.TILED:
+            return _read_graph(words, at, end, depth)
         case abi.WHILE:
             first = at + abi.WHILE_HEADER
             _need(at, first, end)
@@ -120,15 +137,16 @@ def _read_bodies(
     return [_read_nodes(words, *span, depth + 1) for span in spans]
 
 
-def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
+def _read_graph(words: Sequence[int], at: int, end: int, depth: int) -> Graph:
     table = at + abi.GRAPH_HEADER
     _need(at, table, end)
     count, serial = words[at + abi.GRAPH_COMMANDS], words[at + abi.GRAPH_SERIAL]
+    tiled = words[at + abi.NODE_KIND] == abi.TILED
     if count < 0 or serial not in (0, 1):
         raise _invalid(at, f"a graph of {count} commands, serial {serial}")
     cursor = table + count
     _need(at, cursor, end)
-    commands: list[Command] = []
+    commands: list[Command | Control] = []
     for offset in words[table:cursor]:
         if offset != cursor - at:
             raise _invalid(at, f"command {len(commands)} is not where the graph says")
@@ -141,13 +159,41 @@ def _read_graph(words: Sequence[int], at: int, end: int) -> Graph:
         dims_at = places_at + PLACE_WORDS * places
         stop = dims_at + dims
         _need(at, stop, end)
+        if kind == abi.CONTROL:
+            if tiled:
+                raise _invalid(at, "a control command in a tiled graph")
+            if places or items != grain or items != abi.constant(1):
+                raise _invalid(at, "a control command has one item and no places")
+            nodes = _read_nodes(words, dims_at, stop, depth + 1)
+            commands.append(Control(kernel, predecessors, words[first:places_at], nodes, cursor))
+            cursor = stop
+            continue
         slots, offsets = words[places_at:dims_at:PLACE_WORDS], words[places_at + PLACE_OFFSET : dims_at : PLACE_WORDS]
         follow, pairs, rest = words[first:places_at], list(zip(slots, offsets)), words[dims_at:stop]
-        commands.append(Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor))
-        cursor = stop
+        command = Command(kind, kernel, items, grain, predecessors, follow, pairs, rest, cursor)
+        commands.append(command)
+        cursor = _read_tiles(words, at, stop, end, command) if tiled else stop
     if cursor != end:
         raise _invalid(at, "the commands do not fill the graph")
-    return Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
+    graph = Graph(commands, words[at + abi.GRAPH_STATE], serial == 1, at)
+    if tiled and not graph.tiled:
+        raise _invalid(at, "a tiled graph without tiles")
+    return graph
+
+
+def _read_tiles(words: Sequence[int], node: int, at: int, end: int, command: Command) -> int:
+    """Give a command what stands after its dims; return where that ends."""
+    first = at + TILED_HEADER
+    _need(node, first, end)
+    followers, tiles = words[at:first]
+    if followers < 0 or tiles < 0:
+        raise _invalid(node, "a command with a negative count")
+    tiles_at = first + followers
+    stop = tiles_at + TILE_WORDS * tiles
+    _need(node, stop, end)
+    command.followers = words[first:tiles_at]
+    command.tiles = [TileEdge(*words[n : n + TILE_WORDS]) for n in range(tiles_at, stop, TILE_WORDS)]
+    return stop
 
 
 def _need(node: int, at: int, end: int) -> None:
@@ -157,3 +203,68 @@ def _need(node: int, at: int, end: int) -> None:
 
 def _invalid(node: int, problem: str) -> Invalid:
     return Invalid(f"word {node}: {problem}")
+
+
+def _encode_node(node: Node) -> list[int]:
+    if isinstance(node, Graph):
+        return _encode_graph(node)
+    slot, offset = node.place
+    if isinstance(node, WhileNode):
+        bodies, lengths, size = [encode(node.condition), encode(node.body)], [], abi.WHILE_HEADER
+        header = {abi.NODE_KIND: abi.WHILE, abi.WHILE_SLOT: slot, abi.WHILE_OFFSET: offset}
+        header |= {abi.WHILE_CONDITION: len(bodies[0]), abi.WHILE_BODY: len(bodies[1])}
+    else:
+        bodies = [encode(branch) for branch in node.branches]
+        lengths = [len(body) for body in bodies]
+        size = abi.CASE_HEADER + len(lengths)
+        header = {abi.NODE_KIND: abi.CASE, abi.CASE_BRANCHES: len(bodies), abi.CASE_SLOT: slot, abi.CASE_OFFSET: offset}
+    header[abi.NODE_WORDS] = size + sum(map(len, bodies))
+    return [*_in_order(header), *lengths, *_joined(bodies)]
+
+
+def _encode_graph(graph: Graph) -> list[int]:
+    kind = abi.TILED if graph.tiled else abi.GRAPH
+    commands = [_encode_command(command, kind) for command in graph.commands]
+    offsets = []
+    end = abi.GRAPH_HEADER + len(commands)
+    for words in commands:
+        offsets.append(end)
+        end += len(words)
+    header = {
+        abi.NODE_KIND: kind,
+        abi.NODE_WORDS: end,
+        abi.GRAPH_COMMANDS: len(commands),
+        abi.GRAPH_STATE: graph.state,
+        abi.GRAPH_SERIAL: int(graph.serial),
+    }
+    return [*_in_order(header), *offsets, *_joined(commands)]
+
+
+def _encode_command(command: Command | Control, graph: int) -> list[int]:
+    if isinstance(command, Control):
+        one, nodes = abi.constant(1), encode(command.nodes)
+        command = Command(abi.CONTROL, command.cell, one, one, command.predecessors, command.successors, (), nodes)
+    header = {
+        abi.KIND: command.kind,
+        abi.KERNEL: command.kernel,
+        abi.ITEMS: command.items,
+        abi.GRAIN: command.grain,
+        abi.PREDECESSORS: command.predecessors,
+        abi.SUCCESSORS: len(command.successors),
+        abi.PLACES: len(command.places),
+        abi.DIMS: len(command.dims),
+    }
+    words = [*_in_order(header), *command.successors, *_joined(command.places), *command.dims]
+    if graph == abi.TILED:
+        tiles = [(t.producer, t.times, t.over, t.plus) for t in command.tiles]
+        words += [len(command.followers), len(tiles), *command.followers, *_joined(tiles)]
+    return words
+
+
+def _in_order(header: dict[int, int]) -> list[int]:
+    """Return the words of a header from what stands at each position."""
+    return [header[position] for position in range(len(header))]
+
+
+def _joined(parts: Sequence[Sequence[int]]) -> list[int]:
+    return [word for part in parts for word in part]

@@ -182,6 +182,9 @@ class DeviceSession(Protocol):
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
 
+    def stepper(self, make: Callable[..., Any]) -> Any:
+        """Return what runs submissions a dispatch at a time: see :class:`aotc.vmfb.trace.Stepper`."""
+
     def block(self, slot: int, offset: int, size: int) -> None:
         """Let nothing be touched in a slot but the blocks that are named so; for debugging, host devices only."""
 
@@ -260,9 +263,10 @@ def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[
 
     Parameters
     ----------
-    devices : mapping of str to str, or anything else
-        ``{"d0": "cpu:0", "d1": "cpu:1"}``; if it is no mapping, each gets the next one of its kind, and GPUs begin
-        again with the first where they are too few.
+    devices : mapping of str to str, sequence of str, str, or None
+        ``{"d0": "cpu:0", "d1": "cpu:1"}``, or the places alone, in the order of the model's devices. Each that is not
+        said, or a kind without a number, is the next one of its kind; GPUs begin again with the first where they are
+        too few.
 
     Raises
     ------
@@ -270,25 +274,33 @@ def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[
         If a device is missing, unknown, or of another kind than the model's; lists both sides.
     """
     wanted: dict[str, str] = variant.get("devices", {})
-    if not isinstance(devices, Mapping):
-        counts: dict[str, int] = {}
-        bound = {}
-        for name, kind in wanted.items():
-            counts[kind] = counts.get(kind, -1) + 1
-            number = counts[kind] if kind == "cpu" else device_module(MIX).default_gpu(counts[kind])
-            bound[name] = f"{kind}:{number}"
-        return bound
-    model = ", ".join(f"{name}: {kind}" for name, kind in wanted.items()) or "no devices"
-    if set(devices) != set(wanted):
-        raise BundleError(bundle.where, "devices= and the model name different devices", _listed(devices), model)
+    model = _listed(wanted)
+    if isinstance(devices, Mapping):
+        asked = dict(devices)
+    elif not wanted:
+        return {}
+    elif devices is None or (isinstance(devices, str) and devices in DEVICES):
+        asked = wanted
+    else:
+        places = [devices] if isinstance(devices, str) else list(devices)
+        if len(places) != len(wanted):
+            what = f"devices= has {len(places)}, and the model names {len(wanted)}"
+            raise BundleError(bundle.where, what, ", ".join(places) or "none", model, "a place for each, in this order")
+        asked = dict(zip(wanted, places))
+    if set(asked) != set(wanted):
+        raise BundleError(bundle.where, "devices= and the model name different devices", _listed(asked), model)
+    counts: dict[str, int] = {}
     for name, kind in wanted.items():
-        if str(devices[name]).partition(":")[0] != kind:
-            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed(devices), model)
-    return dict(devices)
+        if asked[name].partition(":")[0] != kind:
+            raise BundleError(bundle.where, f"device {name!r} is of another kind", _listed(asked), model)
+        if ":" not in asked[name]:
+            counts[kind] = number = counts.get(kind, -1) + 1
+            asked = {**asked, name: f"{kind}:{number if kind == 'cpu' else device_module(MIX).default_gpu(number)}"}
+    return {name: asked[name] for name in wanted}
 
 
 def _listed(devices: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}: {place}" for name, place in devices.items()) or "none"
+    return ", ".join(f"{name}: {place}" for name, place in devices.items()) or "no devices"
 
 
 def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None) -> tuple[dict[str, Any], Any, int]:
@@ -306,7 +318,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     BundleError
         If no variant can run; lists each variant with the reason.
     """
-    mapped = devices is None or isinstance(devices, Mapping)
+    asked = devices
     devices = list(devices.values()) if isinstance(devices, Mapping) else devices
     several = isinstance(devices, Iterable) and not isinstance(devices, str)
     ordinals: dict[str, int] = {}
@@ -323,9 +335,10 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     usable: list[tuple[str, Any, dict[str, Any], Any]] = []
     for variant in bundle.manifest["variants"]:
         kind, target = variant["kind"], variant["target"]
-        if ordinals and kind not in ordinals and not (kind == MIX and mapped):
+        of_a_mix = kind == MIX and (several or ordinals.keys() >= set(variant["devices"].values()))
+        if ordinals and kind not in ordinals and not of_a_mix:
             its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""
-            obstacles.append(f"{target}: devices={devices!r} was asked for{its}")
+            obstacles.append(f"{target}: devices={asked!r} was asked for{its}")
             continue
         module = device_module(kind)
         obstacle = _version_problem(variant) or (
@@ -343,23 +356,6 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     first = usable[0][0]
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
-
-
-def limit_memory(executable: Executable, limit: int | None, where: str) -> None:
-    """Let all calls at a time take ``limit`` bytes of working memory at most; any number if it is None.
-
-    Raises
-    ------
-    VmError
-        If it is no positive integer, or memory cannot be limited on the device.
-    """
-    if limit is None:
-        return
-    if not isinstance(limit, int | np.integer) or limit <= 0:
-        raise VmError("", f"memory_limit is {limit!r}", expected="a positive number of bytes")
-    if not hasattr(executable, "limit_memory"):
-        raise VmError(where, "memory can be limited on the CPU only", hint="devices='cpu'")
-    executable.limit_memory(int(limit))
 
 
 def _version_problem(variant: dict[str, Any]) -> str:

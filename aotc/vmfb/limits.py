@@ -122,6 +122,12 @@ why: so many of arrays that are gone are kept for the next results: the driver i
 from: chosen, not measured: a value and the one that replaces it, twice
 """
 
+LANE_DISPATCHERS = 2
+"""unit: dispatchers that run submissions of one module with GPUs
+why: one asks work of the GPUs while another waits for its end; of 32 that wait none would be left for CPUs
+from: reasoning
+"""
+
 RECORDED_ADDRESSES = 8
 """unit: sets of addresses of arrays on a GPU
 why: for so many does a plan keep graphs; the oldest go first

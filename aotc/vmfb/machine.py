@@ -11,6 +11,9 @@ from aotc.vmfb.limits import MOST_THREADS
 GUARDED = os.environ.get("AOTC_GUARD", "") not in ("", "0")
 """For debugging: memory lies before pages that nobody may touch, see :mod:`aotc.vmfb.safety.guard_pages`."""
 
+SHUFFLE = os.environ.get("AOTC_SHUFFLE", "")
+"""For tests: the seed of the order in which commands run, see :mod:`aotc.vmfb.devices.trial`; empty: the usual one."""
+
 
 @cache
 def cpu_features() -> frozenset[str]:
@@ -43,6 +46,29 @@ def thread_count(asked: int | None) -> int:
         return _positive("AOTC_NUM_THREADS", text)
     omp = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" means nested levels
     return _number(omp) or usable_cores()
+
+
+def shuffle_seed() -> int | None:
+    """Return the seed of ``AOTC_SHUFFLE``, or None without it.
+
+    Raises
+    ------
+    VmError
+        If it is no number.
+    """
+    if not SHUFFLE:
+        return None
+    if SHUFFLE.isascii() and SHUFFLE.isdigit() and len(SHUFFLE) < 10:
+        return int(SHUFFLE)
+    raise VmError("", "AOTC_SHUFFLE is no seed", repr(SHUFFLE[:40]), "an integer of up to 9 digits")
+
+
+def threads_within(threads: int, limit: int, arena: int, scratch: int) -> int:
+    """Return how many threads may have ``scratch`` bytes each besides an arena, within ``limit`` bytes, 0 if any.
+
+    One may, always: what is compiled for a limit fits with one thread.
+    """
+    return max(min(threads, (limit - arena) // scratch), 1) if limit and scratch else threads
 
 
 def _positive(name: str, value: int | str) -> int:

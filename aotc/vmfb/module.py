@@ -13,10 +13,10 @@ import numpy as np
 from aotc.vmfb import trees
 from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module, limit_memory
-from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.results import DEVICE, NUMPY
+from aotc.vmfb.process.byte_sizes import limit_memory
+from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
@@ -42,7 +42,7 @@ def load(
     copy: bool = False,
     trusted_keys: Sequence[str | os.PathLike[str] | bytes] | None = None,
     untrusted: bool = False,
-    memory_limit: int | None = None,
+    memory_limit: int | str | None = None,
 ) -> LoadedModule:
     """Load a bundle.
 
@@ -51,8 +51,8 @@ def load(
     source : str, path, bytes or buffer
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run.
-        ``{"d0": "cpu:0", "d1": "cuda:0"}`` for a model that names devices; by default each has the next of its kind.
+        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run. For a model that
+        names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these places in order; by default the next of each kind.
     threads : int, optional
         Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
@@ -69,15 +69,15 @@ def load(
     untrusted : bool
         Never run code of the bundle, unless one of ``trusted_keys`` has signed it: the source that it holds is compiled
         here instead, and must have the functions that the bundle says. Needs ``aotc[compile]``.
-    memory_limit : int, optional
-        Bytes of working memory that all calls at a time may take; the others wait (``docs/memory.md``). CPU only.
+    memory_limit : int or str, optional
+        Bytes (or ``"64MB"``) that all calls at a time may work in on each device; others wait (``docs/memory.md``).
 
     Raises
     ------
     BundleError
         If it is no bundle, is damaged, is not signed as asked, or cannot run here, or what it calls is missing.
     VmError
-        If ``threads`` or ``memory_limit`` is not a positive integer, or ``custom_calls`` no functions by name.
+        If ``threads`` or ``memory_limit`` is nothing above 0, or ``custom_calls`` no functions by name.
     """
     calls = {} if custom_calls is None else custom_calls
     if not isinstance(calls, Mapping) or not all(callable(f) for f in calls.values()):
@@ -123,7 +123,7 @@ def _compiled_here(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, s
 
 def _load(
     bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | None, threads: int | None, verify: bool,
-    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | None,
+    custom_calls: Mapping[str, Callable[..., Any]], memory_limit: int | str | None,
 ) -> LoadedModule:  # fmt: skip
     if verify:
         bundle.verify_all()
@@ -135,7 +135,7 @@ def _load(
     place = bound if variant["kind"] == MIX else ordinal
     executable = device.open_executable(bundle, variant, threads, place, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
-    module = LoadedModule(bundle, variant, executable, bound)
+    module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
         module.prove()
     return module
@@ -176,11 +176,12 @@ class LoadedModule:
     """
 
     def __init__(
-        self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str]
+        self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str], home: str
     ) -> None:
         entries = bundle.manifest["functions"]
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
+        self._home = home  # where what is on no device of the model's is
         self._bundle = bundle
         self._executable = executable
         self._functions = {
@@ -205,15 +206,15 @@ class LoadedModule:
         name : str
         *arrays
             One for each argument of the signature: NumPy arrays, anything with
-            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`DeviceArray`, which is not
+            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`aotc.DeviceArray`, which is not
             copied if it is in memory of the GPU that reads it.
         out : sequence of numpy.ndarray or None, optional
-            Where to write each result.
+            Where to write each result, which then is this array.
         donate : bool
-            Allow donated arguments to be overwritten; else they are copied.
+            Allow donated arguments to be overwritten (an array of a device cannot be used then); else they are copied.
         trace : path, optional
             Run one dispatch at a time and write the arrays that each reads and writes
-            to a file ``NUMBER_KERNEL.npz`` in this folder. CPU only, and slow.
+            to a file ``NUMBER_KERNEL.npz`` in this folder. Slow.
         results : str
             ``"numpy"``, or ``"device"``: arrays that say on which device of the model they are, and stay there. By
             default a result is one of those if the signature says that it is on a device that is a GPU.
@@ -232,9 +233,8 @@ class LoadedModule:
         if function is None or donate is not False or results:
             function = self._asked(name, donate, results)
         if results == DEVICE and not trace:
-            homes = [row.get("device", "") for row in function.signature.results]
-            own = function.run(arrays, out, donate, results)
-            return [x if isinstance(x, DeviceArray) else DeviceArray(x, home) for x, home in zip(own, homes)]
+            made = function.run(arrays, out, donate, results)
+            return on_devices(made, function.signature.results, out, self._home)
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
@@ -285,7 +285,8 @@ class LoadedModule:
 
         function = self._asked(name, donate, results)
         run = partial(self.invoke, name, results=results)
-        call = SubmittedCall(function.where, function.arguments, function.signature.results, run)
+        rows = function.signature.results
+        call = SubmittedCall(function.where, function.arguments, rows, run, self._executable, self._home)
         return submit(call, arrays, wait, deadline, bool(donate), out)
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
@@ -300,14 +301,14 @@ class LoadedModule:
         return function
 
     def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
-        """Run a function on flat arrays and return what each kernel took by itself, on one core.
+        """Run a function on flat arrays and return what each kernel took by itself, on one core or a whole GPU.
 
         Of ``repeat`` rounds for each kernel the quickest counts; ``aotc.compile(..., costs=record)`` takes the record.
 
         Raises
         ------
         VmError
-            As :meth:`invoke`; on devices other than CPUs; without debug information.
+            As :meth:`invoke`; without debug information.
         """
         from aotc.vmfb.costs.measure import measure  # a process that loads a bundle need not pay for it
         return measure(self._asked(name, False, "numpy"), arrays, repeat)
@@ -340,8 +341,9 @@ class LoadedModule:
         return "\n".join(lines + [f"  {function.signature!r}" for function in self._functions.values()])
 
     def stats(self) -> dict[str, Any]:
-        """Return target, devices, threads, kernels and memory (bytes) of the loaded bundle."""
-        return {**self._executable.stats(), **({"devices": self.devices} if self.devices else {})}
+        """Return target, devices, threads, kernels, memory (bytes) and counters (``docs/scheduling.md``)."""
+        recordings = {"recordings": sum(function.recordings for function in self._functions.values())}
+        return {**self._executable.stats(), **recordings, **({"devices": self.devices} if self.devices else {})}
 
     def trim(self) -> int:
         """Free working memory that no call uses, down to the system; return how many bytes that were."""

@@ -10,6 +10,7 @@ import numpy as np
 from aotc.vmfb.abi import Slots
 from aotc.vmfb.arguments import check_out, type_text
 from aotc.vmfb.device import Executable, Plan
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 
@@ -77,6 +78,15 @@ class Residence:
 
     def _name(self, number: int) -> str:
         return self._devices[number] or f"cuda:{self._owners[number].ordinal}"
+
+
+def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence[Any] | None, home: str) -> list[Any]:
+    """Return the results of a call as arrays that say where they are; what a buffer of the caller's holds is his."""
+    found = []
+    for x, row, given in zip(made, rows, out or [None] * len(made)):
+        wrapped = given is not None or isinstance(x, DeviceArray)
+        found.append(x if wrapped else DeviceArray(x, row.get("device", home)))
+    return found
 
 
 def new_result(

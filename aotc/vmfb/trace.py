@@ -8,15 +8,14 @@ arrays are those of its text, which a bundle with debug information holds.
 from __future__ import annotations
 
 import ast
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
 
@@ -80,15 +79,30 @@ def evaluate(node: ast.expr, dims: Mapping[str, int]) -> int:
     raise ValueError(f"{ast.unparse(node)} is no dim")
 
 
+class StepMemory(Protocol):
+    """The memory of a call that is run command by command."""
+
+    def read(self, slot: int, address: int, size: int) -> bytes:
+        """Return bytes of a slot."""
+
+    def write(self, slot: int, address: int, data: bytes) -> None:
+        """Write bytes to a slot."""
+
+    def devices_of(self, slot: int) -> tuple[str, ...]:
+        """Return the kind of the device whose kernels use a slot, and its name if it has its own memory."""
+
+
 class Stepper:
     """Runs the submissions of one call, command by command; ``_dispatch`` says what becomes of a kernel's.
 
     Parameters
     ----------
-    executable : CpuExecutable
+    executable : CpuExecutable or PlacedSteps
     slots : ctypes array of int64
         The pointer table of the call.
     scratch : ctypes.c_void_p
+    memory : StepMemory
+        Where the slots are.
     where : str
         The function's name, for messages.
 
@@ -98,8 +112,9 @@ class Stepper:
         If the bundle holds no kernel text.
     """
 
-    def __init__(self, executable: Any, slots: Any, scratch: Any, where: str) -> None:
+    def __init__(self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str) -> None:
         self.executable, self.slots, self.scratch, self.where = executable, slots, scratch, where
+        self.memory = memory
         found = executable.kernel_texts()
         if found is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
@@ -116,7 +131,10 @@ class Stepper:
             match node:
                 case Graph():
                     for command in node.commands:
-                        self._command(command)
+                        if isinstance(command, Control):
+                            self._run(command.nodes)
+                        else:
+                            self._command(command)
                 case WhileNode():
                     self._run(node.condition)
                     while self._bytes(node.place, 1)[0]:
@@ -131,7 +149,7 @@ class Stepper:
         return self.slots[slot] + value_of(offset, self.parameters)
 
     def _bytes(self, place: Place, size: int) -> bytes:
-        return ctypes.string_at(self._address(place), size) if size else b""
+        return self.memory.read(place[0], self._address(place), size) if size else b""
 
     def _command(self, command: Command) -> None:
         run = self.executable.call_of_command(command, self.slots, self.parameters, self.scratch)
@@ -149,19 +167,21 @@ class Tracer(Stepper):
 
     Parameters
     ----------
-    executable, slots, scratch, where
+    executable, slots, scratch, memory, where
         As for :class:`Stepper`.
     folder : path
         Made if it is not there.
     """
 
-    def __init__(self, executable: Any, slots: Any, scratch: Any, where: str, folder: str | Path) -> None:
+    def __init__(
+        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, folder: str | Path
+    ) -> None:
         self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a path that no folder can have
             raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
-        super().__init__(executable, slots, scratch, where)
+        super().__init__(executable, slots, scratch, memory, where)
         self.count = 0
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, own_donated, sharing_memory, type_text
+from aotc.vmfb.arguments import GOOD_FLAGS, Argument, Signature, check_out, check_outs, prepared, take_over, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.dtypes import size_of, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
@@ -125,6 +125,8 @@ class LoadedFunction:
     ----------
     name : str
     signature : Signature
+    recordings : int
+        How often the program was run to record what it does: once for each tuple of shapes.
     call : callable
         ``call(arrays) -> list of numpy.ndarray``: the fast way for positional
         arguments, without donation or buffers of the caller. Whoever keeps it
@@ -149,6 +151,7 @@ class LoadedFunction:
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
         self._lock = new_lock()
+        self.recordings = 0
 
     def run(
         self,
@@ -167,7 +170,8 @@ class LoadedFunction:
         out : sequence of numpy.ndarray or None, optional
             Where to write each result; None allocates.
         donate : bool
-            Donated arguments may be overwritten; otherwise they are copied.
+            Donated arguments may be overwritten, and arrays of devices among them cannot be used any more; otherwise
+            they are copied.
         results : str
             ``"numpy"``; ``"device"`` leaves those that are made on a GPU there; by default those of which the
             signature says so stay there.
@@ -188,15 +192,15 @@ class LoadedFunction:
                 len(values),
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
-        gpus = self.residence.gpus
-        arrays = [a.prepare(v, self.where, gpu) for a, v, gpu in zip(self.arguments, values, gpus)]
-        own_donated(self.arguments, arrays, donate)
-        buffers = self._check_out_list(out, arrays)
+        arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
+        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where)
         stays = self.residence.stays(results, buffers)
         if not self._planned:
+            take_over(self.arguments, values, arrays, donate)
             made = self._interpret([np.asarray(x) for x in arrays], buffers)
             return self.residence.moved(made, stays)
         plan, replay = self._plan(tuple([x.shape for x in arrays]))
+        take_over(self.arguments, values, arrays, donate)
         made = self.residence.results(plan, arrays, buffers, stays, self.where)
         replay(arrays, made)
         return self.residence.moved(made, stays)
@@ -205,39 +209,22 @@ class LoadedFunction:
         """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
         from aotc.vmfb.trace import Tracer  # for debugging alone; a process that loads a bundle need not pay for it
 
-        return self.step(values, partial(Tracer, where=self.where, folder=folder), "traced")
+        return self.step(values, partial(Tracer, where=self.where, folder=folder))
 
-    def step(self, values: Sequence[Any], make: Callable[..., Any], what: str) -> list[np.ndarray]:
+    def step(self, values: Sequence[Any], make: Callable[..., Any]) -> list[np.ndarray]:
         """Run the function as :meth:`run` does, its submissions by what ``make`` makes of a call's memory.
 
         Raises
         ------
         VmError
-            Also if the device cannot run one dispatch at a time, or the bundle holds no kernel text.
+            Also if the bundle holds no kernel text.
         """
-        arrays = [a.prepare(v, self.where) for a, v in zip(self.arguments, values, strict=True)]
-        own_donated(self.arguments, arrays, False)
-        return self._interpret(arrays, [None] * len(self.result_dtypes), (make, what))
-
-    def _check_out_list(
-        self, out: Sequence[np.ndarray | None] | None, arrays: list[np.ndarray]
-    ) -> Sequence[np.ndarray | None]:
-        if out is None:
-            return [None] * len(self.result_dtypes)
-        if not isinstance(out, Sequence):
-            raise VmError(self.where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
-        if len(out) != len(self.result_dtypes):
-            raise VmError(self.where, "wrong number of out buffers", len(out), len(self.result_dtypes))
-        given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]
-        shared = sharing_memory([*arrays, *(x for _, x in given)])
-        for number, (i, _) in enumerate(given, len(arrays)):
-            if number in shared:
-                raise VmError(self.where, f"out[{i}] shares memory with an argument or another result")
-        return out
+        arrays = prepared(self.arguments, values, self.where)
+        return self._interpret(arrays, [None] * len(self.result_dtypes), make)
 
     def _interpret(
         self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None],
-        steps: tuple[Callable[..., Any], str] | None = None,
+        steps: Callable[..., Any] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_copy
@@ -245,10 +232,8 @@ class LoadedFunction:
             arrays = [guarded_copy(x) for x in arrays]
         live = _Live(self, arrays, out)
         try:
-            if steps:
-                if not hasattr(live.session, "stepper"):
-                    raise VmError(self.where, f"dispatches can be {steps[1]} on the CPU only", hint="devices='cpu'")
-                live.run = live.session.stepper(steps[0]).submit
+            if steps is not None:
+                live.run = live.session.stepper(steps).submit
             for i, x in enumerate(arrays):
                 live.session.bind(i, x)
             self._run_program([x.shape for x in arrays], live)
@@ -296,6 +281,7 @@ class LoadedFunction:
             memory, spaces = self.memory(bytes_), len(self.residence.constants)
             recorder = Recorder(self.executable.buffers, memory, len(self.result_dtypes), self.where, spaces)
             self._run_program(list(shapes), recorder)
+            self.recordings += 1
             for n, argument in recorder.taken.items():
                 recorder.shapes[n] = shapes[argument]
             made = [self._made(shape, i) for i, shape in enumerate(recorder.shapes)]

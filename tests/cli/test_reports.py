@@ -33,7 +33,7 @@ def test_bench_times_a_load_that_is_not_the_first(bundle, monkeypatch):
     load = aotc.load
     monkeypatch.setattr(aotc, "load", lambda *a, **k: events.append("load") or load(*a, **k))
     monkeypatch.setattr(bench, "perf_counter", lambda: float(events.append("clock") or len(events)))
-    bench._prepare(bundle, "", [], [], None)
+    bench._prepare(bundle, "", [], [], [], None)
     assert events[:4] == ["load", "clock", "load", "clock"]
 
 

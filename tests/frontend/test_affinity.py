@@ -9,6 +9,7 @@ import pytest
 from jax.experimental.compute_on import compute_on
 
 import aotc
+from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor_ir import walk
@@ -114,3 +115,118 @@ def test_results_of_compute_on_are_those_of_one_device():
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert open_bundle(data).manifest["variants"][0]["transfers"]
     assert "devices" not in open_bundle(aotc.compile(jax.jit(on_both), SQUARE, SQUARE)).manifest["variants"][0]
+
+
+T = "tensor<4xf32>"
+
+
+def imported(text, **flags):
+    """The entry of a model."""
+    return import_raw(fetch(text, (), {}), options=Options(**flags)).functions["main"]
+
+
+def solved(text, **flags):
+    """The device of each op of a model but constants, and how many values are moved."""
+    options = Options(**flags)
+    module = run_passes(import_raw(fetch(text, (), {}), options=options), replace(options, stop_after="assign-devices"))
+    ops = list(walk(module.functions["main"].body))
+    placed = [(op.name, op.attrs["device"]) for op in ops if op.name not in ("constant", "transfer", "while")]
+    return placed, sum(op.name == "transfer" for op in ops)
+
+
+@pytest.mark.parametrize("name", ["aotc.affinity", "iree.abi.affinity"])
+@pytest.mark.parametrize(
+    ("said", "device"),
+    [
+        ('"d1"', "d1"), ("@device_a", "device_a"), ("#hal.device.promise<@device_a>", "device_a"),
+        ("#hal.device.affinity<@device_a>", "device_a"), ('#hal.device.promise<@"device a">', "device a"),
+    ],
+)  # fmt: skip
+def test_how_affinities_are_written(name, said, device):
+    text = f"func.func @main(%x: {T} {{{name} = {said}}}) -> ({T} {{{name} = {said}}}) {{ return %x : {T} }}"
+    assert imported(text).attrs["affinity"] == {"arguments": [device], "results": [device]}
+
+
+@pytest.mark.parametrize("said", ["1", '""', "[@a, @b]", "#hal.device.optimal<[#hal.device.affinity<@a>]>", "unit"])
+@pytest.mark.parametrize("place", ["argument", "op", "function", "argument of a callee"])
+def test_an_affinity_that_names_no_device(said, place):
+    affinity = dict.fromkeys(("argument", "op", "function", "argument of a callee"), "")
+    affinity[place] = f"{{aotc.affinity = {said}}}"
+    attributes = "attributes" if affinity["function"] else ""
+    text = f"""func.func private @f(%x: {T} {affinity["argument of a callee"]}) -> {T} {{ return %x : {T} }}
+    func.func @main(%x: {T} {affinity["argument"]}) -> {T} {attributes} {affinity["function"]} {{
+      %0 = func.call @f(%x) : ({T}) -> {T}
+      %1 = "stablehlo.sine"(%0) {affinity["op"]} : ({T}) -> {T}
+      return %1 : {T} }}"""
+    with pytest.raises(CompileError, match=r"aotc.affinity is .*, which names no device"):
+        imported(text)
+
+
+def test_an_op_runs_where_its_affinity_says():
+    text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}) -> ({T} {{aotc.affinity = "d0"}}) {{
+      %0 = stablehlo.sine %x {{aotc.affinity = "d1"}} : {T}
+      %1 = stablehlo.cosine %0 : {T}
+      return %1 : {T} }}"""
+    assert solved(text) == ([("sin", "d1"), ("cos", "d1")], 2)
+
+
+def test_an_op_on_constants_runs_where_its_affinity_says():
+    text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}) -> ({T}, {T}) {{
+      %c = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : {T}
+      %0 = stablehlo.exponential %c {{aotc.affinity = "d1"}} : {T}
+      %i = "stablehlo.iota"() {{iota_dimension = 0 : i64, aotc.affinity = "d1"}} : () -> {T}
+      %1 = stablehlo.add %x, %x : {T}
+      return %0, %i : {T}, {T} }}"""
+    placed, moved = solved(text)
+    assert dict(placed) == {"exp": "d1", "iota": "d1", "add": "d0"}
+    assert moved == 0
+
+
+def test_a_loop_runs_where_its_affinity_says():
+    """With what it reads from around it, which is moved there once."""
+    text = f"""func.func @main(%x: {T} {{aotc.affinity = "d0"}}, %w: {T} {{aotc.affinity = "d0"}}) -> {T} {{
+      %i = stablehlo.constant dense<0> : tensor<i32>
+      %n = stablehlo.constant dense<5> : tensor<i32>
+      %one = stablehlo.constant dense<1> : tensor<i32>
+      %r:2 = stablehlo.while(%k = %i, %y = %x) : tensor<i32>, {T} attributes {{aotc.affinity = "d1"}}
+        cond {{
+          %c = stablehlo.compare LT, %k, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1> }}
+        do {{
+          %k1 = stablehlo.add %k, %one : tensor<i32>
+          %s = stablehlo.multiply %w, %y : {T}
+          stablehlo.return %k1, %s : tensor<i32>, {T} }}
+      return %r#1 : {T} }}"""
+    placed, moved = solved(text)
+    assert {device for _, device in placed} == {"d1"}
+    assert moved == 2
+
+
+def test_a_callee_is_called_where_its_affinities_say():
+    text = f"""func.func private @f(%x: {T} {{aotc.affinity = "d1"}}) -> ({T} {{aotc.affinity = "d0"}}) {{
+      %0 = stablehlo.sine %x : {T}
+      return %0 : {T} }}
+    func.func @main(%x: {T} {{aotc.affinity = "d0"}}) -> {T} {{
+      %0 = func.call @f(%x) : ({T}) -> {T}
+      %1 = stablehlo.cosine %0 : {T}
+      return %1 : {T} }}"""
+    assert solved(text) == ([("sin", "d1"), ("cos", "d0")], 2)
+
+
+def test_an_affinity_of_a_function_is_that_of_the_rest():
+    text = f"""func.func @main(%x: {T}, %y: {T} {{aotc.affinity = "d0"}}) -> {T} attributes {{aotc.affinity = "d1"}} {{
+      %0 = stablehlo.add %x, %x : {T}
+      return %0 : {T} }}"""
+    assert imported(text).attrs["affinity"] == {"arguments": ["d1", "d0"], "results": ["d1"]}
+
+
+def test_an_affinity_in_a_computation_of_scalars_is_refused():
+    text = f"""func.func @main(%x: {T}, %z: tensor<f32>) -> tensor<f32> {{
+      %0 = "stablehlo.reduce"(%x, %z) ({{
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %s = stablehlo.add %a, %b {{aotc.affinity = "d1"}} : tensor<f32>
+          stablehlo.return %s : tensor<f32>
+      }}) {{dimensions = array<i64: 0>}} : ({T}, tensor<f32>) -> tensor<f32>
+      return %0 : tensor<f32> }}"""
+    with pytest.raises(CompileError, match="in the computation of another op has an affinity"):
+        imported(text)

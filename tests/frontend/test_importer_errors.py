@@ -153,3 +153,54 @@ def test_torch_index_select_of_dims_that_are_not_there(dim, batch):
     }}"""
     with pytest.raises(CompileError, match="torch_index_select"):
         import_model(text)
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "message"),
+    [
+        ('@aotc.transfer(%x) {aotc.to = "d1"}', "tensor<4xf64>", r"is f32\[4\], but the model states f64\[4\]"),
+        ('@aotc.transfer(%x) {aotc.to = "d1"}', "tensor<7xf32>", r"is f32\[4\], but the model states f32\[7\]"),
+        ("@Sharding(%x)", "tensor<4xi32>", "states i32"),
+        ("@mhlo.erf(%x)", "tensor<4xf16>", "states f16"),
+        ("@mhlo.tan(%x)", "tensor<2x2xf32>", r"states f32\[2, 2\]"),
+        ("@annotate_device_placement(%x)", "tensor<4xf64>", "states f64"),
+    ],
+)
+def test_what_custom_calls_state_of_their_results(call, result, message):
+    """MLIR's verifier knows nothing of custom calls: what follows would read another type than there is."""
+    text = f"""func.func @main(%x: tensor<4xf32>) -> {result} {{
+      %y = stablehlo.custom_call {call} : (tensor<4xf32>) -> {result}
+      return %y : {result} }}"""
+    with pytest.raises(CompileError, match=message):
+        import_model(text)
+
+
+def test_results_that_a_transfer_does_not_have():
+    pair = "(tensor<4xf32>, tensor<4xf32>)"
+    text = f"""func.func @main(%x: tensor<4xf32>) -> {pair} {{
+      %y:2 = stablehlo.custom_call @aotc.transfer(%x) {{aotc.to = "d1"}} : (tensor<4xf32>) -> {pair}
+      return %y#0, %y#1 : tensor<4xf32>, tensor<4xf32> }}"""
+    with pytest.raises(CompileError, match=r"result 1 of .* is nothing, but the model states"):
+        import_model(text)
+
+
+@pytest.mark.parametrize(("operands", "count"), [("", 0), ("%x, %x", 2)])
+def test_a_transfer_moves_one_value(operands, count):
+    types = ", ".join(["tensor<4xf32>"] * count)
+    text = f"""func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+      %y = stablehlo.custom_call @aotc.transfer({operands}) {{aotc.to = "d1"}} : ({types}) -> tensor<4xf32>
+      return %y : tensor<4xf32> }}"""
+    with pytest.raises(CompileError, match=f"moves {count} values"):
+        import_model(text)
+
+
+def test_what_composites_state_of_their_results():
+    """An op by the name of a composite stands for its decomposition, whose type may be another."""
+    text = """func.func private @f(%x: tensor<4xf32>) -> tensor<7xf32> {
+      %y = stablehlo.constant dense<0.0> : tensor<7xf32>
+      return %y : tensor<7xf32> }
+    func.func @main(%x: tensor<4xf32>) -> tensor<7xf32> {
+      %y = stablehlo.composite "chlo.erf" %x {decomposition = @f} : (tensor<4xf32>) -> tensor<7xf32>
+      return %y : tensor<7xf32> }"""
+    with pytest.raises(CompileError, match=r"composite .chlo.erf. is f32"):
+        import_model(text)

@@ -56,7 +56,7 @@ def test_links_and_paths_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_exist(page):
     others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py")
-    source = "".join(path.read_text() for path in (*(ROOT / "cli").glob("*.py"), *others))
+    source = "".join(path.read_text() for path in (*(ROOT / "cli").rglob("*.py"), *others))
     known = {*re.findall(r'"(--[a-z][\w-]*)"', source), *(f"--{kind}" for kind in KINDS)}
     known |= {
         "--" + name.replace("_", "-") for name in re.findall(r"^    (\w+): .* = typer\.Option", source, re.MULTILINE)

@@ -8,12 +8,14 @@ import pytest
 pytestmark = pytest.mark.ir
 
 ROOT = Path(__file__).parents[2]
-EXECUTOR = [f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_graph", "_words")]
+EXECUTOR = [
+    f"aotc/kernels/cpu/executor{part}.py" for part in ("", "_control", "_graph", "_shuffle", "_tiles", "_words")
+]
 OWNERS = ("aotc/vmfb/abi.py", "aotc/vmfb/commands.py", *EXECUTOR)
 ENCODED = ("aotc/vmfb", "aotc/lowering/program", "aotc/lowering/lower.py", "aotc/assemble.py", "cli", "docs")
 
 # Positions in headers, and lengths of them.
-POSITIONS = ("NODE_", "GRAPH_", "WHILE_", "CASE_", "PLACE_", "COMMAND_")
+POSITIONS = ("NODE_", "GRAPH_", "WHILE_", "CASE_", "PLACE_", "COMMAND_", "TILE_", "TILED_")
 COMMAND_POSITIONS = ("KIND", "KERNEL", "ITEMS", "GRAIN", "PREDECESSORS", "SUCCESSORS", "PLACES", "DIMS")
 
 # Names of what holds words or pointers, and of a function's arguments: all other slots come after theirs.
@@ -79,7 +81,7 @@ def trees(folders):
 
 def test_positions_of_words_belong_to_their_owners():
     wrong = [f"{name} uses {p}" for name, tree in trees(("aotc", "cli", "docs")) for p in positions(tree)]
-    assert not wrong, "read with aotc.vmfb.commands.read_commands, write with aotc.vmfb.abi.encode"
+    assert not wrong, "read with aotc.vmfb.commands.read_commands, write with aotc.vmfb.commands.encode"
 
 
 def test_nobody_else_counts_words_or_slots():

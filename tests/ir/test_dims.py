@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotc.ir.dims import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, sym
+from aotc.ir.dims import bounds, ceildiv, floordiv, is_static, maximum, minimum, mod, product, sym
 from aotc.ir.dims_compare import decide
 from aotc.ir.dims_symbols import evaluate, substitute, symbols
+from aotc.lowering.analysis.index_maps import delinearize, linearize
 
 pytestmark = pytest.mark.ir
 
@@ -145,6 +146,13 @@ def test_text_reads_back(pair):
 def test_simplified(found, expected):
     b, i = sym("b"), sym("i", 0, 4)
     assert found(b, i) == expected(b, i)
+
+
+@pytest.mark.parametrize("shape", [(2,) * 14, (3, 2, 2, 5, 2), (2, 7), (4, 2, 1, 2, 2), (sym("n"), 2, 3, 2)], ids=str)
+def test_digits_of_a_number_are_that_number(shape):
+    i = sym("i", 0, product(shape))
+    assert linearize(delinearize(i, shape), shape) == i
+    assert sum(c * mod(floordiv(i, 2**n), 2) for n, c in enumerate([1, 2, 4, 8])) + 16 * floordiv(i, 16) == i
 
 
 def test_a_symbol_without_a_value_is_named():

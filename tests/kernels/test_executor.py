@@ -19,7 +19,7 @@ from aotc.options import Options
 from aotc.targets import host
 from aotc.vmfb import abi
 from aotc.vmfb.abi import Node, constant, parameter
-from aotc.vmfb.commands import kernel_words, read_commands
+from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.safety.verify import check_commands
 
 pytestmark = pytest.mark.cpu
@@ -132,7 +132,7 @@ class Executor:
 
     def prepare(self, nodes: list[Node], slots: int, states: int, parameters: int = 0) -> np.ndarray:
         """Return the words with kernel addresses, after the loader's check."""
-        words = abi.encode(nodes)
+        words = encode(nodes)
         code = np.array(words, np.int64)
         read = read_commands(words)
         check_commands(read, len(self.kernels), slots, states, parameters)

@@ -73,7 +73,7 @@ DIAMOND = f"""func.func public @main(%a: {T}, %b: {T}) -> {T} {{
   return %2 : {T} }}"""
 
 
-def test_placement():
+def test_placement(monkeypatch):
     """A device on which products were measured to be slow gets none; names of devices go before kinds."""
     a = np.ones((512, 512), np.float32)
     flags = {"devices": {"d0": "cpu", "d1": "cpu"}, "place": "auto"}
@@ -86,6 +86,13 @@ def test_placement():
     record = falsified(plain, 1e6, a, a, ns={"d0": 1e9, "d1": 1e6, "cpu": 1e6})
     assert places(costs=record) == ["d1", "d1"]
     assert len(set(places(costs=falsified(plain, 10, a, a)))) == 1  # too little to be placed apart
+    tuned = aotc.compile(DIAMOND, costs=record, **flags)
+    assert [r.device for r in explain_affinity(tuned).rows if r.name == "dot_general"] == ["d1", "d1"]
+    monkeypatch.setattr("aotc.lowering.analysis.costs.model.digest_of_program", lambda _: "of another program")
+    with pytest.warns(AotcWarning, match="the costs that the bundle was compiled with do not count"):
+        assert {r.device for r in explain_affinity(tuned).rows if r.name == "dot_general"} == {"d0", "d1"}
+    with pytest.raises(StaleCosts):
+        places(costs=record)
 
 
 def repeated(x, y):

@@ -1,13 +1,15 @@
 """Placement by the cost model: independent work is shared, a chain stays together, large arguments stay."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
-from aotc.ir.tensor_ir import walk
-from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds
+from aotc.ir.tensor_ir import captured, walk
+from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices
 from aotc.options import Options
@@ -91,6 +93,37 @@ def test_what_the_model_says_counts():
     assert [m.device for m in match_devices(free, {"host": "cpu", "gpu": "cuda"}, COSTS).values()] == ["gpu"]
 
 
+def makespan(ops, device_of, costs=COSTS):
+    """When the last of ``ops`` ends if each device runs its own in order; what one reads of another is moved first."""
+    busy, ready, home = {}, {}, {}
+    for number, op in enumerate(ops):
+        device = device_of(number, op)
+        arrivals = [0.0]
+        for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+            moved = home.get(v, device) != device
+            arrivals.append(ready.get(v, 0.0) + (move_nanoseconds(size_in_bytes(v), "cpu", "cpu") if moved else 0.0))
+        end = max(busy.get(device, 0.0), *arrivals) + costs.of_op(op, "cpu", device)
+        busy[device] = end
+        ready.update(dict.fromkeys(op.results, end))
+        home.update(dict.fromkeys(op.results, device))
+    return max(busy.values())
+
+
+def test_placing_by_cost_beats_round_robin():
+    """Two products and 64 short chains: in turn, both products come to one device."""
+    text = (Path(__file__).parents[1] / "support" / "programs" / "diamond.mlir").read_text()
+    options = Options(devices=CPUS, place="auto", stop_after="assign-devices", default_device="d0", verify_each=True)
+    imported = import_model(text)
+    (name,) = imported.functions
+    ops = run_passes(imported, options).functions[name].body.ops
+    by_cost = makespan([op for op in ops if op.name != "transfer"], lambda _, op: op.attrs["device"])
+    before = imported.functions[name].body.ops
+    in_turn = makespan(before, lambda number, _: f"d{number % 2}")
+    alone = makespan(before, lambda number, _: "d0")
+    assert by_cost < 0.7 * in_turn
+    assert by_cost < 0.7 * alone
+
+
 def function_of_rows(affinity=' {aotc.affinity = "host"}'):
     """A sum of 64 MB, which is far less work than to move them."""
     return f"""func.func public @main(%x: tensor<16777216xf32>{affinity}) -> tensor<f32> {{
@@ -126,3 +159,38 @@ def test_results_are_those_of_one_device(text):
     found = aotc.load(aotc.compile(text, devices=CPUS, place="auto", verify_each=True)).invoke("main", *arrays)
     alone = aotc.load(aotc.compile(text)).invoke("main", *arrays)
     np.testing.assert_allclose(found[0], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def predicted(text, places):
+    """When the last op ends, in nanoseconds, if ops run in the program's order on the devices ``places``."""
+    ops = [op for op in import_model(text).functions["main"].body.ops if op.name != "constant"]
+    ends, homes, busy = {}, {}, dict.fromkeys(CPUS, 0.0)
+    for op, place in zip(ops, places, strict=True):
+        begin = busy[place]
+        for value in op.operands:
+            if value in ends:
+                far = homes[value] != place
+                begin = max(begin, ends[value] + (move_nanoseconds(size_in_bytes(value), "cpu", "cpu") if far else 0.0))
+        busy[place] = begin + op_nanoseconds(op, "cpu")
+        ends.update((value, busy[place]) for value in op.results)
+        homes.update((value, place) for value in op.results)
+    return max(ends.values())
+
+
+UNEQUAL = function(
+    f"{product('%0', '%a', '%a')} %1 = stablehlo.add %a, %a : {T} {product('%2', '%1', '%a')} "
+    f"{product('%3', '%2', '%a')} %4 = stablehlo.add %0, %3 : {T}\n",
+    "%4",
+)
+
+
+@pytest.mark.parametrize("text", [DIAMOND, UNEQUAL], ids=["diamond", "unequal"])
+def test_matching_is_no_worse_than_turns(text):
+    """By a simulation of its own; devices in turn may happen to be as good, but not where both products take one."""
+    module = run_passes(
+        import_model(text), Options(devices=CPUS, place="auto", stop_after="assign-devices", verify_each=True)
+    )
+    found = [op.attrs["device"] for op in module.functions["main"].body.ops if op.name in ("dot_general", "add")]
+    turns = [list(CPUS)[n % 2] for n in range(len(found))]
+    assert predicted(text, found) <= predicted(text, turns)
+    assert predicted(UNEQUAL, ["d0", "d1", "d0", "d1", "d0"]) > predicted(UNEQUAL, ["d0", "d1", "d1", "d1", "d1"])

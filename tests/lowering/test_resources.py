@@ -19,7 +19,9 @@ from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
+from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import size_of
+from aotc_cli.inspect import describe
 
 INPUTS = Path(__file__).parents[1] / "inputs"
 STATIC_SHARED = 48 << 10
@@ -59,7 +61,7 @@ def random_rows(seed, length):
 
 
 @pytest.mark.ir
-@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_86", "cuda:sm_90"])
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 200))])
 def test_random_rows_fit_any_limits(seed, target):
     rng = np.random.default_rng(seed)
@@ -73,7 +75,7 @@ def test_random_rows_fit_any_limits(seed, target):
 
 
 @pytest.mark.ir
-@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_80", "cuda:sm_86", "cuda:sm_90"])
 @pytest.mark.parametrize("name", ["groupnorm_silu", "softmax_mul"])
 def test_long_rows_are_split(name, target):
     counts = [len(lowered(INPUTS / f"{name}.mlir", target=target, opt_level=level)) for level in (0, 2, 3)]
@@ -84,8 +86,9 @@ def test_long_rows_are_split(name, target):
 
 
 @pytest.mark.ir
-def test_the_refusal_names_both_sizes():
-    options = Options(target="cuda:sm_90")
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+def test_the_refusal_names_both_sizes(target):
+    options = Options(target=target)
     stages = []
     module = import_raw(fetch(INPUTS / "softmax_mul.mlir", (), {}), options=options)
     run_passes(module, options, lambda _, step, after: stages.append((step.name, after)))
@@ -95,6 +98,31 @@ def test_the_refusal_names_both_sizes():
     (refused,) = [v for v in record.verdicts if not v.taken and "bytes of a row" in v.reason]
     assert "1,048,576 bytes of a row > 32,768 bytes of shared memory" in refused.reason
     assert [op.name for op in refused.ops] == ["div"]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["groupnorm_silu", "softmax_mul"])
+def test_inspect_lists_the_shared_memory_of_long_rows(name):
+    for flags, limit in ({}, STATIC_SHARED), ({"opt_level": 3}, STATIC_SHARED), ({"shared_memory_limit": 4096}, 4096):
+        data = aotc.compile(INPUTS / f"{name}.mlir", target="cuda:sm_80,cuda:sm_90", **flags)
+        for variant in describe(open_bundle(data), len(data))["variants"]:
+            taken: dict[str, int] = {}
+            for row in variant["buffers"]:
+                if row["space"] == "shared":
+                    taken[row["of"]] = taken.get(row["of"], 0) + row["bytes"]
+            assert 0 < max(taken.values()) <= limit
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("flags", [{}, {"opt_level": 3}, {"stack_limit": 32 << 10}, {"stack_limit": 64}], ids=str)
+@pytest.mark.parametrize("name", ["groupnorm_silu", "softmax_mul"])
+def test_long_rows_are_what_they_are_apart(name, flags):
+    model = INPUTS / f"{name}.mlir"
+    (main,) = import_raw(fetch(model, (), {})).functions.values()
+    shapes = [v.type.shape for v in main.body.params]
+    arguments = [normal(*shape, seed=n) for n, shape in enumerate(shapes)]
+    fused, apart = (aotc.load(aotc.compile(model, **f))(*arguments) for f in (flags, {"opt_level": 0}))
+    np.testing.assert_allclose(fused, apart, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.ir

@@ -248,7 +248,7 @@ def test_a_hazard_that_is_not_seen(monkeypatch, side, case):
 def test_a_command_left_out(monkeypatch):
     encode = Scheduler.encode
     monkeypatch.setattr(Scheduler, "encode", lambda self, steps: encode(self, steps[1:]))
-    caught("chain_shares_memory", "after schedule of main: there are 4 commands for 5 launches")
+    caught("chain_shares_memory", "after schedule of main: launch of k4_reduce_window has no command")
 
 
 def test_words_that_are_wrong(monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from lowering.test_devices import FIRST, SECOND, T, to
 from mixed.mixes import HALVES
 from support.small_models import array
-from vmfb.simulated_gpu import array_at, install
+from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
 from aotc.vmfb.devices.dlpack import _HELD, _Managed
@@ -282,3 +282,40 @@ def test_a_submission_takes_a_donated_array(cache):
     np.testing.assert_array_equal(after.numpy(), rows)
     with pytest.raises(VmError, match="donate"):
         cache.submit("main", state, x).result(60)
+
+
+def counted(sizes, move):
+    """A copy that notes how many bytes it moves."""
+
+    def noted(gpu, to, source, size):
+        sizes.append(size)
+        move(gpu, to, source, size)
+
+    return noted
+
+
+def test_nothing_of_a_donated_cache_is_copied(monkeypatch):
+    """Given away again and again, in a loop of the model too and by submissions: the rows alone come from the host."""
+
+    def updates(cache, row, at):
+        return jax.lax.fori_loop(0, 3, lambda i, c: jax.lax.dynamic_update_slice(c, row * i, (at + i, 0)), cache)
+
+    rows, row = array(1024, 64), array(1, 64, seed=1)
+    data = aotc.compile(jax.jit(updates, donate_argnums=0), rows, row, np.int32(0), target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    (state,) = module.invoke("main", rows, row, np.int32(3), results="device")
+    address, want = state.address, rows.copy()
+    want[3:6] = row * np.arange(3, dtype="f4")[:, None]
+    moved = {}
+    for name in ("upload", "download", "copy"):
+        move = getattr(SimulatedGpu, name)
+        monkeypatch.setattr(SimulatedGpu, name, counted(moved.setdefault(name, []), move))
+    for at in (9, 40, 80):
+        want[at : at + 3] = row * np.arange(3, dtype="f4")[:, None]
+        how = module.invoke if at == 9 else lambda *a, **k: module.submit(*a, **k).result(60)
+        (state,) = how("main", state, row, np.int32(at), donate=True, results="device")
+        assert state.address == address
+    assert sum(moved["upload"]) == 3 * (row.nbytes + 4)
+    assert max(moved["download"] + moved["copy"], default=0) <= row.nbytes
+    np.testing.assert_array_equal(state.numpy(), want)

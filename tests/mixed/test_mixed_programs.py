@@ -30,6 +30,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.tensor_run import interpret
 from aotc.vmfb import custom_calls
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.errors import BundleError, VmError
 
 pytest.importorskip("numba_cuda")
@@ -89,7 +90,7 @@ def test_random_programs(seed, monkeypatch):
     """Loops and branches over the CPU and GPUs, beside the reference."""
     text = random_program(np.random.default_rng(seed))
     kinds = ["cpu", "cuda:sm_90", "cuda:sm_90", "cpu"]
-    devices = {f"d{n}": kinds[(n + seed) % 4] for n in range(4)}
+    devices = {f"d{n}": kinds[(n + seed) % 4] for n in range(4) if f'"d{n}"' in text}
     data = aotc.compile(text, verify_each=True, opt_level=seed % 4, devices=devices)
     rng = np.random.default_rng(seed)
     arrays = [np.int32(seed % 2), *(rng.standard_normal((8, 8)).astype("float32") / 4 for _ in range(3))]
@@ -151,7 +152,7 @@ def test_a_check_with_numbers(monkeypatch):
         return jnp.sqrt(x) @ w
 
     x, w = np.arange(4, dtype="f4"), np.eye(4, dtype="f4")
-    data = aotc.compile(roots, x, w, devices=HALVES["cpu, cuda"], default_device="d1")
+    data = aotc.compile(roots, x, w, devices={"d1": "cuda:sm_90"}, default_device="d1")
     install(monkeypatch, data)
     with pytest.raises(VmError, match=r"negative: -1\.00"):
         aotc.load(data)(x - 1, w)
@@ -265,6 +266,8 @@ def test_devices_that_do_not_fit_together_are_refused(target, d0, d1, found):
         ({"d0": "cpu:0", "d1": "cpu:1"}, "'d1' is of another kind"),
         ({"d0": "cpu:0", "d1": "cuda:7"}, "there is no GPU 7"),
         ({"d0": "cpu:0", "d9": "cuda:0"}, "d0: cpu, d1: cuda"),
+        (["cuda:0"], "devices= has 1, and the model names 2"),
+        (["cuda:0", "cpu:0"], "'d0' is of another kind"),
         ("cuda", "it is for d0: cpu, d1: cuda"),
         ("cpu", "it is for d0: cpu, d1: cuda"),
     ],
@@ -274,6 +277,7 @@ def test_devices_at_load_are_those_of_the_model(devices, found, monkeypatch):
     install(monkeypatch, data)
     with pytest.raises(BundleError, match=found):
         aotc.load(data, devices=devices)
+    assert aotc.load(data, devices=["cpu:2", "cuda:0"]).devices == {"d0": "cpu:2", "d1": "cuda:0"}
 
 
 def test_devices_at_load_are_kept(monkeypatch):
@@ -283,12 +287,15 @@ def test_devices_at_load_are_kept(monkeypatch):
     module = aotc.load(data, devices={"d0": "cuda:1", "d1": "cuda:1"})
     assert [loaded.ordinal for loaded in module._executable.gpus] == [1, 1]
     assert len({id(loaded.gpu) for loaded in module._executable.gpus}) == 2  # a stream each
+    assert aotc.load(data, devices=["cuda:1", "cuda:0"]).devices == {"d0": "cuda:1", "d1": "cuda:0"}
+    assert aotc.load(data, devices="cuda").devices == {"d0": "cuda:0", "d1": "cuda:1"}
     install(monkeypatch, data, count=1)
     assert aotc.load(data).devices == {"d0": "cuda:0", "d1": "cuda:0"}
 
 
-def test_a_machine_without_a_gpu():
+def test_a_machine_without_a_gpu(monkeypatch):
     data = aotc.compile(small_stages(), devices=HALVES["cpu, cuda"])
+    monkeypatch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
     with pytest.raises(BundleError, match="cuda:sm_90: no NVIDIA driver"):
         aotc.load(data)
 
@@ -301,7 +308,8 @@ def test_inspect_lists_devices_and_transfers(tmp_path):
     path.write_bytes(aotc.compile(small_stages(), devices=devices))
     shown = " ".join(CliRunner().invoke(app, ["inspect", str(path)]).output.split())
     kernels = ("cpu:x86-64-v3: 1 kernel", "cuda:sm_90: 1 kernel")
-    for part in ("d0 (cpu)", "d1 (cuda)", "1 transfer", "(160 B) from d0 to d1", *kernels):
+    places = ("d0: cpu:x86-64-v3 (cpu:0)", "d1: cuda:sm_90 (cuda:0)")
+    for part in (*places, "1 transfer", "(160 B) from d0 to d1", *kernels):
         assert part in shown
     (variant,) = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).output)["variants"]
     assert [part["target"] for part in variant["parts"]] == ["cpu:x86-64-v3", "cuda:sm_90"]

@@ -19,12 +19,15 @@ from lowering.test_devices import (
     stages,
 )  # fmt: skip
 from mixed.mixes import HALVES, alone
+from mixed.test_gpu_fences import ended, under_way
 from mixed.test_streams import ROUND
 from support.small_models import array
+from vmfb.test_interruption import ENDLESS
 
 import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_run import interpret
+from aotc.vmfb.costs.record import problem
 from aotc.vmfb.devices import driver
 from aotc.vmfb.errors import VmError
 
@@ -56,7 +59,7 @@ def test_results_are_those_of_one_device(name, halves, level):
 def test_random_programs(seed):
     text = random_program(np.random.default_rng(seed))
     kinds = ["cpu", "cuda:sm_90", "cuda:sm_90", "cpu"]
-    devices = {f"d{n}": kinds[(n + seed) % 4] for n in range(4)}
+    devices = {f"d{n}": kinds[(n + seed) % 4] for n in range(4) if f'"d{n}"' in text}
     module = aotc.load(aotc.compile(text, opt_level=seed % 4, devices=devices))
     rng = np.random.default_rng(seed)
     arrays = [np.int32(seed % 2), *(rng.standard_normal((8, 8)).astype("float32") / 4 for _ in range(3))]
@@ -221,3 +224,110 @@ class TestOnTwoGpus:
         (again,) = other.invoke("main", made, results="device")
         assert (made.ordinal, again.ordinal) == (0, 1)
         np.testing.assert_array_equal(again.numpy(), array(8, 8))
+
+
+class TestFencesOnAGpu:
+    """Calls that end early, and calls that follow each other."""
+
+    @pytest.fixture
+    def endless(self):
+        return aotc.load(aotc.compile(ENDLESS.replace("200", "512"), target="cuda:sm_90"))
+
+    @pytest.mark.parametrize("how", ["cancel", "deadline"])
+    def test_a_loop_of_the_host_ends(self, endless, how):
+        x = np.full((512, 512), 0.5, "f4")
+        gpu = endless._executable.gpu
+        for turn in range(5):
+            fence = endless.submit("unfused", x, results="device", **({"deadline": 0.05} if how == "deadline" else {}))
+            if how == "cancel":
+                under_way(fence)
+                assert fence.cancel()
+                assert fence.done
+            with pytest.raises(aotc.FenceCancelled if how == "cancel" else aotc.DeadlineExceeded):
+                fence.result()
+            ended(endless)
+            if turn == 1:
+                blocks, events = len(gpu._held.blocks), len(gpu._held.events)
+        assert (len(gpu._held.blocks), len(gpu._held.events)) == (blocks, events)
+        np.testing.assert_array_equal(endless.submit("double", x).result()[0], 2 * x)
+
+    def test_a_kernel_under_way(self):
+        """The fence fails while the kernel runs on; the array that it reads stays, and the next call is right."""
+        turns = jax.jit(lambda n, x: jax.lax.fori_loop(0, n, lambda i, y: jnp.sin(y) + x, x))
+        x = array(7)
+        module = aotc.load(aotc.compile(turns, np.int32(1), x, target="cuda:sm_90"))
+        given = module.invoke("main", np.int32(1), x, results="device")[0]
+        copied = given.numpy()
+        fence = module.submit("main", np.int32(2_000_000), given, results="device")
+        under_way(fence)
+        del given
+        assert fence.cancel()
+        assert fence.done
+        after = module.submit("main", np.int32(1), copied, results="device").result()[0]
+        np.testing.assert_allclose(after.numpy(), np.sin(copied) + copied, rtol=1e-5, atol=1e-6)
+        ended(module)
+
+    @pytest.mark.parametrize("halves", HALVES)
+    def test_many_calls_at_the_same_time(self, halves):
+        text = stages()
+        module = aotc.load(aotc.compile(text, devices=HALVES[halves]))
+        x, *rest = inputs_of(module)
+        want = [alone(text, x + n, *rest)[0] for n in range(4)]
+        made = [
+            module.submit("main", x + n % 4, *rest, results="numpy" if n % 3 else "device") for n in range(200)
+        ]
+        for n, fence in enumerate(made):
+            scale = np.abs(want[n % 4]).max()
+            np.testing.assert_allclose(np.asarray(fence.result(300)[0]), want[n % 4], rtol=1e-3, atol=1e-4 * scale)
+
+
+def test_a_cache_that_stays_on_the_gpu():
+    """Given away again and again, in a loop of the model too and by submissions: the same memory, nothing copied."""
+
+    def updates(cache, row, at):
+        return jax.lax.fori_loop(0, 4, lambda i, c: jax.lax.dynamic_update_slice(c, row * i, (at + i, 0)), cache)
+
+    rows, row = array(1024, 256), array(1, 256, seed=1)
+    module = aotc.load(aotc.compile(jax.jit(updates, donate_argnums=0), rows, row, np.int32(0), target="cuda:sm_90"))
+    (cache,) = module.invoke("main", rows, row, np.int32(3), results="device")
+    address, want = cache.address, rows.copy()
+    for at in (3, 9, 40, 80):
+        want[at : at + 4] = row * np.arange(4, dtype="f4")[:, None]
+        old = cache
+        if at == 40:
+            (cache,) = module.submit("main", cache, row, np.int32(at), donate=True, results="device").result()
+        else:
+            (cache,) = module.invoke("main", cache, row, np.int32(at), donate=True, results="device")
+        assert cache.address == address
+        with pytest.raises(VmError, match="was donated"):
+            old.numpy()
+    np.testing.assert_array_equal(cache.numpy(), want)
+
+
+@pytest.mark.parametrize("halves", HALVES)
+def test_profiles(halves):
+    """Each kernel has a time, by the name of its GPU too, and the call that was measured is right."""
+    text = stages()
+    module = aotc.load(aotc.compile(text, devices=HALVES[halves]))
+    record = module.profile("main", *inputs_of(module))
+    assert problem(record) == ""
+    homes = {"cpu": ("cpu",), "d0": ("cuda", "d0"), "d1": ("cuda", "d1")}
+    want = {homes["cpu" if target == "cpu" else name] for name, target in HALVES[halves].items()}
+    assert {tuple(row["ns"]) for row in record["kernels"]} == want
+    assert all(0 < ns < 1e8 for row in record["kernels"] for ns in row["ns"].values())
+
+
+def test_a_memory_limit():
+    """Plans of other sizes give their memory back; a call too large says so."""
+    n = jax.export.symbolic_shape("n, 1024")
+    exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(n, "float32"))
+    module = aotc.load(aotc.compile(exported, target="cuda:sm_90"), memory_limit=24 << 20)
+    for rows in (2000, 1000, 1999, 2048, 10, 2000):
+        x = array(rows, 1024)
+        np.testing.assert_allclose(module.invoke("main", x)[0], jax.nn.softmax(x), rtol=1e-4, atol=1e-7)
+    row = module.stats()["memory"]["cuda:0"]
+    assert row["high_water"] <= row["limit"] + module.stats()["constants_bytes"]
+    with pytest.raises(VmError, match="working memory on GPU 0"):
+        module.invoke("main", array(9000, 1024))
+    module.trim()
+    assert module.stats()["memory"]["cuda:0"]["in_use"] == module.stats()["constants_bytes"]

@@ -263,7 +263,44 @@ def sorts_before_a_chain(*xs: jax.Array) -> list[jax.Array]:
 
 ORDERS = {"order_gain": pair(sorts_before_a_chain, [(3000,), (3000,), (6000,)], [(3000,)] * 5)}
 
-LIMITS = {**PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS}
+
+def of_sorted_rows(x: jax.Array) -> jax.Array:
+    """Rows, and what is made of each element of the first ones first."""
+    return jnp.tanh(jnp.sort(x, -1))
+
+
+def of_last_rows_first(x: jax.Array) -> jax.Array:
+    """What is made of the last rows first."""
+    return jnp.tanh(jnp.sort(x, -1)[::-1])
+
+
+TILES = {
+    "tile_gain": pair(of_sorted_rows, (8, 20_000), (5, 20_000)),
+    "first_tile": (case(of_sorted_rows, (5, 20_000)), case(of_last_rows_first, (5, 20_000))),
+}
+
+def turns(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A loop of a product."""
+    return lax.fori_loop(0, 5, lambda i, c: jnp.tanh(c @ w * 0.01), x)
+
+
+def loops(*xs: jax.Array) -> list[jax.Array]:
+    """Loops that nothing but their memory could keep from running at the same time."""
+    return [turns(x, x) for x in xs]
+
+
+def loops_of_large_values(*xs: jax.Array) -> list[jax.Array]:
+    """The same; what they carry is small beside what they make on the way."""
+    return [lax.fori_loop(0, 5, lambda i, c, x=x: jnp.tanh(x * c @ x * 0.01).sum(0) * 0.01, x[0]) for x in xs]
+
+
+OVERLAP = {
+    "overlap_ns": pair(loops, (128, 128), [(128, 128)] * 2),
+    "overlap_percent": pair(loops, [(512, 512), (64, 64)], [(128, 128)] * 2),
+    "overlap_memory": (case(loops, *[(300, 300)] * 2), case(loops_of_large_values, *[(300, 300)] * 4)),
+}
+
+LIMITS = {**TILES, **PASSES, **PRODUCTS, **LOOPS, **MEMORY, **ORDERS, **OVERLAP}
 
 
 def sizes(function: Callable[..., Any], shapes: Callable[[int], Any], *ns: int, **more: Any) -> list[Case]:
@@ -304,6 +341,7 @@ BLOCKS = {
     "dft_lanes": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(1024, n)], 10, 16, 17),
     "solve_columns": sizes(solve, lambda n: [(8, 8), (8, n)], 50, 64, 70),
     "claim_ns": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
+    "item_blocks": sizes(of_sorted_rows, lambda n: [(n, 40)], 500, 512, 517),
     "order_workers": [ORDERS["order_gain"][1]],
     "max_claims": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
 }  # fmt: skip

@@ -26,9 +26,9 @@ from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.compile_executor import compile_executor
 from aotc.kernels.cpu.link import function_table, link
 from aotc.targets import Target
-from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant, encode
+from aotc.vmfb.abi import ALIGNMENT, DISPATCH, Command, Graph, Slots, constant
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import kernel_words, read_commands
+from aotc.vmfb.commands import encode, kernel_words, read_commands
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.buffers import Buffers, load_buffers
 from aotc.vmfb.dtypes import to_numpy

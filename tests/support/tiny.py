@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotc.vmfb.abi import COPY, DISPATCH, INTERFACE_SYMBOL, Case, Command, Graph, WhileNode, constant, encode, parameter
+from aotc.vmfb.abi import COPY, DISPATCH, INTERFACE_SYMBOL, Case, Command, Graph, WhileNode, constant, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.commands import encode
 from aotc.vmfb.safety.interface import digest
 
 EXECUTOR = r"""
@@ -23,14 +24,19 @@ EXECUTOR = r"""
 #include <string.h>
 typedef int64_t I;
 typedef void (*Kernel)(void **, I *, I, I, void *);
-I aotc_executor_version(void) { return 3; }
-I aotc_pool_bytes(void) { return 64; }
+I aotc_executor_version(void) { return 4; }
+I aotc_pool_bytes(void) { return 128; }
 static I value(I word, I *params) { return word & 1 ? params[word >> 1] : word >> 1; }
+static void nodes(I *at, I *end, void **slots, I *params, void *scratch);
 static void graph(I *node, void **slots, I *params, void *scratch) {
   for (I c = 0; c < node[2]; c++) {
     I *w = node + node[5 + c], *places = w + 8 + w[5], *rest = places + 2 * w[6];
     void *at[16];
     I dims[16];
+    if (w[0] == 2) {
+      nodes(rest, rest + w[7], slots, params, scratch);
+      continue;
+    }
     for (I i = 0; i < w[6]; i++) at[i] = (char *)slots[places[2 * i]] + value(places[2 * i + 1], params);
     for (I i = 0; i < w[7]; i++) dims[i] = value(rest[i], params);
     if (w[0] == 1) memmove(at[1], at[0], dims[0]);
@@ -95,7 +101,7 @@ def kernel(name, inputs, extents, dims=1, grid=None, aliases=()):
     return {"name": name, "scratch": 0, **about, "aliases": list(aliases), "flops": 0, "bytes": 0}
 
 
-VERSIONS = {"executor_version": 3, "commands_version": 1}
+VERSIONS = {"executor_version": 4, "commands_version": 2}
 FLOATS = ["*", 4, [0]]  # as many as the kernel's dim says
 INTERFACE = [
     kernel("add", 2, [FLOATS] * 3, aliases=[0, 0]),

@@ -41,12 +41,13 @@ def test_rows():
     assert [(r.name, r.device, r.reason) for r in report.rows] == [
         ("arg0", "d0", "affinity of the argument"),
         ("arg1", "d1", "affinity of the argument"),
-        ("arg2", "d1", "where it is read"),
+        ("arg2", "d1", "add reads it there"),
         ("constant", "d0", "free: a constant is on each device that reads it"),
         ("mul", "d0", "its operands are there"),
         ("transfer %1 (f32[8, 8], 256 B)", "d1", "the model says so"),
         ("mul", "d1", "its operands are there"),
         ("add", "d1", "its operands are there"),
+        ("result0", "d1", "it is made there"),
     ]
     (transfer,) = report.transfers
     assert (transfer.source, transfer.device) == ("d0", "d1")
@@ -71,11 +72,19 @@ def test_command(tmp_path):
     path.write_text(MODEL)
     shown = CliRunner().invoke(app, ["explain", "affinity", str(path), f"--picture={tmp_path / 'a.svg'}"])
     assert shown.exit_code == 0
-    assert shown.output.endswith("\n1 transfer\n")
+    assert "\n1 transfer; d0 is cpu:" in shown.output
     ET.parse(tmp_path / "a.svg")
     facts = json.loads(CliRunner().invoke(app, ["explain", "affinity", str(path), "--json"]).output)
     assert facts["devices"] == ["d0", "d1"]
-    assert len(facts["rows"]) == 8
+    assert len(facts["rows"]) == 9
+
+
+def test_a_device_that_is_named_twice(tmp_path):
+    (tmp_path / "m.mlir").write_text(MODEL)
+    words = ["explain", "affinity", str(tmp_path / "m.mlir"), "--device", "d0=cpu", "--device", "d0=cuda:sm_90"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "d0 is given twice, as cpu and as cuda:sm_90" in done.output
 
 
 def test_a_model_without_devices(tmp_path):

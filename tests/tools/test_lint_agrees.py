@@ -178,5 +178,5 @@ def test_the_options_of_both_commands():
 
     only_files = {"output", "weights", "debug_info", "keep_source", "cache", "jobs", "quiet", "timings", "costs"}
     only_debugging = {"dump_ir", "print_after", "stop_after", "verify_each", "bisect"}
-    only_debugging |= {"annotate_affinities", "annotate_input_affinities"}
+    only_debugging |= {"annotate_affinities"}
     assert options(compile_command) - options(lint_command) == only_files | only_debugging

@@ -46,12 +46,15 @@ class SimulatedGpu:
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
+    lock: ClassVar = threading.RLock()  # streams are given work by one thread while another waits for them
     thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
 
     def __init__(self, ordinal):
         self.ordinal = ordinal
-        self.memory, self.captured, self.log = {}, None, []
+        self.memory, self.captured, self.recorder, self.log = {}, None, None, []
         self.queue, self.given, self.done = deque(), 0, 0
+        self.events = 0  # that somebody has
+        self.acting = False
         self.every.add(self)
         self.enter()
 
@@ -64,8 +67,9 @@ class SimulatedGpu:
             self.captured.append(action)
 
     def _give(self, action):
-        self.queue.append(action)
-        self.given += 1
+        with self.lock:
+            self.queue.append(action)
+            self.given += 1
         if self.order == self.EARLY:
             self._reach(self.given)
         elif self.order != self.LATE:
@@ -74,14 +78,22 @@ class SimulatedGpu:
 
     def _reach(self, mark):
         """Do what is left up to ``mark``."""
-        while self.done < mark:
-            action = self.queue.popleft()
-            self.done += 1
-            action()
+        with self.lock:
+            if self.acting:  # in an action the collector found an old module, whose memory is freed
+                return
+            while self.done < mark:
+                action = self.queue.popleft()
+                self.done += 1
+                self.acting = True
+                try:
+                    action()
+                finally:
+                    self.acting = False
 
     def _holds(self, address, size):
         """Are these bytes of this GPU's memory?"""
-        blocks = [b for gpu in self.every if gpu.ordinal == self.ordinal for b in gpu.memory.items()]
+        with self.lock:
+            blocks = [b for gpu in self.every if gpu.ordinal == self.ordinal for b in gpu.memory.items()]
         return any(start <= address and address + size <= start + len(block) for start, block in blocks)
 
     def enter(self):
@@ -96,10 +108,11 @@ class SimulatedGpu:
 
     def take_event(self):
         self.enter()
+        self.events += 1
         return Event()
 
     def give_events(self, events):
-        pass
+        self.events -= len(events)
 
     def record(self, event):
         assert self.captured is None
@@ -126,17 +139,19 @@ class SimulatedGpu:
         return parse_kernel(self.texts[symbol]), self.texts[symbol]
 
     def allocate(self, size):
-        assert self.captured is None
+        assert self.recorder != threading.get_ident()  # another thread may record
         self.enter()
         block = np.full(max(size, 1) + 64, 0xA5, np.uint8)
-        self.memory[block.ctypes.data] = block
+        with self.lock:
+            self.memory[block.ctypes.data] = block
         return block.ctypes.data
 
     def free(self, blocks, graphs=()):
         for gpu in list(self.every) if blocks else ():  # as the driver does
             gpu._reach(gpu.given)
-        for address in blocks:
-            del self.memory[address]
+        with self.lock:
+            for address in blocks:
+                del self.memory[address]
         for graph in graphs:
             graph.clear()
 
@@ -181,14 +196,15 @@ class SimulatedGpu:
     def begin_capture(self):
         assert self.captured is None
         self._is_entered()
-        self.captured = []
+        self.captured, self.recorder = [], threading.get_ident()
 
     def end_capture(self):
-        graph, self.captured = self.captured, None
+        graph, self.captured, self.recorder = self.captured, None, None
         return graph
 
     def run_graph(self, graph):
-        self._do("graph", lambda: [action() for action in graph])
+        actions = list(graph)  # one that is destroyed while it runs goes when it is done
+        self._do("graph", lambda: [action() for action in actions])
 
 
 def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LATE, driver=(13, 0)):

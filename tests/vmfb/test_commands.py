@@ -6,8 +6,20 @@ from hypothesis import strategies as st
 from support import tiny
 
 from aotc.vmfb import abi
-from aotc.vmfb.abi import COPY, DISPATCH, GRAPH, WHILE, Case, Command, Graph, WhileNode, constant, encode, parameter
-from aotc.vmfb.commands import all_commands, kernel_words, read_commands
+from aotc.vmfb.abi import (
+    COPY,
+    DISPATCH,
+    GRAPH,
+    WHILE,
+    Case,
+    Command,
+    Graph,
+    TileEdge,
+    WhileNode,
+    constant,
+    parameter,
+)
+from aotc.vmfb.commands import all_commands, encode, kernel_words, read_commands
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.verify import check_commands
 
@@ -30,8 +42,22 @@ COMMANDS = st.builds(
     Command,
     st.sampled_from([DISPATCH, COPY]), NUMBERS, NUMBERS, NUMBERS, NUMBERS, LISTS, st.lists(PLACES, max_size=3), LISTS,
 )  # fmt: skip
+TILES = st.lists(st.builds(TileEdge, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=2)
+
+
+@st.composite
+def graphs(draw):
+    """Graphs, of which some have tiles."""
+    commands = draw(st.lists(COMMANDS, max_size=3))
+    tiles = [draw(TILES) for _ in commands] if draw(st.booleans()) else []
+    if any(tiles):
+        for command, some in zip(commands, tiles, strict=True):
+            command.tiles, command.followers = some, draw(LISTS)
+    return Graph(commands, draw(NUMBERS), draw(st.booleans()))
+
+
 NODES = st.recursive(
-    st.builds(Graph, st.lists(COMMANDS, max_size=3), NUMBERS, st.booleans()),
+    graphs(),
     lambda inner: st.one_of(
         st.builds(WhileNode, st.lists(inner, max_size=2), st.lists(inner, max_size=2), PLACES),
         st.builds(Case, st.lists(st.lists(inner, max_size=2), min_size=1, max_size=3), PLACES),
@@ -60,6 +86,46 @@ def test_the_words_are_those_of_the_format():
 
 
 # ---------------------------------------------------------------- damage
+
+
+def test_the_words_of_tiles_are_those_of_the_format():
+    first = Command(DISPATCH, 7, constant(4), constant(1), 0, (), [], [], followers=[1])
+    second = Command(DISPATCH, 8, constant(3), constant(1), 1, (), [], [], tiles=[TileEdge(0, 4, 3, 5)])
+    rows = [0, 7, 8, 2, 0, 0, 0, 0, 1, 0, 1], [0, 8, 6, 2, 1, 0, 0, 0, 0, 1, 0, 4, 3, 5]
+    assert encode([Graph([first, second], 0, False)]) == [4, 32, 2, 0, 0, 7, 18, *rows[0], *rows[1]]
+    check(encode([Graph([first, second], 0, False)]), 9, 0, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "followers", "message"),
+    [
+        ([TileEdge(1, 4, 3, 5)], [1], "command 1 waits for tiles of command 1"),
+        ([TileEdge(-1, 4, 3, 5)], [1], "command 1 waits for tiles of command -1"),
+        ([TileEdge(0, 4, 0, 5)], [1], "a tile of 4 items over 0 and 5"),
+        ([TileEdge(0, -4, 3, 5)], [1], "a tile of -4 items over 3 and 5"),
+        ([TileEdge(0, 4, 3, -1)], [1], "a tile of 4 items over 3 and -1"),
+        ([TileEdge(0, 4, 3, 5)], [], "command 0 has other followers"),
+        ([TileEdge(0, 4, 3, 5)], [1, 1], "command 0 has other followers"),
+        ([TileEdge(0, 4, 3, 5)] * 2, [1, 1], "the numbers of predecessors do not agree"),
+    ],
+)
+def test_tiles_that_are_wrong(tiles, followers, message):
+    first = Command(DISPATCH, 0, constant(4), constant(1), 0, (), [], [], followers=followers)
+    second = Command(DISPATCH, 0, constant(3), constant(1), 1, (), [], [], tiles=tiles)
+    with pytest.raises(Invalid, match=message):
+        check(encode([Graph([first, second], 0, False)]), 1, 0, 4, 0)
+
+
+def test_a_tiled_graph_has_twice_as_many_cells_and_tiles():
+    first = Command(DISPATCH, 0, constant(4), constant(1), 0, (), [], [], followers=[1])
+    second = Command(DISPATCH, 0, constant(3), constant(1), 1, (), [], [], tiles=[TileEdge(0, 1, 1, 0)])
+    with pytest.raises(Invalid, match="cells 0 to 4 of 3"):
+        check(encode([Graph([first, second], 0, False)]), 1, 0, 3, 0)
+    with pytest.raises(Invalid, match="a serial graph with tiles"):
+        check(encode([Graph([first, second], 0, True)]), 1, 0, 4, 0)
+    words = [4, 17, 1, 0, 0, 6, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(Invalid, match=r"a tiled graph without tiles|the node is too short|do not fill"):
+        check([*words, 0], 1, 0, 2, 0)
 
 
 def test_the_tiny_command_buffers_are_valid():

@@ -241,6 +241,27 @@ def test_machines_that_cannot_run_it(monkeypatch):
 
 
 @sim
+@pytest.mark.parametrize(
+    ("target", "capability", "runs"),
+    [("sm_80", (8, 6), True), ("sm_86", (8, 6), True), ("sm_86", (8, 9), True), ("sm_86", (8, 0), False),
+     ("sm_80", (9, 0), False), ("sm_80,cuda:sm_86", (8, 0), True)],
+)  # fmt: skip
+def test_code_runs_on_later_gpus_of_its_generation(target, capability, runs, monkeypatch):
+    data = aotc.compile(jax.jit(lambda x: jnp.sin(x) @ x), array(8, 8), target=f"cuda:{target}")
+    install(monkeypatch, data, capability=capability)
+    if runs:
+        close(aotc.load(data).invoke("main", array(8, 8)), np.sin(array(8, 8)) @ array(8, 8), 1e-5)
+    else:
+        with pytest.raises(BundleError, match="its code is for another GPU"):
+            aotc.load(data)
+
+
+def test_a_generation_that_is_not_compiled_for():
+    with pytest.raises(aotc.CompileError, match=r"unknown target 'cuda:sm_70'(.|\n)*sm_80, cuda:sm_86"):
+        aotc.compile(jnp.sin, array(3), target="cuda:sm_70")
+
+
+@sim
 def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
     monkeypatch.setattr(cuda_driver, "_DRIVER", cuda_driver._Driver())
     monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from support import tiny
 
-from aotc.vmfb.abi import Graph, WhileNode, constant, encode, parameter
+from aotc.vmfb.abi import Graph, WhileNode, constant, parameter
 from aotc.vmfb.assembly import assemble
 from aotc.vmfb.bundle import write_bundle
+from aotc.vmfb.commands import encode
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
 from aotc.vmfb.safety.interface import Invalid, digest, evaluate
@@ -125,7 +126,7 @@ REFUSED = {
     "registers without number": (lambda: with_program("count", "return", 1 << 40), "registers for 1 instructions"),
     "cells without number": (
         lambda: with_nodes("main", tiny.graph(tiny.dispatch(tiny.ADD, FOUR, [AT(0), AT(1), AT(2)])), states=1 << 40),
-        "cells for 1 commands",
+        "cells where 1 are used",
     ),
     "a read far away": (
         lambda: with_program("upto", """const r0, 1099511627776

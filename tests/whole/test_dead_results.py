@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from vmfb.simulated_gpu import install
 
 import aotc
 from aotc.vmfb.bundle import open_bundle
@@ -29,9 +30,9 @@ def bundle(request):
     return aotc.compile(TOPK.read_text(), opt_level=request.param)
 
 
-def facts(data):
-    """What ``aotc inspect --json`` says of the only target."""
-    return json.loads(json.dumps(describe(open_bundle(data), len(data))))["variants"][0]
+def facts(data, target=0):
+    """What ``aotc inspect --json`` says of a target, the first of which may be the only one."""
+    return json.loads(json.dumps(describe(open_bundle(data), len(data))))["variants"][target]
 
 
 def in_total_order(x):
@@ -73,6 +74,19 @@ def test_no_memory_for_what_nobody_reads(bundle):
     assert {row["space"] for row in held} <= {"scratch", "private"}
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_memory_on_gpus_either(level):
+    data = aotc.compile(TOPK.read_text(), target="cuda:sm_80,cuda:sm_90", opt_level=level)
+    for n, variant in enumerate(open_bundle(data).manifest["variants"]):
+        assert [len(k["extents"]) - k["inputs"] for k in variant["kernels"]] == [2, 1, 1]  # outputs
+        found = facts(data, n)
+        assert {name: row["arena"] for name, row in found["memory"].items()} == dict.fromkeys(found["memory"], 0)
+        of_kernels = {row["space"] for row in found["buffers"] if row["of"].startswith("k")} - {"global"}
+        assert of_kernels <= {"private", "shared"}
+        arguments = [row["bytes"] for row in found["buffers"] if row["of"] == "idx_only"]
+        assert arguments == [128, 64]
+
+
 def test_right(bundle):
     module = aotc.load(bundle, threads=2)
     rng = np.random.default_rng(0)
@@ -107,11 +121,14 @@ def test_the_same_bits_on_a_gpu(level):
             np.testing.assert_array_equal(bits(a), bits(b))
 
 
-def of_every_dtype():
+SIZES = ((0, 6), (2, 6), (6, 6), (1, 1))  # k and columns
+
+
+def of_every_dtype(sizes=SIZES):
     """Functions of 6 columns: positions alone, values alone, both; k of 0, 2, 6, and of one column."""
     lines = ["module {"]
     for name in DTYPES:
-        for k, n in ((0, 6), (2, 6), (6, 6), (1, 1)):
+        for k, n in sizes:
             x, v, i = f"tensor<5x{n}x{name}>", f"tensor<5x{k}x{name}>", f"tensor<5x{k}xi32>"
             for form, types, read in (("i", i, "%i"), ("v", v, "%v"), ("b", f"{v}, {i}", "%v, %i")):
                 lines.append(f"func.func public @{form}_{name}_{k}_{n}(%x: {x}) -> ({types}) {{")
@@ -136,10 +153,32 @@ def sample(rng, dtype, columns):
 @pytest.mark.parametrize("level", [pytest.param(n, marks=[] if n == 2 else pytest.mark.slow) for n in LEVELS])
 def test_every_dtype(level):
     """Nothing assumes that values and positions are of one type."""
-    module = aotc.load(aotc.compile(of_every_dtype(), opt_level=level), threads=1)
+    check_dtypes(aotc.load(aotc.compile(of_every_dtype(), opt_level=level), threads=1))
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_every_dtype_of_one_shape(level):
+    check_dtypes(aotc.load(aotc.compile(of_every_dtype(SIZES[1:2]), opt_level=level), threads=1), SIZES[1:2])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_dtype_on_a_gpu(level):
+    check_dtypes(aotc.load(aotc.compile(of_every_dtype(), target="cuda:sm_80,cuda:sm_90", opt_level=level)))
+
+
+@pytest.mark.cudasim
+def test_every_dtype_on_a_simulated_gpu(monkeypatch):
+    pytest.importorskip("cuda.bindings.nvjitlink")
+    data = aotc.compile(of_every_dtype(SIZES[1:2]), target="cuda:sm_90")
+    install(monkeypatch, data)
+    check_dtypes(aotc.load(data), SIZES[1:2])
+
+
+def check_dtypes(module, sizes=SIZES):
     rng = np.random.default_rng(1)
     for name, dtype in DTYPES.items():
-        for k, n in ((0, 6), (2, 6), (6, 6), (1, 1)):
+        for k, n in sizes:
             x = sample(rng, dtype, n)
             values, positions = largest(x, k)
             for form, want in (("i", [positions]), ("v", [values]), ("b", [values, positions])):

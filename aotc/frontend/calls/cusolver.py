@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.frontend.calls.lapack import data_operands, into_memory, options_of, out_of_memory, unpacked
+from aotc.frontend.calls.lapack import data_operands, into_memory, options_of, out_of_memory, unpacked, without_factors
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.session import Importer, State
 from aotc.ir.dims import Dim
@@ -51,14 +51,7 @@ def _svd(routine: str, state: State, op: Any) -> None:
     options = options_of(op)
     mode = {"mode": ("A" if options["full_matrices"] else "S") if options["compute_uv"] else "N"}
     results = _call(state, routine, into_memory(state, op), mode)
-    if not options["compute_uv"]:
-        results[2:4] = (_zeros(state, state.dtype(r.type), r.type.shape) for r in list(op.results)[2:4])
-    out_of_memory(state, op, results)
-
-
-def _zeros(state: State, dtype: str, shape: Any) -> Value:
-    kind = {"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128"}[dtype]
-    return state.constant(np.zeros((), kind), TensorType(dtype, tuple(shape)))
+    out_of_memory(state, op, results if options["compute_uv"] else without_factors(state, op, results))
 
 
 def _svd_with_v(state: State, op: Any) -> None:

@@ -19,6 +19,7 @@ from aotc.frontend.importers.random import RANDOM_CALLS
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, entries, get_value, integers, leaf_types
 from aotc.frontend.session import Importer, State
+from aotc.frontend.stated_types import check_results
 from aotc.ir.dims import Expr
 from aotc.ir.tensor_ir import TensorType, Value
 
@@ -100,6 +101,7 @@ def import_custom_call(state: State, op: Any) -> None:
         state.fail(f"custom call @{target} cannot be compiled: {refused[0]}", refused[1])
     if target in _CUSTOM:
         _CUSTOM[target](state, op)
+        check_results(state, op, f"custom call @{target}")
     else:
         _users(state, op, target)
 

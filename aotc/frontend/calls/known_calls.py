@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 
-from aotc.frontend.affinity import placement_of
+from aotc.frontend.affinity import device_of, placement_of
 from aotc.frontend.calls.lapack import data_operands
 from aotc.frontend.importers.random import generate
 from aotc.frontend.mlir_types import DYNAMIC, config_of, entries
@@ -124,10 +123,14 @@ _ANNOTATIONS = ("Sharding", "annotate_device_placement", "LayoutConstraint", "SP
 def _transfer(state: State, op: Any) -> None:
     """Move a value to the device that ``aotc.to`` names."""
     to = op.attributes.get("aotc.to")
-    if not isinstance(to, ir.StringAttr) or not to.value:
+    device = device_of(to)
+    if not device:
         shown = "nothing" if to is None else str(to)
         state.fail(f"custom call @aotc.transfer says {shown} for aotc.to", 'write {aotc.to = "d1"}')
-    state.bind(op, [state.one("transfer", state.operands(op), {"device": to.value})])
+    operands = state.operands(op)
+    if len(operands) != 1:
+        state.fail(f"custom call @aotc.transfer moves {len(operands)} values", "one call for each")
+    state.bind(op, [state.one("transfer", operands, {"device": device})])
 
 
 KNOWN_CALLS: dict[str, Importer] = {

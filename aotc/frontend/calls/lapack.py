@@ -15,7 +15,7 @@ import numpy as np
 from aotc.diagnostics import CompileError, Loc
 from aotc.frontend.mlir_types import config_of, entries, integers
 from aotc.frontend.session import Importer, State
-from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, symbol
+from aotc.ir.opset.linalg_lapack import LETTERS, ROUTINES, SVDS, symbol
 from aotc.ir.tensor_ir import TensorType, Value
 
 _TRANSPOSES = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
@@ -72,11 +72,20 @@ def out_of_memory(state: State, op: Any, results: Sequence[Value]) -> None:
 
 
 def _lapack(routine: str, state: State, op: Any) -> None:
-    attrs = {"routine": routine, "options": dict(options_of(op))}
-    results = state.emit("lapack", into_memory(state, op), attrs)
+    options = dict(options_of(op))
+    results = state.emit("lapack", into_memory(state, op), {"routine": routine, "options": options})
     if routine == "geev" and len(results) == 5:
         results = _complex_vectors(state, results)
+    if routine in SVDS and options["mode"] == "N":
+        results = without_factors(state, op, results)
     out_of_memory(state, op, results)
+
+
+def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
+    """Replace the factors of a decomposition that was asked for values alone: zeros, of what sizes the model states."""
+    stated = [TensorType(state.dtype(r.type), tuple(r.type.shape)) for r in list(op.results)[2:4]]
+    zeros = [state.constant(np.zeros((), packed_dtype(t)), t) for t in stated]
+    return *results[:2], *zeros, *results[4:]
 
 
 def _complex_vectors(state: State, results: Sequence[Value]) -> tuple[Value, ...]:
@@ -100,8 +109,8 @@ def unpacked(state: State, imag: Value, packed: Value) -> Value:
 
 
 def packed_dtype(t: TensorType) -> Any:
-    """Return the NumPy type of a real tensor."""
-    return np.dtype({"f32": "float32", "f64": "float64"}[t.dtype])
+    """Return the NumPy type of a tensor that LAPACK knows."""
+    return np.dtype({"f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128"}[t.dtype])
 
 
 def _shifted(state: State, x: Value, by: int) -> Value:

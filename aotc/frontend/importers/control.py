@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from aotc.frontend.affinity import moved
 from aotc.frontend.calls.custom import import_custom_call
+from aotc.frontend.entry_attrs import affinities
 from aotc.frontend.importers.elementwise import COMPOSITES
 from aotc.frontend.importers.reduction import sum_over
+from aotc.frontend.locations import to_loc
 from aotc.frontend.mlir_types import leaf_types
 from aotc.frontend.session import Importer, State
+from aotc.frontend.stated_types import check_results
 from aotc.ir.dims import Expr
 from aotc.ir.tensor_ir import Value
 
@@ -105,12 +109,25 @@ def _call(state: State, op: Any) -> None:
 
 
 def call_function(state: State, op: Any, callee: str) -> None:
-    """Emit a call of the clone of ``callee`` that fits the actual arguments."""
-    operands = state.operands(op)
+    """Emit a call of the clone of ``callee`` that fits the actual arguments, on the devices that it names for them."""
+    operands: Sequence[Value] = state.operands(op)
+    homes = _homes(state, callee)
+    operands = moved(state, operands, homes["arguments"]) if homes else operands
     clone = state.session.clone(state, callee, operands)
     results = state.emit("call", operands, {"callee": clone.name}, [v.type for v in clone.results])
     state.known.update((r, k) for r, k in zip(results, clone.known) if k is not None)
-    state.bind(op, results)
+    state.bind(op, moved(state, results, homes["results"]) if homes else results)
+
+
+def _homes(state: State, callee: str) -> dict[str, list[str]]:
+    """Return the devices that ``callee`` names for its arguments and results; nothing if it names none."""
+    function = state.session.symbols.get(callee)
+    if function is None:
+        return {}
+    found = affinities(function, state.session.devices, to_loc(function.operation.location, state.session.path))
+    if state.by_element and any(map(any, found.values())):
+        state.fail(f"{callee}, which is called in the computation of another op, names devices")
+    return found if any(map(any, found.values())) else {}
 
 
 def _alias(state: State, op: Any) -> None:
@@ -133,6 +150,7 @@ def _composite(state: State, op: Any) -> None:
         COMPOSITES[name](state, op)
     else:
         call_function(state, op, op.attributes["decomposition"].value)
+    check_results(state, op, f"composite {name!r}")
 
 
 CONTROL: dict[str, Importer] = {

@@ -22,6 +22,7 @@ from aotc.ir.tensor_ir import TensorType
 from aotc.vmfb.dtypes import kind_of, real_of
 
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
+SVDS = frozenset({"gesdd", "gesvd"})
 BLOCK = 64
 NOT_FINITE = -4
 """The status of a routine that was not called because a matrix holds NaN or infinity."""

@@ -1,7 +1,7 @@
 """What the executor needs of the machine, as Numba intrinsics: atomics, calls, futex, threads.
 
-Numba's front end knows no target. The two things that differ between processors,
-the hint of a spin loop and the number of the futex system call, are functions that
+Numba's front end knows no target. The things that differ between processors,
+the hint of a spin loop, the number of the futex system call and the counter of time, are functions that
 :data:`MACHINES` defines for each architecture and the executor is linked with.
 """
 
@@ -21,7 +21,7 @@ intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic  # Numba's 
 WORDS = types.CPointer(types.int64)
 
 FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
-CLOCK_MONOTONIC_COARSE = 6
+CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE = 1, 6
 
 SIG_SETMASK = 2
 # A worker blocks every signal but those that its own instructions raise (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS):
@@ -38,10 +38,28 @@ define void @aotc_pause() alwaysinline {{
 define i64 @aotc_futex_number() alwaysinline {{
   ret i64 {futex}
 }}
+declare i64 @{counter}
+define i64 @aotc_ticks() alwaysinline {{
+  %now = call i64 @{ticks}
+  ret i64 %now
+}}
+!0 = !{{!"CNTVCT_EL0"}}
 """
 MACHINES = {
-    "x86_64": _MACHINE.format(declared="llvm.x86.sse2.pause()", hint="llvm.x86.sse2.pause()", futex=202),
-    "aarch64": _MACHINE.format(declared="llvm.aarch64.hint(i32)", hint="llvm.aarch64.hint(i32 1)", futex=98),
+    "x86_64": _MACHINE.format(
+        declared="llvm.x86.sse2.pause()",
+        hint="llvm.x86.sse2.pause()",
+        futex=202,
+        counter="llvm.readcyclecounter()",
+        ticks="llvm.readcyclecounter()",
+    ),
+    "aarch64": _MACHINE.format(  # its cycle counter is the system's alone
+        declared="llvm.aarch64.hint(i32)",
+        hint="llvm.aarch64.hint(i32 1)",
+        futex=98,
+        counter="llvm.read_volatile_register.i64(metadata)",
+        ticks="llvm.read_volatile_register.i64(metadata !0)",
+    ),
 }
 
 
@@ -79,6 +97,17 @@ def exchange(typing_context, pointer, value):
         return builder.atomic_rmw("xchg", args[0], args[1], "seq_cst")
 
     return types.int64(WORDS, types.int64), generate
+
+
+@intrinsic
+def compare_exchange(typing_context, pointer, expected, value):
+    """Store atomically if the word is what was expected; return the old value (sequentially consistent)."""
+
+    def generate(context, builder, signature, args):
+        found = builder.cmpxchg(args[0], args[1], args[2], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 0)
+
+    return types.int64(WORDS, types.int64, types.int64), generate
 
 
 @intrinsic
@@ -219,18 +248,35 @@ def address_of_export(name: str) -> Callable:
     return address
 
 
+def _clock(number: int) -> Callable:
+    """Return an intrinsic that gives the nanoseconds of a clock of the system; it is given two words to use."""
+
+    @intrinsic
+    def read(typing_context, memory):
+        def generate(context, builder, signature, args):
+            function = _function(builder, "clock_gettime", I32, [I32, PTR])
+            builder.call(function, [ir.Constant(I32, number), builder.bitcast(args[0], PTR)])
+            seconds = builder.load(args[0])
+            nanoseconds = builder.load(builder.gep(args[0], [ir.Constant(I64, 1)]))
+            return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), nanoseconds)
+
+        return types.int64(WORDS), generate
+
+    return read
+
+
+clock = _clock(CLOCK_MONOTONIC_COARSE)  # costs no system call anywhere, and 5 ns
+exact_clock = _clock(CLOCK_MONOTONIC)  # 20 ns, where it is no system call
+
+
 @intrinsic
-def clock(typing_context, memory):
-    """Return the nanoseconds of the coarse clock, which costs no system call; ``memory`` is two words to use."""
+def ticks(typing_context):
+    """Return the counter of time of this processor, in a unit of its own."""
 
     def generate(context, builder, signature, args):
-        function = _function(builder, "clock_gettime", I32, [I32, PTR])
-        builder.call(function, [ir.Constant(I32, CLOCK_MONOTONIC_COARSE), builder.bitcast(args[0], PTR)])
-        seconds = builder.load(args[0])
-        nanoseconds = builder.load(builder.gep(args[0], [ir.Constant(I64, 1)]))
-        return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), nanoseconds)
+        return builder.call(_function(builder, "aotc_ticks", I64, []), [])
 
-    return types.int64(WORDS), generate
+    return types.int64(), generate
 
 
 @intrinsic

@@ -8,8 +8,9 @@ How a graph runs. Every command is appended to a *ready list* exactly once, when
 its last predecessor has finished. Each participant walks the list with a cursor
 of its own, claims ``grain`` items at a time from the command there by fetch-add,
 and moves on when none is left. Whoever finishes the last item of a command
-counts down its successors. The caller takes part, so progress never depends on
-a worker being awake.
+counts down its successors. What waits for tiles of another command is claimed as
+soon as they are done, see :mod:`aotc.kernels.cpu.executor_tiles`. The caller
+takes part, so progress never depends on a worker being awake.
 
 Several calls at a time have a run each and share the workers, see
 :mod:`aotc.kernels.cpu.executor_shares`.
@@ -41,7 +42,6 @@ from aotc.kernels.cpu.atomics import (
     FUTEX_WAKE_PRIVATE,
     WORDS,
     acquire,
-    address_of,
     at,
     call_host,
     exchange,
@@ -53,32 +53,38 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor_graph import is_small, make_ready, run_alone, take_part
-from aotc.kernels.cpu.executor_monitor import poll, poll_call, poll_seldom, poll_worker
+from aotc.kernels.cpu.executor_control import enter_nodes, participate, prepare_inner
+from aotc.kernels.cpu.executor_graph import describe, is_small, run_alone, should_leave, take_part
+from aotc.kernels.cpu.executor_monitor import is_stopped, poll_call, poll_seldom, poll_worker
 from aotc.kernels.cpu.executor_shares import count_workers, give_run, missing_workers, take_run, wake
+from aotc.kernels.cpu.executor_shuffle import is_shuffled, number_run
+from aotc.kernels.cpu.executor_tiles import clear_bits, run_tiles_alone, take_tiles
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     ALL,
     BODY,
     BRANCH,
-    CALL,
-    CELLS,
     CONDITION,
-    COUNT,
-    DONE,
     EPOCH,
-    FINISHED,
     HELD,
     INSIDE,
-    NEXT,
+    MEMBER,
     NODE,
     OPEN,
-    PENDING,
+    OWNER,
+    PART_CALL,
+    PART_CODE,
+    PART_LENGTH,
+    PART_MONITOR,
+    PART_POOL,
+    PART_ROLE,
+    PART_RUN,
+    PART_THREADS,
+    PART_WHO,
     POOL_WORDS,
-    READY,
+    SEAT,
     STATE,
     STOP,
-    TAIL,
     WAKE,
     call_monitor,
     nesting_words,
@@ -86,12 +92,13 @@ from aotc.kernels.cpu.executor_words import (
     wait_a_little,
 )
 from aotc.kernels.cpu.executor_workers import have_workers, worker
-from aotc.kernels.limits import IDLE_TURNS, SMALL_TURNS
+from aotc.kernels.limits import IDLE_TURNS, LAG_MOST, SMALL_TURNS
 from aotc.vmfb import abi
 from aotc.vmfb.abi import (
     CALL_CELLS,
     CALL_CODE,
     CALL_EVERY,
+    CALL_LAG,
     CALL_LENGTH,
     CALL_MONITOR,
     CALL_PARAMS,
@@ -99,10 +106,12 @@ from aotc.vmfb.abi import (
     CALL_POOL,
     CALL_RUN,
     CALL_SCRATCH,
+    CALL_SEAT,
     CALL_SINCE,
     CALL_SLOTS,
     CALL_STATE,
     CALL_STOP,
+    CALL_STRIDE,
     CALL_THREADS,
     CALL_TURNS,
     CASE_BRANCHES,
@@ -111,13 +120,12 @@ from aotc.vmfb.abi import (
     CASE_SLOT,
     GRAPH,
     GRAPH_COMMANDS,
-    GRAPH_HEADER,
     GRAPH_STATE,
     NODE_KIND,
     NODE_WORDS,
     POOL_REGAIN,
     POOL_RELEASE,
-    PREDECESSORS,
+    TILED,
     WHILE,
     WHILE_BODY,
     WHILE_CONDITION,
@@ -128,49 +136,59 @@ from aotc.vmfb.abi import (
 
 
 @njit
+def begin_graph(pool, run, node, call, cells):
+    """Describe a graph in the words of a run, and open it."""
+    describe(run, node, call, cells)
+    if node[NODE_KIND] == TILED:
+        clear_bits(cells, node[GRAPH_COMMANDS])
+    number_run(pool, run)
+    exchange(at(run, OPEN), 1)
+
+
+@njit
 def run_together(pool, own, node, call, cells, threads):
     """Run a graph with the pool: describe it, open it, take part, close it, wait for the workers to leave."""
     several = acquire(at(pool, HELD)) > 1
     have_workers(pool, count_workers(pool)[0] if several else threads - 1)
-    count = node[GRAPH_COMMANDS]
-    own[TAIL] = 0
-    own[DONE] = 0
-    for i in range(count):
-        cells[i * STATE + NEXT] = 0
-        cells[i * STATE + FINISHED] = 0
-        cells[i * STATE + PENDING] = at(node, node[GRAPH_HEADER + i])[PREDECESSORS]
-        cells[i * STATE + READY] = 0
-    for i in range(count):
-        if cells[i * STATE + PENDING] == 0:
-            make_ready(own, cells, i)
-    own[NODE] = address_of(node)
-    own[CALL] = address_of(call)
-    own[CELLS] = address_of(cells)
-    own[COUNT] = count
-    exchange(at(own, OPEN), 1)
+    begin_graph(pool, own, node, call, cells)
     fetch_add(at(pool, EPOCH), 1)
     wake(pool, min(threads - 1, missing_workers(pool)) if several else threads - 1)
-    take_part(pool, own, 0)
+    participate(pool, own, at(call, CALL_LAG), MEMBER)
     exchange(at(own, OPEN), 0)
+    wait_for_the_others(pool, own, call, 0)
+
+
+@njit
+def run_inner(pool, inner, node, call, cells, who):
+    """Run a graph of a control command, which those help with who take part in the graph around it."""
+    prepare_inner(pool, inner, call)
+    begin_graph(pool, inner, node, call, cells)
+    participate(pool, inner, who, OWNER)
+    exchange(at(inner, OPEN), 0)
+    wait_for_the_others(pool, inner, call, who[SEAT])
+
+
+@njit
+def wait_for_the_others(pool, run, call, me):
+    """Wait until nobody looks at a run any more, which is closed."""
     idle = 0
-    while fetch_add(at(own, INSIDE), 0) != 0:
+    while fetch_add(at(run, INSIDE), 0) != 0:
         idle += 1
         if idle % IDLE_TURNS == 0:
-            poll(call)
+            should_leave(pool, call, me)
         wait_a_little(idle)
 
 
 @njit
-def run_nodes(pool, call, threads):
-    """Walk the nodes; an explicit stack holds the loops and branches around the current one."""
-    code, words, cells = words_at(call[CALL_CODE]), call[CALL_LENGTH], words_at(call[CALL_CELLS])
+def run_nodes(pool, call, code, words, threads, inner, who, monitor):
+    """Walk a call's nodes, or those in ``inner``; an explicit stack holds the loops and branches around one."""
+    cells = words_at(call[CALL_CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
-    scratch = words_at(call[CALL_SCRATCH])[0]
+    me = who[SEAT]
+    scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
     stack = nesting_words()
-    depth = 0
-    here = 0
-    end = words
-    while not poll_seldom(call):
+    depth, here, end = 0, 0, words
+    while not (poll_seldom(call) if me == 0 else is_stopped(pool, call)):
         if here >= end:
             if depth == 0:
                 return
@@ -190,14 +208,19 @@ def run_nodes(pool, call, threads):
                 depth += 1
             continue
         head = at(code, here)
-        if head[NODE_KIND] == GRAPH:
-            together = threads > 1 and not is_small(head, params)
-            if together and call[CALL_RUN] == 0:
+        if head[NODE_KIND] == GRAPH or head[NODE_KIND] == TILED:
+            together = (threads > 1 and not is_small(head, params)) or is_shuffled(pool)
+            own = at(cells, head[GRAPH_STATE] * STATE)
+            if together and inner == 0 and call[CALL_RUN] == 0:
                 call[CALL_RUN] = take_run(pool, threads)
-            if together and call[CALL_RUN] != 0:
-                run_together(pool, words_at(call[CALL_RUN]), head, call, at(cells, head[GRAPH_STATE] * STATE), threads)
+            if together and inner != 0:
+                run_inner(pool, words_at(inner), head, call, own, who)
+            elif together and call[CALL_RUN] != 0:
+                run_together(pool, words_at(call[CALL_RUN]), head, call, own, threads)
+            elif head[NODE_KIND] == TILED:
+                run_tiles_alone(pool, head, call, own, who)
             else:
-                run_alone(head, call, slots, params, scratch)
+                run_alone(head, pool, call, slots, params, scratch, monitor, who)
             here += head[NODE_WORDS]
             continue
         stack[3 * depth], stack[3 * depth + 2] = here, end
@@ -224,22 +247,39 @@ def run(call):
     The call begins and ends with the host's lock held.
     """
     pool = words_at(call[CALL_POOL])
-    threads = call[CALL_THREADS]
     call[CALL_MONITOR] = call_monitor()
     release(at(call, CALL_STOP), 0)
     call[CALL_SINCE] = 0
     call[CALL_PERIOD] = max(call[CALL_PERIOD], call[CALL_EVERY])  # a short call after another need not learn it again
     call[CALL_TURNS] = SMALL_TURNS
     call[CALL_RUN] = 0
+    call[CALL_LAG], call[CALL_SEAT] = min(max(call[CALL_LAG], 0), LAG_MOST), 0
     hosted = pool[POOL_RELEASE] != 0
     if hosted:
         call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
-    run_nodes(pool, call, threads)
+    code = words_at(call[CALL_CODE])
+    enter_nodes(pool, call, code, call[CALL_LENGTH], call[CALL_THREADS], 0, at(call, CALL_LAG), call)
     if call[CALL_RUN] != 0:
         give_run(pool, words_at(call[CALL_RUN]))
     if hosted:
         call_host(pool[POOL_REGAIN], call[CALL_STATE])
     return acquire(at(call, CALL_STOP))
+
+
+def walk(part):
+    """Run the nodes of a call or of a control command."""
+    call, inner, threads = words_at(part[PART_CALL]), part[PART_RUN], part[PART_THREADS]
+    code, who, monitor = words_at(part[PART_CODE]), words_at(part[PART_WHO]), words_at(part[PART_MONITOR])
+    run_nodes(words_at(part[PART_POOL]), call, code, part[PART_LENGTH], threads, inner, who, monitor)
+    return 0
+
+
+def claims(part):
+    """Do a participant's part in a run; return how often there was something to claim."""
+    pool, run, who = words_at(part[PART_POOL]), words_at(part[PART_RUN]), words_at(part[PART_WHO])
+    if words_at(run[NODE])[NODE_KIND] == TILED:
+        return take_tiles(pool, run, who, part[PART_ROLE])
+    return take_part(pool, run, who, part[PART_ROLE])
 
 
 def stop(pool):
@@ -270,5 +310,7 @@ EXPORTS: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
     "aotc_pool_bytes": (pool_bytes, _I, ()),
     "aotc_pool_stop": (stop, types.void, (WORDS,)),
     "aotc_run": (run, _I, (WORDS,)),
+    "aotc_run_nodes": (walk, _I, (WORDS,)),
+    "aotc_take_part": (claims, _I, (WORDS,)),
     "aotc_worker": (worker, types.void, (WORDS,)),
 }

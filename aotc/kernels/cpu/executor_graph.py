@@ -1,29 +1,59 @@
-"""Graphs of commands: on one thread, and a participant's part in one that several run."""
+"""Graphs of commands: on one thread, and a participant's part in one that several run.
+
+Control commands are run, and helped with, by exported functions (:mod:`aotc.kernels.cpu.executor_control`): their
+nodes hold graphs again.
+"""
 
 from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, call_kernel, copy_bytes, fetch_add, release, words_at
+from aotc.kernels.cpu.atomics import (
+    acquire,
+    address_of,
+    at,
+    call_kernel,
+    copy_bytes,
+    exact_clock,
+    fetch_add,
+    release,
+    ticks,
+    words_at,
+)
+from aotc.kernels.cpu.executor_balance import MINE, STOLEN, WAITED, claim_of, end_tally, leave_command, note_pace
+from aotc.kernels.cpu.executor_control import help_inside, run_control
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll
 from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
+from aotc.kernels.cpu.executor_shuffle import begin_claim, begin_trial, end_claim, pick_claim, pick_entry
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
+    CONTROLS,
+    COUNT,
     DONE,
     EPOCH,
     FINISHED,
+    HELPER,
+    INSIDE,
     MONITOR,
     NEXT,
     NODE,
+    OPEN,
+    OWNER,
+    PACE,
     PENDING,
     READY,
+    SEAT,
     STATE,
     TAIL,
+    THREADS,
+    dice_words,
     dim_words,
     operand,
     place,
     place_words,
+    tally_words,
+    time_words,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
@@ -33,6 +63,7 @@ from aotc.vmfb.abi import (
     CALL_SLOTS,
     CALL_STRIDE,
     COMMAND_HEADER,
+    CONTROL,
     COPY,
     DIMS,
     GRAIN,
@@ -44,7 +75,10 @@ from aotc.vmfb.abi import (
     KIND,
     PLACE_WORDS,
     PLACES,
+    POOL_TRIAL,
+    PREDECESSORS,
     SUCCESSORS,
+    TRIAL_SEED,
 )
 
 
@@ -54,33 +88,41 @@ def run_items(command, begin, end, slots, params, scratch, monitor):
     first = COMMAND_HEADER + command[SUCCESSORS]
     places = command[PLACES]
     dims_at = first + PLACE_WORDS * places
-    if command[KIND] == COPY:
-        size = operand(command[dims_at], params)
-        copy_bytes(place(command, 1, first, slots, params), place(command, 0, first, slots, params), size)
-        return
     buffers = place_words()
     dims = dim_words()
     for i in range(places):
         buffers[i] = place(command, i, first, slots, params)
+    if command[KIND] == COPY:
+        copy_bytes(buffers[1], buffers[0], operand(command[dims_at], params))
+        return
     for i in range(command[DIMS]):
         dims[i] = operand(command[dims_at + i], params)
     call_kernel(command[KERNEL], buffers, dims, begin, end, scratch, monitor)
 
 
 @njit
-def run_alone(node, call, slots, params, scratch):
+def should_leave(pool, call, me):
+    """Should this participant leave the run? The caller is number 0."""
+    return poll(call) if me == 0 else is_stopped(pool, call)
+
+
+@njit
+def run_alone(node, pool, call, slots, params, scratch, monitor, who):
     """Run a graph on this thread: its commands are in topological order."""
     serial = node[GRAPH_SERIAL] == 1
     for i in range(node[GRAPH_COMMANDS]):
         command = at(node, node[GRAPH_HEADER + i])
         items = operand(command[ITEMS], params)
         grain = items if serial else max(operand(command[GRAIN], params), 1)
-        begin = 0
+        begin = items - items  # a literal 0 has a type of its own, for which run_items would be compiled once more
         while begin < items:
             end = min(begin + grain, items)
-            run_items(command, begin, end, slots, params, scratch, call)
+            if command[KIND] == CONTROL:
+                run_control(pool, call, 0, command, who, monitor)
+            else:
+                run_items(command, begin, end, slots, params, scratch, monitor)
             begin = end
-            if not serial and poll(call):
+            if not serial and should_leave(pool, call, who[SEAT]):
                 return
 
 
@@ -101,6 +143,35 @@ def make_ready(run, cells, number):
 
 
 @njit
+def describe(run, node, call, cells):
+    """Say in the words of a run which graph it is; nothing of that has begun, and nobody looks at it yet."""
+    count = node[GRAPH_COMMANDS]
+    controls = 0
+    run[TAIL] = 0
+    run[DONE] = 0
+    for i in range(count):
+        command = at(node, node[GRAPH_HEADER + i])
+        cells[i * STATE + NEXT] = 0
+        cells[i * STATE + FINISHED] = 0
+        cells[i * STATE + PENDING] = command[PREDECESSORS]
+        cells[i * STATE + READY] = 0
+        cells[i * STATE + PACE] = 0
+        if command[KIND] == CONTROL:
+            inner = at(cells, command[KERNEL] * STATE)
+            inner[OPEN] = 0
+            inner[INSIDE] = 0
+            controls += 1
+    for i in range(count):
+        if cells[i * STATE + PENDING] == 0:
+            make_ready(run, cells, i)
+    run[NODE] = address_of(node)
+    run[CALL] = address_of(call)
+    run[CELLS] = address_of(cells)
+    run[COUNT] = count
+    run[CONTROLS] = controls
+
+
+@njit
 def finish(run, command, cells):
     """Count down the successors of a finished command."""
     for i in range(command[SUCCESSORS]):
@@ -111,57 +182,100 @@ def finish(run, command, cells):
 
 
 @njit
-def should_leave(pool, call, me):
-    """Should this participant leave the run? The caller is number 0."""
-    return poll(call) if me == 0 else is_stopped(pool, call)
+def should_move(pool, run, role):
+    """Should a worker look for another place, now that something has changed?"""
+    return role == HELPER or (role != OWNER and is_needed_elsewhere(pool, run))
 
 
 @njit
-def take_part(pool, run, me):
-    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere."""
+def take_part(pool, run, who, role):
+    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
+
+    A helper leaves also when there is nothing to claim. Return how often something was found.
+    """
+    tally = tally_words()
+    tally[MINE], tally[STOLEN], tally[WAITED] = 0, 0, 0
+    found = run_claims(pool, run, who, role, tally)
+    end_tally(pool, tally)
+    return found
+
+
+@njit
+def help_others(pool, run, who, idle, tally):
+    """Help with the inner runs of a graph's control commands; return the turns of waiting, fewer if there was any."""
+    since = exact_clock(time_words()) if idle > IDLE_TURNS else 0
+    if help_inside(pool, run, who) == 0:
+        return idle
+    tally[WAITED] += since
+    return IDLE_TURNS
+
+
+@njit
+def run_claim(pool, run, number, begin, end, who, dice, tally):
+    """Run items of a command that were claimed."""
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
-    scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
-    monitor = call if me == 0 else at(run, MONITOR)
-    epoch = acquire(at(pool, EPOCH))
-    count = node[GRAPH_COMMANDS]
-    cursor = 0
-    idle = 0
+    command, cell = at(node, node[GRAPH_HEADER + number]), at(cells, number * STATE)
+    monitor = call if who[SEAT] == 0 else at(run, MONITOR)
+    scratch = words_at(call[CALL_SCRATCH])[0] + who[SEAT] * call[CALL_STRIDE]
+    items = operand(command[ITEMS], params)
+    whole, trial = max(items, 1), acquire(at(pool, POOL_TRIAL))
+    measured = max(operand(command[GRAIN], params), 1) < whole
+    since = ticks() if measured or trial != 0 else 0
+    began = begin_claim(words_at(trial), dice) if trial != 0 else 0
+    if command[KIND] == CONTROL:
+        run_control(pool, call, address_of(at(cells, command[KERNEL] * STATE)), command, who, monitor)
+    elif items > 0:
+        run_items(command, begin, end, slots, params, scratch, monitor)
+    if trial != 0:
+        end_claim(words_at(trial), run, command, begin, end, began, since, who, dice)
+    if measured:
+        note_pace(cell, who, end - begin, ticks() - since)
+        tally[MINE] += end - begin
+    if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
+        finish(run, command, cells)
+
+
+@njit
+def run_claims(pool, run, who, role, tally):
+    """Do what :func:`take_part` says; ``tally`` counts."""
+    node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
+    params, me, count = words_at(call[CALL_PARAMS]), who[SEAT], node[GRAPH_COMMANDS]
+    epoch, dice = acquire(at(pool, EPOCH)), dice_words()
+    trial = begin_trial(pool, run, dice, who)
+    cursor, idle, found = 0, 0, 0
     while True:
+        if trial != 0 and words_at(trial)[TRIAL_SEED] != 0:
+            cursor = pick_entry(run, node, cells, params, dice)
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
-            if acquire(at(run, DONE)) >= count:
-                return
             idle += 1
-            if idle % IDLE_TURNS == 0:
-                if should_leave(pool, call, me):
-                    return
-                if me != 0 and epoch != acquire(at(pool, EPOCH)):
-                    epoch = acquire(at(pool, EPOCH))
-                    if is_needed_elsewhere(pool, run):
-                        return
-            wait_a_little(idle)
-            continue
+            done = role == HELPER or acquire(at(run, DONE)) >= count
+            if not done and run[CONTROLS] > 0:
+                idle = help_others(pool, run, who, idle, tally)
+            if not done and idle % IDLE_TURNS == 0:
+                if idle == IDLE_TURNS:
+                    tally[WAITED] -= exact_clock(time_words())
+                before, epoch = epoch, acquire(at(pool, EPOCH))
+                done = should_leave(pool, call, me) or (me != 0 and before != epoch and should_move(pool, run, role))
+            if not done:
+                wait_a_little(idle)
+                continue
+        if idle > IDLE_TURNS or (idle == IDLE_TURNS and role != HELPER):
+            tally[WAITED] += exact_clock(time_words())
+        if number == 0:
+            return found
         idle = 0
-        command = at(node, node[GRAPH_HEADER + number - 1])
-        cell = at(cells, (number - 1) * STATE)
-        items = operand(command[ITEMS], params)
-        whole = max(items, 1)
-        grain = max(operand(command[GRAIN], params), 1)
-        begin = whole
-        if acquire(at(cell, NEXT)) < whole:
-            begin = fetch_add(at(cell, NEXT), grain)
+        command, cell = at(node, node[GRAPH_HEADER + number - 1]), at(cells, (number - 1) * STATE)
+        whole, grain = max(operand(command[ITEMS], params), 1), max(operand(command[GRAIN], params), 1)
+        most = claim_of(whole, grain, who) if trial == 0 else pick_claim(words_at(trial), whole, grain, who, dice)
+        begin = whole if acquire(at(cell, NEXT)) >= whole else fetch_add(at(cell, NEXT), most)
         if begin >= whole:
+            leave_command(tally, whole, run[THREADS])
             cursor += 1
             continue
-        end = min(begin + grain, whole)
-        if items > 0:
-            run_items(command, begin, end, slots, params, scratch, monitor)
-        if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
-            finish(run, command, cells)
-        if should_leave(pool, call, me):
-            return
-        if me != 0 and epoch != acquire(at(pool, EPOCH)):
-            epoch = acquire(at(pool, EPOCH))
-            if is_needed_elsewhere(pool, run):
-                return
+        found += 1
+        run_claim(pool, run, number - 1, begin, min(begin + most, whole), who, dice, tally)
+        before, epoch = epoch, acquire(at(pool, EPOCH))
+        if should_leave(pool, call, me) or (me != 0 and before != epoch and should_move(pool, run, role)):
+            return found

@@ -75,8 +75,13 @@ def poll_seldom(call):
 
 @njit
 def is_stopped(pool, call):
-    """Should the call end? For a worker, who only looks."""
-    return acquire(at(call, CALL_STOP)) != 0 or acquire(at(pool, POOL_HALT)) != 0
+    """Should the call end? For a worker, who only looks; of a halt it tells the caller, who may find all done."""
+    if acquire(at(call, CALL_STOP)) != 0:
+        return True
+    if acquire(at(pool, POOL_HALT)) != 0:
+        release(at(call, CALL_STOP), 1)
+        return True
+    return False
 
 
 def poll_call(call):

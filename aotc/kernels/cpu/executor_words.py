@@ -18,25 +18,38 @@ FIRST_RUN = 72  # where the runs lie, one after the other
 
 # Words of a run: the monitor of its workers and its description; then, apart from each other, what changes.
 MONITOR, MONITOR_RUN, MONITOR_POOL, NODE, CALL, CELLS, COUNT, THREADS = range(8)
-TAKEN, OPEN = 8, 9
+TAKEN, OPEN, NUMBER, CONTROLS = range(8, 12)  # the last: how many control commands its graph has
 INSIDE, TAIL, DONE, PRESENT = range(16, 48, 8)
 SEATS = PRESENT + 1  # a bit for each participant
 SEAT_BITS = 32
-RUN_WORDS = 80
+RUN_WORDS = 80  # an inner run has those before PRESENT
+# Who takes part: in a graph of the call; in one of a control command, who claimed that command, and who did not.
+MEMBER, OWNER, HELPER = range(3)
 POOL_WORDS = FIRST_RUN + RUNS * RUN_WORDS
 
 # Words of a command's cell.
-NEXT, FINISHED, PENDING, READY = range(4)
+NEXT, FINISHED, PENDING, READY, PACE = range(5)
+
+# Words of a participant: how far it lags behind others, and its number in a run. The caller's are in the call block.
+LAG, SEAT = range(2)
+PARTICIPANT_WORDS = 2
 STATE = abi.STATE_WORDS
 
 ALL = 1 << 30
+# What a participant is to do: run the nodes of a call or of a control command, or its part in a run.
+PART_POOL, PART_RUN, PART_WHO, PART_ROLE, PART_CALL, PART_CODE, PART_LENGTH, PART_MONITOR, PART_THREADS = range(9)
+PART_WORDS = 9
 CONDITION, BODY, BRANCH = range(3)  # where in a loop or a branch the nodes stand that are run
 
 SECOND = 10**9
 call_monitor, worker_monitor = address_of_export("aotc_poll_call"), address_of_export("aotc_poll_worker")
+nodes_entry, claims_entry = address_of_export("aotc_run_nodes"), address_of_export("aotc_take_part")
+part_words = stack_words(PART_WORDS)
 time_words = stack_words(2)
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
+run_words = stack_words(RUN_WORDS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
+participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), stack_words(3), stack_words(1)
 
 
 @njit

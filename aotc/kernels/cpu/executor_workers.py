@@ -17,7 +17,7 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
-from aotc.kernels.cpu.executor_graph import take_part
+from aotc.kernels.cpu.executor_control import participate
 from aotc.kernels.cpu.executor_shares import give_seat, is_hoped_for, run_to_join, take_seat
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
@@ -25,8 +25,11 @@ from aotc.kernels.cpu.executor_words import (
     EPOCH,
     HELD,
     INSIDE,
+    LAG,
+    MEMBER,
     OPEN,
     REFUSED,
+    SEAT,
     SECOND,
     SLEEPERS,
     STOP,
@@ -34,9 +37,11 @@ from aotc.kernels.cpu.executor_words import (
     WANTED,
     WANTED_BEFORE,
     WINDOW,
+    participant_words,
     time_words,
 )
 from aotc.kernels.limits import ACTIVE_SPINS, KEEP_SECONDS, RETRY_SECONDS, SPINS
+from aotc.vmfb.abi import POOL_WAKEUPS
 
 
 @njit
@@ -89,18 +94,21 @@ def sleep(pool):
     fetch_add(at(pool, SLEEPERS), 1)
     if run_to_join(pool) == 0 and acquire(at(pool, STOP)) == 0:
         futex(at(pool, WAKE), FUTEX_WAIT_PRIVATE, woken & 0xFFFFFFFF, timeout)
+        if acquire(at(pool, WAKE)) != woken:
+            fetch_add(at(pool, POOL_WAKEUPS), 1)
     fetch_add(at(pool, SLEEPERS), -1)
 
 
 @njit
-def join(pool, run, hint):
+def join(pool, run, hint, who):
     """Take part in a run, if it is still open and has a seat; return whether another may need this worker now."""
     helped = False
     fetch_add(at(run, INSIDE), 1)
     if fetch_add(at(run, OPEN), 0) == 1:
         me = take_seat(run, hint)
         if me != 0:
-            take_part(pool, run, me)
+            who[SEAT] = me
+            participate(pool, run, who, MEMBER)
             give_seat(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)
@@ -110,6 +118,8 @@ def join(pool, run, hint):
 def worker(pool):
     """The life of a worker thread."""
     hint = fetch_add(at(pool, BORN), 1)
+    who = participant_words()
+    who[LAG] = 0
     seen = 0
     spins = 0
     while acquire(at(pool, STOP)) == 0:
@@ -132,6 +142,6 @@ def worker(pool):
         found = run_to_join(pool)
         if found != 0:
             spins = 0
-            if join(pool, words_at(found), hint):
+            if join(pool, words_at(found), hint, who):
                 seen = -1
     fetch_add(at(pool, ALIVE), -1)

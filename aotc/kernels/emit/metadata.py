@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterable
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import Alloc, Buffer, ExternalCall, For, Kernel, Store, Tile, While, walk
-from aotc.targets import Target
+from aotc.ir.loop_access import operands
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, ExternalCall, For, Kernel, Let, Store, Tile, While, walk
+from aotc.ir.opset import EXPENSIVE
+from aotc.kernels.limits import MASKED_TURNS, UNROLLED_TURNS
+from aotc.targets import MASKS, Target
+from aotc.vmfb.dtypes import kind_of, size_of
 
 _MARK = "aotc.distinct"
 _LOOP = re.compile(rf'^(!\d+) = !\{{ !"{_MARK}", !"\d+", (.*) \}}$', re.MULTILINE)
@@ -99,13 +103,54 @@ class Metadata:
         return annotate
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Say at the end of ``loop`` if its iterations are independent, and not to unroll one around loops in vain."""
+        """Say at the end of ``loop`` if its iterations are independent, and what is not to be unrolled or to be masked.
+
+        Loops around loops are unrolled in vain; a short one that accumulates before it could become vectors.
+        """
         module = self._module
         facts = []
         if self._parallel is not None and _independent(loop):
             facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
-        if any(isinstance(s, For) for s in walk(loop.body)) and self._target.kind == "cpu":
+        around = any(isinstance(s, For) for s in walk(loop.body))
+        if self._target.kind == "cpu" and (around or _accumulates(loop)):
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
+        if MASKS in self._target.features and not around and _ends_within_a_vector(loop, self._target):
+            facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
         if facts:
             self._loops += 1
             backedge.set_metadata("llvm.loop", module.add_metadata([_MARK, str(self._loops), *facts]))
+
+
+def _turns(loop: For) -> int:
+    """Return how often ``loop`` runs, or 0 if that is not known."""
+    known = isinstance(loop.begin, int) and isinstance(loop.end, int)
+    return int(loop.end) - int(loop.begin) if known and loop.step == 1 else 0  # type: ignore[arg-type]
+
+
+def _accumulates(loop: For) -> bool:
+    """Does a loop that LLVM would unroll whole combine each turn with the same number?"""
+    short = 0 < _turns(loop) <= UNROLLED_TURNS
+    return short and any(isinstance(s, Store) and s.reduce and not s.index for s in loop.body)
+
+
+def _ends_within_a_vector(loop: For, target: Target) -> bool:
+    """Are the turns of a dear loop that fill no vector worth one with a mask? One by one they cost many times that."""
+    stores = [s for s in loop.body if isinstance(s, Store)]
+    if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
+        return False
+    half = target.vector_bytes // max(size_of(s.buffer.dtype) for s in stores) // 2
+    turns = _turns(loop)
+    return half < turns <= MASKED_TURNS and turns % half != 0 and _is_dear(loop)
+
+
+def _is_dear(loop: For) -> bool:
+    """Does each turn compute a dear function of floats, and none of integers, which are not divided under masks?"""
+    stack = [x for s in loop.body for x in operands(s)]
+    found: set[str] = set()
+    while stack:
+        x = stack.pop()
+        if isinstance(x, Apply):
+            stack += x.args
+            if x.fn in EXPENSIVE:
+                found.add(kind_of(x.dtype))
+    return found == {"f"}

@@ -68,6 +68,10 @@ SPREAD_PERCENT = Limit(
     "chosen, not measured: memory is the price of a wait that ends as soon as a thread is free",
 )
 
+OVERLAP_MEMORY = Limit(
+    "overlap_memory", 100, "percent by which an arena grows so that loops and branches run beside others",
+    "chosen, not measured: they take long, so that a wait for memory would cost whole cores",
+)
 REORDERED_PERCENT = Limit(
     "reordered_percent", 90, "percent of the memory of a function for which its ops are put in another order",
     "chosen, not measured: the model of memory is rough, and the order of the model is easier to follow",
@@ -336,6 +340,34 @@ ORDER_WORKERS = BlockSize(
 ORDER_GAIN = Limit(
     "order_gain", 1, "hundredths of a graph's time for which its commands stay in the order of the program",
     "chosen, not measured: neighbours of the program find their operands in caches",
+)
+ITEM_BLOCKS = BlockSize(
+    "item_blocks", 512, "blocks of items whose bytes are known one by one, to see which wait for which",
+    "chosen, not measured: a comparison of two commands takes a millisecond; items of larger grids are taken together",
+)
+FIRST_TILE = Limit(
+    "first_tile", 50, "percent of a command's items that the first claim of another waits for",
+    "chosen, not measured: what waits for more gains little by beginning sooner",
+)
+TILE_GAIN = Limit(
+    "tile_gain", 20, "thousandths of two commands' time for which one waits for the other as a whole",
+    "chosen, not measured",
+)
+TILE_CLAIM = Estimate(
+    "tile_claim", 100, "nanoseconds more of a claim where commands wait for tiles", "chosen, not measured"
+)
+TILE_BYTES = Estimate(
+    "tile_bytes", 40_000, "bytes in a microsecond that a command reads again from a near cache, if it waits for tiles",
+    "benchmarks/tiles.py, one thread: 30 to 41 in a nanosecond (conv_pool, conv_pool_thin, rows)",
+)
+
+OVERLAP_NS = Limit(
+    "overlap_ns", 4 * cost_work.SERIAL_NS.value, "nanoseconds that loops and branches beside others save, and do not",
+    "chosen, not measured: some times what waking threads takes, as the turns of a loop are a guess",
+)
+OVERLAP_PERCENT = Limit(
+    "overlap_percent", 4, "hundredths of a program's time that loops and branches beside others save, and do not",
+    "chosen, not measured: below, the estimates say little",
 )
 
 ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)

@@ -21,6 +21,10 @@ MAX_CLAIMS = BlockSize(
     "max_claims", 64, "claims that a grid is cut into, at most",
     "chosen, not measured: some for each of 16 cores",
 )
+SHARING_NS = Estimate(
+    "sharing_ns", 3_000, "nanoseconds that a graph takes longer for being shared by threads",
+    "chosen, not measured: others see it, claim, and are waited for",
+)
 UNKNOWN_SIZE = Estimate(
     "unknown_size", 16, "the value of a dim that only a call knows, in prices of commands",
     "chosen, not measured: between a batch of one and large ones",

@@ -16,12 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from aotc.diagnostics import size_text
 from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices, spread
+
+DEFAULTED = "default device"
+OF_MEMORY = "arguments are in the memory of the device, if nothing is said"
+OF_RESULT = "affinity of the result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,18 @@ class Placement:
 
 
 def place(
-    function: Function, default: str = "", kinds: Mapping[str, str] | None = None, costs: Costs | None = None
-) -> Placement:
+    function: Function, default: str = "", kinds: Mapping[str, str] | None = None, costs: Costs | None = None,
+    arguments: str = "",
+) -> Placement:  # fmt: skip
     """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
 
-    With ``kinds``, of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
+    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. With ``kinds``,
+    of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
     """
     solver = _Solver(function)
+    for v in function.body.params if arguments else ():
+        if not solver.known(v):
+            solver.decide(v, arguments, OF_MEMORY)
     for large, match in match_devices(function, kinds, costs).items() if kinds and costs else ():
         for op in spread(large):
             if solver.is_work(op):
@@ -54,7 +64,7 @@ def place(
     if default:
         for kind in (Value, Op):  # arguments first: ops follow them
             for thing in [t for t in solver.unplaced() if isinstance(t, kind)]:
-                solver.decide(thing, default, "default device")
+                solver.decide(thing, default, DEFAULTED)
             solver.run()
     values = {v: device for v in solver.every_value() if (device := solver.known(v))}
     return Placement(values, solver.ops, solver.reasons, tuple(solver.unplaced()))
@@ -86,11 +96,6 @@ def _is_cheap(op: Op) -> bool:
     return (op.name in INLINE or op.name in MOVES) and op.name not in EXPENSIVE and not op.regions
 
 
-def shown(number: int) -> str:
-    """Return a number of bytes for people."""
-    return f"{number} B" if number < 10_000 else f"{number / 1e3:.0f} KB" if number < 1e7 else f"{number / 1e6:.0f} MB"
-
-
 @dataclass
 class _Solver:
     """The state of solving one function; carried values have the device of the loop's result."""
@@ -105,6 +110,8 @@ class _Solver:
     combiners: set[Op] = field(default_factory=set)  # what is inside of ops: functions of scalars
     replicated: dict[Op, None] = field(default_factory=dict)
     around: dict[Op, Op] = field(default_factory=dict)  # the loop or branch that an op stands in
+    moved: set[Value] = field(default_factory=set)  # what transfers of the model make
+    moved_constants: set[Value] = field(default_factory=set)  # those of them that constants make on each device
 
     def __post_init__(self) -> None:
         affinity = self.function.attrs.get("affinity", {})
@@ -129,6 +136,10 @@ class _Solver:
                 self._link_regions(op)
                 continue
             self.combiners.update(inner for r in op.regions for inner in walk(r))
+            if op.name == "transfer":
+                self.moved.add(op.result)
+                if op.operands[0] in self.free or op.operands[0] in self.moved_constants:
+                    self.moved_constants.add(op.result)
             if op in self.replicated:
                 self.free.update(op.results)
             elif op.name != "transfer" and op.name not in JUDGED:
@@ -218,19 +229,28 @@ class _Solver:
                     self.decide(result, self.known(v), f"where {v} is")
 
     def _choose(self, op: Op) -> None:
-        """Run ``op`` where the fewest bytes have to be moved to."""
+        """Run ``op`` where most bytes of its operands are; of several places, where the model moves one to.
+
+        Constants that the model moves count as others do, but nothing is moved: each device has its own.
+        """
+        homes = {v: self.known(v) for v in (*op.operands, *(v for r in op.regions for v in captured(r)))}
         held: dict[str, int] = {}
-        for v in dict.fromkeys((*op.operands, *(v for r in op.regions for v in captured(r)))):
-            if device := self.known(v):
-                held[device] = held.get(device, 0) + size_in_bytes(v)
+        moved = dict.fromkeys(homes.values(), 0)  # bytes to a device
+        for v, home in homes.items():
+            if home:
+                held[home] = held.get(home, 0) + size_in_bytes(v)
+                for d in moved if v not in self.moved_constants else ():
+                    moved[d] += size_in_bytes(v) if d != home else 0
         if not held:
             return
-        total = sum(held.values())
-        best = max(held, key=lambda device: held[device])  # the first of several
+        asked = {home for v, home in homes.items() if v in self.moved}
+        best = max(held, key=lambda device: (held[device], device in asked))  # the first of several
         reason = "its operands are there"
         if len(held) > 1:
-            others = ", ".join(f"{shown(total - n)} to {d}" for d, n in held.items() if d != best)
-            reason = f"moves {shown(total - held[best])}; it would be {others}"
+            others = ", ".join(f"{size_text(moved[d])} to {d}" for d in held if d != best)
+            reason = f"moves {size_text(moved[best])}; it would be {others}"
+            if moved[best] > min(moved[d] for d in held):
+                reason = f"the model moves a constant there; moves {size_text(moved[best])}"
         self.decide(op, best, reason)
 
     def _backward(self) -> bool:
@@ -250,7 +270,7 @@ class _Solver:
     def _by_reader(self, v: Value, made_by: Op | None = None) -> bool:
         for reader in self.readers.get(v, ()):
             if isinstance(reader, str):
-                device, why = reader, "affinity of the result"
+                device, why = reader, OF_RESULT
             elif isinstance(reader, Op):
                 device, why = self.ops.get(reader, ""), f"{reader.name} reads it there"
             else:

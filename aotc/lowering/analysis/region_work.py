@@ -103,11 +103,17 @@ class Evaluations:
             for place, n in at.items():
                 total += n * work_at(op, place.cut)
                 for k, v in enumerate(op.operands if op.name not in CONTRACT else ()):
-                    if v in self.ops and v not in known:
-                        read, size = self._read(op, k, place, n)
+                    if v not in self.ops:
+                        continue
+                    read, size = self._read(op, k, place, n)
+                    if not (v in known and self._lies_at(v, read)):
                         there = places.setdefault(v, {})
                         there[read] = max(there.get(read, 0), size)
         return total
+
+    def _lies_at(self, value: Value, place: Place) -> bool:
+        """Is ``value``, which is there for its own place, there for ``place``? A reduction is read at no other."""
+        return self.ops[value].name == "reduce" or self.anchored(value) in (place, None)
 
     def _read(self, op: Op, number: int, place: Place, domain: int) -> tuple[Place, int]:
         """Return where ``op`` reads an operand when its result is computed at ``place``, and at how many places."""

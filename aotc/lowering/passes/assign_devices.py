@@ -16,17 +16,17 @@ reads them. A function that names no device is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from aotc.diagnostics import CompileError, Finding, Loc
+from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.cost_devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.devices import Placement, named, place, replicated, shown
+from aotc.lowering.analysis.devices import DEFAULTED, OF_RESULT, Placement, named, place, replicated
 from aotc.lowering.passes.rewrite import Names
-from aotc.options import AUTO, Options
+from aotc.options import AUTO, DEVICE, HOST, Options
 from aotc.targets import check_mix, resolve
 
 _ASKED = "the model says so"
@@ -38,10 +38,13 @@ def assign_devices(module: Module, options: Options) -> Module:
     Raises
     ------
     CompileError
-        If nothing decides where an op or an argument belongs and ``options`` names no default device, there are
-        more transfers than ``options`` allow, or CPU devices are of different targets.
+        If nothing decides where an op, an argument or a result belongs and ``options`` names no default device, there
+        are more transfers than ``options`` allow, CPU devices are of different targets, or ``options`` names devices
+        that the model does not.
     """
-    if not options.devices and not any(True for f in module.functions.values() for _ in named(f)):
+    said = dict.fromkeys(name for f in module.functions.values() for name in named(f))
+    _check_names(module, options, said)
+    if not options.devices and not said:
         return module
     functions = {name: _assigned(f, options) if f.public else f for name, f in module.functions.items()}
     transfers = [op for f in functions.values() for op in walk(f.body) if op.name == "transfer"]
@@ -54,22 +57,44 @@ def assign_devices(module: Module, options: Options) -> Module:
 
 def _described(op: Op) -> str:
     v, attrs = op.operands[0], op.attrs
-    return f"{v}, {shown(size_in_bytes(v))}, from {attrs['source']} to {attrs['device']}: {attrs['reason']}"
+    return f"{v}, {size_text(size_in_bytes(v))}, from {attrs['source']} to {attrs['device']}: {attrs['reason']}"
+
+
+def _check_names(module: Module, options: Options, said: Collection[str]) -> None:
+    """Refuse a default device that is none, and devices that nothing is put on; ``said`` are those of the model."""
+    known = list(dict.fromkeys((*options.devices, *said)))
+    default = options.default_device
+    model = f"the model names {', '.join(said) or 'no device'}"
+    place = next((f.loc for f in module.functions.values() if f.public), UNKNOWN)
+    if default and default not in known:
+        options_name = f"the options name {', '.join(options.devices) or 'none'}"
+        hint = f"one of {', '.join(known)}" if known else "leave it out"
+        raise CompileError.at(place, f"the default device {default!r} is no device: {model}, {options_name}", hint=hint)
+    alone = known[0] if len(known) == 1 else default
+    unread = [name for name in options.devices if name not in (*said, alone, HOST, DEVICE)]
+    if unread and options.place != AUTO:
+        message = f"nothing is put on {', '.join(unread)}: {model}, the options name {', '.join(options.devices)}"
+        raise CompileError.at(place, message, hint="names of the model, or --place=auto, which puts large ops on any")
 
 
 def _assigned(function: Function, options: Options) -> Function:
-    known = list(dict.fromkeys((*options.devices, *named(function))))
+    known = list(dict.fromkeys((*options.devices, *named(function), *filter(None, [options.default_device]))))
+    if not known:  # other functions name devices
+        return function
     targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
     check_mix(targets)
     kinds = {name: target.kind for name, target in targets.items()}
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
     costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
-    solution = place(function, default, kinds, costs)
-    if solution.unplaced:
-        raise CompileError([_unplaced(thing, function, known) for thing in solution.unplaced])
-    mover = _Mover(function, solution, known[0])
-    devices = {"known": known, **mover.signature()}
-    return replace(function, body=mover.function(), attrs={**function.attrs, "devices": devices})
+    arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
+    solution = place(function, default, kinds, costs, arguments)
+    mover = _Mover(function, solution, default or known[0])
+    unplaced = [_unplaced(thing, function, known) for thing in solution.unplaced]
+    unplaced += [_free(n, function, known) for n in mover.free_results() if not default]
+    if unplaced:
+        raise CompileError(unplaced)
+    attrs = {"devices": {"known": known, **mover.signature()}, "reasons": mover.reasons()}
+    return replace(function, body=mover.function(), attrs={**function.attrs, **attrs})
 
 
 def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Finding:
@@ -81,6 +106,12 @@ def _unplaced(thing: Op | Value, function: Function, known: Iterable[str]) -> Fi
     name = names[function.body.params.index(thing)]
     message = f"nothing says on which device argument {name!r} of @{function.name} is; {candidates}"
     return Finding(message, function.loc, hint=hint)
+
+
+def _free(number: int, function: Function, known: Iterable[str]) -> Finding:
+    what = f"result {number} of @{function.name} is, which is made of constants alone"
+    message = f"nothing says on which device {what}; expected one of {', '.join(known)}"
+    return Finding(message, function.loc, hint="give the result an affinity, or compile with --default-device")
 
 
 def _read_otherwise(region: Region) -> set[Value]:
@@ -96,8 +127,8 @@ class _Mover:
     Values keep their names where they are made; ``copies`` are those on other devices.
     """
 
-    def __init__(self, function: Function, solution: Placement, first: str) -> None:
-        self.original, self.solution, self.first = function, solution, first
+    def __init__(self, function: Function, solution: Placement, default: str) -> None:
+        self.original, self.solution, self.default = function, solution, default
         self.names = Names(function.body)
         self.origins: dict[Value, Value] = {}  # of what transfers of the model make: what they move
         self.wanted: dict[Value, dict[str, tuple[str, Loc]]] = {}  # devices that read a value, and why
@@ -112,17 +143,30 @@ class _Mover:
         for op in walk(function.body):
             self._wants_of(op)
         for v, device in zip(function.body.results, self.demands, strict=True):
-            self._want(v, device, "affinity of the result", function.loc)
+            self._want(v, device, OF_RESULT, function.loc)
 
     def device(self, v: Value) -> str:
-        """Return where ``v`` is made; what is of no device, a constant, is where the first device is."""
-        return self.solution.values.get(v) or self.first
+        """Return where ``v`` is made; what is of no device, a constant, is on the default device."""
+        return self.solution.values.get(v) or self.default
+
+    def free_results(self) -> list[int]:
+        """Return the results of no device, which no affinity says anything of."""
+        pairs = zip(self.original.body.results, self.demands, strict=True)
+        return [n for n, (v, demand) in enumerate(pairs) if not demand and v not in self.solution.values]
 
     def signature(self) -> dict[str, list[str]]:
         """Return the devices of arguments and results."""
         body = self.original.body
         results = [w or self.device(v) for v, w in zip(body.results, self.demands, strict=True)]
         return {"arguments": [self.device(v) for v in body.params], "results": results}
+
+    def reasons(self) -> dict[str, list[str]]:
+        """Return why arguments and results are on their devices."""
+        body, known = self.original.body, self.solution.values
+        made = {v: "it is made there" if v in known else DEFAULTED for v in body.results}
+        made |= dict.fromkeys(body.params, "the argument is there")
+        results = [OF_RESULT if w else made[v] for v, w in zip(body.results, self.demands, strict=True)]
+        return {"arguments": [self.solution.reasons[v] for v in body.params], "results": results}
 
     # --- what has to move ---
 

@@ -2,47 +2,183 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, space_of, walk
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
+from aotc.lowering.analysis.cost import ORDER_WORKERS, OVERLAP_NS, OVERLAP_PERCENT
+from aotc.lowering.analysis.cost_work import LOOP_TRIPS, SHARING_NS, guess
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.program.order import longest_ways
+from aotc.targets import Target
 
-Run: TypeAlias = list[Launch | Copy]
+Run: TypeAlias = list[Launch | Copy | Loop | Branch]
+Edges: TypeAlias = list[list[int]]
+"""What each of some commands waits for, all of them earlier ones."""
 
 
 def graphs(steps: Sequence[Step]) -> Iterator[Run]:
-    """Yield the commands between two steps that are none, in loops and branches too; those of one memory each time."""
-    lists = [tuple(steps)]
-    for step in walk(steps):
-        match step:
-            case Loop(cond=cond, body=body):
-                lists += [cond, body]
-            case Branch(branches=branches):
-                lists += branches
-    for part in lists:
-        run: Run = []
-        for step in part:
-            command = step if isinstance(step, Launch | Copy) else None
-            if run and (command is None or begins_graph(command, run)):
-                yield run
-                run = []
-            if command is not None:
-                run.append(command)
-        if run:
-            yield run
-
-
-def begins_graph(command: Launch | Copy, run: Run) -> bool:
-    """Must ``command`` be in another graph than those before it, since that is of one memory, or moves one value?"""
-    return bool(run) and (space_of(run[0]) != space_of(command) or space_of(command) < 0)
+    """Yield the launches and copies between two steps that are none, in loops and branches too, of one memory each."""
+    for sequence in _sequences(steps):
+        yield from (run for run in cut(sequence) if not is_control(run[0]))
 
 
 def shared_graphs(steps: Sequence[Step], costs: Costs) -> list[Run]:
-    """Return the commands of each graph that its caller does not run alone."""
-    return [run for run in graphs(steps) if not costs.is_serial(times_of(run, costs))]
+    """Return the commands of each graph that its caller does not run alone, as if no two values shared memory."""
+    runs = (run for sequence in _sequences(steps) for run in runs_of(sequence, needs, costs))
+    return [run for run in runs if not is_lone(run) and not costs.is_serial(times_of(run, costs))]
 
 
-def times_of(run: Sequence[Launch | Copy], costs: Costs) -> list[float]:
+def runs_of(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> list[Run]:
+    """Cut the steps of one list into graphs, and loops and branches that nothing runs beside."""
+    return [steps] if _overlap(steps, edges, costs) else cut(steps)
+
+
+def cut(steps: Run) -> list[Run]:
+    """Return the launches and copies of one memory that follow each other, and each loop and branch by itself."""
+    runs: list[Run] = []
+    for step in steps:
+        if runs and not is_control(step) and not is_control(runs[-1][0]) and not _begins_graph(step, runs[-1]):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
+
+
+def is_control(step: Step) -> bool:
+    """Is this a loop or a branch?"""
+    return isinstance(step, Loop | Branch)
+
+
+def is_lone(run: Run) -> bool:
+    """Is this a loop or a branch by itself, which is no command of a graph?"""
+    return len(run) == 1 and is_control(run[0])
+
+
+def _sequences(steps: Sequence[Step]) -> Iterator[Run]:
+    """Yield the steps between two that the host looks at memory for, those in loops and branches too."""
+    lists = [tuple(steps)]
+    for step in walk(steps):
+        lists += _inside(step)
+    for part in lists:
+        sequence: Run = []
+        for step in part:
+            if isinstance(step, Launch | Copy | Loop | Branch):
+                sequence.append(step)
+            elif sequence:
+                yield sequence
+                sequence = []
+        if sequence:
+            yield sequence
+
+
+def _inside(step: Step) -> Sequence[tuple[Step, ...]]:
+    match step:
+        case Loop(cond=cond, body=body):
+            return cond, body
+        case Branch(branches=branches):
+            return branches
+    return ()
+
+
+def _begins_graph(step: Step, run: Run) -> bool:
+    """Must ``step`` be in another graph than those before it, since that is of one memory, or moves one value?"""
+    assert isinstance(step, Launch | Copy)
+    assert isinstance(run[0], Launch | Copy)
+    return space_of(run[0]) != space_of(step) or space_of(step) < 0
+
+
+# ---------------------------------------------------------------- what commands take
+
+
+def times_of(run: Run, costs: Costs) -> list[float]:
     """Return the nanoseconds of each command on one core."""
-    return [costs.copy(step.size) if isinstance(step, Copy) else costs.of(step.kernel).ns for step in run]
+    return [_time(step, costs) for step in run]
+
+
+def width_of(step: Step, costs: Costs) -> int:
+    """Return how many workers can share a command."""
+    match step:
+        case Launch(kernel=kernel):
+            return -(-guess(kernel.grid) // costs.grain(kernel))
+        case Loop() | Branch():
+            return max(1, round(_time(step, costs) / max(_shared_time(step, costs), 1.0)))
+    return 1
+
+
+def _time(step: Step, costs: Costs) -> float:
+    match step:
+        case Launch(kernel=kernel):
+            return costs.of(kernel).ns
+        case Copy(size=size):
+            return costs.copy(size)
+    return _of_inside(step, lambda steps: sum(_time(s, costs) for s in steps))
+
+
+def _shared_time(step: Step, costs: Costs) -> float:
+    """Return the nanoseconds of a loop or branch whose graphs several workers share, one after the other."""
+    return _of_inside(step, lambda steps: sum(_alone(run, costs) for run in cut(_commands(steps))))
+
+
+def _of_inside(step: Step, time: Callable[[Sequence[Step]], float]) -> float:
+    inner = [time(steps) for steps in _inside(step)]
+    return LOOP_TRIPS.value * sum(inner) if isinstance(step, Loop) else max(inner, default=0.0)
+
+
+def _commands(steps: Sequence[Step]) -> Run:
+    return [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
+
+
+def _alone(run: Run, costs: Costs) -> float:
+    """Return the nanoseconds of a graph, or of a lone loop or branch, with nothing beside it."""
+    if is_lone(run):
+        return _shared_time(run[0], costs)
+    times = times_of(run, costs)
+    return sum(times) if costs.is_serial(times) else SHARING_NS.value + _together(run, needs(run), costs)
+
+
+def _together(run: Run, before: Edges, costs: Costs) -> float:
+    """Return the nanoseconds of commands on several workers at best: the longest way, or all of them busy."""
+    times = times_of(run, costs)
+    best = [
+        _shared_time(step, costs) if is_control(step) else ns / min(width_of(step, costs), ORDER_WORKERS.value)
+        for step, ns in zip(run, times, strict=True)
+    ]
+    return max(sum(times) / ORDER_WORKERS.value, *longest_ways(before, best))
+
+
+# ---------------------------------------------------------------- what overlaps
+
+
+def needs(steps: Run) -> Edges:
+    """Return which earlier commands each needs: those that wrote what it reads, as if no two values shared memory."""
+    result: Edges = []
+    writer: dict[object, int] = {}
+    readers: dict[object, list[int]] = {}
+    for command, step in enumerate(steps):
+        reads, writes = touched_within(step)
+        found = {writer[s] for s in (*reads, *writes) if s in writer}
+        found.update(n for s in writes for n in readers.get(s, ()))
+        result.append(sorted(found))
+        for s in reads:
+            if s.kind != "constant":
+                readers.setdefault(s, []).append(command)
+        for s in writes:
+            writer[s], readers[s] = command, []
+    return result
+
+
+def _overlap(steps: Run, edges: Callable[[Run], Edges], costs: Costs) -> bool:
+    """Do loops and branches end sooner as commands of one graph with all others than one after the other?"""
+    if len(steps) < 2 or not any(map(is_control, steps)) or not _has_executor(costs.target):
+        return False
+    alone = sum(_alone(run, costs) for run in cut(steps))
+    if OVERLAP_NS.holds(int(alone)):
+        return False
+    gain = alone - _together(steps, edges(steps), costs)
+    return not OVERLAP_NS.holds(int(gain)) and not OVERLAP_PERCENT.holds(int(100 * gain / alone))
+
+
+def _has_executor(target: Target) -> bool:
+    """Does the native executor run all of a command buffer?"""
+    return target.kind == "cpu"

@@ -6,7 +6,7 @@ kept unless, by the cost model, the other one ends sooner: neighbours of the pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from aotc.lowering.analysis.cost import ORDER_GAIN, ORDER_WORKERS
@@ -32,14 +32,17 @@ def order_of(before: Sequence[Sequence[int]], nanoseconds: Sequence[float], widt
     return program if ORDER_GAIN.holds(round(100 * (1 - ends[1] / max(ends[0], 1e-9)))) else other
 
 
-def longest_ways(before: Sequence[Sequence[int]], nanoseconds: Sequence[float]) -> list[float]:
-    """Return how long it takes from the beginning of each command to the end of the last that waits for it."""
-    after = [0.0] * len(before)
+def longest_ways(
+    before: Sequence[Sequence[int]], nanoseconds: Sequence[float], lags: Mapping[tuple[int, int], float] | None = None
+) -> list[float]:
+    """Return how long it takes from the beginning of each command to the end of the last that waits for it.
+
+    ``lags`` are the nanoseconds from the beginning of one command to that of another, where it does not wait for all.
+    """
     ways = list(nanoseconds)
     for n in reversed(range(len(before))):
-        ways[n] = nanoseconds[n] + after[n]
         for p in before[n]:
-            after[p] = max(after[p], ways[n])
+            ways[p] = max(ways[p], (lags or {}).get((p, n), nanoseconds[p]) + ways[n])
     return ways
 
 

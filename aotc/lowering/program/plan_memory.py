@@ -14,9 +14,9 @@ import numpy as np
 
 from aotc.ir.dims import Dim, static
 from aotc.ir.program_ir import Storage, place_apart
-from aotc.lowering.analysis.cost import SPREAD_BYTES, SPREAD_PERCENT
+from aotc.lowering.analysis.cost import OVERLAP_MEMORY, SPREAD_BYTES, SPREAD_PERCENT
 from aotc.lowering.program.graphs import Run
-from aotc.lowering.program.spread import waits
+from aotc.lowering.program.spread import COMMAND, CONTROL, waits
 from aotc.vmfb.abi import ALIGNMENT
 
 
@@ -75,19 +75,21 @@ def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None
     if loose is None or (most is not None and least >= most):
         return least
 
-    def fits(top: int) -> bool:
-        little = SPREAD_BYTES.holds(top) or SPREAD_PERCENT.holds(100 * (top - least) // least)
+    def fits(top: int, kind: int) -> bool:
+        percent = OVERLAP_MEMORY if kind == CONTROL else SPREAD_PERCENT
+        little = SPREAD_BYTES.holds(top) or percent.holds(100 * (top - least) // least)
         return little and (most is None or top <= most)
 
     return _place_static(storages, loose, fits)
 
 
 def _place_static(
-    storages: list[Storage], waiting: np.ndarray | None = None, fits: Callable[[int], bool] = lambda top: True
-) -> int:
+    storages: list[Storage], waiting: np.ndarray | None = None,
+    fits: Callable[[int, int], bool] = lambda top, kind: True,
+) -> int:  # fmt: skip
     """Place storages, apart from those that are alive at the same time; return the bytes of all.
 
-    Pairs that are marked in ``waiting`` lie apart too if the end of the later one ``fits``.
+    Pairs that are marked in ``waiting`` lie apart too if the end of the later one ``fits`` that kind of waiting.
     """
     numbers = sorted(range(len(storages)), key=lambda n: (-static(storages[n].size), storages[n].first))
     placed = np.zeros((5, len(numbers)), np.int64)  # begin and end in the arena, first and last use, number; by begin
@@ -96,12 +98,14 @@ def _place_static(
         size = -(-static(s.size) // ALIGNMENT) * ALIGNMENT
         begins, ends, first, last, others = placed[:, :count]
         beside = (first <= s.last) & (last >= s.first)
-        offset = -1
-        if waiting is not None and (rows := waiting[number, others]).any():
-            offset = _lowest_gap(begins, ends, beside | rows, size)
-            if not fits(offset + size):
-                offset = -1
-        s.offset = offset if offset >= 0 else _lowest_gap(begins, ends, beside, size)
+        s.offset = _lowest_gap(begins, ends, beside, size)
+        waits_for = None if waiting is None else waiting[number, others]
+        if waits_for is not None and waits_for.any():
+            for kind in (COMMAND, CONTROL):
+                apart = _lowest_gap(begins, ends, beside | (waits_for >= kind), size)
+                if fits(apart + size, kind):
+                    s.offset = apart
+                    break
         at = int(np.searchsorted(begins, s.offset, "right"))
         placed[:, at + 1 : count + 1] = placed[:, at:count]
         placed[:, at] = s.offset, s.offset + size, s.first, s.last, number

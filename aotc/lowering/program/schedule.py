@@ -11,26 +11,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, Expr, sym
-from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched
-from aotc.lowering.analysis.cost_work import guess
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched_within
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program.dependences import Memory
-from aotc.lowering.program.graphs import begins_graph, times_of
+from aotc.lowering.program.graphs import Edges, Run, is_lone, runs_of, times_of, width_of
 from aotc.lowering.program.order import order_of
+from aotc.lowering.program.tile_edges import TileEdges, Waits
 from aotc.vmfb.abi import (
     COPY,
     DISPATCH,
+    INNER_CELLS,
     Case,
     Command,
+    Control,
     Graph,
     Node,
     Place,
     Slots,
+    TileEdge,
     WhileNode,
     constant,
-    encode,
     parameter,
 )
+from aotc.vmfb.commands import encode
 
 
 @dataclass
@@ -77,6 +80,7 @@ class Scheduler:
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
         self.states = 0
+        self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, among which none is the host program's."""
@@ -97,66 +101,65 @@ class Scheduler:
         return slot, self.operand(offset)
 
     def _nodes(self, steps: Sequence[Step]) -> list[Node]:
-        nodes: list[Node] = []
-        run: list[Launch | Copy] = []
-        for step in steps:
-            if isinstance(step, Launch | Copy):
-                if begins_graph(step, run):
-                    nodes.append(self._graph(run))
-                    run = []
-                run.append(step)
-                continue
-            if run:
-                nodes.append(self._graph(run))
-                run = []
-            if isinstance(step, Loop):
-                condition, body = self._nodes(step.cond), self._nodes(step.body)
-                nodes.append(WhileNode(condition, body, self.place(step.predicate)))
-            elif isinstance(step, Branch):
-                branches = [self._nodes(branch) for branch in step.branches]
-                nodes.append(Case(branches, self.place(step.index)))
-        return [*nodes, self._graph(run)] if run else nodes
+        commands: Run = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
+        runs = runs_of(commands, self._edges, self.costs)
+        return [self._control(run[0]) if is_lone(run) else self._graph(run) for run in runs]
 
-    def _graph(self, steps: Sequence[Launch | Copy]) -> Graph:
+    def _control(self, step: Step) -> Node:
+        match step:
+            case Loop(predicate, cond, body):
+                return WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
+            case Branch(index, branches):
+                return Case([self._nodes(branch) for branch in branches], self.place(index))
+        raise TypeError(step)
+
+    def _graph(self, steps: Run) -> Graph:
         predecessors = self._edges(steps)
-        successors: list[list[int]] = [[] for _ in steps]
-        for number, before in enumerate(predecessors):
-            for earlier in before:
-                successors[earlier].append(number)
         times = times_of(steps, self.costs)
         serial = self.costs.is_serial(times)
-        order = list(range(len(steps))) if serial else order_of(predecessors, times, list(map(self._width, steps)))
-        place = {n: at for at, n in enumerate(order)}
-        commands = [
-            self._command(steps[n], len(predecessors[n]), sorted(place[s] for s in successors[n])) for n in order
-        ]
-        state, self.states = self.states, self.states + len(steps)
+        waits = [Waits(tuple(before)) for before in predecessors]
+        order = list(range(len(steps)))
+        if not serial:
+            leaves = [step for step in steps if isinstance(step, Launch | Copy)]
+            if self.costs.target.kind == "cpu" and len(leaves) == len(steps):
+                waits = self.tiles.choose(leaves, predecessors)
+            order = order_of([w.every for w in waits], times, [width_of(step, self.costs) for step in steps])
+        state, cell = self.states, len(steps)
+        self.states += len(steps) + INNER_CELLS * sum(isinstance(step, Loop | Branch) for step in steps)
         self.orders.append(order)
-        return Graph(commands, state, serial=serial)
+        commands: list[Command | Control] = []
+        for n in order:
+            step, before = steps[n], len(waits[n].every)
+            if isinstance(step, Loop | Branch):
+                commands.append(Control(cell, before, [], [self._control(step)]))
+                cell += INNER_CELLS
+            else:
+                commands.append(self._command(step, before))
+        _join(commands, waits, order)
+        graph = Graph(commands, state, serial=serial)
+        self.states = max(self.states, state + graph.cells)
+        return graph
 
-    def _width(self, step: Launch | Copy) -> int:
-        """Return how many workers can share a command."""
-        return 1 if isinstance(step, Copy) else -(-guess(step.kernel.grid) // self.costs.grain(step.kernel))
-
-    def _command(self, step: Launch | Copy, predecessors: int, successors: list[int]) -> Command:
+    def _command(self, step: Launch | Copy, predecessors: int) -> Command:
+        """Return the command of a step, which nobody waits for yet."""
         if isinstance(step, Copy):
             places = [self.place(step.source), self.place(step.target)]
             one, size = constant(1), self.operand(step.size)
-            return Command(COPY, 0, one, one, predecessors, successors, places, [size])
+            return Command(COPY, 0, one, one, predecessors, [], places, [size])
         kernel = step.kernel
         places = [self.place(s) for s in (*step.reads, *step.writes)]
         dims = [self.operand(sym(name)) for name in kernel.dims]
         number, items = self.kernel_number(kernel.name), self.operand(kernel.grid)
         claim = constant(self.costs.grain(kernel))
-        return Command(DISPATCH, number, items, claim, predecessors, successors, places, dims)
+        return Command(DISPATCH, number, items, claim, predecessors, [], places, dims)
 
-    def _edges(self, steps: Sequence[Launch | Copy]) -> list[list[int]]:
+    def _edges(self, steps: Run) -> Edges:
         """Return the direct predecessors of every command."""
         memory = Memory()
         before: list[int] = []  # bit sets: the commands that are done when this one begins
         result: list[list[int]] = []
         for n, step in enumerate(steps):
-            reads, writes = touched(step)
+            reads, writes = touched_within(step)
             found = {p for s in reads for p in memory.read(s, n)} | {p for s in writes for p in memory.write(s, n)}
             bits = 0
             direct = []
@@ -167,3 +170,22 @@ class Scheduler:
             before.append(bits)
             result.append(direct[::-1])
         return result
+
+
+def _join(commands: Sequence[Command | Control], waits: Sequence[Waits], order: Sequence[int]) -> None:
+    """Let commands, which are in ``order``, know what waits for them, and what they wait for."""
+    place = {n: at for at, n in enumerate(order)}
+    successors: list[list[int]] = [[] for _ in commands]
+    followers: list[list[int]] = [[] for _ in commands]
+    for at, n in enumerate(order):
+        for p in waits[n].wholes:
+            successors[place[p]].append(at)
+        tiles = [TileEdge(place[t.producer], t.times, t.over, t.plus) for t in waits[n].tiles]
+        for t in tiles:
+            followers[t.producer].append(at)
+        if isinstance(command := commands[at], Command):
+            command.tiles = tiles
+    for command, some, others in zip(commands, successors, followers, strict=True):
+        command.successors = some
+        if isinstance(command, Command):
+            command.followers = others

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.limits import FINDINGS
-from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched, walk
+from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, Storage, touched, walk
 from aotc.ir.program_verify import number, samples, title
 from aotc.lowering.analysis.limits import CONFLICT_WINDOW
 from aotc.lowering.program.schedule import CommandBuffer, place_of
-from aotc.vmfb.abi import COPY, Command, Graph, Slots, value_of
-from aotc.vmfb.commands import all_nodes, read_commands
+from aotc.lowering.program.tile_edges import covers
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
+from aotc.vmfb.commands import read_commands
 from aotc.vmfb.dtypes import size_of
 
 
@@ -38,32 +40,77 @@ def verify_schedule(
     slots, kernel_number
         As for :class:`~aotc.lowering.program.schedule.Scheduler`.
     """
-    leaves = [s for s in walk(steps) if isinstance(s, Launch | Copy)]
-    commands = [node.commands for node in all_nodes(read_commands(buffer.code)) if isinstance(node, Graph)]
-    count = sum(map(len, commands))
-    if count != len(leaves):
-        return [f"there are {count} commands for {len(leaves)} launches and copies"]
-    places = [s for step in leaves for part in touched(step) for s in part]
+    pairs: list[_Pair] = []
+    try:
+        _pair(read_commands(buffer.code), steps, iter(buffer.orders), pairs)
+    except ValueError as error:
+        return [str(error)]
+    places = [s for step in walk(steps) if isinstance(step, Launch | Copy) for part in touched(step) for s in part]
     sizes = [d for s in places for d in (s.size, s.offset)]
     findings: dict[str, None] = {}
     for values in samples(list(dict.fromkeys([*sizes, *buffer.parameters]))):
         check = _ScheduleCheck(values, [number(e, values) for e in buffer.parameters], slots, kernel_number)
-        rest = iter(leaves)
-        for words, order in zip(commands, buffer.orders, strict=True):
-            graph = _in_program_order(words, order)
-            some = [next(rest) for _ in graph]
-            findings.update(dict.fromkeys(f for c, s in zip(graph, some) for f in check.differs(c, s)))
+        for graph, some in pairs:
+            findings.update(dict.fromkeys(f for c, s in zip(graph, some, strict=True) for f in check.differs(c, s)))
             findings.update(dict.fromkeys(check.races(graph, some)))
     return list(findings)[:FINDINGS]
 
 
-def _in_program_order(graph: Sequence[Command], order: Sequence[int]) -> list[Command]:
+Part: TypeAlias = Launch | Copy | Loop | Branch
+_Pair: TypeAlias = tuple[Sequence[Command | Control], Sequence[Part]]
+"""The commands of a graph and the steps that they were made from, both in the order of the program."""
+
+
+def _pair(nodes: Sequence[Node], steps: Sequence[Step], orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
+    """Find the steps of each graph, or say what has no counterpart."""
+    rest: list[Part] = [step for step in steps if isinstance(step, Launch | Copy | Loop | Branch)]
+    for node in nodes:
+        count = len(node.commands) if isinstance(node, Graph) else 1
+        some, rest = rest[:count], rest[count:]
+        if len(some) < count:
+            raise ValueError(f"there are {count - len(some)} commands more than launches, copies, loops and branches")
+        if isinstance(node, Graph):
+            order = next(orders)
+            graph = _in_program_order(node.commands, order)
+            pairs.append((graph, some))
+            for command, number in zip(node.commands, order, strict=True):
+                if isinstance(command, Control):
+                    _pair(command.nodes, [some[number]], orders, pairs)
+        else:
+            _pair_inside(node, some[0], orders, pairs)
+    if rest:
+        more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
+        raise ValueError(f"{title(rest[0])} has no command{more}")
+
+
+def _pair_inside(node: WhileNode | Case, step: Part, orders: Iterator[Sequence[int]], pairs: list[_Pair]) -> None:
+    match node, step:
+        case WhileNode(), Loop(cond=cond, body=body):
+            bodies = list(zip((node.condition, node.body), (cond, body)))
+        case Case(), Branch(branches=branches) if len(branches) == len(node.branches):
+            bodies = list(zip(node.branches, branches))
+        case _:
+            raise ValueError(f"{title(step)}: the node is a {type(node).__name__}")
+    for inner, steps in bodies:
+        _pair(inner, steps, orders, pairs)
+
+
+def _in_program_order(graph: Sequence[Command | Control], order: Sequence[int]) -> list[Command | Control]:
     """Return the commands of a graph as the program has them, their successors numbered so too."""
-    found = sorted(zip(order, graph, strict=True), key=lambda pair: pair[0])
-    return [
-        Command(c.kind, c.kernel, c.items, c.grain, c.predecessors, [order[s] for s in c.successors], c.places, c.dims)
-        for _, c in found
-    ]
+    found: list[Command | Control] = []
+    for _, c in sorted(zip(order, graph, strict=True), key=lambda pair: pair[0]):
+        successors = [order[s] for s in c.successors]
+        if isinstance(c, Control):
+            found.append(Control(c.cell, c.predecessors, successors, c.nodes))
+        else:
+            found.append(
+                Command(
+                    c.kind, c.kernel, c.items, c.grain, c.predecessors, successors, c.places, c.dims,
+                    tiles=[TileEdge(order[t.producer], t.times, t.over, t.plus) for t in c.tiles],
+                    followers=[order[f] for f in c.followers],
+                )
+            )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +129,12 @@ class _ScheduleCheck:
         slot, offset = place_of(s, self.slots)
         return slot, number(offset, self.values)
 
-    def differs(self, command: Command, step: Launch | Copy) -> Iterator[str]:
-        """Compare a command with its step."""
+    def differs(self, command: Command | Control, step: Part) -> Iterator[str]:
+        """Compare a command with its step; what is inside of a loop or a branch is compared by itself."""
+        if isinstance(command, Control) or isinstance(step, Loop | Branch):
+            if not isinstance(command, Control) or not isinstance(step, Loop | Branch):
+                yield f"{title(step)}: the command is a {type(command).__name__}"
+            return
         reads, writes = touched(step)
         places = [self.place(s) for s in (*reads, *writes)]
         words = [(slot, self.word(offset)) for slot, offset in command.places]
@@ -101,10 +152,10 @@ class _ScheduleCheck:
         if self.word(command.items) != numbers[0] or [self.word(w) for w in command.dims] != dims:
             yield f"{title(step)}: its grid or dims are not {numbers[0]} and {dims}"
 
-    def races(self, graph: Sequence[Command], steps: Sequence[Launch | Copy]) -> Iterator[str]:
+    def races(self, graph: Sequence[Command | Control], steps: Sequence[Part]) -> Iterator[str]:
         """Find commands that touch a common byte and are not ordered."""
         before = _ancestors(graph)
-        rows = [row for n, pair in enumerate(zip(graph, steps, strict=True)) for row in self._bytes(n, *pair)]
+        rows = [row for n, step in enumerate(steps) for row in self._bytes(n, step)]
         command, slot, begin, end, writes = np.array(rows, np.int64).reshape(-1, 5).T.copy()
         for n, (here, place, first, last, written) in enumerate(rows):
             past = slice(max(0, n - CONFLICT_WINDOW), n)
@@ -112,25 +163,41 @@ class _ScheduleCheck:
             if not written:
                 meet &= writes[past] == 1
             for other in sorted({*command[past][meet].tolist()}):
-                if other != here and not before[here] >> other & 1:
+                if other == here or before[here] >> other & 1:
+                    continue
+                tiles = [t for t in graph[here].tiles if t.producer == other]
+                if not any(covers(t, steps[other], steps[here]) for t in tiles):
                     yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
 
-    def _bytes(self, n: int, command: Command, step: Launch | Copy) -> Iterator[tuple[int, int, int, int, int]]:
+    def _bytes(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:
         """Yield command, slot, first byte, byte after the last, and whether it is written, for each place."""
-        if isinstance(step, Copy):
-            sizes: list[Dim] = [step.size, step.size]
-        else:
-            sizes = [product(b.shape) * size_of(b.dtype) for b in (*step.kernel.inputs, *step.kernel.outputs)]
-        count = len(touched(step)[0])
-        for k, ((slot, offset), size) in enumerate(zip(command.places, sizes)):
-            begin = self.word(offset)
-            yield n, slot, begin, begin + number(size, self.values), int(k >= count)
+        for inner in walk([step]):
+            sizes: list[Dim]
+            match inner:
+                case Launch(kernel=kernel):
+                    sizes = [product(b.shape) * size_of(b.dtype) for b in (*kernel.inputs, *kernel.outputs)]
+                case Copy(size=size):
+                    sizes = [size, size]
+                case _:
+                    sizes = [size_of("i32") if isinstance(inner, Branch) else 1]
+            reads, writes = touched(inner)
+            for k, (storage, size) in enumerate(zip((*reads, *writes), sizes)):
+                slot, begin = self.place(storage)
+                yield n, slot, begin, begin + number(size, self.values), int(k >= len(reads))
 
 
-def _ancestors(graph: Sequence[Command]) -> list[int]:
-    """Return, for each command, the set of those that are done when it begins, as bits."""
+def _ancestors(graph: Sequence[Command | Control]) -> list[int]:
+    """Return, for each command, the set of those that are done when it begins, as bits.
+
+    What waits for tiles of a command begins while that runs, and ends after it.
+    """
     before = [0] * len(graph)
+    after = [1 << n for n in range(len(graph))]
     for n, command in enumerate(graph):
+        after[n] |= before[n]
         for successor in command.successors:
-            before[successor] |= before[n] | 1 << n
+            before[successor] |= after[n]
+        for follower in command.followers:
+            before[follower] |= before[n]
+            after[follower] |= after[n]
     return before

@@ -10,7 +10,9 @@ an index depends on, become :class:`Let` statements of the current block.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -44,9 +46,12 @@ def real_and_imaginary(x: Scalar) -> tuple[Scalar, Scalar]:
     return Apply("real", (x,), dtype), Apply("imag", (x,), dtype)
 
 
-def provide(scalar: Scalar) -> Callable[[Index], Scalar]:
-    """Return the function that gives ``scalar`` whatever the index, for :meth:`Elements.anchor`."""
-    return lambda _: scalar
+Provide = Callable[[Index], Scalar | None]
+
+
+def provide(scalar: Scalar, at: Index | None = None) -> Provide:
+    """Return the function that gives ``scalar`` whatever the index, or only ``at`` one, for :meth:`Elements.anchor`."""
+    return lambda index: scalar if at is None or index == at else None
 
 
 class Elements:
@@ -60,19 +65,22 @@ class Elements:
         The inputs of the region.
     names : callable
         ``names(prefix)`` returns a fresh identifier.
+    results : sequence of Value
+        The results of the region: each is read once more, by its store.
     """
 
-    def __init__(self, ops: Mapping[Value, Op], buffers: Mapping[Value, Buffer], names: Callable[[str], str]) -> None:
+    def __init__(
+        self, ops: Mapping[Value, Op], buffers: Mapping[Value, Buffer], names: Callable[[str], str],
+        results: Sequence[Value] = (),
+    ) -> None:  # fmt: skip
         self.ops, self.buffers, self.names = ops, buffers, names
         self.block: list[Stmt] = []
-        self.anchored: dict[Value, Callable[[Index], Scalar]] = {}
+        self.anchored: dict[Value, Provide] = {}
         self._cache: dict[tuple[Value, Index], tuple[Scalar, int]] = {}
         self._named: dict[Dim, Dim] = {}
         self.sources: dict[tuple[Value, Index], Index] = {}  # where movement ops read that no index arithmetic finds
-        self._uses: dict[Value, int] = {}
-        for op in dict.fromkeys(ops.values()):
-            for v in op.operands:
-                self._uses[v] = self._uses.get(v, 0) + 1
+        read = [v for op in dict.fromkeys(ops.values()) for v in op.operands]
+        self._uses = Counter([*read, *results])
 
     def enter(self, block: list[Stmt]) -> None:
         """Continue in another block; expressions of the old one are no longer reused."""
@@ -86,8 +94,8 @@ class Elements:
         self.enter(block)
         return block
 
-    def anchor(self, value: Value, make: Callable[[Index], Scalar]) -> None:
-        """Let ``make(index)`` provide the elements of ``value`` from now on."""
+    def anchor(self, value: Value, make: Provide) -> None:
+        """Let ``make(index)`` provide the elements of ``value`` from now on; those it does not have are computed."""
         self.anchored[value] = make
         self._cache = {}
 
@@ -99,9 +107,10 @@ class Elements:
         key = (value, index)
         found = self._cache.get(key)
         if found is None:
-            scalar, depth = self._make(value, index)
-            shared = self._uses.get(value, 0) > 1 or not SCALAR_DEPTH.holds(depth)
-            if isinstance(scalar, Apply | Load) and shared and value not in self.anchored:
+            held = self.anchored[value](index) if value in self.anchored else None
+            scalar, depth = self._make(value, index) if held is None else (held, 0)
+            shared = self._uses[value] > 1 or not SCALAR_DEPTH.holds(depth)
+            if isinstance(scalar, Apply | Load) and shared and held is None:
                 scalar, depth = self.bind(scalar), 0
             found = self._cache[key] = (scalar, depth)
         return found
@@ -142,8 +151,6 @@ class Elements:
         return self._named[i]
 
     def _make(self, value: Value, index: Index) -> tuple[Scalar, int]:
-        if value in self.anchored:
-            return self.anchored[value](index), 0
         if value in self.buffers:
             return Load(self.buffers[value], index), 0
         op = self.ops[value]
@@ -299,19 +306,16 @@ def test_index(a: Dim, b: Dim, fn: str) -> list[Scalar]:
 
 def _concatenate(self: Elements, op: Op, index: Index) -> tuple[Scalar, int]:
     axis = op.attrs["dim"]
-    begin: Dim = 0
-    pieces: list[tuple[Dim, Value]] = []
-    for v in op.operands:
-        pieces.append((begin, v))
-        begin = begin + v.type.shape[axis]
+    ends = accumulate(v.type.shape[axis] for v in op.operands)
     chosen: Scalar | None = None
     depth = 0
-    for begin, v in reversed(pieces):
+    for end, v in reversed([*zip(ends, op.operands, strict=True)]):
         extent = v.type.shape[axis]
         if extent == 0:
             continue
+        begin = end - extent
         below = test_index(index[axis], begin, "ge")
-        above = test_index(index[axis], begin + extent, "lt")
+        above = test_index(index[axis], end, "lt")
         if any(isinstance(t, Const) for t in (*below, *above)):
             continue
         at = inside(index[axis] - begin, extent)

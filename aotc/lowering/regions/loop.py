@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aotc.ir.dims import Dim, Expr, product, sym
+from aotc.ir.dims import Dim, bounds, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.anchors import axis_of
 from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, WHOLE_AXIS
 from aotc.lowering.analysis.cost_work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside
@@ -18,7 +17,6 @@ from aotc.lowering.regions.nests import (
     Emit,
     NestAxis,
     addresses,
-    coefficient,
     grid_loop,
     make_axes,
     mergeable,
@@ -93,11 +91,20 @@ def _items(b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stm
             serial(tail, symbols_, _segments, block)
 
     def _segments(block: list[Stmt], syms: list[Dim]) -> None:
-        for lo, hi in pairwise(cuts) if cuts else ((0, last.extent),):
+        ends = len(cuts)
+        pending: list[tuple[int, Dim]] = [] if cuts else [(0, last.extent)]
+        pending += reversed([*pairwise(cuts)])
+        while pending:
+            lo, hi = pending.pop()
             inside: list[Stmt] = []
-            i = sym(last.name, lo, hi)
+            i = last.symbol(lo, hi)
             emit(inside, place(b.anchors.space, b.shape, [*outer, *tail, last], [*syms, i]))
-            block.append(For(last.name, lo, hi, tuple(inside)))
+            more = _changes(i, inside) if cuts else []  # one test may hide behind another
+            if more and SEGMENTS.holds(ends + len(more)):
+                ends += len(more)
+                pending += [*zip([lo, *more], [*more, hi], strict=True)][::-1]
+            else:
+                block.append(For(last.name, lo, hi, tuple(inside)))
 
     return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
 
@@ -124,11 +131,17 @@ def _work_of_element(b: RegionBuilder) -> Dim:
 
 def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
     """Return where tests on the innermost loop change their answer, ends included (empty: nowhere)."""
-    innermost = axis_of(space[axis.members[0]])
-    if len(axis.members) != 1 or not isinstance(axis.extent, int) or innermost is None:
+    if len(axis.members) != 1 or not isinstance(axis.extent, int):
         return []
-    found = {0, axis.extent}
-    stack: list[Scalar] = [s.value for s in walk(tuple(trial)) if isinstance(s, Let | Store)]
+    changes = _changes(space[axis.members[0]], trial)
+    return [0, *changes, axis.extent] if changes and SEGMENTS.holds(len(changes) + 2) else []
+
+
+def _changes(index: Dim, block: list[Stmt]) -> list[int]:
+    """Return where within its bounds tests of ``index`` in a block change their answer, in order."""
+    low, high = bounds(index)
+    found: set[int] = set()
+    stack: list[Scalar] = [s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)]
     while stack:
         s = stack.pop()
         if not isinstance(s, Apply):
@@ -136,12 +149,10 @@ def _cuts(space: Index, axis: NestAxis, trial: list[Stmt]) -> list[int]:
         stack += s.args
         match s:
             case Apply(fn="ge" | "lt", args=(IndexScalar(expr=left, dtype="i64"), IndexScalar(expr=right))):
-                e = left - right
-                one = isinstance(e, Expr) and coefficient(e, innermost) == 1 and len(e.terms) == 1
-                if isinstance(e, Expr) and one and 0 < -e.const < axis.extent:
-                    found.add(-e.const)
-    cuts = sorted(found)
-    return cuts if len(cuts) > 2 and SEGMENTS.holds(len(cuts)) else []
+                change = index - (left - right)
+                if isinstance(change, int) and low is not None and high is not None and low < change <= high:
+                    found.add(change)
+    return sorted(found)
 
 
 def _anchor_windows(b: RegionBuilder, e: Elements, at: Index) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Scalar, Space, Stmt, Store, Var
@@ -11,7 +11,7 @@ from aotc.lowering.analysis.cost import ITEM_ELEMENTS, REDUCED_COLUMNS, SHORT_RO
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.region_work import kept_values
 from aotc.lowering.analysis.row_stages import RowLoop
-from aotc.lowering.regions.elemental import Elements, provide
+from aotc.lowering.regions.elemental import Elements, Provide, provide
 from aotc.lowering.regions.nests import NestAxis, addresses, grid_loop, make_axes, mergeable, place, serial, split_grid
 from aotc.lowering.regions.region import RegionBuilder, combine, join_turned, relocate, store_all
 from aotc.targets import Target
@@ -153,17 +153,24 @@ class Rows:
         """Write what a stage does at one place of the row, the element ``flat`` of what is kept of it."""
         join_turned(self.b, self.e, here)
         for v in self.keep:
-            scalar = self.e.bind(self.e.at(v, here))
+            scalar = self.e.at(v, here)
+            scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
             block.append(Store(self.scratch[v], (flat,), scalar))
-            self.e.anchored[v] = provide(scalar)
+            self.e.anchored[v] = provide(scalar, here)
         store_all(self.e, [(self.outs[v], v, relocate(self.b, v, here)) for v in loop.stores])
         for op in loop.ops:
             combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [])
         for v in self.keep:
-            self.e.anchored[v] = self._from_scratch(v)
+            self.e.anchored[v] = self._from_scratch(v, here)
 
-    def _from_scratch(self, value: Value) -> Callable[[Index], Scalar]:
-        return lambda index: Load(self.scratch[value], (self._flat_of(index),))
+    def _from_scratch(self, value: Value, here: Index) -> Provide:
+        """Return the function that gives elements of the row that ``here`` is in: those of others are not kept."""
+
+        def load(index: Index) -> Scalar | None:
+            kept = all(index[k] == here[k] for k in range(len(here)) if k not in self.reduced)
+            return Load(self.scratch[value], (self._flat_of(index),)) if kept else None
+
+        return load
 
     def _flat(self, syms: list[Dim]) -> Dim:
         flat: Dim = 0

@@ -69,7 +69,7 @@ class RegionBuilder:
 
     def elements(self) -> Elements:
         """Return an emitter of this region's values."""
-        return Elements(self.ops, self.buffers, self.fresh)
+        return Elements(self.ops, self.buffers, self.fresh, self.function.body.results)
 
     def row_stages(self) -> RowStages:
         """Return the loops over a row of a region with reductions."""

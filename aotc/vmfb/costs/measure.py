@@ -1,4 +1,4 @@
-"""One call, a dispatch at a time, each of them timed by itself on one core.
+"""One call, a dispatch at a time, each of them timed by itself: on one core, or on a whole GPU.
 
 Whoever writes where it reads is given its old values back before each run, so the call computes what it should. What a
 kernel takes is the least of several rounds: what other programs of the machine take is no property of it.
@@ -6,7 +6,6 @@ kernel takes is the least of several rounds: what other programs of the machine 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Command, value_of
+from aotc.vmfb.abi import Command, Place, value_of
 from aotc.vmfb.costs.record import FORMAT, digest_of
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MEASURED_NANOSECONDS, MOST_REPEATS, ROUND_NANOSECONDS
-from aotc.vmfb.trace import Stepper, evaluate, read_header
+from aotc.vmfb.trace import StepMemory, Stepper, evaluate, read_header
 
 if TYPE_CHECKING:
     from aotc.vmfb.vm import LoadedFunction
 
-Key = tuple[int, tuple[int, ...]]
+Key = tuple[int, tuple[int, ...], tuple[str, ...]]  # kernel, sizes, device
 
 
 def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dict[str, Any]:
@@ -40,15 +39,15 @@ def measure(function: LoadedFunction, arrays: Sequence[Any], repeat: int) -> dic
     if len(arrays) != len(function.arguments):
         expected = ", ".join(map(str, function.arguments))
         raise VmError(function.where, "wrong number of arguments", len(arrays), expected)
-    if not isinstance(repeat, int) or repeat < 1:
+    if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
         raise VmError(function.where, "repeat is no number of rounds", repr(repeat), "an integer from 1 on")
     found: list[Profiler] = []
 
-    def make(executable: Any, slots: Any, scratch: Any) -> Profiler:
-        found.append(Profiler(executable, slots, scratch, function.where, repeat))
+    def make(executable: Any, slots: Any, scratch: Any, memory: StepMemory) -> Profiler:
+        found.append(Profiler(executable, slots, scratch, memory, function.where, repeat))
         return found[0]
 
-    function.step(arrays, make, "profiled")
+    function.step(arrays, make)
     return found[0].record(function.name)
 
 
@@ -57,22 +56,25 @@ class Profiler(Stepper):
 
     Parameters
     ----------
-    executable, slots, scratch, where
+    executable, slots, scratch, memory, where
         As for :class:`aotc.vmfb.trace.Stepper`.
     repeat : int
         Rounds, of which the quickest counts.
     """
 
-    def __init__(self, executable: Any, slots: Any, scratch: Any, where: str, repeat: int) -> None:
-        super().__init__(executable, slots, scratch, where)
+    def __init__(
+        self, executable: Any, slots: Any, scratch: Any, memory: StepMemory, where: str, repeat: int
+    ) -> None:
+        super().__init__(executable, slots, scratch, memory, where)
         self.repeat = repeat
         self.target: str = executable.stats()["target"]
         self.rows: dict[Key, dict[str, Any]] = {}
-        self._empty: int | None = None
+        self._empty: dict[tuple[str, ...], int] = {}
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         sizes = tuple([value_of(word, self.parameters) for word in command.dims])
-        row = self.rows.get((command.kernel, sizes))
+        devices = self.memory.devices_of(command.places[0][0]) if command.places else ()
+        row = self.rows.get((command.kernel, sizes, devices))
         if row is not None:
             row["runs"] += 1
             run()
@@ -92,19 +94,21 @@ class Profiler(Stepper):
         ]
         given, made = [s for s in spans[:inputs] if s[0] < s[1]], spans[inputs:]
         in_place = header.parameters[0].name != "a0" or any(a < d and c < b for a, b in given for c, d in made)
-        saved = [(self._address(p), self._bytes(p, extent)) for p, extent in outputs] if in_place else []
-        ns = self._time(command, run, saved)
-        self.rows[command.kernel, sizes] = {
+        saved = [(p, self._bytes(p, extent)) for p, extent in outputs] if in_place else []
+        ns = self._time(command, devices, run, saved)
+        self.rows[command.kernel, sizes, devices] = {
             "digest": digest_of(text), "name": name, "loc": loc, "ops": ops, "sizes": dims, "runs": 1,
-            "bytes": sum(extents), "ns": {self.target.partition(":")[0]: ns},
+            "bytes": sum(extents), "ns": dict.fromkeys(devices, ns),
         }  # fmt: skip
 
-    def _time(self, command: Command, run: Callable[[], None], saved: Sequence[tuple[int, bytes]]) -> float:
+    def _time(
+        self, command: Command, devices: tuple[str, ...], run: Callable[[], None], saved: Sequence[tuple[Place, bytes]]
+    ) -> float:
         """Return the nanoseconds of one run; at the end the kernel has run once on what was ``saved``."""
         first = _timed(run)
         if self.executable.has_callbacks:  # what they do is done once
             return max(first, 1)
-        nothing = self._nothing()
+        nothing = self._nothing(command, devices)
         times = 1
         if not saved:
             again = max(_timed(run) - nothing, 1)
@@ -112,7 +116,8 @@ class Profiler(Stepper):
         alone = self._call(command, times) if times > 1 else run
         best, spent = float(first), first
         for _ in range(self.repeat):
-            _restore(saved)
+            for place, data in saved:
+                self.memory.write(place[0], self._address(place), data)
             taken = _timed(alone)
             best = min(best, (taken - nothing) / times)
             spent += taken
@@ -123,12 +128,12 @@ class Profiler(Stepper):
     def _call(self, command: Command, times: int) -> Callable[[], None]:
         return self.executable.call_of_command(command, self.slots, self.parameters, self.scratch, times)
 
-    def _nothing(self) -> int:
-        """Return the nanoseconds of a call that does nothing."""
-        if self._empty is None:
-            call = self._call(Command(COPY, 0, 0, 0, 0, (), (), ()), 0)
-            self._empty = min(_timed(call) for _ in range(self.repeat + 1))
-        return self._empty
+    def _nothing(self, command: Command, devices: tuple[str, ...]) -> int:
+        """Return the nanoseconds of a call on the device of ``command`` that does nothing."""
+        if devices not in self._empty:
+            call = self._call(command, 0)
+            self._empty[devices] = min(_timed(call) for _ in range(self.repeat + 1))
+        return self._empty[devices]
 
     def record(self, function: str) -> dict[str, Any]:
         """Return what was measured, the kernels in the order of their first runs."""
@@ -137,7 +142,7 @@ class Profiler(Stepper):
             **self.executable.origin(),
             "target": self.target,
             "function": function,
-            "machine": {"cpu": _processor(), "cores": os.cpu_count() or 1},
+            "machine": {"cpu": _processor(), "cores": os.cpu_count() or 1, **_gpus(self.executable.stats())},
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
             "kernels": list(self.rows.values()),
         }
@@ -149,9 +154,8 @@ def _timed(run: Callable[[], None]) -> int:
     return perf_counter_ns() - begin
 
 
-def _restore(saved: Sequence[tuple[int, bytes]]) -> None:
-    for address, data in saved:
-        ctypes.memmove(address, data, len(data))
+def _gpus(stats: Mapping[str, Any]) -> dict[str, str]:
+    return {"gpu": stats["device"]} if stats.get("device") else {}
 
 
 def _processor() -> str:

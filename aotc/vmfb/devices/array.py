@@ -6,6 +6,25 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.dtypes import from_numpy
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.pointers import address_of
+
+
+def converted(found: np.ndarray, dtype: Any, copy: bool | None, is_copy: bool = False) -> np.ndarray:
+    """Return what ``__array__`` owes its caller, from elements that are a copy already or not.
+
+    Raises
+    ------
+    ValueError
+        If no copy is wanted where one is needed.
+    """
+    if copy is False and (is_copy or dtype not in (None, found.dtype)):
+        raise ValueError("the elements cannot be had without a copy: they are on a GPU, or of another dtype")
+    if copy and not is_copy:
+        return np.array(found, dtype=dtype)
+    return found if dtype is None else found.astype(dtype, copy=False)
+
 
 class DeviceArray:
     """An array on a device of the model; a subclass has those of GPUs.
@@ -15,7 +34,7 @@ class DeviceArray:
     array : numpy.ndarray
         Its elements, in memory of the host.
     device : str
-        The device's name in the model.
+        The device's name in the model, or ``cpu:0``.
 
     Attributes
     ----------
@@ -25,21 +44,21 @@ class DeviceArray:
     nbytes : int
     """
 
-    __slots__ = ("__weakref__", "_array", "device")
+    __slots__ = ("__weakref__", "_array", "_dtype", "_shape", "device")
 
     def __init__(self, array: np.ndarray, device: str) -> None:
-        self._array = array
-        self.device = device
+        self._array: np.ndarray | None = array
+        self._shape, self._dtype, self.device = array.shape, array.dtype, device
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the size of each dimension."""
-        return self._array.shape
+        return self._shape
 
     @property
     def dtype(self) -> np.dtype:
         """Return the type of the elements."""
-        return self._array.dtype
+        return self._dtype
 
     @property
     def ordinal(self) -> int:
@@ -51,21 +70,61 @@ class DeviceArray:
         """Return the bytes of the elements."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def donated(self) -> bool:
+        """Was it given to a call, which has overwritten it? Then its elements are nobody's to read."""
+        return self._array is None
+
+    @property
+    def buffer(self) -> Any:
+        """Return its memory.
+
+        Raises
+        ------
+        VmError
+            If the array was donated to a call.
+        """
+        return self.numpy()
+
+    @property
+    def address(self) -> int:
+        """Return where its elements are."""
+        return address_of(self.numpy())
+
     def numpy(self) -> np.ndarray:
         """Return the elements as a NumPy array, which is not a copy where the device's memory is the host's."""
+        if self._array is None:
+            raise self._refusal()
         return self._array
+
+    def copy(self) -> DeviceArray:
+        """Return a copy on the same device."""
+        return DeviceArray(self.numpy().copy(order="C"), self.device)
+
+    def give_away(self) -> DeviceArray:
+        """Return another array of the same memory; this one cannot be used any more."""
+        other = DeviceArray(self.numpy(), self.device)
+        self._array = None
+        return other
+
+    def _refusal(self) -> VmError:
+        text = f"{from_numpy(self._dtype)}{list(self._shape)} on {self.device}"
+        return VmError("", "this array was donated to a call, which has overwritten it", text, "a result of that call")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         found = self.numpy()
-        if copy:
-            return np.array(found, dtype=dtype)
-        return found if dtype is None else found.astype(dtype, copy=False)
+        return converted(found, dtype, copy)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._array.__dlpack__(**kwargs)
+        found = self.numpy()
+        if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
+            return found.__dlpack__(**kwargs)
+        from aotc.vmfb.devices.dlpack import capsule  # NumPy hands over no type that is not its own
+
+        return capsule(self, **kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()
+        return self.numpy().__dlpack_device__()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -73,4 +132,5 @@ class DeviceArray:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        return f"DeviceArray({self.numpy()!r}, device={self.device!r})"
+        elements = "<donated>" if self.donated else repr(self.numpy())
+        return f"DeviceArray({elements}, device={self.device!r})"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aotc.vmfb.abi import Node, Slots
+from aotc.vmfb.abi import CONTROLS_SINCE, TILES_SINCE, Node, Slots
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import read_commands
+from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.safety.interface import Interface, Invalid, digest
@@ -52,11 +52,40 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
         try:
             words, nodes = read_buffer(bundle, row)
             check_commands(nodes, len(variant["kernels"]), slots, row["states"], row["parameters"])
+            _check_versions(nodes, variant)
         except Invalid as error:
             raise BundleError(bundle.where, f"command buffer {number} is invalid: {error}") from None
         found.words.append(words)
         found.nodes.append(nodes)
     return found
+
+
+def _check_versions(nodes: list[Node], variant: dict[str, Any]) -> None:
+    """Refuse tiles and control commands where nothing runs them."""
+    tiles = variant.get("executor_version", 0) >= TILES_SINCE
+    controls = variant["kind"] == "cpu" and variant["commands_version"] >= CONTROLS_SINCE
+    for graph in all_graphs(nodes):
+        if graph.tiled and not tiles:
+            raise Invalid(f"word {graph.at}: only executors of version {TILES_SINCE} and later know tiles")
+        if len(graph.leaves) < len(graph.commands) and not controls:
+            version = variant["commands_version"]
+            raise Invalid(f"word {graph.at}: a control command for {variant['kind']}, commands version {version}")
+
+
+def kernel_texts(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[str, str, str, int]] | None:
+    """Return name, text, line of the model and ops of each kernel; None without debug information."""
+    held = (bundle.manifest.get("debug") or {}).get("kernels")
+    if held is None:
+        return None
+    names = [k["name"] for k in variant["kernels"]]
+    rows = [held[f"{variant['target']}/{n}"] for n in names]
+    return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
+
+
+def origin(bundle: Bundle) -> dict[str, str]:
+    """Return the compiler of a bundle, and the digest of the program; it needs debug information."""
+    manifest = bundle.manifest
+    return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
 
 
 def check_digest(where: str, variant: dict[str, Any], sealed: bytes) -> None:

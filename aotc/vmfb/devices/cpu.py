@@ -41,19 +41,18 @@ from aotc.vmfb.abi import (
     Graph,
     Node,
     Slots,
-    encode,
 )
 from aotc.vmfb.arena import ARENAS, ArenaPool, give_back
 from aotc.vmfb.bundle import Bundle
-from aotc.vmfb.commands import kernel_words
+from aotc.vmfb.commands import encode, kernel_words
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import check_digest, load_buffers
+from aotc.vmfb.devices.buffers import check_digest, kernel_texts, load_buffers, origin
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
-from aotc.vmfb.machine import cpu_features, thread_count
+from aotc.vmfb.machine import cpu_features, thread_count, threads_within
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
@@ -239,17 +238,11 @@ class CpuExecutable:
 
     def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
         """Return name, text, line of the model and ops of each kernel; None without debug information."""
-        held = (self._bundle.manifest.get("debug") or {}).get("kernels")
-        if held is None:
-            return None
-        names = [k["name"] for k in self._variant["kernels"]]
-        rows = [held[f"{self._variant['target']}/{n}"] for n in names]
-        return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
+        return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:
         """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
-        manifest = self._bundle.manifest
-        return {"producer": manifest["producer"], "program": manifest["debug"].get("program", "")}
+        return origin(self._bundle)
 
     def _call(
         self, buffer: _Buffer, slots: Any, parameters: Sequence[int], scratch: Any, threads: int
@@ -358,7 +351,7 @@ class CpuExecutable:
 
     def _threads_within(self, arena: int, stride: int) -> int:
         """Return how many threads may have ``stride`` bytes each besides an arena: one at least."""
-        return max(min(self.threads, (self._limit - arena) // stride), 1) if self._limit and stride else self.threads
+        return threads_within(self.threads, self._limit, arena, stride)
 
     def session(self, layout: Slots) -> CpuSession:
         """Begin a call with a pointer table of this layout."""
@@ -375,11 +368,13 @@ class CpuExecutable:
         return {
             "target": self._variant["target"],
             "threads": self.threads,
+            **self._executor.stats(),
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self._buffers),
             "arena_peak": self._variant.get("arena_peak"),
             "arena_idle_bytes": self.arenas.idle_bytes(),
             "arena_high_water": self.arenas.high_water,
+            "arena_allocations": self.arenas.made,
             "memory": {"cpu": self.arenas.stats()},
             "constants_bytes": self.constants_bytes,
             "constants_copied": self._constants.copied,

@@ -24,6 +24,22 @@ def read_scalar(slots: Any, slot: int, offset: int, dtype: str) -> int:
     return int(np.frombuffer(ctypes.string_at(slots[slot] + offset, element.itemsize), element)[0])
 
 
+class HostMemory:
+    """The process's memory, for who runs a call command by command: see :class:`aotc.vmfb.trace.StepMemory`."""
+
+    def read(self, slot: int, address: int, size: int) -> bytes:
+        """Return bytes of a slot."""
+        return ctypes.string_at(address, size)
+
+    def write(self, slot: int, address: int, data: bytes) -> None:
+        """Write bytes to a slot."""
+        ctypes.memmove(address, data, len(data))
+
+    def devices_of(self, slot: int) -> tuple[str, ...]:
+        """Return the kind of device: those of the model share this memory."""
+        return ("cpu",)
+
+
 class CpuSession:
     """One call of a function whose course depends on its data, on a :class:`~aotc.vmfb.devices.cpu.CpuExecutable`."""
 
@@ -61,9 +77,9 @@ class CpuSession:
         """Put an argument or a result in the pointer table."""
         self._slots[slot] = address_of(array if array.size else EMPTY)
 
-    def stepper(self, make: Callable[[Any, Any, Any], Stepper]) -> Stepper:
-        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and scratch."""
-        return make(self._executable, self._slots, self._scratch)
+    def stepper(self, make: Callable[..., Stepper]) -> Stepper:
+        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
+        return make(self._executable, self._slots, self._scratch, HostMemory())
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer and wait for it."""

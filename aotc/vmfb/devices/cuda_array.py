@@ -7,10 +7,9 @@ from weakref import finalize
 
 import numpy as np
 
-from aotc.vmfb.devices.array import DeviceArray
+from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.dtypes import from_numpy
-from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of
 
 _CUDA = 2  # kDLCUDA
@@ -51,21 +50,16 @@ class CudaArray(DeviceArray):
         The device's name in the model, or ``cuda:0``.
     """
 
-    __slots__ = ("_buffer", "_dtype", "_shape")
+    __slots__ = ("_buffer",)
 
     def __init__(self, buffer: CudaBuffer, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
         self._buffer: CudaBuffer | None = buffer
         self._shape, self._dtype, self.device = shape, dtype, device
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the size of each dimension."""
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Return the type of the elements."""
-        return self._dtype
+    def donated(self) -> bool:
+        """Was it given to a call, which has overwritten it?"""
+        return self._buffer is None
 
     @property
     def buffer(self) -> CudaBuffer:
@@ -77,9 +71,7 @@ class CudaArray(DeviceArray):
             If the array was donated to a call.
         """
         if self._buffer is None:
-            text = f"{from_numpy(self._dtype)}{list(self._shape)} on {self.device}"
-            what = "this array was donated to a call, which has overwritten it"
-            raise VmError("", what, text, "a result of that call")
+            raise self._refusal()
         return self._buffer
 
     @property
@@ -127,9 +119,9 @@ class CudaArray(DeviceArray):
         row = {"shape": self._shape, "typestr": self._dtype.str, "data": (pointer, False)}
         return {**row, "strides": None, "stream": None, "version": 3}
 
-    def __repr__(self) -> str:
-        elements = "<donated>" if self._buffer is None else repr(self.numpy())
-        return f"DeviceArray({elements}, device={self.device!r})"
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = np.empty(0, self._dtype) if copy is False else self.numpy()
+        return converted(found, dtype, copy, is_copy=True)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CUDA, self.ordinal

@@ -14,6 +14,7 @@ from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.tensor_map import encode_map
+from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
 
@@ -43,6 +44,14 @@ class CudaMemory:
             self._held[slot] = self._executable.gpu.allocate(size), size
             self._executable.count(size)
         self._slots[slot] = self._held[slot][0]
+
+    def has(self, slot: int) -> bool:
+        """Tell whether a slot has memory."""
+        return slot in self._held
+
+    def held_bytes(self) -> int:
+        """Return how much it has."""
+        return sum(size for _, size in self._held.values())
 
     def _drop(self, slot: int) -> None:
         if slot in self._held:
@@ -142,7 +151,7 @@ class CudaProgram:
     def _graph(self, graph: Graph) -> Step:
         """Return what runs a graph; its commands are in an order that respects the edges."""
         gpu = self._executable.gpu
-        commands = [self._command(command) for command in graph.commands]
+        commands = [self._command(command) for command in graph.leaves]
 
         def run_all() -> None:
             for command in commands:
@@ -195,10 +204,12 @@ class CudaProgram:
         read, flag = self._read(node.place, 1), self._flag  # not this object, which holds the steps
 
         def run() -> None:
+            watch = Watch()
             while True:
                 for step in condition:
                     step()
                 read()
+                watch.look()
                 if not flag[0]:
                     return
                 for step in body:
@@ -212,6 +223,7 @@ class CudaProgram:
 
         def run() -> None:
             read()
+            end_if_stopped()
             number = int(number_read[0])
             for step in branches[number if 0 <= number < len(branches) else -1]:
                 step()

@@ -1,4 +1,4 @@
-"""Arrays on a GPU handed to other libraries by DLPack, whose structures are made here by ctypes.
+"""Arrays handed to other libraries by DLPack where NumPy does not: its structures are made here by ctypes.
 
 A consumer takes the capsule's struct over and calls its deleter when it is done; the struct and the array's memory are
 kept until then. Source: DLPack's ``dlpack.h``, version 0.8 (unversioned capsules).
@@ -55,7 +55,7 @@ for _kept in (_delete, _drop):  # other libraries call them until the very end o
 
 
 def capsule(array: Any, *, stream: Any = None, copy: bool | None = None, **rest: Any) -> Any:
-    """Return a DLPack capsule of the memory of a ``CudaArray``.
+    """Return a DLPack capsule of the memory of a ``DeviceArray`` that is C-contiguous.
 
     Nothing has to be waited for, whatever ``stream`` the consumer names: calls return when the GPU is done.
 

@@ -18,8 +18,13 @@ class HostPart(CpuExecutable):
 
     def keep_within(self, limit: int, arenas: int) -> None:
         """Let so many threads take part in calls as have room beside ``arenas``, within ``limit`` bytes, 0 if any."""
-        self._limit = limit
+        self._limit, self._beside = limit, arenas
         self.threads = self._threads_within(arenas, self._stride)
+
+    def limit_memory(self, limit: int) -> None:
+        """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
+        super().limit_memory(limit)
+        self.keep_within(self._limit, self._beside)
 
     def call_of_nodes(
         self, words: np.ndarray, nodes: Sequence[Node], states: int, slots: Any, parameters: Sequence[int], scratch: Any

@@ -59,6 +59,7 @@ class LoadedGpu:
         self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
         self.constants = self._upload(bundle, constants, rows)
         self.bytes = self.most_bytes = self.constants_bytes
+        self.limit = 0  # bytes of working memory, if there is one
         self._idle: dict[int, list[int]] = {}  # memory of arrays that are gone, by size: the stream orders its uses
 
     def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
@@ -108,7 +109,7 @@ class LoadedGpu:
     def give(self, address: int, size: int) -> None:
         """Take the memory of an array back; a finalizer calls it, on any thread."""
         blocks = self._idle.setdefault(size, [])
-        if len(blocks) < IDLE_BUFFERS:
+        if len(blocks) < IDLE_BUFFERS and (not self.limit or self.working_bytes() + size <= self.limit):
             blocks.append(address)
         else:
             self.gpu.free([address])
@@ -117,6 +118,11 @@ class LoadedGpu:
         """Note that ``size`` bytes more are in use."""
         self.bytes += size
         self.most_bytes = max(self.most_bytes, self.bytes)
+
+    def working_bytes(self) -> int:
+        """Return the bytes that plans hold, and those of arrays that are gone."""
+        idle = sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
+        return self.bytes - self.constants_bytes + idle
 
     def trim(self) -> int:
         """Free the memory of arrays that are gone; return how many bytes that were."""

@@ -14,23 +14,26 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
+from typing import Any
 from weakref import WeakValueDictionary
 
 from aotc.vmfb.abi import (
     ALIGNMENT,
     POOL_ASK,
     POOL_CORES,
+    POOL_COUNTS,
     POOL_DROP,
     POOL_HALT,
     POOL_NOTICE,
     POOL_REGAIN,
     POOL_RELEASE,
+    POOL_TRIAL,
 )
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.files import work_folder, write_parts
 from aotc.vmfb.limits import EXIT_SECONDS
-from aotc.vmfb.machine import thread_count
+from aotc.vmfb.machine import shuffle_seed, thread_count
 from aotc.vmfb.pointers import WORDS, aligned_bytes
 from aotc.vmfb.process.interruption import is_calling, on_ask
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
@@ -88,6 +91,7 @@ class _Process:
         self.lock = new_recursive_lock()
         self.libraries: WeakValueDictionary[tuple[bytes, bytes], SharedObject] = WeakValueDictionary()
         self.executors: dict[tuple[int, bytes], Executor] = {}
+        self.trial = 0  # where its words are
 
 
 class Executor:
@@ -103,8 +107,9 @@ class Executor:
         The address of the pool.
     """
 
-    def __init__(self, library: SharedObject) -> None:
+    def __init__(self, library: SharedObject, version: int) -> None:
         self.library = library
+        self._counts = version > 2
         self.run: Callable[[ctypes.c_void_p], int] = ctypes.PYFUNCTYPE(ctypes.c_int64)(("aotc_run", library.library))
         self._memory, self.pool = aligned_bytes(library.library.aotc_pool_bytes(), ALIGNMENT)
         # Workers look at this memory until the process is gone, after Python has freed its objects.
@@ -120,6 +125,21 @@ class Executor:
             self[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         with suppress(VmError):  # a variable that is no number is said to whoever loads without threads=
             self[POOL_CORES] = thread_count(None)
+        self.hold(_PROCESS.trial)
+
+    def hold(self, trial: int) -> None:
+        """Let calls be part of the trial whose words are at this address; 0 for none."""
+        if self._counts:
+            self[POOL_TRIAL] = trial
+
+    def stats(self) -> dict[str, Any]:
+        """Return what was counted of the workers of this process, and of callers, since it began.
+
+        ``steals`` are items that a thread ran beyond its share, if each had as many of a command's as the others;
+        ``idle`` the seconds that threads waited within graphs; ``wakeups`` how often a worker was woken.
+        """
+        steals, idle, wakeups = (self[word] if self._counts else 0 for word in POOL_COUNTS)
+        return {"steals": steals, "idle": idle / 1e9, "wakeups": wakeups}
 
     def __getitem__(self, word: int) -> int:
         return WORDS[(self.pool >> 3) + word]
@@ -180,8 +200,28 @@ def load_executor(bundle: Bundle, number: int | None, version: int) -> Executor:
         if found is None:
             library = load_library(bundle, number, "executor")
             _check_executor(bundle, library.library, version)
-            found = _PROCESS.executors[version, bundle.signer] = Executor(library)
+            _shuffle()
+            found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
         return found
+
+
+def hold_trial(trial: int) -> None:
+    """Let all calls be part of the trial whose words are at this address (:class:`aotc.vmfb.devices.trial.Trial`)."""
+    with _PROCESS.lock:
+        _PROCESS.trial = trial
+        for executor in _PROCESS.executors.values():
+            executor.hold(trial)
+
+
+def _shuffle() -> None:
+    """Begin the trial that ``AOTC_SHUFFLE`` asks for, if it does."""
+    seed = shuffle_seed()
+    if seed is not None and not _PROCESS.trial:
+        from aotc.vmfb.devices.trial import Trial  # for tests alone; a process that loads a bundle need not pay for it
+
+        trial = Trial()
+        trial.shuffle(seed)
+        _PROCESS.trial = trial.address
 
 
 def _check_executor(bundle: Bundle, library: ctypes.CDLL, wanted: int) -> None:

@@ -3,7 +3,8 @@
 A plan (one tuple of shapes) gets memory for its arena, and for arguments and results that come from and go to NumPy,
 the first time it runs; what runs on a GPU is recorded as CUDA graphs over those addresses. An argument that is in the
 GPU's memory is read where it is, and a result that is to stay there is made where it stays: for such addresses there
-are graphs of their own from the second call on. Calls on one executable run one after the other.
+are graphs of their own from the second call on. Calls ask their work of the GPUs one after the other; one that was
+submitted lets the next begin before it waits for its own end. What a call holds goes at its end.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from weakref import WeakSet
 import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT, COPY, Node, Slots
-from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.arena import ARENAS, Arena, ArenaPool
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.devices.buffers import kernel_texts, load_buffers, origin
 from aotc.vmfb.devices.cuda_array import CudaArray
 from aotc.vmfb.devices.cuda_program import CudaMemory
 from aotc.vmfb.devices.host_part import HostPart
@@ -33,10 +34,12 @@ from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
+from aotc.vmfb.process.interruption import end_if_stopped, is_submitted
 from aotc.vmfb.process.locks import new_recursive_lock
 
 Space = LoadedGpu | HostPart
 Array = np.ndarray | CudaArray
+Marks = list[tuple[cuda_driver.Gpu, Any]]  # events that come when GPUs are done
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -73,7 +76,7 @@ class PlacedExecutable:
         self.lock = new_recursive_lock()
         self.where = bundle.where
         self.spaces, self.known = spaces, known
-        self._variant = variant
+        self._bundle, self._variant = bundle, variant
         self.buffers = load_buffers(bundle, variant)
         if known is not None:
             known.check(bundle.manifest["functions"], variant["functions"], self.buffers)
@@ -90,6 +93,11 @@ class PlacedExecutable:
     def gpu(self) -> cuda_driver.Gpu:
         """Return the first GPU."""
         return self.gpus[0].gpu
+
+    @property
+    def arenas(self) -> ArenaPool:
+        """Return where calls take the process's memory from."""
+        return ARENAS if self.host is None else self.host.arenas
 
     def layout(self, entry: Mapping[str, Any]) -> Slots:
         """Return the pointer table of a function with this signature."""
@@ -133,6 +141,22 @@ class PlacedExecutable:
             loaded.gpu.enter()
             loaded.gpu.wait()
 
+    def mark(self, marks: Marks) -> None:
+        """Add, for each GPU, an event that comes when it is done with all that was asked of it by now."""
+        for loaded in self.gpus:
+            event = loaded.gpu.take_event()
+            loaded.gpu.enter()
+            loaded.gpu.record(event)
+            marks.append((loaded.gpu, event))
+
+    def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
+        """Return name, text, line of the model and ops of each kernel; None without debug information."""
+        return kernel_texts(self._bundle, self._variant)
+
+    def origin(self) -> dict[str, str]:
+        """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
+        return origin(self._bundle)
+
     def stats(self) -> dict[str, Any]:
         """Return the GPUs, kernels and memory (bytes)."""
         names = [cuda_driver.device_name(loaded.ordinal) for loaded in self.gpus]
@@ -150,21 +174,61 @@ class PlacedExecutable:
 
     def _memory(self) -> dict[str, dict[str, int]]:
         """Return the bytes in use of each device, and the most that ever were; devices of the model may share a GPU."""
-        found = {"cpu": ARENAS.stats()} if self.host else {}
+        found = {"cpu": self.arenas.stats()} if self.host else {}
         for loaded in self.gpus:
             row = found.setdefault(f"cuda:{loaded.ordinal}", {"in_use": 0, "high_water": 0})
             row["in_use"] += loaded.bytes
             row["high_water"] += loaded.most_bytes
+            if loaded.limit:
+                row["limit"] = row.get("limit", 0) + loaded.limit
         return found
+
+    def limit_memory(self, limit: int) -> None:
+        """Let calls take ``limit`` bytes of working memory in each memory at most, all that run at a time together."""
+        if self.host is not None:
+            self.host.limit_memory(limit)
+        for loaded in self.gpus:
+            loaded.limit = limit
+
+    def make_room(self, loaded: LoadedGpu, size: int, held: int, call: PlacedCall | None) -> None:
+        """See to it that a call that holds ``held`` bytes of a GPU can take ``size`` more, if they are limited.
+
+        What is kept for later calls goes, of this plan's own (``call``) what it holds excepted; who holds the lock has
+        nobody beside him who takes memory.
+
+        Raises
+        ------
+        VmError
+            If the call takes more than the limit by itself.
+        """
+        if not loaded.limit or loaded.working_bytes() + size <= loaded.limit:
+            return
+        if held + size > loaded.limit:
+            what = f"this call needs {held + size:,} bytes of working memory on GPU {loaded.ordinal}"
+            hint = "load it with a larger memory_limit, or give it less at a time"
+            raise VmError("", what, expected=f"at most memory_limit, {loaded.limit:,} bytes", hint=hint)
+        self.wait()
+        loaded.trim()
+        for other in list(self._calls):
+            if other is not call and loaded.working_bytes() + size > loaded.limit:
+                other.release()
 
     def trim(self) -> int:
         """Free the memory of all plans, and of arrays that are gone; return how many bytes that were."""
         with self.lock:
+            self.wait()
             before = sum(loaded.bytes for loaded in self.gpus)
             for call in list(self._calls):
                 call.release()
             freed = before - sum(loaded.bytes for loaded in self.gpus)
             return freed + sum(loaded.trim() for loaded in self.gpus) + (self.host.trim() if self.host else 0)
+
+
+def _finish(marks: Marks) -> None:
+    """Wait for all, whatever one of them says."""
+    for gpu, event in marks:
+        with suppress(VmError):
+            gpu.finish(event)
 
 
 class PlacedCall:
@@ -182,28 +246,77 @@ class PlacedCall:
         self._judged = plan.judged_after()
         self._read = partial(read_scalar, executable.spaces, self._call)
         self._programs: dict[tuple[int, ...], list[PlacedProgram] | None] = {}  # None: the addresses came once
+        self._under_way: list[None] = []  # an entry for each call
         for space, loaded in enumerate(executable.spaces):
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
             self._call.slots[layout.constants_of(space)] = constants
 
     def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         """Run the plan; see :meth:`PlacedExecutable.replay`."""
-        rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
-        arena = None
-        with self._executable.streams():
-            try:
-                arena = self._take_arenas()
-                programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
-                self._upload(arrays)
-                judge(self._judged[0], self._read)
-                for program, after in zip(programs, self._judged[1:]):
-                    program.run()
-                    judge(after, self._read)
-                self._download(results)
-            finally:
-                self._call.pending.clear()
+        marks: Marks = []
+        self._under_way.append(None)
+        try:
+            with self._executable.lock:  # what is submitted next may ask its own while this waits, in order
+                try:
+                    arena = self._enqueue(arrays, results, marks)
+                except BaseException:  # what goes with it may be read or written by GPUs
+                    with suppress(VmError):
+                        self._executable.wait()
+                    raise
+            for gpu, event in marks:
+                gpu.finish(event)
+        except BaseException:  # of a signal's handler, between two
+            _finish(marks)
+            raise
+        finally:
+            self._under_way.pop()
+            for gpu, event in marks:
+                gpu.give_events([event])
         if arena is not None:  # else a copy of a call that failed may still be under way to it
-            ARENAS.give(arena)
+            self._executable.arenas.give(arena)
+
+    def _enqueue(self, arrays: Sequence[Array], results: Sequence[Array], marks: Marks) -> Arena | None:
+        """Ask all of the GPUs, and compute what is the CPU's; return the memory that it works in."""
+        if len(self._under_way) == 1:
+            self._call.pending.clear()
+        end_if_stopped()
+        rows = [*enumerate(arrays), *zip(self._places, results, strict=True)]
+        for loaded in self._memories:
+            if loaded.limit:
+                self._make_room(loaded, rows)
+        arena = self._take_arenas()
+        programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
+        self._upload(arrays)
+        judge(self._judged[0], self._read)
+        for program, after in zip(programs, self._judged[1:]):
+            program.run()
+            judge(after, self._read)
+        if is_submitted() and not self._comes_home(results):
+            self._executable.mark(marks)
+        else:  # a call alone waits for streams: two calls of the driver fewer
+            end_if_stopped()
+            self._download(results)
+            self._executable.wait()
+        return arena
+
+    def _comes_home(self, results: Sequence[Array]) -> bool:
+        """Is there a result that the next call would write over before it is copied to the process?"""
+        homes = zip(self._places, results, strict=True)
+        return any(self._gpus[slot] is not None and isinstance(x, np.ndarray) for slot, x in homes)
+
+    def _make_room(self, loaded: LoadedGpu, rows: Sequence[tuple[int, Array]]) -> None:
+        """Make room for all that this call takes of a GPU: its arena, and arrays that come from and go to NumPy."""
+        wanted = {slot: x.nbytes for slot, x in rows if self._gpus[slot] is loaded and isinstance(x, np.ndarray)}
+        for space, size in enumerate((self._plan.arena, *self._plan.others)):
+            if self._executable.spaces[space] is loaded:
+                wanted[self._call.layout.arena_of(space)] = size
+        memory, all_of_it = self._memories[loaded], sum(wanted.values())
+        more = sum(size for slot, size in wanted.items() if not memory.has(slot))
+        if memory.held_bytes() + more > all_of_it and loaded.working_bytes() + more > loaded.limit:
+            self._executable.wait()
+            self.release()  # it has what this call does not want: where arrays on GPUs are now
+            more = all_of_it
+        self._executable.make_room(loaded, more, memory.held_bytes(), self)
 
     def _bind(self, slot: int, x: Array) -> int:
         """Put an array in the table; return its address if it is on a GPU."""
@@ -228,7 +341,7 @@ class PlacedCall:
                 self._memories[loaded].take(slot, size)
             else:
                 bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
-                taken = ARENAS.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
+                taken = self._executable.arenas.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
                 self._call.slots[slot] = taken.address
                 self._call.scratch.value = taken.address + bytes_
         return taken

@@ -24,6 +24,7 @@ from aotc.vmfb.devices.host_part import HostPart
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.spaces import space_of
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 
 class HostBytes(NamedTuple):
@@ -108,8 +109,9 @@ class PlacedProgram:
         self._steps = self._steps_of(nodes)
 
     def run(self) -> None:
-        """Do it all, or ask it of GPUs."""
+        """Do it all, or ask it of GPUs; where somebody wants the call to end no further step is begun."""
         for step in self._steps:
+            end_if_stopped()
             step()
 
     def _recordings_of(self, space: int) -> Recordings:
@@ -149,7 +151,7 @@ class PlacedProgram:
         """Return what runs a node that works on several memories."""
         match node:
             case Graph():
-                (source, target), (size,) = node.commands[0].places, node.commands[0].dims
+                (source, target), (size,) = node.leaves[0].places, node.leaves[0].dims
                 return self._move(source, target, value_of(size, self._parameters))
             case WhileNode():
                 return self._while(node)
@@ -165,7 +167,7 @@ class PlacedProgram:
             if not isinstance(node, Graph):
                 yield self._touch(node.place, 1 if isinstance(node, WhileNode) else 4, False)
                 continue
-            for command in node.commands:
+            for command in node.leaves:
                 dims = [value_of(word, self._parameters) for word in command.dims]
                 if command.kind == COPY:
                     sizes, inputs = [dims[0]] * 2, 1
@@ -241,9 +243,11 @@ class PlacedProgram:
         goes_on = self._scalar(node.place, "u8")
 
         def run() -> None:
+            watch = Watch()
             while True:
                 for step in condition:
                     step()
+                watch.look()
                 if not goes_on():
                     return
                 for step in body:
@@ -257,6 +261,7 @@ class PlacedProgram:
 
         def run() -> None:
             number = chosen()
+            end_if_stopped()
             for step in branches[number if 0 <= number < len(branches) else -1]:
                 step()
 

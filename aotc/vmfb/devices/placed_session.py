@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.arena import ARENAS, Arena
+from aotc.vmfb.arena import Arena
 from aotc.vmfb.devices.cuda_program import CudaMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
@@ -29,6 +30,17 @@ class PlacedSession:
         self._arena: Arena | None = None
         self._arena_bytes = 0
         self._scratch: Arena | None = None
+        self._pool = executable.arenas
+        try:
+            self._begin()
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _begin(self) -> None:
+        """Take the memory that the call has from the beginning."""
+        executable, layout = self._executable, self._layout
+        self._pool.begin()
         for space, loaded in enumerate(executable.spaces):
             slot = layout.constants_of(space)
             if isinstance(loaded, LoadedGpu):
@@ -36,7 +48,7 @@ class PlacedSession:
                 self._call.slots[slot] = loaded.constants
             else:
                 self._call.slots[slot] = loaded.constants_address
-                self._scratch = ARENAS.take(loaded.scratch_bytes)
+                self._scratch = self._arena_of(loaded.scratch_bytes)
                 self._call.scratch.value = self._scratch.address
 
     def arena(self, size: int) -> None:
@@ -49,16 +61,24 @@ class PlacedSession:
         loaded = self._executable.loaded(self._layout, slot)
         if loaded is not None:
             loaded.gpu.enter()
+            self._make_room(loaded, size)
             self._memories[loaded].grow(slot, size)
             return
         self._executable.wait()  # copies may read or write the old one
         self._call.pending.clear()
-        found = ARENAS.take(size)
+        found = self._arena_of(size)
         if self._arena is not None:
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
-            ARENAS.give(self._arena)
+            self._pool.give(self._arena)
         self._arena, self._arena_bytes = found, size
         self._call.slots[slot] = found.address
+
+    def _arena_of(self, size: int) -> Arena:
+        held = [arena.size for arena in (self._arena, self._scratch) if arena is not None]
+        return self._pool.grow(size, sum(held))
+
+    def _make_room(self, loaded: LoadedGpu, size: int) -> None:
+        self._executable.make_room(loaded, size, self._memories[loaded].held_bytes(), None)
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Put an argument or a result in the pointer table."""
@@ -67,6 +87,7 @@ class PlacedSession:
             self._call.slots[slot] = address_of(array if array.size else EMPTY)
             return
         loaded.gpu.enter()
+        self._make_room(loaded, array.nbytes)
         self._memories[loaded].take(slot, array.nbytes)
         loaded.gpu.upload(self._call.slots[slot], address_of(array), array.nbytes)
         self._arrays[slot] = array
@@ -75,6 +96,16 @@ class PlacedSession:
         """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
         buffers = self._executable.buffers
         PlacedProgram(self._executable.spaces, self._call, buffers, number, parameters, record=False).run()
+        self._bring_home(number)
+
+    def stepper(self, make: Callable[..., Any]) -> Any:
+        """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
+        from aotc.vmfb.devices.placed_steps import PlacedSteps, SteppedCall  # for debugging and measuring alone
+
+        steps = PlacedSteps(self._executable, self._call)
+        return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
+
+    def _bring_home(self, number: int) -> None:
         for slot in self._arrays.keys() & self._executable.writes[number]:
             loaded, array = self._executable.loaded(self._layout, slot), self._arrays[slot]
             if loaded is not None:
@@ -94,8 +125,9 @@ class PlacedSession:
         """Give the memory back."""
         with self._held:
             self._executable.wait()
+        self._pool.end()
         for memory in self._memories.values():
             memory.release()
         for arena in (self._arena, self._scratch):
             if arena is not None:
-                ARENAS.give(arena)
+                self._pool.give(arena)

@@ -116,11 +116,11 @@ class Spaces:
         for node in all_nodes(nodes):
             if not isinstance(node, Graph):
                 continue
-            touched = {layout.home(slot) for command in node.commands for slot, _ in command.places}
-            moves = len(node.commands) == 1 and node.commands[0].kind == COPY
+            touched = {layout.home(slot) for command in node.leaves for slot, _ in command.places}
+            moves = len(node.leaves) == 1 and node.leaves[0].kind == COPY
             if len(touched) > 1 and not moves:
                 raise Invalid(f"word {node.at}: a graph touches memories {sorted(touched)}")
-            for command in node.commands if not moves else ():
+            for command in node.leaves if not moves else ():
                 if command.kind != COPY and touched and not self._runs(command.kernel, *touched):
                     raise Invalid(f"word {node.at}: kernel {command.kernel} is not for memory {min(touched)}")
 
@@ -138,6 +138,6 @@ def space_of(node: Node, layout: Slots) -> int:
 def _spaces(node: Node, layout: Slots) -> Iterator[int]:
     for inner in all_nodes([node]):
         if isinstance(inner, Graph):
-            yield from (layout.home(slot) for command in inner.commands for slot, _ in command.places)
+            yield from (layout.home(slot) for command in inner.leaves for slot, _ in command.places)
         else:
             yield layout.home(inner.place[0])

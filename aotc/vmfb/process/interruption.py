@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 from _thread import get_ident
 from collections.abc import Callable
+from time import monotonic_ns
 from types import FrameType
 from typing import Any
+
+from aotc.vmfb.limits import NOTICE_NANOSECONDS
 
 RUNNING: dict[int, Any] = {}  # by thread: the submission that it runs
 _ASK: list[Callable[[], None]] = []
@@ -39,13 +42,40 @@ def notice() -> None:
     asyncio.CancelledError
         If the task is cancelled that runs on this thread, or awaits what this thread computes.
     """
+    end_if_stopped()
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):
+        raise asyncio.CancelledError
+
+
+def end_if_stopped() -> None:
+    """Raise what is to end the submission that this thread runs, if anything is."""
     if RUNNING:
         running = RUNNING.get(get_ident())
         if running is not None and running.stopped is not None:
             raise running.stopped
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and (_task_is_cancelled(asyncio) or _awaiting_is_cancelled()):
-        raise asyncio.CancelledError
+
+
+def is_submitted() -> bool:
+    """Does this thread run a submission?"""
+    return bool(RUNNING) and get_ident() in RUNNING
+
+
+class Watch:
+    """Looks who may end a call whose loop the host runs: for submissions in each turn, else every few milliseconds."""
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due = monotonic_ns() + NOTICE_NANOSECONDS
+
+    def look(self) -> None:
+        """Raise what is to end the call, if anything is."""
+        end_if_stopped()
+        now = monotonic_ns()
+        if now >= self._due:
+            notice()
+            self._due = now + NOTICE_NANOSECONDS
 
 
 def _task_is_cancelled(asyncio: Any) -> bool:

@@ -145,7 +145,7 @@ class CallMemory:
                 size = size_of("i1" if isinstance(node, WhileNode) else "i32")
                 self.read(slot, value_of(offset, parameters), size)
                 continue
-            for command in node.commands:
+            for command in node.leaves:
                 if command.kind == COPY:
                     self._check_copy(command, parameters)
                 else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import abi, trees
-from aotc.vmfb.abi import Command, Graph, Node, Place, Slots
+from aotc.vmfb.abi import Command, Control, Graph, Node, Place, Slots
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
@@ -174,36 +174,62 @@ def check_commands(nodes: Sequence[Node], kernels: int, slots: int, states: int,
     for node in all_nodes(nodes):
         try:
             if isinstance(node, Graph):
-                commands += len(node.commands)
+                commands += node.cells
                 _check_graph(node, limits)
             else:
                 _check_operands({node.place}, set(), limits)
         except Invalid as error:
             raise Invalid(f"word {node.at}: {error}") from None
     if states > commands:
-        raise Invalid(f"{states} cells for {commands} commands")
+        raise Invalid(f"{states} cells where {commands} are used")
 
 
 def _check_graph(graph: Graph, limits: _Limits) -> None:
     state, count = graph.state, len(graph.commands)
-    if not 0 <= state <= state + count <= limits.states:
-        raise Invalid(f"cells {state} to {state + count} of {limits.states}")
+    if not 0 <= state <= state + graph.cells <= limits.states:
+        raise Invalid(f"cells {state} to {state + graph.cells} of {limits.states}")
     waits = [0] * count
     expected = []
     places: set[Place] = set()
     operands: set[int] = set()
+    cell = count
     for number, command in enumerate(graph.commands):
-        _check_command(command, limits.kernels)
-        places.update(command.places)
-        operands.update((command.items, command.grain), command.dims)
+        if isinstance(command, Control):
+            if command.cell != cell:
+                raise Invalid(f"control command {number} has the cells from {command.cell}, not from {cell}")
+            cell += abi.INNER_CELLS
+        else:
+            _check_command(command, limits.kernels)
+            places.update(command.places)
+            operands.update((command.items, command.grain), command.dims)
         expected.append(command.predecessors)
         for successor in command.successors:
             if not number < successor < count:
                 raise Invalid(f"command {number} is before command {successor} of {count}")
             waits[successor] += 1
+    if graph.tiled:
+        _check_tiles(graph, waits)
     if waits != expected:
         raise Invalid("the numbers of predecessors do not agree with the successors")
     _check_operands(places, operands, limits)
+
+
+def _check_tiles(graph: Graph, waits: list[int]) -> None:
+    """Check what commands wait for tile by tile, and count it."""
+    if graph.serial:
+        raise Invalid("a serial graph with tiles")
+    followers: list[list[int]] = [[] for _ in graph.commands]
+    for number, command in enumerate(graph.commands):
+        for tile in command.tiles:
+            if not 0 <= tile.producer < number:
+                raise Invalid(f"command {number} waits for tiles of command {tile.producer}")
+            if not (0 <= tile.times < 1 << 31 and 0 < tile.over < 1 << 31 and 0 <= tile.plus < 1 << 62):
+                raise Invalid(f"a tile of {tile.times} items over {tile.over} and {tile.plus}")
+            followers[tile.producer].append(number)
+        waits[number] += len(command.tiles)
+    for number, command in enumerate(graph.commands):
+        if list(command.followers) != followers[number]:
+            raise Invalid(f"command {number} has other followers than those that wait for its tiles")
 
 
 def _check_command(command: Command, kernels: int) -> None:

@@ -7,10 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from math import isnan
 from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.errors import FenceCancelled, VmError
 from aotc.vmfb.schedule.dispatch import PROCESS, Bell, take
 
@@ -73,7 +75,15 @@ class Fence:
         return ()
 
     def __getitem__(self, number: int) -> FenceResult:
-        return self.results[number]
+        results = self.results
+        try:
+            return results[number]
+        except IndexError:  # which also ends a loop over a fence
+            count = f"{len(results)} result{'s' * (len(results) != 1)}"
+            raise IndexError(f"{self.label} has {count}: there is no result {number}") from None
+        except TypeError:
+            what = "a result of a fence is named by its number"
+            raise VmError("", what, repr(number)[:80], f"0 to {len(results) - 1}") from None
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Wait, and return the list of results as ``invoke`` does; a fence of the user's has none.
@@ -110,9 +120,15 @@ class Fence:
         ------
         TimeoutError
             If it is not after ``timeout`` seconds.
+        VmError
+            If ``timeout`` is no number.
         """
-        if self._outcome is not None:
-            return
+        if timeout is not None:
+            _check_timeout(timeout)
+        if self._outcome is None:
+            self._wait(timeout)
+
+    def _wait(self, timeout: float | None) -> None:
         bell = Bell()
 
         def ring(_: Fence) -> None:
@@ -222,6 +238,12 @@ class Fence:
         raise TypeError("a fence cannot be pickled: it belongs to its process")
 
 
+def _check_timeout(timeout: Any) -> None:
+    number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
+    if not number or isnan(timeout):
+        raise VmError("", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end")
+
+
 class _Telling:
     """A fence whose callbacks a dispatcher is to call."""
 
@@ -246,25 +268,32 @@ class FenceResult:
         As in the signature.
     dims : tuple of int or str
         As in the signature: a size that is known at run time only is text.
+    device : str
+        Where it is made: a device of the model, or one of this machine, ``cpu:0``, if the model names none.
     """
 
-    __slots__ = ("dims", "dtype", "fence", "number")
+    __slots__ = ("device", "dims", "dtype", "fence", "number")
 
-    def __init__(self, fence: Fence, number: int, dtype: str, dims: tuple[int | str, ...]) -> None:
+    def __init__(self, fence: Fence, number: int, dtype: str, dims: tuple[int | str, ...], device: str) -> None:
         self.fence = fence
         self.number = number
         self.dtype = dtype
         self.dims = dims
+        self.device = device
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """Return the sizes: while it does not exist, those that are known at run time only are text."""
+        outcome = self.fence._outcome
+        return self.dims if outcome is None or outcome[1] is not None else outcome[0][self.number].shape
 
     def numpy(self, timeout: float | None = None) -> np.ndarray:
         """Wait for the fence, and return the array."""
         return np.asarray(self.fence.result(timeout)[self.number])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = self.numpy()
-        if copy:
-            return np.array(array, dtype=dtype)
-        return array if dtype is None else array.astype(dtype, copy=False)
+        made = self.fence.result()[self.number]
+        return made.__array__(dtype, copy) if isinstance(made, DeviceArray) else converted(made, dtype, copy)
 
     def __repr__(self) -> str:
         return f"<result {self.number} of {self.fence!r}>"

@@ -46,11 +46,11 @@ class Touch:
         if isinstance(value, FenceResult):
             self.key: Any = (id(value.fence), value.number)
             self.begin, self.end = 0, 1
-        elif not isinstance(value, np.ndarray):  # on a GPU
+        elif getattr(value, "ordinal", -1) >= 0:  # on a GPU
             self.key = self.begin = value.address
             self.end = self.begin + value.nbytes
         else:
-            owner = value
+            owner = value = np.asarray(value)
             while isinstance(owner.base, np.ndarray):
                 owner = owner.base
             self.key = address_of(owner)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
 from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.arguments import Argument, dtype_text
+from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
 from aotc.vmfb.schedule.clock import CLOCK
-from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
+from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult
+from aotc.vmfb.schedule.lane import Lane, lane_of
 from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
@@ -41,25 +41,37 @@ class SubmittedCall(NamedTuple):
         Rows of the signature.
     run : callable
         ``run(*arrays, out=..., donate=...) -> list`` makes the call.
+    executable : Executable
+        What it runs on.
+    home : str
+        The device of results that are on none of the model's.
     """
 
     where: str
     arguments: Sequence[Argument]
     results: Sequence[dict[str, Any]]
     run: Callable[..., list[Any]]
+    executable: Any
+    home: str
 
 
 class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
-    __slots__ = ("_call", "_donate", "_fate", "_generation", "_out", "_rows", "_tokens", "_turn", "_values", "_where")
+    __slots__ = (
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_rows", "_tokens",
+        "_turn", "_values", "_where",
+    )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
         super().__init__()
         self._call: SubmittedCall | None = call
-        self._where, self._rows = call.where, call.results
+        self._where, self._rows, self._home = call.where, call.results, call.home
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
+        self._lane = lane_of(call.executable) if getattr(call.executable, "gpus", ()) else None
+        self._hidden = self._lane is not None and _writes_are_hidden(call, values, out, donate)
+        self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
         self._fate: dict[int, VmError | None] = {}  # set once: None by the end of the call, else why it is to end
@@ -74,8 +86,8 @@ class Submission(Fence):
     @property
     def results(self) -> tuple[FenceResult, ...]:
         """Return the results, which may not exist yet: arguments of later submissions."""
-        rows = enumerate(self._rows)
-        return tuple([FenceResult(self, n, row["dtype"], tuple(row["dims"])) for n, row in rows])
+        rows = [(row["dtype"], tuple(row["dims"]), row.get("device", self._home)) for row in self._rows]
+        return tuple([FenceResult(self, n, *row) for n, row in enumerate(rows)])
 
     def signal(self) -> bool:
         """Refuse: the call settles it."""
@@ -88,18 +100,19 @@ class Submission(Fence):
     def cancel(self) -> bool:
         """Cancel the call, also one under way, which then ends within milliseconds; its arguments are as they were.
 
-        The fence fails with :class:`~aotc.FenceCancelled`, when the call has ended. Return False if it was done before.
+        The fence fails with :class:`~aotc.FenceCancelled`, when the call has ended; at once if it is on a GPU, whose
+        kernels end by themselves. Return False if it was done before.
         """
         return self._stop_with(FenceCancelled(self._where, "the submission was cancelled"))
 
-    def wait(self, timeout: float | None = None) -> None:
+    def _wait(self, timeout: float | None) -> None:
         """Wait until it is done; run it on this thread if it is ready and nobody has begun."""
+        if self._generation != PROCESS.generation:
+            raise foreign(self._where, self)
+        if timeout is None and not self._tokens and not self._donate and not (self._lane and self._mortal):
+            self._help()
         if self._outcome is None:
-            if self._generation != PROCESS.generation:
-                raise foreign(self._where, self)
-            if timeout is None and not self._tokens and not self._donate:
-                self._help()
-        super().wait(timeout)
+            super()._wait(timeout)
 
     def _abandon(self) -> None:
         self.cancel()
@@ -126,7 +139,16 @@ class Submission(Fence):
                 self._end((), error)
             else:
                 ask()
+                if self._hidden:
+                    self._leave_behind(error)
         return fate is not None
+
+    def _leave_behind(self, error: VmError) -> None:
+        """Fail, while what GPUs have begun goes on: the thread that runs the call waits for it, and frees arrays."""
+        turn = self._turn
+        if turn is not None:
+            turn.leave()
+        self._settle((), error)
 
     # ------------------------------------------------------------ how it becomes ready
 
@@ -149,9 +171,13 @@ class Submission(Fence):
         if self._tokens.pop() == 0:
             self._post()
 
+    @property
+    def _queue(self) -> Lane | Dispatchers:
+        return self._lane or PROCESS.dispatchers
+
     def _post(self) -> None:
         if self._generation == PROCESS.generation:
-            PROCESS.dispatchers.post(self._box)
+            self._queue.post(self._box)
         elif take(self._box) is not None:
             self._end((), foreign(self._where, self))
 
@@ -172,14 +198,14 @@ class Submission(Fence):
         box: Box = self._box
         if take(box) is None:
             return
-        PROCESS.dispatchers.withdraw(box)
+        self._queue.withdraw(box)
         try:
             made, error = self._made(), None
         except _EXPECTED as found:
             made, error = [], found
         except BaseException:
             box.append(self)  # it has written nothing but results, and begins again
-            PROCESS.dispatchers.post(box)
+            self._queue.post(box)
             raise
         self._end(tuple(made), error)
 
@@ -193,6 +219,8 @@ class Submission(Fence):
             if self.stopped is not None:
                 raise self.stopped
             values = [v.fence.result()[v.number] if isinstance(v, FenceResult) else v for v in self._values]
+            if self._donate:
+                _note_given(call, values)
             made = call.run(*values, out=self._out, donate=self._donate)
         finally:
             if outer is None:
@@ -214,13 +242,20 @@ class Submission(Fence):
         if isinstance(error, _EXPECTED):
             error.__traceback__ = None  # its frames hold the arguments
         place(self, results)
-        self._settle(results, error)
+        if self._outcome is None:  # else nobody waited for its end
+            self._settle(results, error)
 
     def follow(self, key: Any) -> None:
         """An argument that did not exist is in memory that is found under this key, see :mod:`.memory_order`."""
         turn = self._turn
         if turn is not None:
             turn.follow(key)
+
+
+def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
+    """Does the call write nothing that anybody else can look at: what is given away on a GPU, and its own?"""
+    given = [v for v, a in zip(values, call.arguments) if donate and a.donated]
+    return out is None and all(isinstance(v, DeviceArray) and v.ordinal >= 0 for v in given)
 
 
 def foreign(where: str, fence: Fence) -> VmError:
@@ -261,17 +296,27 @@ def submit(
     if out is not None:
         touches += [Touch(x, True) for x in out if isinstance(x, np.ndarray)]
     fences += turn.enter(made, touches)
-    for value in compress(given, donated):
-        give_away(value, where)
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
+            made._mortal = True
             CLOCK.add(seconds, made)
     except VmError:
         turn.leave()
         raise
+    if donate:
+        _note_given(call, given)
+        _note_given(call, prepared)
+        take_over(call.arguments, prepared, prepared, donate)
     made.start_when(fences)
     return made
+
+
+def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
+    """Note which of these the caller has given away: also the array that a result of a fence is, once there is one."""
+    for argument, value in zip(call.arguments, values):
+        if argument.donated:
+            give_away(value, call.where)
 
 
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
@@ -317,13 +362,14 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
-    if isinstance(value, DeviceArray) and value.ordinal >= 0:  # on a GPU: the call takes it where it is
+    if isinstance(value, DeviceArray):  # the call takes it where it is
+        argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
         return value
     if not isinstance(value, FenceResult):
         return argument.prepare(value, where)
     _check_fence(where, value.fence)
     if value.fence.done:
-        return argument.prepare(value.fence.result()[value.number], where)
+        return _prepared(where, argument, value.fence.result()[value.number])
     argument.check_type(value.dtype, value.dims, where)
     return value

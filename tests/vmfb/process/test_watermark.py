@@ -187,14 +187,14 @@ def test_calls_of_a_module():
 def test_submissions_wait_too():
     """As many at a time as have room; the others stay in their queue."""
     x = np.arange(1000, dtype=np.float32)
-    module = load(tiny.bundle(), threads=1, memory_limit=2 * x.nbytes)
+    module = load(tiny.bundle(), threads=1, memory_limit=f"{2 * x.nbytes / 1000} kB")
     fences = [module.submit("grow", x) for _ in range(100)]
     for fence in fences:
         np.testing.assert_array_equal(fence.result(20)[0], x * 6)
     assert module.stats()["memory"]["cpu"]["high_water"] <= 2 * x.nbytes
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, "1MB"])
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "1XB", "0 MB"])
 def test_a_limit_is_a_number_of_bytes(limit):
     with pytest.raises(VmError, match="memory_limit is"):
         load(tiny.bundle(), memory_limit=limit)

@@ -54,10 +54,16 @@ class Cost:
 
 
 class Costs:
-    """What kernels cost on ``target``, and ops on any device; ``record`` is what was measured, or empty."""
+    """What kernels cost on ``target``, and ops on any device; ``record`` is what was measured, or empty.
 
-    def __init__(self, target: Target, record: Mapping[str, Any] | None = None) -> None:
+    ``targets`` says by the name of a kernel where a program for several kinds of devices has it.
+    """
+
+    def __init__(
+        self, target: Target, record: Mapping[str, Any] | None = None, targets: Mapping[str, Target] | None = None
+    ) -> None:
         self.target = target
+        self._targets = targets or {}
         self._by_digest: dict[str, list[Mapping[str, Any]]] = {}
         self._by_place: dict[str, list[Mapping[str, Any]]] = {}
         for row in (record or {}).get("kernels", ()):
@@ -77,22 +83,23 @@ class Costs:
         return found[1]
 
     def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
-        predicted = predict(kernel, self.target, sizes)
-        rows = self._rows(kernel)
+        target = self._targets.get(kernel.name, self.target)
+        predicted = predict(kernel, target, sizes)
+        rows = self._rows(kernel, target.kind)
         if not rows:
             return Cost(predicted)
         same = [row for row in rows if all(sizes.get(name) == n for name, n in row["sizes"].items())]
         if same:
-            return Cost(predicted, same[0]["ns"][self.target.kind])
+            return Cost(predicted, same[0]["ns"][target.kind])
         # Of other sizes: as far off as the prediction was for those that were measured.
-        ratios = [row["ns"][self.target.kind] / predict(kernel, self.target, row["sizes"]).ns for row in rows]
+        ratios = [row["ns"][target.kind] / predict(kernel, target, row["sizes"]).ns for row in rows]
         return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)))
 
-    def _rows(self, kernel: Kernel) -> Rows:
+    def _rows(self, kernel: Kernel, kind: str) -> Rows:
         if not self._by_digest:
             return ()
         rows = self._by_digest.get(digest_of(print_kernel(kernel)), ())
-        return [row for row in rows if self.target.kind in row["ns"]]
+        return [row for row in rows if kind in row["ns"]]
 
     def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
         """Return the names of measured kernels that are none of ``kernels``: other options made them."""
@@ -124,8 +131,8 @@ class Costs:
             inner = [sum(self.of_op(i, kind, device) for i in r.ops) for r in op.regions]
             return LOOP_TRIPS.value * sum(inner) if op.name == "while" else max(inner, default=0.0)
         rows = self._by_place.get(place_of(op.loc), ())
-        times = [row["ns"].get(device, row["ns"].get(kind)) for row in rows]
-        found = [ns for ns in times if ns is not None]
+        named = [row["ns"][device] for row in rows if device in row["ns"]]
+        found = named or [row["ns"][kind] for row in rows if kind in row["ns"]]
         return sum(found) / len(found) if found else op_nanoseconds(op, kind)
 
     def work_of(self, op: Op) -> int | None:

@@ -1,0 +1,222 @@
+"""Which commands of a graph wait for tiles of others, rather than for the whole of them.
+
+Two commands of which one needs what the other makes touch common bytes. If the items of both go through these bytes in
+the same direction, an item of the later one needs the first items of the earlier one, up to some: a line over its
+number bounds them, and how far that is ahead is the halo. What reads in another order than the earlier one writes, or
+all of it, waits for the whole command.
+
+What is written over what the earlier command still reads counts as well, wherever the plan of memory has put it. A
+command that waits for tiles begins while other commands before it still run, of which it would have been sure to come
+after: it is compared with each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import TypeGuard
+
+import numpy as np
+
+from aotc.ir.dims import Expr, static
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched
+from aotc.lowering.analysis.cost import ITEM_BLOCKS
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.item_spans import ItemSpans, item_spans
+from aotc.lowering.program.tile_gain import begins_early, pays
+from aotc.vmfb.abi import TileEdge
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a command waits for: commands as a whole, and tiles of others."""
+
+    wholes: tuple[int, ...]
+    tiles: tuple[TileEdge, ...] = ()
+
+    @property
+    def every(self) -> list[int]:
+        """Return all commands that it waits for."""
+        return sorted((*self.wholes, *(t.producer for t in self.tiles)))
+
+
+@dataclass
+class TileEdges:
+    """Chooses between whole commands and tiles; ``costs`` say what is worth it."""
+
+    costs: Costs
+    _known: dict[int, tuple[Kernel, Blocks]] = field(default_factory=dict)  # by the kernel's id
+
+    def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
+        """Return what each command of a graph waits for; ``before`` are the commands that it would as a whole."""
+        ancestors: list[int] = []  # bit sets
+        begun: list[int] = []  # what is done when a command begins
+        ended: list[int] = []  # and when it is done
+        found = []
+        for n, some in enumerate(before):
+            ancestors.append(_union(ancestors[p] | 1 << p for p in some))
+            waits = self._waits(steps, n, some, ancestors[n], begun, ended)
+            done = _union([ended[p] for p in waits.wholes] + [begun[t.producer] for t in waits.tiles])
+            begun.append(done)
+            ended.append(_union([done, 1 << n, *(ended[t.producer] for t in waits.tiles)]))
+            found.append(waits)
+        return found
+
+    def _waits(
+        self, steps: Sequence[Launch | Copy], n: int, before: Sequence[int], ancestors: int, begun: Sequence[int],
+        ended: Sequence[int],
+    ) -> Waits:  # fmt: skip
+        tiles: dict[int, TileEdge] = {}
+        for p in before:
+            if pays(steps[p], steps[n], self.costs) and (tile := self.tile(steps[p], steps[n], p)):
+                tiles[p] = tile
+        whole = Waits(tuple(before))
+        while tiles:
+            wholes = [p for p in before if p not in tiles]
+            done = _union([ended[p] for p in wholes] + [begun[p] for p in tiles])
+            tiles = {p: t for p, t in tiles.items() if not done >> p & 1}
+            left = [p for p in range(n) if (ancestors & ~done) >> p & 1 and p not in tiles and p not in wholes]
+            beside = [p for p in left if conflict(steps[p], steps[n])]
+            if not beside:
+                return Waits(tuple(wholes), tuple(tiles[p] for p in sorted(tiles)))
+            for p in beside:
+                tile = self.tile(steps[p], steps[n], p)
+                if tile is None:
+                    return whole
+                tiles[p] = tile
+        return whole
+
+    def tile(self, earlier: Launch | Copy, later: Launch | Copy, number: int) -> TileEdge | None:
+        """Return how far the items of ``earlier``, command ``number``, are done before those of ``later``.
+
+        None if that is not known, or so far that ``later`` might as well wait for all of it.
+        """
+        if not _is_static(earlier) or not _is_static(later):
+            return None
+        need = needs(earlier, later, self._blocks)
+        if need is None:
+            return None
+        tile = line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
+        return tile if begins_early(earlier, later, tile, self.costs) else None
+
+    def _blocks(self, step: Launch) -> Blocks:
+        found = self._known.get(id(step.kernel))
+        if found is None:
+            found = self._known[id(step.kernel)] = step.kernel, blocks_of(step)
+        return found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The items of a command in blocks, from each of ``edges`` to the next, and the bytes of each place they touch."""
+
+    edges: Sequence[int]
+    spans: Sequence[ItemSpans]
+
+
+def blocks_of(step: Launch) -> Blocks:
+    """Return the blocks of a command whose sizes are known."""
+    items = static(step.kernel.grid)
+    edges = [*range(0, items, -(-items // ITEM_BLOCKS.value)), items]
+    return Blocks(edges, item_spans(step.kernel, edges))
+
+
+def needs(earlier: Launch, later: Launch, blocks: Callable[[Launch], Blocks]) -> np.ndarray | None:
+    """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known."""
+    one, other = blocks(earlier), blocks(later)
+    need = np.zeros(len(other.edges) - 1, np.int64)
+    for a, b in meetings(earlier, later):
+        if not (isinstance(a.at, int) and isinstance(b.at, int)):
+            return None
+        need = np.maximum(need, _needed(one.spans[a.number], a.at, other.spans[b.number], b.at, one.edges))
+    return np.maximum.accumulate(need)
+
+
+def covers(tile: TileEdge, earlier: Step, later: Step) -> bool:
+    """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?"""
+    if not _is_static(earlier) or not _is_static(later):
+        return False
+    need = needs(earlier, later, blocks_of)
+    of, items = static(earlier.kernel.grid), static(later.kernel.grid)
+    begins = blocks_of(later).edges[:-1]
+    return need is not None and all(tile.need(b + 1, items, of) >= n for b, n in zip(begins, need, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """A place of a command: its number among them, and where it begins in its memory."""
+
+    number: int
+    storage: Storage
+    written: bool
+
+    @property
+    def at(self) -> int | Expr:
+        """Return the first byte in the memory that it is of."""
+        return self.storage.offset if self.storage.kind == "arena" else 0
+
+
+def _touches(step: Launch | Copy) -> Iterator[_Touch]:
+    reads, writes = touched(step)
+    for number, s in enumerate((*reads, *writes)):
+        if s.kind != "constant":
+            yield _Touch(number, s, number >= len(reads))
+
+
+def meetings(earlier: Launch | Copy, later: Launch | Copy) -> Iterator[tuple[_Touch, _Touch]]:
+    """Yield the places of two commands that may have common bytes, one of them written."""
+    mine = list(_touches(later))
+    for a in _touches(earlier):
+        for b in mine:
+            if (a.written or b.written) and _may_meet(a.storage, b.storage):
+                yield a, b
+
+
+def conflict(earlier: Launch | Copy, later: Launch | Copy) -> bool:
+    """May two commands not run side by side?"""
+    return next(meetings(earlier, later), None) is not None
+
+
+def _may_meet(a: Storage, b: Storage) -> bool:
+    if a is b:
+        return True
+    if a.kind != b.kind or a.space != b.space:
+        return False
+    if a.kind != "arena":
+        return a.number == b.number
+    if isinstance(a.offset, int) and isinstance(b.offset, int) and isinstance(a.size, int) and isinstance(b.size, int):
+        return a.offset < b.offset + b.size and b.offset < a.offset + a.size
+    return a.offset == b.offset  # of others none lies across another: plan_memory
+
+
+def _is_static(step: Step) -> TypeGuard[Launch]:
+    if not isinstance(step, Launch) or step.kernel.dims:
+        return False
+    return isinstance(step.kernel.grid, int) and step.kernel.grid > 0
+
+
+def _needed(a: ItemSpans, at: int, b: ItemSpans, later_at: int, edges: Sequence[int]) -> np.ndarray:
+    """Return the end of the last block of items that touches a byte that each block of the later command touches."""
+    begins, ends = a.begins + at, a.ends + at
+    meet = (begins < (b.ends + later_at)[:, None]) & (ends > (b.begins + later_at)[:, None]) & (begins < ends)
+    meet &= (b.begins < b.ends)[:, None]
+    last = meet.shape[1] - 1 - np.argmax(meet[:, ::-1], axis=1)
+    return np.where(meet.any(1), np.array(edges[1:], np.int64)[last], 0)
+
+
+def line(number: int, need: np.ndarray, edges: Sequence[int], later_edges: Sequence[int]) -> TileEdge:
+    """Return the line over the end of items that is nowhere below what they need."""
+    items, of = later_edges[-1], edges[-1]
+    common = gcd(items, of)
+    times, over = of // common, items // common
+    first = np.array(later_edges[:-1], np.int64) + 1  # the least end of items of which one is in the block
+    return TileEdge(number, times, over, max(0, int((need * over - times * first).max())))
+
+
+def _union(sets: Sequence[int] | Iterator[int]) -> int:
+    bits = 0
+    for some in sets:
+        bits |= some
+    return bits

@@ -1,0 +1,85 @@
+"""The model that a tool explains: given as itself, or in a bundle with the targets and options of its compilation."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aotc.diagnostics import UNKNOWN, AotcWarning, CompileError
+from aotc.frontend.importer import import_raw
+from aotc.frontend.mlir import fetch
+from aotc.ir.tensor_ir import Module
+from aotc.lowering.analysis.costs.model import StaleCosts, check_program
+from aotc.options import Options
+from aotc.pipeline import checked_options
+from aotc.recompile import STALE, model_of
+from aotc.targets import Target, combine, resolve
+from aotc.vmfb.bundle import MAGIC
+
+
+def fetch_model(
+    model: Any, example_args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options | None,
+    flags: Mapping[str, Any],
+) -> tuple[Module, Target, Options]:  # fmt: skip
+    """Return a model in tensor IR, what it is compiled for, the first of several targets, and the options.
+
+    ``flags`` count before ``options``, and before what a bundle was compiled with.
+
+    Raises
+    ------
+    CompileError
+        If the model cannot be read, or the costs are of another one.
+    BundleError
+        If a bundle is damaged, or has no source.
+
+    Warns
+    -----
+    AotcWarning
+        If the costs that a bundle was compiled with are of another model than this aotc reads in it.
+    """
+    known: tuple[Target, ...] = ()
+    if is_bundle(model):
+        raw, known, chosen = model_of(model, **flags)
+    else:
+        chosen = checked_options(options, flags, whole=False)
+        raw = fetch(model, example_args, kwargs or {})
+    own = known[0] if known and "target" not in flags else resolve(chosen.target)[0]
+    (target,) = combine((own,), chosen.devices, known)
+    chosen = checked_options(chosen, {"target": own.name}, whole=False)
+    several = len(raw.metadata.get("platforms", ())) > 1
+    module = import_raw(raw, options=chosen, platform=own.kind if several else "cpu")
+    try:
+        check_program(chosen.costs, module)
+    except StaleCosts:
+        if not known or "costs" in flags:
+            raise
+        warnings.warn(AotcWarning(STALE), stacklevel=3)
+        chosen = replace(chosen, costs={})
+    return module, target, chosen
+
+
+def is_bundle(model: Any) -> bool:
+    """Tell whether ``model`` is a bundle, or the path of one."""
+    if isinstance(model, bytes):
+        return model.startswith(MAGIC)
+    if not isinstance(model, str | os.PathLike) or "\n" in str(model) or not Path(model).is_file():
+        return False
+    with open(model, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def check_function(function: str, module: Module) -> None:
+    """Refuse a function that ``module`` does not have.
+
+    Raises
+    ------
+    CompileError
+        Names those that it has.
+    """
+    public = [name for name, f in module.functions.items() if f.public]
+    if function and function not in public:
+        raise CompileError.at(UNKNOWN, f"no function {function!r}", hint=f"one of {', '.join(public)}")

@@ -1,0 +1,61 @@
+"""Sizes of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+from numbers import Integral
+from typing import Any
+
+from aotc.vmfb.errors import VmError
+
+EXAMPLES = "a number of bytes, or text as '64MB'"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that ``64MB``, ``1.5 GB`` (powers of 1000) or a number say.
+
+    Raises
+    ------
+    ValueError
+        If the text is no size.
+    """
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) *([kKMGT]?)B?", text.strip())
+    if found is None:
+        raise ValueError(f"{text[:60]!r} is no size: expected one as 64MB")
+    return int(float(found[1]) * 1000 ** " KMGT".index(found[2].upper() or " "))
+
+
+def as_bytes(value: Any) -> int:
+    """Return the number of bytes that a number is, or a text says.
+
+    Raises
+    ------
+    ValueError
+        If the value is neither.
+    """
+    if isinstance(value, str):
+        return parse_bytes(value)
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is no size")
+    return int(value)
+
+
+def limit_memory(executable: Any, limit: int | str | None, where: str) -> None:
+    """Let all calls at a time take ``limit`` bytes of working memory at most; any number if it is None.
+
+    Raises
+    ------
+    VmError
+        If it is no size above 0, or memory cannot be limited on the device.
+    """
+    if limit is None:
+        return
+    try:
+        size = as_bytes(limit)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise VmError("", f"memory_limit is {limit!r}", expected=f"{EXAMPLES}, more than none")
+    if not hasattr(executable, "limit_memory"):
+        raise VmError(where, "memory cannot be limited on this device", hint="devices='cpu'")
+    executable.limit_memory(size)

@@ -1,0 +1,88 @@
+"""Lanes: ready submissions that want the same streams take few dispatchers, however many there are."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aotc.vmfb.limits import LANE_DISPATCHERS
+from aotc.vmfb.process.locks import after_fork
+from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
+
+
+class Lane:
+    """The ready submissions of one executable with GPUs, in the order in which they became ready.
+
+    Their calls ask work of the GPUs one after the other: while one does, and another waits for its end, no further
+    dispatcher could do anything.
+    """
+
+    def __init__(self) -> None:
+        self._ready: deque[Box] = deque()
+        self._free = [None] * LANE_DISPATCHERS
+        self._last: Box = []  # what was posted for a dispatcher last
+
+    def post(self, box: Box) -> None:
+        """Have what is in ``box`` run soon."""
+        self._ready.append(box)
+        self._send()
+
+    def withdraw(self, box: Box) -> None:
+        """Forget a box that is empty, if it was the last one to come, and do not wake a dispatcher for it."""
+        try:
+            last = self._ready.pop()
+        except IndexError:
+            return
+        if last is not box:
+            self._ready.append(last)
+        elif not self._ready and take(self._last) is not None:  # no dispatcher has begun
+            PROCESS.dispatchers.withdraw(self._last)
+            self._free.append(None)
+        if self._ready:  # a dispatcher may have looked in between
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            self._free.pop()
+        except IndexError:
+            return  # a dispatcher that is at work looks again
+        self._last = [_Next(self)]
+        PROCESS.dispatchers.post(self._last)
+
+    def run(self) -> None:
+        """Run the first submission that nobody has taken; the dispatcher then looks what else is ready."""
+        task = None
+        while task is None and self._ready:
+            try:
+                task = take(self._ready.popleft())
+            except IndexError:  # another thread took the last one
+                break
+        if task is not None:
+            task.run()
+        self._free.append(None)
+        if self._ready:
+            self._send()
+
+
+class _Next:
+    """The next submission of a lane, for a dispatcher."""
+
+    __slots__ = ("_lane",)
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    def run(self) -> None:
+        """Run it."""
+        self._lane.run()
+
+
+_LANES: WeakKeyDictionary[Any, Lane] = WeakKeyDictionary()
+after_fork(_LANES.clear)  # no dispatcher of the parent is there
+
+
+def lane_of(executable: Any) -> Lane:
+    """Return the lane of an executable."""
+    found = _LANES.get(executable)
+    return _LANES.setdefault(executable, Lane()) if found is None else found

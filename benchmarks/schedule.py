@@ -1,0 +1,165 @@
+"""The executor's schedules: ``python benchmarks/schedule.py [--threads 2]``.
+
+Diamond: two products of 1,024 x 1,024, their sum, and 64 small kernels beside them. Its makespan beside the least that
+is possible: the longest path, or the sum of all commands' times on one thread by the number of threads if that is more.
+All parts are measured in turn, round by round, and the least of each counts. A command of several claims counts on the
+path with its time by the number of threads. What the machine has to give is printed too: how much faster the same work
+is done twice at the same time than one after the other, by threads of their own.
+
+Slow thread: one takes ten times as long for each claim; the share of the time that all threads together waited, and
+what equal shares of each command would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import aotc
+from aotc.vmfb.abi import Command, Graph, Slots, value_of
+from aotc.vmfb.devices import native
+from aotc.vmfb.devices.trial import Trial
+from aotc.vmfb.pointers import aligned_bytes
+
+SIZE, ROWS, COLUMNS, FACTOR = 1024, 64, 32, 10
+
+
+def diamond(size: int) -> str:
+    """Return the model as text."""
+    a, s, row = f"tensor<{size}x{size}xf32>", f"tensor<{ROWS}x{COLUMNS}xf32>", f"tensor<1x{COLUMNS}xf32>"
+    lines = [
+        f"%l = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0] : ({a}, {a}) -> {a}",
+        f"%aa = stablehlo.add %a, %a : {a}",
+        f"%r = stablehlo.dot_general %aa, %a, contracting_dims = [1] x [0] : ({a}, {a}) -> {a}",
+        f"%o = stablehlo.add %l, %r : {a}",
+    ]
+    for n in range(ROWS):
+        lines.append(f"%x{n} = stablehlo.slice %s [{n}:{n + 1}, 0:{COLUMNS}] : ({s}) -> {row}")
+        lines.append(f"%y{n} = stablehlo.sine %x{n} : {row}")
+        lines.append(f"%z{n} = stablehlo.cosine %y{n} : {row}")
+    names, kinds = ", ".join(f"%z{n}" for n in range(ROWS)), ", ".join([row] * ROWS)
+    lines.append(f"%c = stablehlo.concatenate {names}, dim = 0 : ({kinds}) -> {s}")
+    body = "\n  ".join([*lines, f"return %o, %c : {a}, {s}"])
+    return f"func.func public @main(%a: {a}, %s: {s}) -> ({a}, {s}) {{\n  {body}\n}}\n"
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class Commands:
+    """The commands of a model's only graph, each to be run alone."""
+
+    def __init__(self, data: bytes, arguments: tuple[np.ndarray, ...]) -> None:
+        self.module = aotc.load(data, threads=1)
+        executable: Any = self.module._executable
+        found: list[tuple[int, Any, tuple[int, ...]]] = []
+        plain = executable.call_of
+
+        def call_of(number: int, slots: Any, parameters: Sequence[int], *rest: Any) -> Any:
+            found.append((number, slots, tuple(parameters)))
+            return plain(number, slots, parameters, *rest)
+
+        executable.call_of = call_of
+        self.kept = self.module.invoke("main", *arguments), arguments
+        ((number, slots, self.parameters),) = found
+        (graph,) = executable.nodes(number)
+        assert isinstance(graph, Graph)
+        self.commands: list[Command] = list(graph.commands)
+        layout = Slots(len(arguments), len(self.kept[0]))
+        arena, slots[layout.arena] = aligned_bytes(self.module.stats()["arena_peak"], 64)
+        memory, address = aligned_bytes(executable._stride, 64)
+        scratch = ctypes.c_void_p(address)
+        self.memory = arena, memory, scratch
+        self.calls = [executable.call_of_command(c, slots, self.parameters, scratch) for c in self.commands]
+
+    def longest_path(self, seconds: list[float], threads: int) -> float:
+        """Return the seconds of the longest path, if threads share a command's claims."""
+        begins = [0.0] * len(self.commands)
+        last = 0.0
+        for n, command in enumerate(self.commands):
+            items, grain = (max(value_of(x, self.parameters), 1) for x in (command.items, command.grain))
+            end = begins[n] + seconds[n] / min(-(-items // grain), threads)
+            last = max(last, end)
+            for successor in command.successors:
+                begins[successor] = max(begins[successor], end)
+        return last
+
+
+def at_once(calls: list[Callable[[], object]]) -> None:
+    """Make all calls, each on a thread."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def makespan(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> None:
+    """Print the makespan beside the least that is possible."""
+    alone, several = Commands(data, arguments), aotc.load(data, threads=threads)
+    single = [aotc.load(data, threads=1) for _ in range(threads)]
+    calls = [lambda module=module: module.invoke("main", *arguments) for module in single]
+    least = [float("inf")] * len(alone.calls)
+    whole, serial, both = [], [], []
+    for _ in range(rounds):
+        least = [min(best, timed(call)) for best, call in zip(least, alone.calls, strict=True)]
+        serial.append(timed(calls[0]))
+        whole.append(timed(lambda: several.invoke("main", *arguments)))
+        both.append(timed(lambda: at_once(calls)))
+    path, share = alone.longest_path(least, threads), sum(least) / threads
+    found, bound = min(whole), max(path, share)
+    given = threads * min(serial) / min(both)
+    print(f"diamond, {threads} threads: {found * 1e3:.2f} ms, one thread {min(serial) * 1e3:.2f} ms")
+    print(f"  longest path {path * 1e3:.2f} ms, sum of commands by threads {share * 1e3:.2f} ms")
+    print(f"  {found / bound:.3f} of the larger; {threads} threads of their own do {given:.2f} times the work of one")
+    print(f"  beside what these reach: {found * given / min(serial):.3f}")
+
+
+def slow_thread(data: bytes, arguments: tuple[np.ndarray, ...], threads: int, rounds: int) -> None:
+    """Print how much threads wait for one that is slow."""
+    module, one = aotc.load(data, threads=threads), aotc.load(data, threads=1)
+    trial = Trial(1 << 16)
+    rows = []
+    for _ in range(rounds):
+        serial = timed(lambda: one.invoke("main", *arguments))
+        trial.slow_down(1, FACTOR)
+        native.hold_trial(trial.address)
+        before = module.stats()
+        whole = timed(lambda: module.invoke("main", *arguments))
+        native.hold_trial(0)
+        after = module.stats()
+        claims = trial.claims()
+        slow = sum(c.last - c.first for c in claims if c.who == 1)
+        idle = (after["idle"] - before["idle"]) / whole / threads
+        rows.append((idle, after["steals"] - before["steals"], slow, whole / serial))
+    idle, steals, slow, took = np.median(np.array(rows), 0)
+    print(f"a thread {FACTOR} times as slow, {threads} threads: {idle:.1%} of the time idle, {steals:.0f} steals,")
+    print(f"  it ran {slow:.0f} items; {took:.2f} of the time of one thread, with equal shares {FACTOR / threads:.1f}")
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--size", type=int, default=SIZE, help="of the products")
+    given = parser.parse_args()
+    rng = np.random.default_rng(0)
+    arguments = tuple(rng.standard_normal(s).astype(np.float32) for s in ((given.size, given.size), (ROWS, COLUMNS)))
+    data = aotc.compile(diamond(given.size))
+    makespan(data, arguments, given.threads, given.rounds)
+    slow_thread(data, arguments, given.threads, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What stands on command lines: places of devices, options as IREE spells them."""

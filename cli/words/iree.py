@@ -1,0 +1,78 @@
+"""Options as IREE spells them: read where ours of the same meaning is, and not in the help.
+
+``--iree-hal-target-device=device_a=local[0]`` is ``--device device_a=cpu``. The names are those of ``iree-compile``;
+``--annotate-input-affinities`` and ``--fuse=aggressive`` are what descriptions of its behaviour call them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+_CPUS = ("local", "local-sync", "local-task", "llvm-cpu")
+
+
+def _device(text: str) -> str:
+    """Return ``device_a=cpu`` for ``device_a=local[0]``: a target in place of a driver and its number."""
+    name, equals, target = text.partition("=")
+    kind = re.sub(r"\[[0-9]+\]$", "", target)
+    return f"{name}{equals}{'cpu' if kind in _CPUS else kind}"
+
+
+VALUES: dict[str, tuple[str, Callable[[str], str]]] = {
+    "--iree-hal-target-device": ("--device", _device),
+    "--iree-hal-default-device": ("--default-device", str),
+    "--iree-llvmcpu-stack-allocation-limit": ("--stack-limit", str),
+    "--iree-llvmgpu-shared-memory-limit": ("--shared-memory-limit", str),
+    "--iree-opt-level": ("--opt-level", lambda text: text.removeprefix("O")),
+}
+"""Options that have a value: ours, and the value in our words."""
+
+FLAGS: dict[str, tuple[str, str]] = {
+    "--iree-stream-annotate-input-affinities": ("--annotate-affinities", ""),
+    "--annotate-input-affinities": ("--annotate-affinities", ""),
+    "--iree-dispatch-creation-enable-aggressive-fusion": ("--opt-level", "3"),
+}
+"""Options that are there or not: ours, and its value if it has one."""
+
+
+def in_our_words(args: Sequence[str], known: frozenset[str]) -> Iterator[str]:
+    """Yield the arguments of a command that has the options ``known``, in our spelling."""
+    rest = iter(args)
+    for arg in rest:
+        name, equals, value = arg.partition("=")
+        ours, convert = VALUES.get(name, ("", str))
+        flag, level = FLAGS.get(name, ("", ""))
+        if arg == "--":
+            yield from (arg, *rest)
+        elif ours in known:
+            yield f"{ours}={convert(value if equals else next(rest, ''))}"
+        elif flag in known:
+            if not equals or _is_true(name, value):
+                yield f"{flag}={level}" if level else flag
+        elif name == "--fuse" and "--opt-level" in known:
+            found = value if equals else next(rest, "")
+            if found != "aggressive":
+                raise typer.BadParameter(f"{found!r}: expected aggressive, which is -O3", param_hint=name)
+            yield "--opt-level=3"
+        else:
+            yield arg
+
+
+def _is_true(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "1", "false", "0"):
+        raise typer.BadParameter(f"{value!r}: expected true or false", param_hint=name)
+    return value.lower() in ("true", "1")
+
+
+class Spelled(TyperCommand):
+    """A command that also takes the options as IREE spells them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        known = frozenset(option for parameter in self.params for option in parameter.opts)
+        return super().parse_args(ctx, list(in_our_words(args, known)))

@@ -1,0 +1,27 @@
+"""What the commands that load bundles share: on which devices of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PLACES_HELP = "cpu, cuda:0..., by default the first that is here; d0=cpu:0 for each device that the model names."
+
+
+def parse_places(texts: Sequence[str]) -> dict[str, str] | list[str] | str | None:
+    """Return what ``devices=`` of ``aotc.load`` is to be: ``{"d0": "cpu:0"}`` for ``["d0=cpu:0"]``; None for none.
+
+    Places without names are for the devices of the model in order.
+
+    Raises
+    ------
+    VmError
+        If only some have names, or a name comes twice.
+    """
+    from aotc.vmfb.errors import VmError
+
+    pairs = [text.partition("=") for text in texts]
+    named = {name: place for name, equals, place in pairs if equals}
+    if named and (len(named) < len(pairs) or "" in named):
+        expected = "one for each name, --device d0=cpu:0 --device d1=cuda:0, or places alone"
+        raise VmError("", "cannot read --device", " ".join(texts)[:80], expected)
+    return named or (texts[0] if len(texts) == 1 else list(texts) or None)

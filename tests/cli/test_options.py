@@ -1,0 +1,129 @@
+"""Options: places of devices, sizes of memory, IREE's spellings, and what the summary says of them."""
+
+import json
+
+import numpy as np
+import pytest
+from lowering.test_devices import stages
+from typer.testing import CliRunner
+
+import aotc
+from aotc.options import Options
+from aotc.pipeline import checked_options
+from aotc_cli.main import app
+from aotc_cli.sizes import working_memory
+from aotc_cli.words.iree import in_our_words
+from aotc_cli.words.places import parse_places
+
+pytestmark = pytest.mark.cpu
+
+KNOWN = frozenset(
+    {"--device", "--default-device", "--stack-limit", "--shared-memory-limit", "--opt-level", "--annotate-affinities"}
+)
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A model on two devices, compiled by the command line in IREE's words, and what the summary said."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "m.mlir").write_text(stages())
+    devices = ("--iree-hal-target-device=d0=local[0]", "--iree-hal-target-device", "d1=local[1]")
+    done = run("compile", folder / "m.mlir", "-o", folder / "m.vmfb", *devices, "--stack-limit=32kB")
+    assert done.exit_code == 0, done.output
+    return folder / "m.vmfb", done.output
+
+
+def test_the_summary_names_devices(two):
+    assert "on d0 and d1 with 1 transfer, memory" in two[1]
+
+
+def test_inspect_says_where_devices_are(two):
+    (variant,) = json.loads(run("inspect", two[0], "--json").output)["variants"]
+    target = variant["target"]
+    assert variant["devices"] == {f"d{n}": {"target": target, "place": f"cpu:{n}"} for n in range(2)}
+    assert f"d1: {target} (cpu:1)" in " ".join(run("inspect", two[0]).output.split())
+
+
+def test_devices_are_bound_by_name(two):
+    named = ("--device", "d0=cpu:3", "--device", "d1=cpu:1")
+    for command in (("run", "--random"), ("bench", "--seconds=0"), ("profile", "-q", "-o", two[0].parent / "r.json")):
+        assert run(command[0], two[0], *command[1:], *named).exit_code == 0
+        refused = run(command[0], two[0], *command[1:], "--device", "cpu:3")
+        assert "the model names 2" in str(refused.exception)
+
+
+def test_places():
+    assert parse_places([]) is None
+    assert parse_places(["cuda:0"]) == "cuda:0"
+    assert parse_places(["cpu:0", "cuda:0"]) == ["cpu:0", "cuda:0"]
+    assert parse_places(["d0=cpu:0", "d1=cuda:0"]) == {"d0": "cpu:0", "d1": "cuda:0"}
+    for texts in (["d0=cpu:0", "cpu:1"], ["d0=cpu:0", "d0=cpu:1"], ["=cpu"]):
+        with pytest.raises(aotc.VmError, match="cannot read --device"):
+            parse_places(texts)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (["--iree-hal-target-device=a=local[1]"], ["--device=a=cpu"]),
+        (["--iree-hal-target-device", "b=cuda:sm_90"], ["--device=b=cuda:sm_90"]),
+        (["--iree-hal-default-device=a"], ["--default-device=a"]),
+        (["--iree-llvmcpu-stack-allocation-limit", "4096"], ["--stack-limit=4096"]),
+        (["--iree-llvmgpu-shared-memory-limit=4096"], ["--shared-memory-limit=4096"]),
+        (["--iree-opt-level=O3"], ["--opt-level=3"]),
+        (["--iree-dispatch-creation-enable-aggressive-fusion"], ["--opt-level=3"]),
+        (["--iree-dispatch-creation-enable-aggressive-fusion=false", "-q"], ["-q"]),
+        (["--fuse=aggressive"], ["--opt-level=3"]),
+        (["--annotate-input-affinities"], ["--annotate-affinities"]),
+        (["--iree-stream-annotate-input-affinities=true"], ["--annotate-affinities"]),
+        (["m.mlir", "-O2", "--", "--fuse=aggressive"], ["m.mlir", "-O2", "--", "--fuse=aggressive"]),
+    ],
+)
+def test_the_spellings_of_iree(theirs, ours):
+    assert list(in_our_words(theirs, KNOWN)) == ours
+    assert not any("iree" in arg or "fuse" in arg for arg in ours[:3])
+    if "--" not in theirs:
+        assert list(in_our_words(theirs, frozenset())) == theirs
+
+
+def test_what_no_spelling_is():
+    for args in (["--fuse=x"], ["--annotate-input-affinities=maybe"]):
+        done = run("compile", "m.mlir", "-o", "m.vmfb", *args)
+        assert done.exit_code == 2
+        assert "expected" in done.output
+    assert "iree" not in run("compile", "--help").output
+
+
+@pytest.mark.parametrize("name", ["memory_limit", "stack_limit", "shared_memory_limit"])
+def test_limits_are_numbers_of_bytes(name):
+    for text, size in (("64MB", 64_000_000), ("1.5 kB", 1500), ("0", 0), (np.int64(7), 7)):
+        assert getattr(checked_options(Options(), {name: text}), name) == size
+    for wrong in (True, "64MX", "", -1, 1.5, None, 10**30):
+        with pytest.raises(aotc.CompileError, match=f"{name} is "):
+            checked_options(Options(), {name: wrong})
+    option = f"--{name.replace('_', '-')}"
+    assert option in run("compile", "m.mlir", "-o", "m.vmfb", f"{option}=3XB").output
+
+
+@pytest.mark.parametrize("name", ["opt_level", "jobs", "bisect", "max_transfers"])
+def test_true_is_no_number(name):
+    with pytest.raises(aotc.CompileError, match=f"{name} is True"):
+        checked_options(Options(), {name: True})
+    with pytest.raises(aotc.CompileError, match="specialize is"):
+        checked_options(Options(), {"specialize": {"b": (True,)}})
+
+
+def test_the_summary_counts_the_threads_that_have_room(monkeypatch):
+    monkeypatch.setenv("AOTC_NUM_THREADS", "4")
+    row = {"arena": 4_000_000, "scratch": 500_000}
+    assert working_memory([{"memory": {"f": row}}]) == "memory peak 6.0 MB with 4 threads"
+    assert working_memory([{"memory": {"f": row}, "memory_limit": 5_400_000}]) == "memory peak 5.0 MB with 2 threads"
+    assert working_memory([{"memory": {"f": row}, "memory_limit": 1}]) == "memory peak 4.5 MB with 1 thread"
+
+
+def test_names_can_be_listed():
+    assert {"DeviceArray", "Fence", "upgrade", "compile"} <= set(dir(aotc))

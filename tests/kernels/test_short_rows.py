@@ -1,0 +1,73 @@
+"""Rows of few elements, or of some that fill no vector: what LLVM makes of their loops, and that it is right."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+import aotc
+from aotc.frontend.importer import import_raw
+from aotc.frontend.mlir import fetch
+from aotc.kernels.cpu.compile import optimized_module
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
+
+pytestmark = pytest.mark.cpu
+
+LENGTHS = (1, 9, 15, 24, 30, 61, 95, 100, 509)
+
+
+def llvm(function, length, target):
+    """The text of the LLVM module of the only kernel of a function of rows."""
+    options = Options(target=target)
+    rows = jax.ShapeDtypeStruct((64, length), "float32")
+    module = run_passes(import_raw(fetch(jax.jit(function), (rows,), {}), options=options), options)
+    (kernel,) = lower(module, TARGETS[target], options).kernels
+    return str(optimized_module(kernel, TARGETS[target]))
+
+
+@pytest.mark.parametrize("length", [15, 16, 30, 64])
+def test_short_sums_are_vectors(length):
+    assert re.search(r"vector\.reduce\.fadd\.v\d+f32", llvm(lambda x: x.sum(1), length, "cpu:x86-64-v4"))
+
+
+@pytest.mark.parametrize("length", [30, 61, 95])
+def test_the_last_vector_of_dear_functions_has_a_mask(length):
+    assert "llvm.masked.load" in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:x86-64-v4")
+    assert "llvm.masked.load" not in llvm(lambda x: x.sum(1), length, "cpu:x86-64-v4")
+    assert "llvm.masked.load" not in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:x86-64-v3")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16, np.float16], ids=str)
+def test_rows_of_any_length(dtype):
+    def function(*arrays):
+        return [(jnp.exp(x).sum(1), x.max(1), x.sum(1), jnp.tanh(x) / (1 + x * x), jax.nn.softmax(x)) for x in arrays]
+
+    arrays = [np.random.default_rng(n).standard_normal((5, n)).astype(dtype) for n in LENGTHS]
+    for x in arrays[1:]:
+        x[0, -1], x[1, 0], x[2, -1] = 88, -np.inf, np.nan
+    with jax.enable_x64(True):
+        got = aotc.load(aotc.compile(jax.jit(function), *arrays))(*arrays)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    for x, results in zip(arrays, got, strict=True):
+        wide = x.astype("float64")
+        top = wide.max(1, keepdims=True)
+        with np.errstate(all="ignore"):
+            parts = np.exp(wide - top)
+            want = (
+                np.exp(wide).astype(dtype).astype("float64").sum(1), wide.max(1), wide.sum(1),
+                np.tanh(wide) / (1 + wide * wide), parts / parts.sum(1, keepdims=True),
+            )  # fmt: skip
+        sizes = (want[0], 1, np.abs(wide).sum(1), 1, 1)
+        for a, b, size in zip(results, want, sizes, strict=True):
+            b = b.astype(dtype).astype("float64")
+            with np.errstate(invalid="ignore"):
+                a, limit = np.asarray(a, "float64"), 32 * eps * np.broadcast_to(size, b.shape)
+                assert ((a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= limit)).all(), (dtype, x.shape)

@@ -1,0 +1,74 @@
+"""The oracle of what items touch: each item of a kernel is run by itself, and every element that it touches noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aotc.ir import loop_run
+from aotc.ir.dims import static
+from aotc.ir.loop_ir import Kernel
+from aotc.ir.tile_forms import FORMS
+from aotc.vmfb.dtypes import size_of, to_numpy
+
+
+def accesses_of(kernel: Kernel, rng: np.random.Generator) -> list[list[set[int]]]:
+    """Return for each item of a kernel, for each buffer, the bytes that it touches, each by the element's first."""
+    buffers = (*kernel.inputs, *kernel.outputs)
+    found = []
+    for item in range(static(kernel.grid)):
+        arrays = [np.asarray(rng.integers(0, 4, b.shape)).astype(to_numpy(b.dtype)) for b in buffers]
+        touched: dict[int, set[int]] = {id(a): set() for a in arrays}
+        with pytest.MonkeyPatch.context() as patch:
+            _record(patch, touched)
+            loop_run.run_kernel(kernel, arrays, begin=item, end=item + 1)
+        found.append([{n * size_of(b.dtype) for n in touched[id(a)]} for a, b in zip(arrays, buffers, strict=True)])
+    return found
+
+
+def _record(patch: pytest.MonkeyPatch, touched: dict[int, set[int]]) -> None:
+    """Have the interpreter of kernels note elements of arrays that are in ``touched``."""
+    memory, tile = loop_run._Memory, loop_run._tile
+
+    class Noted(memory):  # type: ignore[misc, valid-type]
+        __slots__ = ()
+
+        def _check(self, index: Any) -> Any:
+            at = index if isinstance(index, tuple) else (index,)
+            if id(self.array) in touched:
+                touched[id(self.array)].add(int(np.ravel_multi_index(at, self.array.shape)) if at else 0)
+            return super()._check(index)
+
+    def noted_tile(out: Any, a: Any, b: Any, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
+        group = FORMS[form].group
+        for n, where in ((out, _result(rows, cols, at)), (a, _left(rows, group, levels, at)),
+                         (b, _right(cols, group, levels, at))):  # fmt: skip
+            if id(n.array) in touched:
+                touched[id(n.array)].update(where)
+        tile(out, a, b, rows=rows, cols=cols, levels=levels, form=form, **at)
+
+    patch.setattr(loop_run, "_Memory", Noted)
+    patch.setattr(loop_run, "_tile", noted_tile)
+
+
+def _result(rows: int, cols: int, at: dict[str, int]) -> Iterator[int]:
+    return (at["out_base"] + at["out_row"] * i + j for i in range(rows) for j in range(cols))
+
+
+def _steps(levels: list, operand: int) -> Iterator[int]:
+    for k in product(*(range(level[0]) for level in levels)):
+        yield sum(i * level[1 + operand] for i, level in zip(k, levels, strict=True))
+
+
+def _left(rows: int, group: int, levels: list, at: dict[str, int]) -> Iterator[int]:
+    inner = at.get("a_inner", 1)
+    for step, i, t in product(_steps(levels, 0), range(rows), range(group)):
+        yield at["a_base"] + step + i * at["a_row"] + t * inner
+
+
+def _right(cols: int, group: int, levels: list, at: dict[str, int]) -> Iterator[int]:
+    return (at["b_base"] + step + j for step, j in product(_steps(levels, 1), range(cols * group)))

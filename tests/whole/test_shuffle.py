@@ -1,0 +1,215 @@
+"""Random schedules: results are the same bits, and what ran after what is right, whatever order a seed makes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from support.schedules.trials import Watched, check_order, random_dag, trial
+from support.small_models import array
+
+import aotc
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.program import tile_edges
+from aotc.options import Options
+from aotc.vmfb import abi
+from aotc.vmfb.abi import Graph
+
+pytestmark = pytest.mark.cpu
+
+PROGRAMS = Path(__file__).parents[1] / "support" / "programs"
+DIAMOND = (PROGRAMS / "diamond.mlir").read_text().replace("1024x1024", "96x96")
+LOOP = """
+func.func public @main(%x: tensor<64x64xf32>, %n: tensor<i32>) -> (tensor<64x64xf32>, tensor<64x64xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %r:3 = stablehlo.while(%i = %zero, %a = %x, %b = %x) : tensor<i32>, tensor<64x64xf32>, tensor<64x64xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %p = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+        : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+      %q = stablehlo.tanh %p : tensor<64x64xf32>
+      %m = stablehlo.dot_general %b, %x, contracting_dims = [1] x [0]
+        : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+      %s = stablehlo.sine %m : tensor<64x64xf32>
+      %j = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %j, %q, %s : tensor<i32>, tensor<64x64xf32>, tensor<64x64xf32>
+    }
+  return %r#1, %r#2 : tensor<64x64xf32>, tensor<64x64xf32>
+}
+"""
+THREADS = 4
+CLAIMS = 1 << 15
+
+
+def some_seeds(few: int, many: int) -> list:
+    return [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
+
+
+def run_shuffled(text, name, arguments, seeds, level):
+    """Call a model with each seed; return how many different orders of its claims there were."""
+    return run_bundle(aotc.compile(text, options=Options(opt_level=level)), name, arguments, seeds)
+
+
+def run_bundle(data, name, arguments, seeds):
+    want = [x.tobytes() for x in aotc.load(data, threads=1).invoke(name, *arguments)]
+    watched = Watched(data, THREADS)
+    orders: set = set()
+    with trial(CLAIMS) as chance:
+        for seed in seeds:
+            chance.shuffle(seed)
+            got = watched.module.invoke(name, *arguments)
+            claims = chance.claims()
+            if not orders:  # results are placed anew in each call, but what depends on what stays
+                conflicts, items = watched.conflicts(), watched.items()
+            assert [x.tobytes() for x in got] == want, seed
+            assert claims
+            check_order(claims, conflicts, items, not watched.overlaps)
+            orders.add(tuple((claim.command, claim.first) for claim in claims))
+    return len(orders)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("seeds", some_seeds(40, 1000))
+def test_the_diamond(seeds, level):
+    arguments = array(96, 96, scale=0.1), array(64, 32, seed=1)
+    assert run_shuffled(DIAMOND, "diamond", arguments, range(seeds), level) > seeds // 2
+
+
+@pytest.mark.parametrize("seeds", some_seeds(40, 1000))
+def test_random_graphs(seeds):
+    arguments = array(24, 24, scale=0.1), array(24, 24, seed=1, scale=0.1)
+    each, orders = 20, 0
+    for first in range(0, seeds, each):
+        level = first // each % 2
+        orders += run_shuffled(random_dag(first), "main", arguments, range(first, first + each), level)
+    assert orders > seeds // 2
+
+
+@pytest.mark.parametrize("seeds", some_seeds(20, 200))
+def test_a_loop(seeds):
+    assert run_shuffled(LOOP, "main", (array(64, 64, scale=0.1), np.int32(5)), range(seeds), 2) > seeds // 2
+
+
+def loops_and_branches(x, w, p):
+    def turns(x):
+        return jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ w * 0.1), x)
+
+    def arm(x):
+        return jax.lax.cond(p > 0, lambda: jnp.sin(turns(x) @ w), lambda: jnp.cos(x @ w))
+
+    left, right = turns(x), arm(x + 1)
+    return left @ right, turns(left) - arm(right), jnp.sort(x @ w)
+
+
+@pytest.mark.parametrize("seeds", some_seeds(20, 300))
+def test_loops_and_branches_at_the_same_time(seeds):
+    arguments = array(128, 128, scale=0.1), array(128, 128, seed=1, scale=0.1), np.float32(1)
+    text = export.export(jax.jit(loops_and_branches))(*arguments).mlir_module()
+    assert Watched(aotc.compile(text), THREADS).calls(arguments).overlaps
+    assert run_shuffled(text, "main", arguments, range(seeds), 2) > seeds // 2
+
+
+def sorts(x):
+    for _ in range(3):
+        x = jnp.sort(jnp.tanh(x), -1)
+    return x
+
+
+@pytest.mark.parametrize("seeds", some_seeds(20, 300))
+def test_tiles(seeds, monkeypatch):
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+    arguments = (array(300, 96),)
+    data = aotc.compile(sorts, *arguments, cache=False)
+    watched = Watched(data, THREADS).calls(arguments)
+    assert any(node.tiled for node, *_ in watched.nodes() if isinstance(node, Graph))
+    assert run_bundle(data, "main", arguments, range(seeds)) > seeds // 2
+
+
+def test_an_edge_that_is_missing_is_seen():
+    """The last command of the graph begins when the graph does; results may happen to be right all the same."""
+    watched = Watched(aotc.compile(random_dag(3), options=Options(opt_level=0)), THREADS)
+    arguments = array(24, 24), array(24, 24, seed=1)
+    watched.module.invoke("main", *arguments)
+    conflicts, items = watched.conflicts(), watched.items()
+    (number, _, _), last = watched.submissions[0], max(items)
+    buffer = watched.executable._buffers[number]
+    assert last in dict(zip([b for _, b in conflicts], conflicts))
+    buffer.words[(last - buffer.address) // 8 + abi.PREDECESSORS] = 0
+    found = 0
+    with trial(CLAIMS) as chance:
+        for seed in range(20):
+            chance.shuffle(seed)
+            watched.module.invoke("main", *arguments)
+            try:
+                check_order(chance.claims(), conflicts, items)
+            except AssertionError as error:
+                found += "before one that it depends on" in str(error)
+    assert found > 10
+
+
+def test_a_seed_makes_the_same_order_again_on_one_thread():
+    watched = Watched(aotc.compile(DIAMOND), 1)
+    arguments = array(96, 96, scale=0.1), array(64, 32, seed=1)
+    orders = []
+    with trial(CLAIMS) as chance:
+        for seed in (5, 6, 5):
+            chance.shuffle(seed)
+            watched.module.invoke("diamond", *arguments)
+            orders.append([(c.run, c.command, c.first, c.last) for c in chance.claims()])
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_more_claims_than_are_recorded_are_said():
+    module = aotc.load(aotc.compile(DIAMOND), threads=2)
+    with trial(4) as chance:
+        chance.shuffle(0)
+        module.invoke("diamond", array(96, 96), array(64, 32))
+        with pytest.raises(OverflowError, match="4 are recorded"):
+            chance.claims()
+
+
+CHILD = """
+import sys, numpy as np, aotc
+module = aotc.load(sys.argv[1], threads=2)
+a = np.load(sys.argv[2])
+print(all(module.invoke("diamond", a, a[:64, :32])[0].tobytes() == np.load(sys.argv[3]).tobytes() for _ in range(20)))
+"""
+
+
+@pytest.mark.parametrize(("seed", "said"), [("7", "True"), ("x", "AOTC_SHUFFLE is no seed")])
+def test_the_environment(tmp_path, seed, said):
+    a = array(96, 96, scale=0.1)
+    bundle, argument, want = tmp_path / "d.vmfb", tmp_path / "a.npy", tmp_path / "want.npy"
+    bundle.write_bytes(aotc.compile(DIAMOND))
+    np.save(argument, a)
+    np.save(want, aotc.load(bundle, threads=1).invoke("diamond", a, a[:64, :32])[0])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "AOTC_SHUFFLE": seed}
+    command = [sys.executable, "-c", CHILD, *map(str, (bundle, argument, want))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert said in done.stdout + done.stderr
+
+
+def test_a_slow_thread_changes_no_result():
+    """How little it runs is in tests/kernels/test_executor_balance.py; what threads do is counted."""
+    data = aotc.compile(DIAMOND)
+    x = array(96, 96, scale=0.1), array(64, 32, seed=1)
+    module = aotc.load(data, threads=2)
+    want = [r.tobytes() for r in module.invoke("diamond", *x)]
+    before = module.stats()
+    with trial(CLAIMS) as slow:
+        for who in (0, 1):
+            slow.slow_down(who, 10)
+            for _ in range(5):
+                assert [r.tobytes() for r in module.invoke("diamond", *x)] == want
+                assert slow.claims()
+    after = module.stats()
+    assert all(after[name] >= before[name] >= 0 for name in ("steals", "idle", "wakeups"))

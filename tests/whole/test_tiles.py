@@ -1,0 +1,133 @@
+"""Programs whose commands wait for tiles: the same numbers with any number of threads, and an early end."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from support.differential import close
+
+import aotc
+from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.program import tile_edges
+from aotc.tools.explain_schedule import explain_schedule
+from aotc.vmfb.abi import TILES_SINCE
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.commands import all_graphs
+from aotc.vmfb.devices import buffers
+from aotc.vmfb.devices.buffers import load_buffers
+from aotc.vmfb.errors import BundleError
+
+pytestmark = pytest.mark.cpu
+PATIENCE = 60
+
+
+def pooled(x, w, v):
+    for weights in (w, v):
+        x = lax.conv_general_dilated(x, weights, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = lax.reduce_window(jnp.maximum(x, 0), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    return x
+
+
+def rows(x, scale):
+    y = jax.nn.softmax(x, -1)
+    y = (y - y.mean(-1, keepdims=True)) / jnp.sqrt(y.var(-1, keepdims=True) + 1e-5) * scale
+    return jax.nn.gelu(y)
+
+
+def sorts(x, a):
+    for _ in range(3):
+        x = jnp.sort(jnp.tanh(x) * a, -1)
+    return x
+
+
+def looped(x, a):
+    return lax.fori_loop(0, 5, lambda _, y: sorts(y, a), x)
+
+
+PROGRAMS = {
+    "pooled": (pooled, [(2, 40, 36, 3), (3, 3, 3, 8), (3, 3, 8, 8)]),
+    "rows": (rows, [(13, 70_000), (70_000,)]),
+    "sorts": (sorts, [(700, 96), (96,)]),
+    "looped": (looped, [(300, 96), (96,)]),
+}
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Whatever can wait for tiles does."""
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
+    monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
+
+
+def compiled(name):
+    """A bundle, arguments, and what XLA makes of them."""
+    function, shapes = PROGRAMS[name]
+    rng = np.random.default_rng(0)
+    arguments = [rng.standard_normal(s).astype(np.float32) / 4 for s in shapes]
+    return aotc.compile(function, *arguments, verify_each=True, cache=False), arguments, jax.jit(function)(*arguments)
+
+
+def edges(data):
+    """The tiles of a bundle's first variant."""
+    opened = open_bundle(data)
+    nodes = load_buffers(opened, opened.manifest["variants"][0]).nodes
+    return [t for some in nodes for graph in all_graphs(some) for c in graph.commands for t in c.tiles]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_numbers_with_any_number_of_threads(name, everywhere, monkeypatch):
+    data, arguments, expected = compiled(name)
+    assert edges(data)
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
+    whole, _, _ = compiled(name)
+    assert not edges(whole)
+    (want,) = aotc.load(whole, threads=1).invoke("main", *arguments)
+    close([want], [expected], factor=40)
+    for threads in (1, 2, 8):
+        module = aotc.load(data, threads=threads)
+        for _ in range(10):
+            (got,) = module.invoke("main", *arguments)
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_a_call_is_cancelled_between_tiles(threads, everywhere):
+    data, (x, a), _ = compiled("looped")
+    endless = aotc.compile(lambda x, a: lax.while_loop(lambda y: y[0, 0] < 9, lambda y: sorts(y, a), x), x, a)
+    assert edges(endless)
+    module = aotc.load(endless, threads=threads)
+    for deadline in (0.01, 0.03, 0.1):
+        fence = module.submit("main", x, a, deadline=deadline)
+        assert isinstance(fence.exception(PATIENCE), aotc.DeadlineExceeded)
+    other = aotc.load(data, threads=threads)
+    first, second = (other.invoke("main", x, a)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_sizes_of_the_call_wait_for_whole_commands(everywhere):
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(sorts))(
+        jax.ShapeDtypeStruct((n, 96), "float32"), jax.ShapeDtypeStruct((96,), "float32")
+    )
+    assert not edges(aotc.compile(exported))
+
+
+def test_long_rows_are_worth_it_and_small_programs_are_not():
+    """As the compiler chooses."""
+    function, _ = PROGRAMS["rows"]
+    large = aotc.compile(function, np.ones((64, 70_000), np.float32), np.ones(70_000, np.float32))
+    report = explain_schedule(open_bundle(large))
+    assert [row.halos for row in report.rows if row.halos]
+    assert all(set(row.halos) <= set(row.after) for row in report.rows)
+    for name in ("sorts", "looped"):
+        assert not edges(compiled(name)[0])
+
+
+def test_an_executor_that_knows_no_tiles_is_refused(everywhere, monkeypatch):
+    data, _, _ = compiled("sorts")
+    monkeypatch.setattr(buffers, "TILES_SINCE", TILES_SINCE + 1)
+    with pytest.raises(BundleError, match=f"only executors of version {TILES_SINCE + 1} and later know tiles"):
+        aotc.load(data)
