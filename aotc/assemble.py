@@ -132,10 +132,10 @@ def _add_code(
 ) -> None:
     """Compile ``kernels`` for one target, and add to ``entry`` what the manifest says of their code."""
     if target.kind == "cuda":
-        from aotc.kernels.cuda.build import build_cubins
+        from aotc.kernels.cuda.build import build_images
 
-        built: Any = build_cubins(kernels, target, options, entry)
-        entry["cubin"] = add("cubin", built.data)
+        built: Any = build_images(kernels, target, options, entry)
+        entry.update(built.entry(add("ptx" if target.portable else "cubin", built.data)))
     else:
         users = native_calls(v)
         entry["executor_version"] = EXECUTOR_VERSION

@@ -22,7 +22,7 @@ class Target:
     kind : str
         ``cpu`` or ``cuda``.
     cpu : str
-        LLVM's name of the processor, or ``sm_90``.
+        LLVM's name of the processor, or ``sm_90``; ``compute_80`` for every GPU from that on.
     features : tuple of str
         CPU features that the machine must have, as ``/proc/cpuinfo`` names them.
     llvm_features : str
@@ -41,6 +41,8 @@ class Target:
         Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
     static_shared : int
         Bytes of shared memory that it may have without asking, as kernels do.
+    untried : bool
+        Has none of its code ever run?
     """
 
     name: str
@@ -56,6 +58,7 @@ class Target:
     stack: int = 32 << 10
     shared_memory: int = 0
     static_shared: int = 48 << 10
+    untried: bool = False
 
     def limited(self, stack: int, shared_memory: int) -> Target:
         """Return the target with at most so many bytes of stack and of shared memory; 0 changes nothing."""
@@ -73,6 +76,11 @@ class Target:
     def of(self, device: str) -> Target:
         """Return what code for a device of the model is compiled for."""
         return self
+
+    @property
+    def portable(self) -> bool:
+        """Is its code PTX, which a GPU's driver compiles, and not a cubin?"""
+        return self.cpu.startswith("compute_")
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -125,6 +133,13 @@ _V4_WITHOUT = (
 )  # fmt: skip
 _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 
+
+
+def _gpu(name: str, shared_kib: int, untried: bool = False) -> Target:
+    """Return the target of GPUs whose blocks may have so much shared memory."""
+    return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=shared_kib << 10, untried=untried)
+
+
 MIX = "mix"
 """The kind of a target, and of a variant, whose devices are of several targets or have memory of their own."""
 
@@ -140,9 +155,14 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        Target("cuda:sm_80", "cuda", "sm_80", stack=2 << 10, shared_memory=163 << 10),
-        Target("cuda:sm_86", "cuda", "sm_86", stack=2 << 10, shared_memory=99 << 10),
-        Target("cuda:sm_90", "cuda", "sm_90", stack=2 << 10, shared_memory=227 << 10),
+        _gpu("compute_80", 99),
+        _gpu("sm_80", 163),
+        _gpu("sm_86", 99),
+        _gpu("sm_89", 99),
+        _gpu("sm_90", 227),
+        _gpu("sm_90a", 227),
+        _gpu("sm_100", 227, untried=True),
+        _gpu("sm_120", 99, untried=True),
     )
 }
 
@@ -235,7 +255,7 @@ def resolve(name: str) -> tuple[Target, ...]:
         if part in ("cpu", "cpu:host"):
             found.append(host())
         elif part == "cuda":
-            found.append(TARGETS["cuda:sm_90"])
+            found.append(TARGETS["cuda:sm_90a"])
         elif part in TARGETS:
             found.append(TARGETS[part])
         else:

@@ -26,7 +26,9 @@ _PACKAGES = (
     ("flatbuffers", "compile"),
     ("numba", "compile"),
     ("llvmlite", "compile"),
+    ("numba-cuda", "cuda-compile"),
     ("cuda-bindings", "cuda-compile"),
+    ("nvidia-nvvm", "cuda-compile"),
     ("nvidia-nvjitlink", "cuda-compile"),
     ("cryptography", "sign"),
 )

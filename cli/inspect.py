@@ -70,7 +70,11 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
     sizes = [size for part in parts for size in _code_sizes(opened, part)]
     places = (opened.manifest.get("debug") or {}).get("kernels") or {}
     kernels = [
-        {"code_bytes": size, "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""), **kernel}
+        {
+            "code_bytes": kernel.get("image", (0, size))[1],
+            "from": places.get(f"{variant['target']}/{kernel['name']}", {}).get("loc", ""),
+            **kernel,
+        }
         for size, kernel in zip(sizes, variant["kernels"])
     ]
     return {
@@ -187,7 +191,7 @@ def _show(facts: dict[str, Any]) -> None:
             print_line(f"  {line}", 4)
         if variant["kernels"]:
             print()
-            print_table(("kernel", "bytes", "from"), [_kernel_row(k) for k in variant["kernels"]], right=("bytes",))
+            _show_kernels(variant["kernels"])
         if variant["buffers"]:
             print()
             rows = [(row["of"], row["name"], row["space"], bytes_text(row["bytes"])) for row in variant["buffers"]]
@@ -243,6 +247,22 @@ def _moved(transfer: dict[str, Any]) -> str:
     return f" ({size_text(size)})" if isinstance(size, int) else f" ({size} B)" if size else ""
 
 
-def _kernel_row(kernel: dict[str, Any]) -> tuple[str, str, str]:
-    code = "" if kernel["code_bytes"] is None else f"{kernel['code_bytes']:,}"
-    return kernel["name"], code, kernel["from"]
+_RESOURCES = ("registers", "shared", "spills")
+"""Of a thread, bytes of a block, and bytes of a thread's registers that are kept in memory."""
+
+
+def _show_kernels(kernels: list[dict[str, Any]]) -> None:
+    """Print the size and the place of each kernel; what it takes of a GPU where that is known."""
+    from aotc_cli.tables import print_table
+
+    known = _RESOURCES if any("resources" in k for k in kernels) else ()
+    rows = [
+        (
+            k["name"],
+            "" if k["code_bytes"] is None else f"{k['code_bytes']:,}",
+            *(f"{k['resources'][name]:,}" if "resources" in k else "" for name in known),
+            k["from"],
+        )
+        for k in kernels
+    ]
+    print_table(("kernel", "bytes", *known, "from"), rows, right=("bytes", *known))

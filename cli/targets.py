@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
+
+if TYPE_CHECKING:
+    from aotc.targets import Target
 
 SUMMARY = "List the targets, and which of them this machine can run."
 EXAMPLES = """
@@ -27,7 +32,13 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
         missing = sorted(set(target.features) - have)
         fits = target.kind == "cpu" and target.triple.startswith(machine) and not missing
         rows.append(
-            {"name": target.name, "features": list(target.features), "runs_here": fits, "host": target.name == best}
+            {
+                "name": target.name,
+                "features": list(target.features),
+                "runs_here": fits,
+                "host": target.name == best,
+                "untried": target.untried,
+            }
         )
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -35,5 +46,13 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
     lines = []
     for target, row in zip(TARGETS.values(), rows):
         note = "the default here" if row["host"] else "runs here" if row["runs_here"] else ""
-        lines.append((target.name, note, "an NVIDIA GPU" if target.kind == "cuda" else " ".join(target.features)))
+        lines.append((target.name, note, _needs(target)))
     print_table(("target", "here", "needs"), lines)
+
+
+def _needs(target: Target) -> str:
+    """Return what a machine must have, and what is to be said of the target."""
+    if target.kind == "cpu":
+        return " ".join(target.features)
+    what = "any NVIDIA GPU from sm_80 on: PTX for its driver" if target.portable else "an NVIDIA GPU"
+    return f"{what} (compiled, never run)" if target.untried else what

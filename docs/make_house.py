@@ -309,6 +309,10 @@ FIND = (
     ("an IR, its text, verifier and interpreter", "`aotc/ir/tensor_*.py`, `aotc/ir/loop_*.py`, `aotc/ir/program_*.py`"),
     ("an importer", "`aotc/frontend/importers/<family>.py`; custom calls by name in `aotc/frontend/calls/`"),
     ("how an op becomes LLVM IR", "`aotc/kernels/emit/`; formulas of functions in `aotc/kernels/formulas/`"),
+    (
+        "a template for GPUs, a PTX instruction and what it means",
+        "`aotc/kernels/cuda/templates/`; `ptx.py`, `ampere.py`, `hopper.py`, `block.py` beside it",
+    ),
     ("register tiles, the executor, linking", "`aotc/kernels/cpu/`"),
     ("the file format, the VM, devices", "`aotc/vmfb/`, `aotc/vmfb/devices/`"),
     ("a command of `aotc`", "`cli/<command>.py`"),

@@ -9,7 +9,7 @@ what their attributes are, their type rule and their NumPy meaning;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,3 +156,26 @@ def captured(region: Region) -> list[Value]:
     for r in inner:
         found.update((v, None) for v in r.results if v not in defined)
     return list(found)
+
+
+def captures(op: Op) -> list[Value]:
+    """Return what the regions of ``op`` use from around it."""
+    return [v for r in op.regions for v in captured(r)]
+
+
+def post_order(roots: Iterable[Op], needs: Callable[[Op], Iterable[Op]]) -> list[Op]:
+    """Return the roots and all that they need, once each, behind what they need, which comes as ``needs`` lists it.
+
+    A stack stands for the recursion, as programs are deeper than Python's.
+    """
+    done: dict[Op, None] = {}
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            op, ready = stack.pop()
+            if ready:
+                done[op] = None
+            elif op not in done:
+                stack.append((op, True))
+                stack += [(need, False) for need in reversed(list(needs(op))) if need not in done]
+    return list(done)

@@ -25,9 +25,9 @@ def interface(kernel: Kernel) -> dict[str, Any]:
     return {
         "inputs": len(kernel.inputs),
         "dims": len(kernel.dims),
-        "grid": _size(kernel.grid, numbers),
+        "grid": size_entry(kernel.grid, numbers),
         "extents": [
-            _size(product(b.shape) * size_of(b.dtype), numbers) for b in (*kernel.inputs, *kernel.outputs)
+            size_entry(product(b.shape) * size_of(b.dtype), numbers) for b in (*kernel.inputs, *kernel.outputs)
         ],
         "aliases": [number for pair in kernel.aliases for number in pair],
     }
@@ -39,7 +39,8 @@ def seal(kernels: Iterable[Described], target: Target, variant: Mapping[str, Any
     return digest({**(variant or alone), "kernels": [kernel.entry() for kernel in kernels]})
 
 
-def _size(e: Dim, numbers: Mapping[str, int]) -> Size:
+def size_entry(e: Dim, numbers: Mapping[str, int]) -> Size:
+    """Return what the manifest has for a size, with the ``numbers`` of a kernel's dims."""
     if not isinstance(e, Expr):
         return int(e)
     terms: list[Size] = []
@@ -54,4 +55,4 @@ def _size(e: Dim, numbers: Mapping[str, int]) -> Size:
 def _atom(atom: Any, numbers: Mapping[str, int]) -> Size:
     if isinstance(atom, Sym):
         return [numbers[atom.name]]
-    return [atom.fn, _size(atom.a, numbers), _size(atom.b, numbers)]
+    return [atom.fn, size_entry(atom.a, numbers), size_entry(atom.b, numbers)]

@@ -145,6 +145,12 @@ why: several warps hide each other's latency; a small grid still spreads over al
 from: chosen, not measured
 """
 
+PATIENCE_SECONDS = 20
+"""unit: seconds
+why: so long does a thread of a simulated block wait for others, which then never come
+from: chosen: a simulated tile takes some tenths of a second
+"""
+
 # ---------------------------------------------------------------- compiler processes
 
 MOST_JOBS = 8

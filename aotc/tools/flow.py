@@ -186,7 +186,9 @@ def _memories(
 def _variant(opened: Bundle, target: str) -> Mapping[str, Any]:
     every = opened.manifest["variants"]
     wanted = target if not target or "+" in target else resolve(target)[0].name
-    found = [v for v in every if wanted in ("", v["target"])]
+    # A kind alone, "cuda", is the target that is compiled for by default, or else the first of its kind.
+    of_kind = [v for v in every if v["target"].startswith(f"{target}:")]
+    found = [v for v in every if wanted in ("", v["target"])] or of_kind
     if not found:
         expected = ", ".join(v["target"] for v in every)
         raise BundleError(opened.where, f"the bundle is not compiled for {target}", expected=expected)

@@ -11,7 +11,7 @@ Kernel (CPU)
     kernels exports one table, :data:`TABLE_SYMBOL`: an
     array of function addresses in the order of the bundle's kernel list, and
     :data:`INTERFACE_SYMBOL`, the digest of what the manifest says about them
-    (:mod:`aotc.vmfb.safety.interface`); in the segment of cubins it is the last bytes. For each
+    (:mod:`aotc.vmfb.safety.interface`); in the segment of cubins, or of PTX, it is the last bytes. For each
     function that it imports from another library it exports a pointer,
     :data:`IMPORT_PREFIX` and the name, which the loader fills in.
 
@@ -105,6 +105,7 @@ INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
+MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a tensor map, a parameter of CUDA kernels
 
 MAX_PLACES = 256
 MAX_DIMS = 64

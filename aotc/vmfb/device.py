@@ -227,8 +227,8 @@ class Device(Protocol):
     def obstacle(self, variant: dict[str, Any]) -> str:
         """Return why this machine cannot run the variant, or an empty string."""
 
-    def rank(self, variant: dict[str, Any]) -> int:
-        """Return how good a variant is; the best that has no obstacle runs."""
+    def rank(self, variant: dict[str, Any]) -> Any:
+        """Return how good a variant is, as what can be compared; the best that has no obstacle runs."""
 
     def check(self, bundle: Bundle, variant: dict[str, Any]) -> None:
         """Check a variant as far as any machine can: command buffers, kernels' entries, that the code is there.
@@ -332,7 +332,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
             raise BundleError(bundle.where, f"device {name!r} has no number", expected=f"{kind} or {kind}:N")
         ordinals.setdefault(kind, int(number or 0))
     obstacles: list[str] = []
-    usable: list[tuple[str, int, dict[str, Any], Any]] = []
+    usable: list[tuple[str, Any, dict[str, Any], Any]] = []
     for variant in bundle.manifest["variants"]:
         kind, target = variant["kind"], variant["target"]
         of_a_mix = kind == MIX and (several or ordinals.keys() >= set(variant["devices"].values()))

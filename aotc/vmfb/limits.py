@@ -56,6 +56,24 @@ why: a launch of more fails in the driver; ours says which kernel it was
 from: CUDA C++ Programming Guide, technical specifications per compute capability
 """
 
+MAX_BLOCKS_ACROSS = (1 << 16) - 1
+"""unit: blocks of a grid in y, and in z
+why: as MAX_BLOCKS
+from: CUDA C++ Programming Guide, technical specifications per compute capability
+"""
+
+MAX_CLUSTER = 8
+"""unit: blocks of a cluster
+why: as MAX_BLOCKS; more are not the same on every GPU that has clusters
+from: CUDA C++ Programming Guide, thread block clusters
+"""
+
+MAX_SHARED = 227 << 10
+"""unit: bytes of dynamic shared memory of a block
+why: as MAX_THREADS; a GPU with less refuses the launch
+from: CUDA C++ Programming Guide, technical specifications per compute capability
+"""
+
 MAX_THREADS = 1024
 """unit: threads of a block
 why: as MAX_BLOCKS; a bundle that names more is refused at load

@@ -34,6 +34,25 @@ _CODE = {
         }
     ],
     "cubin?": int,
+    "ptx?": int,
+    "driver?": [int],
+}
+
+_LAUNCH = {
+    "blocks": [(int, list)],
+    "resident": int,
+    "cluster": [int],
+    "shared": int,
+    "maps": [
+        {
+            "buffer": int,
+            "type": str,
+            "sizes": [(int, list)],
+            "strides": [(int, list)],
+            "box": [int],
+            "swizzle": int,
+        }
+    ],
 }
 
 _VARIANT = {
@@ -51,6 +70,8 @@ _VARIANT = {
             "image?": [int],
             "threads?": int,
             "items?": int,
+            "resources?": {str: int},
+            "launch?": _LAUNCH,
         }
     ],
     "command_buffers": [{"code": int, "states": int, "parameters": int}],

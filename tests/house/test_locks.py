@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[2]
 OWNER = "aotc/vmfb/process/locks.py"
 MAKERS = ("Lock", "RLock", "allocate_lock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier")
 
-# Locks outside of the runtime, which renew themselves: (file, maker).
-OTHER = {("aotc/kernels/workers/pool.py", "Lock")}
+# Locks outside of the runtime, which renew themselves or live as long as a simulated block: (file, maker).
+SIMULATOR = "aotc/kernels/cuda/block.py"
+OTHER = {("aotc/kernels/workers/pool.py", "Lock"), (SIMULATOR, "Barrier"), (SIMULATOR, "Condition")}
 
 
 def makers(tree):

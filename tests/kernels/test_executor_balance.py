@@ -1,4 +1,4 @@
-"""Participants that are slow claim less at once, and what others do for them is counted. Nothing here looks at a clock.
+"""Participants that are slow claim less at once, and what others do for them is counted. No speed is read off a clock.
 
 A slow participant is one whose kernel waits until the others have run ten times as many items; then the time that it
 waits for its last claim is ten times its items, in items.
@@ -7,6 +7,7 @@ waits for its last claim is ten times its items, in items.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,3 +153,12 @@ def test_waiting_and_waking_are_counted(caller: SlowCaller) -> None:
         if int(caller.pool[abi.POOL_WAKEUPS]) > before:
             return
     raise AssertionError("no worker was woken")
+
+
+def test_nobody_waits_longer_than_there_was_time(caller: SlowCaller) -> None:
+    """Also where a graph is finished at the very turn from which a wait counts."""
+    begin = time.monotonic_ns()
+    for n in range(3000):
+        caller.claims(GRAIN * 10 + n % 50, 0)
+    taken = time.monotonic_ns() - begin
+    assert 0 <= caller.pool[abi.POOL_IDLE] <= 2 * taken

@@ -89,7 +89,7 @@ def test_results_are_those_without_donation(name, level):
 @pytest.mark.cudasim
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_on_a_simulated_gpu(name, monkeypatch):
-    pytest.importorskip("cuda.bindings.nvjitlink")
+    pytest.importorskip("numba_cuda")
     data = bundle_of(*PROGRAMS[name][:2], target="cuda:sm_90")
     install(monkeypatch, data)
     check_results(name, 2, aotc.load(data))

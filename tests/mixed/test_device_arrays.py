@@ -20,7 +20,7 @@ from aotc.vmfb.devices.dlpack import _HELD, _Managed
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import IDLE_BUFFERS
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
 

@@ -13,7 +13,7 @@ import aotc
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.buffers import load_buffers
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
 COUNT = 5

@@ -31,7 +31,7 @@ from aotc.vmfb.costs.record import problem
 from aotc.vmfb.devices import driver
 from aotc.vmfb.errors import VmError
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(bool(driver.missing()), reason="no GPU")]
 
 GPUS = 0 if driver.missing() else driver.device_count()

@@ -11,7 +11,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.vmfb.devices.placed_program import Pending
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
 # Each device works on what the other has made, three times; memory is used again.

@@ -116,15 +116,18 @@ def unoptimised(text: str, target: Any) -> bytes:
     """Return the LLVM IR of a kernel's body as it is emitted."""
     from aotc.ir.loop_parser import parse_kernel
     from aotc.kernels.cpu.tile import emit_tile
-    from aotc.kernels.cuda.emit import CudaEmitter
-    from aotc.kernels.cuda.tile import emit_tile as emit_cuda_tile
     from aotc.kernels.emit.body import emit_body
     from aotc.kernels.emit.metadata import assembly_text
     from aotc.kernels.llvm_types import KernelModule
 
+    kernel = parse_kernel(text)
+    if target.kind == "cuda":
+        from aotc.kernels.cuda.compile import body_text
+        from aotc.kernels.cuda.image import Image
+
+        return Image(body_text(kernel, target).encode()).packed()
     module = KernelModule("kernel", target)
-    how = (emit_cuda_tile, CudaEmitter) if target.kind == "cuda" else (emit_tile,)
-    emit_body(module, "body", parse_kernel(text), target, *how)
+    emit_body(module, "body", kernel, target, emit_tile)
     return assembly_text(module).encode()
 
 

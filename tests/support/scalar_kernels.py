@@ -80,6 +80,20 @@ def one_kernel(name, dtype, rows, length):
     return Kernel(name, (a, b), outs, (), length, (For("i", 0, length, tuple(body), "parallel"),))
 
 
+def sources_of(to):
+    """Return the dtypes that convert to ``to``."""
+    return [d for d in DTYPES if DTYPES[d].kind != "c" or DTYPES[to].kind == "c"]
+
+
+def converting(to, sources, length):
+    """Return a kernel with a conversion to ``to`` from each of the dtypes ``sources``."""
+    i = (sym("i", 0, length),)
+    ins = tuple(Buffer(f"a{n}", d, (length,)) for n, d in enumerate(sources))
+    outs = tuple(Buffer(f"o{n}", to, (length,)) for n in range(len(ins)))
+    stores = tuple(Store(o, i, Apply("convert", (Load(a, i),), to)) for a, o in zip(ins, outs))
+    return Kernel(f"to_{to}", ins, outs, (), length, (For("i", 0, length, stores, "parallel"),))
+
+
 def ulps(got, want):
     """Return the distance in units of the last place of ``want``; equal specials are at 0."""
     same = (got == want) | (np.isnan(got) & np.isnan(want))

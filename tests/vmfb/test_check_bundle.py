@@ -63,7 +63,7 @@ def test_what_is_wrong_is_found_without_loading(bundle, name, monkeypatch):
 
 
 def test_a_bundle_for_a_gpu_is_checked_without_one():
-    pytest.importorskip("cuda.bindings.nvjitlink")
+    pytest.importorskip("numba_cuda")
     bundle = open_bundle(aotc.compile(MODEL, target="cuda:sm_90"))
     check_bundle(rewritten(bundle, lambda m, s: None))
     with pytest.raises(BundleError, match="the machine code is not what the manifest describes"):

@@ -26,11 +26,10 @@ from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 
 sim = pytest.mark.cudasim
 gpu = [pytest.mark.cuda, pytest.mark.skipif(bool(cuda_driver.missing()), reason="no GPU")]
-EM_CUDA = 190
 
 
 def layernorm(x, scale):
@@ -207,23 +206,6 @@ def test_assertions_on_what_is_computed(monkeypatch):
         np.testing.assert_allclose(module(x), np.sqrt(x), rtol=1e-6)
         with pytest.raises(VmError, match=r"negative: -1\.00"):
             module(x - 1)
-
-
-@sim
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_cubins_hold_their_kernels(architecture):
-    function, args, _ = CASES["attention"]
-    data, again = (aotc.compile(jax.jit(function), *args, target=f"cuda:{architecture}") for _ in range(2))
-    assert data == again
-    bundle = open_bundle(data)
-    (variant,) = bundle.manifest["variants"]
-    cubins = bytes(bundle.checked(variant["cubin"]))
-    for kernel in variant["kernels"]:
-        begin, size = kernel["image"]
-        image = cubins[begin : begin + size]
-        assert image[:4] == b"\x7fELF"
-        assert int.from_bytes(image[18:20], "little") == EM_CUDA
-        assert b".text." + kernel["symbol"].encode() in image
 
 
 @sim

@@ -16,7 +16,7 @@ from aotc.vmfb.devices import driver
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import PLANS
 
-pytest.importorskip("cuda.bindings.nvjitlink")
+pytest.importorskip("numba_cuda")
 
 pytestmark = pytest.mark.cudasim
 

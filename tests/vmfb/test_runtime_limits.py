@@ -57,7 +57,9 @@ def test_threads_of_a_block(threads):
 def test_blocks_of_a_grid(blocks):
     launched = []
     executable = SimpleNamespace(
-        gpu=SimpleNamespace(launch=lambda function, *shape: launched.append(shape[:2])),
+        gpu=SimpleNamespace(
+            launch=lambda function, shape, table: launched.append((shape.blocks, shape.threads)), multiprocessors=4
+        ),
         kernels=[{"name": "k", "items": 2, "threads": 32}],
         functions=[None],
         where="m",
@@ -69,7 +71,7 @@ def test_blocks_of_a_grid(blocks):
 
     if blocks <= MAX_BLOCKS:
         run()
-        assert launched == [(MAX_BLOCKS, 32)]
+        assert launched == [((MAX_BLOCKS, 1, 1), 32)]
     else:
         with pytest.raises(VmError, match="too large a grid"):
             run()

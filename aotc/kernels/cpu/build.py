@@ -59,7 +59,8 @@ _EXECUTORS: dict[Target, bytes] = {}
 
 def start_workers(options: Options) -> None:
     """Begin starting compiler processes; they are ready when the model has been read."""
-    POOL.start(options.jobs)
+    named = (options.target, *options.devices.values())
+    POOL.start(options.jobs, *(["cuda"] if any("cuda" in name for name in named) else []))
 
 
 def build_library(

@@ -53,6 +53,7 @@ from aotc.kernels.cpu.atomics import (
     words_at,
     yield_processor,
 )
+from aotc.kernels.cpu.executor_balance import begin_tally, end_tally
 from aotc.kernels.cpu.executor_control import enter_nodes, participate, prepare_inner
 from aotc.kernels.cpu.executor_graph import describe, is_small, run_alone, should_leave, take_part
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll_call, poll_seldom, poll_worker
@@ -89,6 +90,7 @@ from aotc.kernels.cpu.executor_words import (
     call_monitor,
     nesting_words,
     operand,
+    tally_words,
     wait_a_little,
 )
 from aotc.kernels.cpu.executor_workers import have_workers, worker
@@ -277,9 +279,14 @@ def walk(part):
 def claims(part):
     """Do a participant's part in a run; return how often there was something to claim."""
     pool, run, who = words_at(part[PART_POOL]), words_at(part[PART_RUN]), words_at(part[PART_WHO])
+    tally = tally_words()
+    begin_tally(tally)
     if words_at(run[NODE])[NODE_KIND] == TILED:
-        return take_tiles(pool, run, who, part[PART_ROLE])
-    return take_part(pool, run, who, part[PART_ROLE])
+        found = take_tiles(pool, run, who, part[PART_ROLE], tally)
+    else:
+        found = take_part(pool, run, who, part[PART_ROLE], tally)
+    end_tally(pool, tally)
+    return found
 
 
 def stop(pool):

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from numba import njit
 
-from aotc.kernels.cpu.atomics import acquire, at, fetch_add, release
-from aotc.kernels.cpu.executor_words import LAG, PACE
+from aotc.kernels.cpu.atomics import acquire, at, exact_clock, fetch_add, release
+from aotc.kernels.cpu.executor_words import LAG, MINE, PACE, SINCE, STOLEN, TALLY_WORDS, WAITED, time_words
 from aotc.kernels.limits import LAG_FREE, LAG_MOST, LAG_WHOLE
 from aotc.vmfb.abi import POOL_IDLE, POOL_STEALS
 
-# Words of a participant's tally: items that it ran of the command that it is at, steals, nanoseconds that it waited.
-MINE, STOLEN, WAITED = range(3)
 PACE_BITS = 8  # of the fraction of the ticks that an item takes
 
 
@@ -50,8 +48,36 @@ def leave_command(tally, items, threads):
 
 
 @njit
+def begin_tally(tally):
+    """Count from nothing."""
+    for i in range(TALLY_WORDS):
+        tally[i] = 0
+
+
+@njit
+def begin_wait(tally):
+    """Note that there was nothing to do for so long that it counts."""
+    tally[SINCE] = exact_clock(time_words())
+
+
+@njit
+def end_wait(tally, until):
+    """Note that a wait, if there was one, ended at a time."""
+    if tally[SINCE] != 0:
+        tally[WAITED] += until - tally[SINCE]
+        tally[SINCE] = 0
+
+
+@njit
+def now_if_waiting(tally):
+    """Return the time, if that is needed to end a wait."""
+    return exact_clock(time_words()) if tally[SINCE] != 0 else 0
+
+
+@njit
 def end_tally(pool, tally):
     """Add what was counted to what all others counted."""
+    end_wait(tally, now_if_waiting(tally))
     if tally[STOLEN] > 0:
         fetch_add(at(pool, POOL_STEALS), tally[STOLEN])
     if tally[WAITED] > 0:

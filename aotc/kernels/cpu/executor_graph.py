@@ -14,13 +14,19 @@ from aotc.kernels.cpu.atomics import (
     at,
     call_kernel,
     copy_bytes,
-    exact_clock,
     fetch_add,
     release,
     ticks,
     words_at,
 )
-from aotc.kernels.cpu.executor_balance import MINE, STOLEN, WAITED, claim_of, end_tally, leave_command, note_pace
+from aotc.kernels.cpu.executor_balance import (
+    begin_wait,
+    claim_of,
+    end_wait,
+    leave_command,
+    note_pace,
+    now_if_waiting,
+)
 from aotc.kernels.cpu.executor_control import help_inside, run_control
 from aotc.kernels.cpu.executor_monitor import is_stopped, poll
 from aotc.kernels.cpu.executor_shares import is_needed_elsewhere
@@ -35,6 +41,7 @@ from aotc.kernels.cpu.executor_words import (
     FINISHED,
     HELPER,
     INSIDE,
+    MINE,
     MONITOR,
     NEXT,
     NODE,
@@ -52,8 +59,6 @@ from aotc.kernels.cpu.executor_words import (
     operand,
     place,
     place_words,
-    tally_words,
-    time_words,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
@@ -182,65 +187,50 @@ def finish(run, command, cells):
 
 
 @njit
-def should_move(pool, run, role):
-    """Should a worker look for another place, now that something has changed?"""
-    return role == HELPER or (role != OWNER and is_needed_elsewhere(pool, run))
-
-
-@njit
-def take_part(pool, run, who, role):
-    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
-
-    A helper leaves also when there is nothing to claim. Return how often something was found.
-    """
-    tally = tally_words()
-    tally[MINE], tally[STOLEN], tally[WAITED] = 0, 0, 0
-    found = run_claims(pool, run, who, role, tally)
-    end_tally(pool, tally)
-    return found
+def should_go(pool, run, who, role, is_new):
+    """Should this participant leave a run that is not done? Workers look who needs them in a new epoch."""
+    if should_leave(pool, words_at(run[CALL]), who[SEAT]):
+        return True
+    return who[SEAT] != 0 and is_new and (role == HELPER or (role != OWNER and is_needed_elsewhere(pool, run)))
 
 
 @njit
 def help_others(pool, run, who, idle, tally):
     """Help with the inner runs of a graph's control commands; return the turns of waiting, fewer if there was any."""
-    since = exact_clock(time_words()) if idle > IDLE_TURNS else 0
+    since = now_if_waiting(tally)
     if help_inside(pool, run, who) == 0:
         return idle
-    tally[WAITED] += since
+    end_wait(tally, since)
     return IDLE_TURNS
 
 
 @njit
-def run_claim(pool, run, number, begin, end, who, dice, tally):
-    """Run items of a command that were claimed."""
+def run_claim(pool, run, number, begin, end, who, dice):
+    """Run items of a command that were claimed; a trial notes it."""
     node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
     slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
-    command, cell = at(node, node[GRAPH_HEADER + number]), at(cells, number * STATE)
+    command = at(node, node[GRAPH_HEADER + number])
     monitor = call if who[SEAT] == 0 else at(run, MONITOR)
     scratch = words_at(call[CALL_SCRATCH])[0] + who[SEAT] * call[CALL_STRIDE]
-    items = operand(command[ITEMS], params)
-    whole, trial = max(items, 1), acquire(at(pool, POOL_TRIAL))
-    measured = max(operand(command[GRAIN], params), 1) < whole
-    since = ticks() if measured or trial != 0 else 0
+    trial = acquire(at(pool, POOL_TRIAL))
+    since = ticks() if trial != 0 else 0
     began = begin_claim(words_at(trial), dice) if trial != 0 else 0
     if command[KIND] == CONTROL:
         run_control(pool, call, address_of(at(cells, command[KERNEL] * STATE)), command, who, monitor)
-    elif items > 0:
+    elif operand(command[ITEMS], params) > 0:
         run_items(command, begin, end, slots, params, scratch, monitor)
     if trial != 0:
         end_claim(words_at(trial), run, command, begin, end, began, since, who, dice)
-    if measured:
-        note_pace(cell, who, end - begin, ticks() - since)
-        tally[MINE] += end - begin
-    if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
-        finish(run, command, cells)
 
 
 @njit
-def run_claims(pool, run, who, role, tally):
-    """Do what :func:`take_part` says; ``tally`` counts."""
-    node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
-    params, me, count = words_at(call[CALL_PARAMS]), who[SEAT], node[GRAPH_COMMANDS]
+def take_part(pool, run, who, role, tally):
+    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
+
+    A helper leaves also when there is nothing to claim. Return how often something was found; ``tally`` counts.
+    """
+    node, cells = words_at(run[NODE]), words_at(run[CELLS])
+    params, count = words_at(words_at(run[CALL])[CALL_PARAMS]), node[GRAPH_COMMANDS]
     epoch, dice = acquire(at(pool, EPOCH)), dice_words()
     trial = begin_trial(pool, run, dice, who)
     cursor, idle, found = 0, 0, 0
@@ -249,22 +239,20 @@ def run_claims(pool, run, who, role, tally):
             cursor = pick_entry(run, node, cells, params, dice)
         number = acquire(at(cells, cursor * STATE + READY)) if cursor < count else 0
         if number == 0:
+            if role == HELPER or acquire(at(run, DONE)) >= count:
+                return found
             idle += 1
-            done = role == HELPER or acquire(at(run, DONE)) >= count
-            if not done and run[CONTROLS] > 0:
+            if run[CONTROLS] > 0:
                 idle = help_others(pool, run, who, idle, tally)
-            if not done and idle % IDLE_TURNS == 0:
-                if idle == IDLE_TURNS:
-                    tally[WAITED] -= exact_clock(time_words())
+            if idle == IDLE_TURNS:
+                begin_wait(tally)
+            if idle % IDLE_TURNS == 0:
                 before, epoch = epoch, acquire(at(pool, EPOCH))
-                done = should_leave(pool, call, me) or (me != 0 and before != epoch and should_move(pool, run, role))
-            if not done:
-                wait_a_little(idle)
-                continue
-        if idle > IDLE_TURNS or (idle == IDLE_TURNS and role != HELPER):
-            tally[WAITED] += exact_clock(time_words())
-        if number == 0:
-            return found
+                if should_go(pool, run, who, role, before != epoch):
+                    return found
+            wait_a_little(idle)
+            continue
+        end_wait(tally, now_if_waiting(tally))
         idle = 0
         command, cell = at(node, node[GRAPH_HEADER + number - 1]), at(cells, (number - 1) * STATE)
         whole, grain = max(operand(command[ITEMS], params), 1), max(operand(command[GRAIN], params), 1)
@@ -275,7 +263,14 @@ def run_claims(pool, run, who, role, tally):
             cursor += 1
             continue
         found += 1
-        run_claim(pool, run, number - 1, begin, min(begin + most, whole), who, dice, tally)
+        end = min(begin + most, whole)
+        since = ticks() if grain < whole else 0
+        run_claim(pool, run, number - 1, begin, end, who, dice)
+        if grain < whole:
+            note_pace(cell, who, end - begin, ticks() - since)
+            tally[MINE] += end - begin
+        if fetch_add(at(cell, FINISHED), end - begin) + (end - begin) == whole:
+            finish(run, command, cells)
         before, epoch = epoch, acquire(at(pool, EPOCH))
-        if should_leave(pool, call, me) or (me != 0 and before != epoch and should_move(pool, run, role)):
+        if should_go(pool, run, who, role, before != epoch):
             return found

@@ -22,20 +22,16 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import (
     acquire,
-    address_of,
     at,
-    call_host,
     compare_exchange,
-    exact_clock,
     fetch_add,
     fetch_or,
-    ticks,
     words_at,
 )
-from aotc.kernels.cpu.executor_balance import MINE, STOLEN, WAITED, end_tally
+from aotc.kernels.cpu.executor_balance import begin_wait, end_wait, now_if_waiting
 from aotc.kernels.cpu.executor_control import participate, prepare_inner
-from aotc.kernels.cpu.executor_graph import describe, finish, make_ready, run_items, should_move
-from aotc.kernels.cpu.executor_shuffle import begin_claim, begin_trial, end_claim, number_run, pick_tail
+from aotc.kernels.cpu.executor_graph import describe, finish, make_ready, run_claim, should_go
+from aotc.kernels.cpu.executor_shuffle import begin_trial, number_run, pick_tail
 from aotc.kernels.cpu.executor_words import (
     CALL,
     CELLS,
@@ -43,28 +39,21 @@ from aotc.kernels.cpu.executor_words import (
     EPOCH,
     FINISHED,
     HELPER,
-    MONITOR,
     NEXT,
     NODE,
     OWNER,
     PENDING,
     READY,
-    SEAT,
     STATE,
     TAIL,
     dice_words,
     operand,
     run_words,
-    tally_words,
-    time_words,
     wait_a_little,
 )
 from aotc.kernels.limits import IDLE_TURNS
 from aotc.vmfb.abi import (
     CALL_PARAMS,
-    CALL_SCRATCH,
-    CALL_SLOTS,
-    CALL_STRIDE,
     COMMAND_HEADER,
     DIMS,
     FOLLOWERS,
@@ -208,22 +197,14 @@ def note_end(run, node, cells, number, begin, end, items, claim):
 
 
 @njit
-def take_tiles(pool, run, who, role):
-    """Claim and run items until the graph is finished, the call stopped, or this worker is needed elsewhere.
-
-    A helper leaves also when there is nothing to claim. Return how often something was found.
-    """
-    node, call, cells = words_at(run[NODE]), words_at(run[CALL]), words_at(run[CELLS])
-    slots, params = words_at(call[CALL_SLOTS]), words_at(call[CALL_PARAMS])
-    me, count = who[SEAT], node[GRAPH_COMMANDS]
-    scratch = words_at(call[CALL_SCRATCH])[0] + me * call[CALL_STRIDE]
-    monitor = call if me == 0 else at(run, MONITOR)
-    epoch, dice, tally = acquire(at(pool, EPOCH)), dice_words(), tally_words()
-    tally[MINE], tally[STOLEN], tally[WAITED] = 0, 0, 0
+def take_tiles(pool, run, who, role, tally):
+    """Do what :func:`take_part` does, in a graph with tiles."""
+    node, cells = words_at(run[NODE]), words_at(run[CELLS])
+    params, count = words_at(words_at(run[CALL])[CALL_PARAMS]), node[GRAPH_COMMANDS]
+    epoch, dice = acquire(at(pool, EPOCH)), dice_words()
     trial = begin_trial(pool, run, dice, who)
     cursor, idle, found = 0, 0, 0
-    stays = True
-    while stays and acquire(at(run, DONE)) < count:
+    while acquire(at(run, DONE)) < count:
         while cursor < count and is_claimed(node, cells, cursor, params):
             cursor += 1
         tail = acquire(at(run, TAIL))
@@ -231,36 +212,26 @@ def take_tiles(pool, run, who, role):
             tail = pick_tail(words_at(trial), cursor, tail, dice)
         number, begin = choose(node, cells, cursor, tail, params)
         if number != NOTHING:
-            if idle >= IDLE_TURNS:
-                tally[WAITED] += exact_clock(time_words())
+            end_wait(tally, now_if_waiting(tally))
             idle = 0
             found += 1
             command = at(node, node[GRAPH_HEADER + number])
             items = items_of(command, params)
             claim = claim_of(command, items, params)
             end = min(begin + claim, items)
-            since = ticks() if trial != 0 else 0
-            began = begin_claim(words_at(trial), dice) if trial != 0 else 0
-            if operand(command[ITEMS], params) > 0:
-                run_items(command, begin, end, slots, params, scratch, monitor)
-            if trial != 0:
-                end_claim(words_at(trial), run, command, begin, end, began, since, who, dice)
+            run_claim(pool, run, number, begin, end, who, dice)
             note_end(run, node, cells, number, begin, end, items, claim)
         elif role == HELPER:
-            stays = False
+            return found
         else:
             idle += 1
             if idle == IDLE_TURNS:
-                tally[WAITED] -= exact_clock(time_words())
+                begin_wait(tally)
             wait_a_little(idle)
-        if stays and idle % IDLE_TURNS == 0:
+        if idle % IDLE_TURNS == 0:
             before, epoch = epoch, acquire(at(pool, EPOCH))
-            stays = call_host(monitor[0], address_of(monitor)) == 0
-            if stays and me != 0 and before != epoch:
-                stays = not should_move(pool, run, role)
-    if idle >= IDLE_TURNS:
-        tally[WAITED] += exact_clock(time_words())
-    end_tally(pool, tally)
+            if should_go(pool, run, who, role, before != epoch):
+                return found
     return found
 
 

@@ -33,6 +33,10 @@ NEXT, FINISHED, PENDING, READY, PACE = range(5)
 # Words of a participant: how far it lags behind others, and its number in a run. The caller's are in the call block.
 LAG, SEAT = range(2)
 PARTICIPANT_WORDS = 2
+
+# Words of its tally: items that it ran of the command that it is at, steals, nanoseconds that it waited, and the time
+# since when it does now, or 0.
+MINE, STOLEN, WAITED, SINCE, TALLY_WORDS = range(5)
 STATE = abi.STATE_WORDS
 
 ALL = 1 << 30
@@ -49,7 +53,7 @@ time_words = stack_words(2)
 place_words, dim_words = stack_words(abi.MAX_PLACES), stack_words(abi.MAX_DIMS)
 run_words = stack_words(RUN_WORDS)
 nesting_words = stack_words(3 * abi.MAX_NESTING)
-participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), stack_words(3), stack_words(1)
+participant_words, tally_words, dice_words = stack_words(PARTICIPANT_WORDS), stack_words(TALLY_WORDS), stack_words(1)
 
 
 @njit

@@ -1,9 +1,10 @@
-"""Kernels to cubins: what the pipeline asks of the CUDA back end."""
+"""Kernels to images: what the pipeline asks of the CUDA back end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +12,8 @@ from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
+from aotc.kernels.cuda.image import unpacked
+from aotc.kernels.cuda.nvvm import driver_of
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
@@ -25,9 +28,9 @@ class CudaKernel:
     Attributes
     ----------
     name, symbol : str
-        For people, and in the cubin.
+        For people, and in its image.
     image : tuple of (int, int)
-        First byte and size of its cubin in the segment.
+        First byte and size of its cubin or PTX in the segment.
     threads : int
         Of a block.
     items : int
@@ -36,6 +39,8 @@ class CudaKernel:
         What it touches.
     flops, bytes : Dim
         Work of the whole grid.
+    resources : mapping of str to int
+        What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says.
     """
 
     name: str
@@ -46,6 +51,7 @@ class CudaKernel:
     interface: Mapping[str, Any]
     flops: Dim
     bytes: Dim
+    resources: Mapping[str, int]
 
     def entry(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -59,50 +65,75 @@ class CudaKernel:
             **self.interface,
             "flops": str(self.flops),
             "bytes": str(self.bytes),
+            **({"resources": dict(self.resources)} if self.resources else {}),
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Cubins:
-    """All cubins one after the other, then what seals them, and the kernels in them."""
+class Images:
+    """All images one after the other, then what seals them, and the kernels in them.
+
+    Attributes
+    ----------
+    data : bytes
+        The segment.
+    kernels : tuple of CudaKernel
+        In the order in which they were given.
+    driver : tuple of int
+        The oldest CUDA whose driver compiles the images, if they are PTX: (13, 0).
+    """
 
     data: bytes
     kernels: tuple[CudaKernel, ...]
+    driver: tuple[int, ...] = ()
+
+    def entry(self, segment: int) -> dict[str, Any]:
+        """Return what the manifest says of them, in segment number ``segment``."""
+        return {"ptx": segment, "driver": list(self.driver)} if self.driver else {"cubin": segment}
 
 
-def build_cubins(
+def build_images(
     kernels: Sequence[Kernel], target: Target, options: Options, described: Mapping[str, Any] | None = None
-) -> Cubins:
+) -> Images:
     """Compile ``kernels``; those that the cache holds are not compiled again.
 
-    ``described`` is what the manifest says of the variant besides its kernels; the cubins are sealed with all of it.
+    ``described`` is what the manifest says of the variant besides its kernels; the images are sealed with all of it.
 
     Raises
     ------
     CompileError
-        If nvJitLink is not installed.
+        If a package of NVIDIA's that makes machine code is not installed.
     """
-    _need_linker(target)
+    _need_packages(target)
     symbols, named = name_kernels(kernels)
-    images = compile_texts(kernel_requests(named.values(), target), [*named.values()], target, options)
-    ends = accumulate(map(len, images))
-    places = {symbol: (end - len(image), len(image)) for symbol, image, end in zip(named, images, ends, strict=True)}
+    packed = compile_texts(kernel_requests(named.values(), target), [*named.values()], target, options)
+    images = dict(zip(named, map(unpacked, packed), strict=True))
+    ends = accumulate(len(image.data) for image in images.values())
+    places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
     found = []
     for k, symbol in zip(kernels, symbols, strict=True):
         threads = block_threads(k)
         shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
-        found.append(CudaKernel(k.name, symbol, places[symbol], *shape, interface(k), k.flops, k.bytes))
-    return Cubins(b"".join([*images, seal(found, target, described)]), tuple(found))
+        row = CudaKernel(
+            k.name, symbol, places[symbol], *shape, interface(k), k.flops, k.bytes, images[symbol].resources
+        )
+        found.append(row)
+    data = b"".join([*(image.data for image in images.values()), seal(found, target, described)])
+    drivers = [driver_of(image.data) for image in images.values()] if target.portable else []
+    return Images(data, tuple(found), max(drivers, default=()))
 
 
-def _need_linker(target: Target) -> None:
+def _need_packages(target: Target) -> None:
+    """Refuse to begin without what :mod:`aotc.kernels.cuda.compile` needs in another process."""
     try:
-        from cuda.bindings import nvjitlink
+        from cuda.bindings import nvjitlink, nvvm
 
+        nvvm.version()
         nvjitlink.version()
+        metadata.version("numba-cuda")
     except Exception as error:
         raise CompileError.at(
             UNKNOWN,
-            f"target {target.name} needs nvJitLink: {error}",
+            f"target {target.name} needs numba-cuda, libNVVM and nvJitLink: {error}",
             hint='pip install "aotc[cuda-compile]"',
         ) from error

@@ -22,7 +22,7 @@ from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, size_of
 
 SHARED = 3
-BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
+BARRIER = "llvm.nvvm.barrier0"
 
 
 def block_threads(kernel: Kernel) -> int:
@@ -43,18 +43,36 @@ def block_threads(kernel: Kernel) -> int:
 
 
 class CudaEmitter(BodyEmitter):
-    """Emits a kernel's body for a thread of the GPU.
+    """Emits a kernel's body for a thread of the GPU: ``void body(ptr of each buffer, i64 of each dim, i64 item)``.
 
     A private buffer made outside of the loops over threads whose first dim counts
     the threads is one array a thread: thread t touches only ``[t, ...]``, so its
     part can live in registers from one such loop to the next.
     """
 
+    @staticmethod
+    def parameters(kernel: Kernel) -> list[ir.Type]:
+        """Return the types of the function's parameters."""
+        return [PTR] * (len(kernel.inputs) + len(kernel.outputs)) + [I64] * (len(kernel.dims) + 1)
+
     def emit(self) -> None:
         """Emit the whole body."""
         self._count, self._inside = block_threads(self.kernel), False
         self._parts: set[str] = set()
         super().emit()
+
+    def _bind_parameters(self) -> ir.Value:
+        (item,) = self.bind_kernel()
+        return item
+
+    def bind_kernel(self) -> list[ir.Value]:
+        """Give the kernel's buffers and dims their values, and return the parameters that come after them."""
+        arguments = iter(self.builder.function.args)
+        for buffer in (*self.kernel.inputs, *self.kernel.outputs):
+            self._pointers[buffer.name] = next(arguments)
+        for name in self.kernel.dims:
+            self._indices.bind(name, next(arguments))
+        return list(arguments)
 
     def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         if buffer.name in self._parts:
@@ -66,7 +84,7 @@ class CudaEmitter(BodyEmitter):
             case For(kind="thread"):
                 self._threads(stmt)
             case Barrier():
-                call_intrinsic(self.builder, BARRIER, VOID, [ir.Constant(I32, 0)])
+                call_intrinsic(self.builder, BARRIER, VOID, [])
             case _:
                 super()._statement(stmt)
 

@@ -1,8 +1,7 @@
 """Loop IR to LLVM IR: one iteration of a kernel's grid as one function.
 
-The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``;
-who launches kernels on a kind of device puts a loop over items or a thread index
-around it.
+The function is ``void body(ptr buffers, ptr dims, i64 item, ptr scratch, ptr monitor)``, or what an emitter of
+another device has for parameters; who launches kernels there puts a loop over items or a thread index around it.
 """
 
 from __future__ import annotations
@@ -78,11 +77,12 @@ def emit_body(
     InternalError
         If the loop IR uses a name, op or dtype that does not exist.
     """
-    function = ir.Function(module, ir.FunctionType(VOID, [PTR, PTR, I64, PTR, PTR]), name)
+    emitter = emitter or BodyEmitter
+    function = ir.Function(module, ir.FunctionType(VOID, emitter.parameters(kernel)), name)
     function.attributes.add("alwaysinline")
     function.attributes.add("nounwind")
     entry = ir.IRBuilder(function.append_basic_block("entry"))
-    body = (emitter or BodyEmitter)(entry, kernel, target, emit_tile)
+    body = emitter(entry, kernel, target, emit_tile)
     body.emit()
     body.builder.ret_void()
     return function
@@ -114,12 +114,16 @@ class BodyEmitter:
         self._scratch = scratch_layout(kernel)[0]
         self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
 
+    @staticmethod
+    def parameters(kernel: Kernel) -> list[ir.Type]:
+        """Return the types of the function's parameters."""
+        return [PTR, PTR, I64, PTR, PTR]
+
     def emit(self) -> None:
         """Emit the whole body."""
-        self._bind_parameters()
+        item = self._bind_parameters()
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, self._scratch)
         self._polls = Polls(self.builder, self.kernel) if self.target.kind == "cpu" else None
-        item = self.builder.function.args[2]
         match self.kernel.body:
             case (For(kind="parallel") as loop,):
                 begin = self._indices.emit(loop.begin)
@@ -131,7 +135,8 @@ class BodyEmitter:
 
     # --- buffers ---
 
-    def _bind_parameters(self) -> None:
+    def _bind_parameters(self) -> ir.Value:
+        """Give buffers and dims their values, and return the number of the item."""
         kernel, builder = self.kernel, self.builder
         buffers = (*kernel.inputs, *kernel.outputs)
         for number, buffer in enumerate(buffers):
@@ -140,6 +145,7 @@ class BodyEmitter:
         for number, name in enumerate(kernel.dims):
             address = builder.gep(table, [ir.Constant(I64, number)], inbounds=True, source_etype=I64)
             self._indices.bind(name, invariant(builder.load(address, typ=I64)))
+        return builder.function.args[2]
 
     def address(self, buffer: Buffer, flat: Dim) -> ir.Value:
         """Return the pointer to element ``flat`` of ``buffer``."""

@@ -55,8 +55,15 @@ def _declared(name: str, lanes: int) -> str:
     return f'declare <{lanes} x double> @"{_form(name, lanes)}"({", ".join(map(str, _types(name, lanes)))})'
 
 
+def define_scalars(module: ir.Module) -> None:
+    """Define in ``module`` the functions for rare arguments that it calls, for a machine without vectors."""
+    for symbol in [name for name in module.globals if name.startswith(CHOICE)]:
+        _define_one(_rare_function(module, symbol.removeprefix(CHOICE)), module.globals[symbol])
+        module.globals[symbol].linkage = "internal"
+
+
 def define(module: llvm.ModuleRef, target: Target) -> bool:
-    """Link the functions for rare arguments that ``module`` calls; are there any?"""
+    """Link the functions for rare arguments that ``module`` calls, in all forms; are there any?"""
     forms = {f.name for f in module.functions if f.name.startswith(CHOICE)}
     names = sorted({form.removeprefix(CHOICE).partition(".")[0] for form in forms})
     if not names:
@@ -76,16 +83,22 @@ def _definitions(target: Target, names: tuple[str, ...], triple: str, data_layou
     module = KernelModule("rare", target)
     module.triple, module.data_layout = triple, data_layout
     for name in names:
-        types, emit = RARE[name]
-        function = ir.Function(module, ir.FunctionType(F64, types), f"aotc.{name}")
-        function.linkage = "internal"
-        for attribute in ("noinline", "nounwind", "cold"):
-            function.attributes.add(attribute)
-        emit(function)
+        function = _rare_function(module, name)
         _define_one(function, choice_of(module, name))
-        for lanes in LANES if target.kind == "cpu" else ():
+        for lanes in LANES:
             _define_lanes(function, name, lanes)
     return llvm.parse_assembly(str(module)).as_bitcode()
+
+
+def _rare_function(module: ir.Module, name: str) -> ir.Function:
+    """Add the function for rare arguments ``name``."""
+    types, emit = RARE[name]
+    function = ir.Function(module, ir.FunctionType(F64, types), f"aotc.{name}")
+    function.linkage = "internal"
+    for attribute in ("noinline", "nounwind", "cold"):
+        function.attributes.add(attribute)
+    emit(function)
+    return function
 
 
 def _define_one(function: ir.Function, choice: ir.Function) -> None:

@@ -20,7 +20,7 @@ from aotc.targets import Target
 ENTRY = "aotc.kernels.workers.worker"
 # What makes an object for a kind of target. numpy and ml_dtypes round its constants.
 _BOTH = ("numba", "llvmlite", "numpy", "ml_dtypes")
-PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "nvidia-nvjitlink")}
+PACKAGES = {"cpu": _BOTH, "cuda": (*_BOTH, "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink")}
 
 
 def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
@@ -37,7 +37,7 @@ def digest_of(sources: Mapping[str, bytes], packages: Iterable[str]) -> bytes:
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # nvJitLink may be the CUDA toolkit's
+    except PackageNotFoundError:  # libNVVM and nvJitLink may be the CUDA toolkit's
         return "not installed"
 
 

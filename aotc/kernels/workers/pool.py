@@ -39,11 +39,11 @@ class CompilerPool:
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._begin_again)
 
-    def start(self, jobs: int) -> None:
-        """Have at least ``jobs`` processes ready or starting."""
+    def start(self, jobs: int, *kinds: str) -> None:
+        """Have at least ``jobs`` processes ready or starting, new ones for ``kinds`` of targets besides CPUs."""
         with self._lock:
             while len(self._idle) < (jobs or default_jobs()):
-                self._idle.append(_spawn())
+                self._idle.append(_spawn(*kinds))
 
     def run(self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None]) -> list[bytes]:
         """Answer all requests; the largest go first, before them what is not a kernel.
@@ -138,9 +138,9 @@ def _failure(found: str | Exception) -> Exception:
     return found if isinstance(found, Exception) else InternalError(f"a kernel could not be compiled:\n{found}")
 
 
-def _spawn() -> subprocess.Popen[bytes]:
+def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        python_command(START),
+        python_command(START, *kinds),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         process_group=0,  # Ctrl-C is for this process, which ends that one

@@ -14,6 +14,7 @@ import os
 import struct
 import sys
 import traceback
+from contextlib import suppress
 from typing import IO, Any
 
 import msgpack
@@ -65,7 +66,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         if target.kind == "cuda":
             from aotc.kernels.cuda.compile import compile_kernel as compile_cuda_kernel
 
-            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target)}
+            return {"id": request["id"], "object": compile_cuda_kernel(kernel, target).packed()}
         return {"id": request["id"], "object": compile_kernel(kernel, target)}
     except Exception:
         return {"id": request["id"], "error": traceback.format_exc()}
@@ -82,12 +83,22 @@ def _custom(request: dict[str, Any], target: Target) -> dict[str, Any]:
     return {"object": made}
 
 
+def _prepare_cuda() -> None:
+    """Let Numba load what its first compilation loads; what stands in the way is said when there is a kernel."""
+    with suppress(Exception):
+        from aotc.kernels.cuda.shell import shell_text
+
+        shell_text("first", False, 1, 0, 1)
+
+
 def main() -> None:
-    """Answer requests until the other side closes the pipe."""
+    """Answer requests until the other side closes the pipe; the command line says for which kinds besides CPUs."""
     sys.setrecursionlimit(WORKER_FRAMES)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     from aotc.kernels.cpu import compile  # noqa: F401  (start-up overlaps the reading of the model)
 
+    if "cuda" in sys.argv[1:]:
+        _prepare_cuda()
     while (request := read_frame(sys.stdin.buffer)) is not None:
         write_frame(output, _answer(request))

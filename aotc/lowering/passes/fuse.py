@@ -24,13 +24,13 @@ from dataclasses import replace
 from aotc.ir.dims import is_static, product
 from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PERMUTATIONS, SCALARS
 from aotc.ir.opset.control import JUDGED
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
-from aotc.lowering.passes.fusion.outline import Group, Outliner, captures
+from aotc.lowering.passes.fusion.outline import Group, Outliner
 from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
 from aotc.vmfb.dtypes import size_of

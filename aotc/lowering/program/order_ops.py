@@ -22,7 +22,7 @@ from aotc.ir.dims import product
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
+from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, post_order, walk
 from aotc.lowering.analysis.cost import REORDERED_PERCENT
 from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.in_place import overwritten
@@ -204,28 +204,12 @@ def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> 
             worst = max(worst, held + most[need])
             held += own[need]
         most[op] = max(worst, held + own[op])
-    done: dict[Op, None] = {}
-    for root in region.ops:
-        if root.name != "constant" and any(v in model.sizes and not model.sizes[v] for v in root.results):
-            _visit(root, needs, own, most, done)
-    for root in region.ops:
-        _visit(root, needs, own, most, done)
-    return list(done)
 
+    def largest_first(op: Op) -> list[Op]:
+        return sorted(needs[op], key=lambda o: most[o] - own[o])[::-1]
 
-def _visit(
-    root: Op, needs: Mapping[Op, list[Op]], own: Mapping[Op, int], most: Mapping[Op, int], done: dict[Op, None]
-) -> None:
-    stack = [(root, False)]
-    while stack:
-        op, ready = stack.pop()
-        if op in done:
-            continue
-        if ready:
-            done[op] = None
-            continue
-        stack.append((op, True))
-        stack += [(o, False) for o in sorted(needs[op], key=lambda o: most[o] - own[o]) if o not in done]
+    handed_on = [op for op in region.ops if any(v in model.sizes and not model.sizes[v] for v in op.results)]
+    return post_order([*(op for op in handed_on if op.name != "constant"), *region.ops], largest_first)
 
 
 def _least_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> list[Op]:

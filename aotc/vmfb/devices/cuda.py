@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,20 @@ from aotc.vmfb.devices.placed import PlacedExecutable
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.weights.constants import load_constants
 
+_ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
 
-def _architecture(variant: dict[str, Any]) -> tuple[int, int]:
-    """Return the compute capability that a variant was compiled for: ``cuda:sm_90`` is (9, 0)."""
-    digits = variant["target"].rpartition("sm_")[2]
-    return int(digits[:-1]), int(digits[-1])
+
+def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
+    """Return the compute capability that a variant was compiled for, and which others run it.
+
+    ``cuda:sm_90`` is (9, 0, "sm"): later ones of the same generation run it too. ``cuda:sm_90a`` is (9, 0, "a"), for it
+    alone; ``cuda:compute_80`` is (8, 0, "compute"), for all later ones.
+    """
+    found = _ARCHITECTURE.fullmatch(variant["target"])
+    if found is None:
+        raise BundleError("", "a variant is for no GPU that this aotc knows", variant["target"])
+    kind, major, minor, alone = found.groups()
+    return int(major), int(minor), alone or kind
 
 
 def obstacle(variant: dict[str, Any]) -> str:
@@ -27,20 +37,34 @@ def obstacle(variant: dict[str, Any]) -> str:
         return missing
     found = {n: cuda_driver.capability(n) for n in range(cuda_driver.device_count())}
     if any(_runs(variant, have) for have in found.values()):
-        return ""
+        return _driver_problem(variant)
     names = ", ".join(f"{cuda_driver.device_name(n)} is sm_{a}{b}" for n, (a, b) in found.items())
     return f"its code is for another GPU ({names})"
 
 
 def _runs(variant: dict[str, Any], have: tuple[int, int]) -> bool:
-    major, minor = _architecture(variant)
-    return have[0] == major and have[1] >= minor
+    *wanted, others = _architecture(variant)
+    match others:
+        case "a":
+            return list(have) == wanted
+        case "sm":
+            return have[0] == wanted[0] and list(have) >= wanted
+    return list(have) >= wanted
 
 
-def rank(variant: dict[str, Any]) -> int:
-    """Return how new the variant's architecture is: newer is better."""
-    major, minor = _architecture(variant)
-    return 10 * major + minor
+def _driver_problem(variant: dict[str, Any]) -> str:
+    """Return why the driver cannot compile the variant's PTX, or an empty string; cubins it need not compile."""
+    needed, have = tuple(variant.get("driver", ())), cuda_driver.version()
+    if have >= needed:
+        return ""
+    asked, found = (".".join(map(str, v)) for v in (needed, have))
+    return f"its PTX needs a driver for CUDA {asked} or newer, this one is for {found}"
+
+
+def rank(variant: dict[str, Any]) -> tuple[int, ...]:
+    """Return how well the variant suits a GPU that runs it: a cubin best, and the newest architecture."""
+    major, minor, others = _architecture(variant)
+    return others != "compute", major, minor, others == "a"
 
 
 def check(bundle: Bundle, variant: dict[str, Any]) -> None:
@@ -78,3 +102,5 @@ def check_gpu(bundle: Bundle, part: dict[str, Any], ordinal: int) -> None:
     if not _runs(part, cuda_driver.capability(ordinal)):
         name, (major, minor) = cuda_driver.device_name(ordinal), cuda_driver.capability(ordinal)
         raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", f"{name}, sm_{major}{minor}", part["target"])
+    if problem := _driver_problem(part):
+        raise BundleError(bundle.where, f"GPU {ordinal} cannot run it", problem, hint="a newer driver of NVIDIA's")

@@ -11,9 +11,9 @@ import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import MAX_BLOCKS
+from aotc.vmfb.devices.tensor_map import encode_map
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
@@ -174,16 +174,19 @@ class CudaProgram:
         if command.kind == COPY:
             return lambda: gpu.copy(pointers[1], pointers[0], dims[0])
         kernel, function = self._executable.kernels[command.kernel], self._executable.functions[command.kernel]
-        items = self._value(command.items)
-        blocks, threads = -(-items // kernel["items"]), kernel["threads"]
-        if blocks > MAX_BLOCKS:
-            raise VmError(self._executable.where, f"kernel {kernel['name']!r} has too large a grid", blocks, MAX_BLOCKS)
+        where, items = self._executable.where, self._value(command.items)
+        shape = launch_of(where, kernel, dims, items, gpu.multiprocessors)
+        if shape.is_empty:
+            return lambda: None
+        rows = kernel.get("launch", {}).get("maps", ())
+        maps = [encode_map(where, row, pointers[row["buffer"]], dims) for row in rows]
         values = [*pointers, *dims, items]
         arguments = (ctypes.c_int64 * len(values))(*values)
         start = ctypes.addressof(arguments)
-        table = (ctypes.c_void_p * len(values))(*[start + 8 * n for n in range(len(values))])
-        self._keep += [arguments, table]
-        return (lambda: gpu.launch(function, blocks, threads, table)) if blocks else (lambda: None)
+        places = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]
+        table = (ctypes.c_void_p * len(places))(*places)
+        self._keep += [maps, arguments, table]
+        return lambda: gpu.launch(function, shape, table)
 
     def _read(self, place: Place, size: int) -> Step:
         """Return what brings a scalar to ``_flag``."""

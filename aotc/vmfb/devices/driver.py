@@ -14,17 +14,21 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import Any
 from weakref import finalize
 
+from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _OUT_OF_MEMORY = 2
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
@@ -37,6 +41,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleLoadData": (_OUT, c_void_p),
     "cuModuleUnload": (_HANDLE,),
     "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
+    "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
+    "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
@@ -59,7 +65,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphDestroy": (_HANDLE,),
     "cuGraphExecDestroy": (_HANDLE,),
     "cuGraphLaunch": (_HANDLE, _HANDLE),
-    "cuLaunchKernel": (_HANDLE, *[c_uint] * 7, _HANDLE, c_void_p, c_void_p),
+    "cuLaunchKernelEx": (c_void_p, _HANDLE, c_void_p, c_void_p),
 }
 
 
@@ -136,14 +142,22 @@ def device_count() -> int:
     return found.value
 
 
+def version() -> tuple[int, int]:
+    """Return the CUDA that the driver is for, e.g. (13, 0)."""
+    found = c_int()
+    call("cuDriverGetVersion", byref(found))
+    return found.value // 1000, found.value % 1000 // 10
+
+
 def capability(ordinal: int) -> tuple[int, int]:
     """Return the compute capability of a GPU, e.g. (9, 0)."""
-    found = []
-    for attribute in (_MAJOR, _MINOR):
-        value = c_int()
-        call("cuDeviceGetAttribute", byref(value), attribute, ordinal)
-        found.append(value.value)
-    return found[0], found[1]
+    return _attribute(_MAJOR, ordinal), _attribute(_MINOR, ordinal)
+
+
+def _attribute(number: int, ordinal: int) -> int:
+    found = c_int()
+    call("cuDeviceGetAttribute", byref(found), number, ordinal)
+    return found.value
 
 
 def device_name(ordinal: int) -> str:
@@ -217,6 +231,8 @@ class Gpu:
     ----------
     ordinal : int
         The GPU's number; several objects may share a GPU, each with a stream of its own.
+    multiprocessors : int
+        How many it has.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -227,13 +243,14 @@ class Gpu:
         self._context = self._held.context
         self.enter()
         self.stream = self._held.stream = _handle("cuStreamCreate", _NON_BLOCKING)
+        self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""
         call("cuCtxSetCurrent", self._context)
 
     def load(self, image: Any) -> c_void_p:
-        """Return the module of a cubin."""
+        """Return the module of a cubin, or of PTX, which the driver compiles."""
         module = _handle("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module
@@ -311,9 +328,14 @@ class Gpu:
         """Wait until an event has come."""
         call("cuEventSynchronize", event)
 
-    def launch(self, function: c_void_p, blocks: int, threads: int, parameters: Any) -> None:
-        """Launch a kernel; ``parameters`` is an array of pointers to them."""
-        call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self.stream, parameters, None)
+    def let_share(self, function: c_void_p, size: int) -> None:
+        """Let a block of a kernel have ``size`` bytes of dynamic shared memory."""
+        if size:
+            call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
+
+    def launch(self, function: c_void_p, shape: LaunchShape, parameters: Any) -> None:
+        """LaunchShape a kernel; ``parameters`` is an array of pointers to them."""
+        call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
         """Wait until the stream is done."""

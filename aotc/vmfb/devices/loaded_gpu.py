@@ -12,8 +12,10 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import check_digest
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer
+from aotc.vmfb.devices.launch import fits
+from aotc.vmfb.devices.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.limits import IDLE_BUFFERS, MAX_THREADS
+from aotc.vmfb.limits import IDLE_BUFFERS
 from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_recursive_lock
 from aotc.vmfb.weights.constants import ConstantMemory
@@ -26,7 +28,7 @@ class LoadedGpu:
     ----------
     bundle : Bundle
     part : dict
-        Its entry: cubins and kernels.
+        Its entry: images and kernels.
     first : int
         The number of its first kernel.
     constants : ConstantMemory
@@ -39,7 +41,7 @@ class LoadedGpu:
     Raises
     ------
     BundleError
-        If a cubin is damaged.
+        If an image is damaged, or the driver does not compile it.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class LoadedGpu:
                 if place not in modules:
                     modules[place] = self.gpu.load(bytes(image))
                 functions.append(self.gpu.function(modules[place], kernel["symbol"]))
+                self.gpu.let_share(functions[-1], kernel.get("launch", {}).get("shared", 0))
             except VmError as error:
                 raise BundleError(bundle.where, f"kernel {kernel['name']!r} does not load: {error}") from None
         return functions
@@ -140,11 +143,12 @@ def check_kernels(bundle: Bundle, part: dict[str, Any]) -> None:
         Names the kernel.
     """
     for kernel in part["kernels"]:
-        fits = len(kernel.get("image", ())) == 2 and "symbol" in kernel
-        if not fits or not 0 < kernel.get("threads", 0) <= MAX_THREADS or kernel.get("items", 0) < 1:
+        maps, buffers = kernel.get("launch", {}).get("maps", ()), len(kernel.get("extents", ()))
+        whole = len(kernel.get("image", ())) == 2 and "symbol" in kernel and fits(kernel)
+        if not whole or not all(map_fits(row, buffers) for row in maps):
             raise BundleError(bundle.where, f"the entry of kernel {kernel['name']!r} is incomplete")
-    if part["kernels"] and "cubin" not in part:
-        raise BundleError(bundle.where, "the variant has kernels but no cubins")
+    if part["kernels"] and not part.keys() & {"cubin", "ptx"}:
+        raise BundleError(bundle.where, "the variant has kernels but neither cubins nor PTX")
 
 
 def images(bundle: Bundle, part: dict[str, Any]) -> list[memoryview]:
@@ -157,13 +161,13 @@ def images(bundle: Bundle, part: dict[str, Any]) -> list[memoryview]:
     """
     if not part["kernels"]:
         return []
-    whole = bundle.checked(part["cubin"])
+    whole = bundle.checked(part["ptx" if "ptx" in part else "cubin"])
     check_digest(bundle.where, part, bytes(whole[-INTERFACE_BYTES:]))
     data = whole[:-INTERFACE_BYTES]
     found = []
     for kernel in part["kernels"]:
         begin, size = kernel["image"]
         if not 0 <= begin <= begin + size <= data.nbytes:
-            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the cubins")
+            raise BundleError(bundle.where, f"kernel {kernel['name']!r} lies outside of the code")
         found.append(data[begin : begin + size])
     return found

@@ -25,7 +25,7 @@ OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "min": min,
 }
 
-# What the digest covers of a kernel's entry; the rest of it is for people.
+# What the digest covers of a kernel's entry, and how a GPU launches it where that is said; the rest is for people.
 _SEALED = ("scratch", "inputs", "dims", "grid", "extents", "aliases", "symbol", "image", "threads", "items")
 
 
@@ -63,7 +63,9 @@ def digest(variant: Mapping[str, Any]) -> bytes:
         [c["symbol"], c["operands"], c["results"], *([True] if c.get("answers") else [])]
         for c in variant.get("custom_calls", ())
     ]
-    kernels = [[k.get(key) for key in _SEALED] for k in variant["kernels"]]
+    kernels = [
+        [*(k.get(key) for key in _SEALED), *([k["launch"]] if "launch" in k else [])] for k in variant["kernels"]
+    ]
     versions = [variant.get("executor_version"), variant["commands_version"]]
     said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]
     return sha256(msgpack.packb(said)).digest()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import product, static
 from aotc.ir.opset import FREE, OPS
-from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.ir.tensor_ir import Op, TensorType, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors, settle
 from aotc.lowering.analysis.cost import (
     REGION_BUFFERS,
@@ -31,7 +31,7 @@ from aotc.lowering.analysis.cost import (
 from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
 from aotc.lowering.analysis.resources import row_fits, row_memory
 from aotc.lowering.analysis.row_stages import RowStages
-from aotc.lowering.passes.fusion.outline import Group, captures
+from aotc.lowering.passes.fusion.outline import Group
 from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
 from aotc.targets import Target, resolve
@@ -61,22 +61,13 @@ class Budget:
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
         """Return what makes each value of a group of ``ops``, in order, with the movement ops that are repeated."""
-        inside = set(ops)
-        order: dict[Op, None] = {}
-        stack = [(op, False) for op in reversed(list(ops))]
-        while stack:
-            op, done = stack.pop()
-            if op in order:
-                continue
-            if done:
-                order[op] = None
-                continue
-            stack.append((op, True))
-            for v in (*op.operands, *captures(op)):
-                maker = self.makers.get(v)
-                if maker is not None and (maker in inside or (maker.name in FREE and maker not in self.group_of)):
-                    stack.append((maker, False))
-        return {v: op for op in order for v in op.results}
+        inside = dict.fromkeys(ops)
+
+        def needs(op: Op) -> list[Op]:
+            makers = [self.makers.get(v) for v in reversed((*op.operands, *captures(op)))]
+            return [m for m in makers if m and (m in inside or (m.name in FREE and m not in self.group_of))]
+
+        return {v: op for op in post_order(inside, needs) for v in op.results}
 
     def refuses_member(self, members: Sequence[Op], anchors: Anchors) -> str:
         """Return why a region with reductions cannot have ``members``, or nothing."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
-from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
+from aotc.ir.tensor_ir import Function, Op, Region, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.in_place import updated_operands
 
@@ -152,18 +152,12 @@ class Outliner:
 
     def _body(self, group: Group, inputs: set[Value]) -> list[Op]:
         """Return every op of the region in SSA order, copied movement ops included."""
-        order: dict[Op, None] = {}
-        stack: list[tuple[Value, bool]] = [(v, False) for op in reversed(group.members) for v in op.results]
-        while stack:
-            v, done = stack.pop()
-            op = self.makers.get(v)
-            if op is None or v in inputs or op in order:
-                continue
-            if done:
-                order[op] = None
-                continue
-            stack.append((v, True))
-            stack += [(u, False) for u in (*op.operands, *captures(op))]
+
+        def needs(op: Op) -> list[Op]:
+            reads = (*op.operands, *captures(op))
+            return [self.makers[v] for v in reversed(reads) if v in self.makers and v not in inputs]
+
+        order = post_order((op for op in group.members if op.results), needs)
         return [*order, *(op for op in group.members if not op.results)]
 
     def _sorted(self, region: Region, loose: list[Op], emitted: dict[int, Op]) -> list[Op]:
@@ -173,25 +167,11 @@ class Outliner:
         ranked += [(max(position[m] for m in self.groups[n].members), op) for n, op in emitted.items()]
         ranked.sort(key=lambda t: t[0])
         makers = {v: op for _, op in ranked for v in op.results}
-        done: dict[Op, None] = {}
-        for _, root in ranked:
-            stack = [(root, False)]
-            while stack:
-                op, ready = stack.pop()
-                if op in done:
-                    continue
-                if ready:
-                    done[op] = None
-                    continue
-                stack.append((op, True))
-                reads = [*op.operands, *captures(op)]
-                stack += [(makers[v], False) for v in reversed(reads) if v in makers and makers[v] not in done]
-        return list(done)
 
+        def needs(op: Op) -> list[Op]:
+            return [makers[v] for v in (*op.operands, *captures(op)) if v in makers]
 
-def captures(op: Op) -> list[Value]:
-    """Return what the regions of ``op`` use from around it."""
-    return [v for r in op.regions for v in captured(r)]
+        return post_order((op for _, op in ranked), needs)
 
 
 def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[list[Value], list[Value], list[Op]]:

@@ -1,0 +1,178 @@
+"""What instructions mean: a block of threads, its shared memory and its barriers, in Python and NumPy.
+
+:func:`run` calls a kernel's Python once for each thread, all threads of a block at a time. An instruction that touches
+more than its operands finds the block in :func:`here`. Copies and products are done when they are begun, which is one
+of the orders that the machine may take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from aotc.kernels.limits import PATIENCE_SECONDS
+
+_HERE = threading.local()
+
+
+class PhaseBarrier:
+    """A barrier whose phase ends after so many arrivals, and when all bytes that were announced have come."""
+
+    def __init__(self, arrivals: int) -> None:
+        self._arrivals = self._left = arrivals
+        self._bytes = self._phase = 0
+        self._changed = threading.Condition()
+
+    def change(self, arrivals: int, size: int) -> None:
+        """Let ``arrivals`` threads arrive, and ``size`` bytes be awaited; less than 0 of those have come."""
+        with self._changed:
+            self._left -= arrivals
+            self._bytes += size
+            if self._left == self._bytes == 0:
+                self._left, self._phase = self._arrivals, self._phase + 1
+                self._changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        """Wait for the end of the phase that has this parity; of the one before the first, if it is 1."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._phase % 2 != parity, PATIENCE_SECONDS):
+                raise TimeoutError(f"a thread waits for ever for phase {self._phase}")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """What a tensor map says: an array in memory, and the box that is copied of it."""
+
+    elements: np.ndarray
+    box: tuple[int, int]
+
+    def part(self, column: int, row: int) -> np.ndarray:
+        """Return the elements of the box at ``column`` and ``row``; 0 outside of the array."""
+        width, height = self.box
+        found = np.zeros((height, width), self.elements.dtype)
+        inside = self.elements[row : row + height, column : column + width]
+        found[: inside.shape[0], : inside.shape[1]] = inside
+        return found
+
+
+class ThreadBlock:
+    """The state of a block.
+
+    Attributes
+    ----------
+    number : int
+        Of the block.
+    memory : numpy.ndarray
+        Its shared memory, as bytes.
+    barriers : dict
+        By address.
+    functions : mapping of str to callable
+        What kernels call that is emitted from the loop IR.
+    """
+
+    def __init__(self, number: int, threads: int, shared: int, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self.number, self.functions = number, functions
+        self.memory = np.full(shared, 0xA5, np.uint8)
+        self.barriers: dict[int, PhaseBarrier] = {}
+        self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
+        self._warpgroups = [threading.Barrier(128, timeout=PATIENCE_SECONDS) for _ in range(threads // 128)]
+
+    @contextmanager
+    def warpgroup(self) -> Iterator[None]:
+        """Do something together with the other threads of the calling one's warpgroup."""
+        meeting = self._warpgroups[_HERE.thread // 128]
+        meeting.wait()
+        yield
+        meeting.wait()
+
+    def abort(self) -> None:
+        """Let no thread wait any more."""
+        for barrier in (self.together, *self._warpgroups):
+            barrier.abort()
+
+
+def here() -> Any:
+    """Return the calling thread's ``block`` and its number in it, ``thread``."""
+    return _HERE
+
+
+def swizzled(row: Any, byte: Any) -> Any:
+    """Return where a byte of a row of 128 is, in a tile whose pieces of 16 bytes are swizzled."""
+    return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15)
+
+
+class _Cuda:
+    """What kernels use of ``numba.cuda``."""
+
+    def __init__(self, blocks: int, threads: int) -> None:
+        self.gridDim, self.blockDim = SimpleNamespace(x=blocks), SimpleNamespace(x=threads)
+
+    threadIdx = property(lambda self: SimpleNamespace(x=_HERE.thread))
+    blockIdx = property(lambda self: SimpleNamespace(x=_HERE.block.number))
+
+    def syncthreads(self) -> None:
+        _HERE.block.together.wait()
+
+    def jit(self, **_: Any) -> Callable[[Any], Any]:
+        return lambda function: function
+
+
+@contextmanager
+def _replaced(module: ModuleType, cuda: _Cuda):
+    real, module.cuda = module.cuda, cuda
+    try:
+        yield
+    finally:
+        module.cuda = real
+
+
+def run(
+    module: ModuleType, make: Callable[[], Callable[..., None]], blocks: int, threads: int, shared: int,
+    arguments: Sequence[Any], functions: Mapping[str, Callable[..., Any]],
+) -> None:  # fmt: skip
+    """Run a kernel, one block after the other.
+
+    Parameters
+    ----------
+    module : module
+        Where the kernel is written: its ``cuda`` is replaced.
+    make : callable
+        Returns the kernel.
+    blocks, threads, shared : int
+        Of the launch, as :class:`aotc.vmfb.devices.launch.LaunchShape` has them.
+    arguments : sequence
+        Of the kernel; in the place of tensor maps there are :class:`Array`.
+    functions : mapping of str to callable
+        See :class:`ThreadBlock`.
+    """
+    with _replaced(module, _Cuda(blocks, threads)):
+        kernel = make()
+        for number in range(blocks):
+            _run_block(kernel, ThreadBlock(number, threads, shared, functions), threads, arguments)
+
+
+def _run_block(kernel: Callable[..., None], block: ThreadBlock, threads: int, arguments: Sequence[Any]) -> None:
+    errors: list[BaseException] = []
+
+    def thread(number: int) -> None:
+        _HERE.block, _HERE.thread = block, number
+        try:
+            with np.errstate(over="ignore"):
+                kernel(*arguments)
+        except BaseException as error:  # the caller raises it: threads have no other way
+            errors.append(error)
+            block.abort()
+
+    running = [threading.Thread(target=thread, args=(n,)) for n in range(threads)]
+    for t in running:
+        t.start()
+    for t in running:
+        t.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,96 @@
+"""LLVM IR as libNVVM reads it, made of the modules that kernels are emitted to.
+
+For GPUs before compute capability 10 libNVVM is an LLVM 7: a pointer says what it points to, a negation is a
+subtraction, and intrinsics that came later are functions like any other. Newer GPUs read the same text. ::
+
+    %y = load float, ptr %x      ->  %p = bitcast i8* %x to float*
+                                     %y = load float, float* %p
+    %z = fneg float %y           ->  %z = fsub float -0.0, %y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llvmlite import ir
+from llvmlite.ir import instructions as instr
+
+from aotc.kernels.cuda.later_intrinsics import add_body
+from aotc.kernels.emit.metadata import assembly_text
+
+TRIPLE = "nvptx64-nvidia-cuda"
+DATA_LAYOUT = (
+    "e-p:64:64:64-i1:8:8-i8:8:8-i16:16:16-i32:32:32-i64:64:64-i128:128:128-f32:32:32-f64:64:64-"
+    "v16:16:16-v32:32:32-v64:64:64-v128:128:128-n16:32:64"
+)
+IR_VERSION = (2, 0, 3, 2)
+BYTES = ir.IntType(8).as_pointer()
+"""What stands for a pointer to anything."""
+
+
+def nvvm_text(module: ir.Module) -> str:
+    """Return ``module`` in libNVVM's dialect; the module itself is changed, and of no more use."""
+    module.triple, module.data_layout = TRIPLE, DATA_LAYOUT
+    for function in list(module.functions):
+        if function.is_declaration:
+            add_body(function)
+    for function in module.functions:
+        _retype(function)
+    for function in module.functions:
+        for block in function.blocks:
+            block.instructions[:] = [i for old in block.instructions for i in _typed_uses(block, old)]
+    version = module.add_metadata([ir.Constant(ir.IntType(32), n) for n in IR_VERSION])
+    module.add_named_metadata("nvvmir.version", version)
+    return assembly_text(module)
+
+
+def _typed(kind: ir.Type) -> ir.Type:
+    return BYTES if kind.is_pointer and kind.is_opaque else kind
+
+
+def _retype(function: ir.Function) -> None:
+    """Give everything in ``function`` that is a pointer the type of a pointer to something."""
+    kind = function.ftype
+    function.ftype = ir.FunctionType(_typed(kind.return_type), [_typed(a) for a in kind.args], kind.var_arg)
+    function.type = function.ftype.as_pointer()
+    for value in (*function.args, function.return_value):
+        value.type = _typed(value.type)
+    for block in function.blocks:
+        for i in block.instructions:
+            match i:
+                case instr.AllocaInstr():
+                    i.type = i.allocated_type.as_pointer()
+                case instr.GEPInstr(indices=[_]):
+                    i.source_etype = _typed(i.source_etype)
+                    i.type = i.source_etype.as_pointer()
+                case instr.CastInstr(opname="addrspacecast"):
+                    i.type = i.operands[0].type.pointee.as_pointer()
+                case _:
+                    i.type = _typed(i.type)
+
+
+def _typed_uses(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruction]:
+    """Yield the casts that ``i`` needs before it, and ``i``."""
+    match i:
+        case instr.LoadInstr():
+            wanted = [i.type.as_pointer()]
+        case instr.StoreInstr():
+            value = _typed(i.operands[0].type)
+            wanted = [value, value.as_pointer()]
+        case instr.GEPInstr(indices=[_]):
+            wanted = [i.source_etype.as_pointer(), *(x.type for x in i.indices)]
+        case instr.CallInstr():
+            wanted = [i.callee.type, *(_typed(a) for a in i.callee.function_type.args)]
+        case instr.Instruction(opname="fneg"):
+            i.opname, i.operands = "fsub", [ir.Constant(i.type, -0.0), *i.operands]
+            wanted = [i.type, i.type]
+        case _:
+            wanted = [x.type for x in i.operands]
+    for number, (operand, kind) in enumerate(zip(i.operands, wanted, strict=True)):
+        if operand.type.is_pointer and str(operand.type) != str(kind):
+            cast = instr.CastInstr(block, "bitcast", operand, kind)
+            i.operands[number] = cast
+            yield cast
+    if isinstance(i, instr.GEPInstr):
+        i.pointer = i.operands[0]
+    yield i

@@ -1,0 +1,82 @@
+"""Numba's front end for CUDA: Python functions to LLVM IR in libNVVM's dialect, without a GPU and without its back end.
+
+``cuda.compile`` would go on to PTX or LTO-IR, but lets libNVVM fuse every product with every sum, and loads NVRTC to
+look up the name of an architecture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from llvmlite.ir.instructions import InsertValue
+
+from aotc.vmfb.abi import MAP_ALIGNMENT, MAP_BYTES
+
+if not hasattr(np, "row_stack"):  # NumPy 2.5 has dropped a name that numba-cuda registers
+    np.row_stack = np.vstack
+
+from numba.cuda import types
+from numba.cuda.compiler import compile_cuda, kernel_fixup
+from numba.cuda.cudadrv.nvvm import set_launch_bounds
+
+ENTRY = "aotc_kernel"
+"""What a kernel is called in its IR, until it gets the name that it has in the cubin."""
+_FRONT = (8, 0)  # the compute capability that Numba types for: nothing that kernels use differs for another
+_BY_VALUE = re.compile(r"byval\([^)]*\)")  # LLVM 7 says of what by the pointer's type
+_ENVIRONMENT = re.compile(r'^@"?_ZN08NumbaEnv.*\n', re.MULTILINE)
+
+
+def kernel_ir(function: Callable[..., None], arguments: Sequence[Any], threads: int, maps: int = 0) -> list[str]:
+    """Return the modules of a kernel, named :data:`ENTRY`, and of the functions that it calls.
+
+    Parameters
+    ----------
+    function : callable
+        Python as numba.cuda compiles it.
+    arguments : sequence of numba.cuda.types.Type
+        Of its parameters; a tuple is as many parameters as it has elements.
+    threads : int
+        The most that a block has.
+    maps : int
+        So many of the first parameters are tensor maps: pointers to what is passed itself.
+    """
+    compiled = compile_cuda(function, types.void, tuple(arguments), cc=_FRONT)
+    name = compiled.fndesc.llvm_func_name
+    kernel = compiled.library.get_function(name)
+    _pass_by_value(kernel, maps)
+    kernel_fixup(kernel, debug=False)
+    set_launch_bounds(kernel, threads)
+    _leave_in_place(kernel, maps)
+    texts = [_ENVIRONMENT.sub("", text) for text in compiled.library.llvm_strs]
+    return [_BY_VALUE.sub("byval", text).replace(name, ENTRY) for text in texts]
+
+
+def _pass_by_value(kernel: ir.Function, maps: int) -> None:
+    """Make tensor maps of the first pointers, which come after where Numba puts a function's result."""
+    entry = kernel.entry_basic_block
+    builder = ir.IRBuilder(entry)
+    builder.position_at_start(entry)
+    result, *given = kernel.args
+    for number, argument in enumerate(given[:maps]):
+        given[number] = whole = ir.Argument(kernel, ir.ArrayType(ir.IntType(8), MAP_BYTES).as_pointer(), argument.name)
+        whole.attributes.add("byval")
+        whole.attributes.align = MAP_ALIGNMENT
+        cast = builder.bitcast(whole, argument.type)
+        for use in entry.instructions:  # Numba makes the tuple of them there
+            if isinstance(use, InsertValue) and use.value is argument:
+                use.value = cast
+    kernel.args = (result, *given)
+    kernel.ftype = ir.FunctionType(kernel.ftype.return_type, [a.type for a in kernel.args])
+    kernel.type = kernel.ftype.as_pointer()
+
+
+def _leave_in_place(kernel: ir.Function, maps: int) -> None:
+    """Let the kernel read its tensor maps where the driver has put them, and not copy them to each thread's memory."""
+    if maps:
+        numbers = [ir.Constant(ir.IntType(32), n + 1) for n in range(maps)]
+        constant = kernel.module.add_metadata([kernel, "grid_constant", kernel.module.add_metadata(numbers)])
+        kernel.module.add_named_metadata("nvvm.annotations", constant)

@@ -1,0 +1,88 @@
+"""Instructions of Hopper: barriers that count bytes, copies of tiles by the tensor memory accelerator, warpgroups.
+
+Shared memory is named by 32-bit addresses, a barrier by that of its 8 bytes. What they mean is said for the machine of
+:mod:`aotc.kernels.cuda.block`, where everything is done when it is begun, so that fences and waits for what was begun
+do nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
+from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
+
+
+@ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
+def barrier_init(barrier, arrivals):
+    """Make a barrier whose phase ends with so many arrivals."""
+    here().block.barriers[int(barrier)] = PhaseBarrier(int(arrivals))
+
+
+@ptx("fence.mbarrier_init.release.cluster;", NOTHING)
+def barriers_made():
+    """Let the tensor memory accelerator see the barriers that this thread made."""
+
+
+@ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", NOTHING, I32, I32)
+def barrier_expect(barrier, size):
+    """Arrive; the phase ends after so many bytes were copied, too."""
+    here().block.barriers[int(barrier)].change(1, int(size))
+
+
+@ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", NOTHING, I32)
+def barrier_arrive(barrier):
+    """Arrive."""
+    here().block.barriers[int(barrier)].change(1, 0)
+
+
+@ptx(
+    "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;\n"
+    "@p bra done;\nbra again;\ndone:\n}",
+    NOTHING, I32, I32,
+)  # fmt: skip
+def barrier_wait(barrier, parity):
+    """Wait for the end of a phase: the first has parity 0, the next 1, the one after that 0."""
+    here().block.barriers[int(barrier)].wait(int(parity))
+
+
+@ptx(
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4}], [$2];",
+    NOTHING, I32, I64, I32, I32, I32,
+)  # fmt: skip
+def copy_tile(to, tensor_map, barrier, column, row):
+    """Begin to copy the box of a tensor map at ``row`` and ``column``; what is outside of the array is 0."""
+    block, part = here().block, tensor_map.part(int(column), int(row))
+    rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+    block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
+    block.barriers[int(barrier)].change(0, -part.nbytes)
+
+
+@ptx("wgmma.fence.sync.aligned;", NOTHING)
+def products_fence():
+    """Let the products that follow use the registers that were written."""
+
+
+@ptx("wgmma.commit_group.sync.aligned;", NOTHING)
+def products_commit():
+    """Make a group of the products that were begun."""
+
+
+def products_wait(left: int):
+    """Return the instruction that waits until at most ``left`` groups of products are not done."""
+
+    @ptx(f"wgmma.wait_group.sync.aligned {left};", NOTHING)
+    def wait():
+        pass
+
+    return wait
+
+
+def registers(change: str, count: int):
+    """Return the instruction by which a warpgroup gives registers away (``dec``) or takes them (``inc``)."""
+
+    @ptx(f"setmaxnreg.{change}.sync.aligned.u32 {count};", NOTHING)
+    def change_registers():
+        pass
+
+    return change_registers

@@ -1,0 +1,111 @@
+"""LLVM's intrinsics that libNVVM does not know, or not for every GPU: as functions of what it knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
+from aotc.kernels.llvm_types import F32, F64, I1, I8, Emit
+
+_TYPES = re.compile(r"(\.[if]\d+)+$")
+"""At the end of an intrinsic's name."""
+
+
+def add_body(function: ir.Function) -> None:
+    """Make the declared ``function`` an ordinary one if it is an intrinsic that :data:`BODIES` has a row for."""
+    emit = BODIES.get(function.name) or BODIES.get(_TYPES.sub("", function.name))
+    if emit is None:
+        return
+    function.name = f"aotc.{function.name}"
+    function.linkage = "internal"
+    function.attributes.add("alwaysinline")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    builder.ret(emit(builder, *function.args))
+
+
+def _letter(kind: ir.Type) -> str:
+    """Return how NVVM's intrinsics spell a float type."""
+    return "f" if kind == F32 else "d"
+
+
+def _nvvm(name: str) -> Emit:
+    return lambda b, x: call_intrinsic(b, f"llvm.nvvm.{name}.{_letter(x.type)}", x.type, [x])
+
+
+def _pick(compare: str, symbol: str) -> Emit:
+    return lambda b, x, y: b.select(getattr(b, compare)(symbol, x, y), x, y)
+
+
+def _extreme(name: str) -> Emit:
+    """Return the larger or smaller operand, NaN if one is, -0.0 below 0.0: PTX has it for f32 alone."""
+
+    def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+        if x.type == F32:
+            kind = ir.FunctionType(F32, [F32, F32])
+            return b.asm(kind, f"{name}.NaN.f32 $0, $1, $2;", "=f,f,f", [x, y], side_effect=False)
+        number = call_intrinsic(b, f"llvm.nvvm.f{name}.d", F64, [x, y])
+        return b.select(b.fcmp_unordered("uno", x, y), b.fadd(x, y), number)
+
+    return emit
+
+
+def _round(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Round to the nearest integer, ties away from 0: the part beyond the point is exact."""
+    whole = _nvvm("trunc")(b, x)
+    part = _nvvm("fabs")(b, b.fsub(x, whole))
+    away = call_intrinsic(b, f"llvm.copysign.{suffix(x.type)}", x.type, [ir.Constant(x.type, 1.0), x])
+    return b.select(b.fcmp_ordered(">=", part, ir.Constant(x.type, 0.5)), b.fadd(whole, away), whole)
+
+
+def _to_integer(signed: bool) -> Emit:
+    """Convert towards 0, clamped, NaN to 0. The machine's conversions clamp to 32 or 64 bits."""
+
+    def emit(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+        to = b.function.return_value.type
+        wide = ir.IntType(max(to.width, 32))
+        name = {(32, True): "i", (32, False): "ui", (64, True): "ll", (64, False): "ull"}[wide.width, signed]
+        found = call_intrinsic(b, f"llvm.nvvm.{_letter(x.type)}2{name}.rz", wide, [x])
+        if to.width < 32:
+            found = b.trunc(_clamp(b, found, to.width, signed), to)
+        return b.select(b.fcmp_unordered("uno", x, x), ir.Constant(to, 0), found)
+
+    return emit
+
+
+def _clamp(b: ir.IRBuilder, x: ir.Value, bits: int, signed: bool) -> ir.Value:
+    least, largest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    compare = "icmp_signed" if signed else "icmp_unsigned"
+    below = _pick(compare, "<")(b, x, ir.Constant(x.type, largest))
+    return _pick(compare, ">")(b, below, ir.Constant(x.type, least)) if signed else below
+
+
+def _ones(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Count the ones of an integer of fewer than 8 bits."""
+    return b.trunc(call_intrinsic(b, "llvm.ctpop.i8", I8, [b.zext(x, I8)]), x.type)
+
+
+def _leading_zeros(b: ir.IRBuilder, x: ir.Value, zero_is_undefined: ir.Value) -> ir.Value:
+    wide = call_intrinsic(b, "llvm.ctlz.i8", I8, [b.zext(x, I8), ir.Constant(I1, 0)])
+    return b.trunc(b.sub(wide, ir.Constant(I8, I8.width - x.type.width)), x.type)
+
+
+BODIES: dict[str, Callable[..., ir.Value]] = {
+    "llvm.smax": _pick("icmp_signed", ">"),
+    "llvm.smin": _pick("icmp_signed", "<"),
+    "llvm.umax": _pick("icmp_unsigned", ">"),
+    "llvm.umin": _pick("icmp_unsigned", "<"),
+    "llvm.maximum": _extreme("max"),
+    "llvm.minimum": _extreme("min"),
+    "llvm.fabs": _nvvm("fabs"),
+    "llvm.trunc": _nvvm("trunc"),
+    "llvm.rint": _nvvm("round"),  # NVVM's round is to the nearest, ties to even
+    "llvm.round": _round,
+    "llvm.fptosi.sat": _to_integer(signed=True),
+    "llvm.fptoui.sat": _to_integer(signed=False),
+    **{f"llvm.ctpop.i{n}": _ones for n in (1, 2, 4)},
+    **{f"llvm.ctlz.i{n}": _leading_zeros for n in (1, 2, 4)},
+}
+"""What computes each: by its name, without types or with them."""

@@ -1,0 +1,51 @@
+"""libNVVM: text in its dialect of LLVM IR to LTO-IR, which nvJitLink makes machine code of, or to PTX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from aotc.diagnostics import InternalError
+
+_VERSION = re.compile(rb"^\.version (\d+)\.(\d+)", re.MULTILINE)
+_AHEAD = 4  # PTX 9.0 is that of CUDA 13.0
+_OPTIONS = ("-opt=3", "-fma=0")
+"""A product and a sum become one operation where the IR allows it (``contract``), and nowhere else."""
+
+
+def ltoir(texts: Sequence[str], arch: str) -> bytes:
+    """Return the LTO-IR of modules that become one, for ``arch``, e.g. ``sm_90a``."""
+    return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS, "-gen-lto"])
+
+
+def ptx(texts: Sequence[str], arch: str) -> str:
+    """Return the PTX of modules that become one, for ``arch``, e.g. ``compute_80``."""
+    return _compile(texts, [f"-arch={arch.replace('sm_', 'compute_')}", *_OPTIONS]).decode().rstrip("\0")
+
+
+def driver_of(text: bytes) -> tuple[int, int]:
+    """Return the oldest CUDA whose driver compiles this PTX: that of the libNVVM that made it."""
+    found = _VERSION.search(text)
+    if found is None:
+        raise InternalError("libNVVM made PTX without a version")
+    return int(found[1]) + _AHEAD, int(found[2])
+
+
+def _compile(texts: Sequence[str], options: list[str]) -> bytes:
+    from cuda.bindings import nvvm
+
+    program = nvvm.create_program()
+    try:
+        for text in texts:
+            data = text.encode()
+            nvvm.add_module_to_program(program, data, len(data), "kernel")
+        nvvm.compile_program(program, len(options), options)
+        found = bytearray(nvvm.get_compiled_result_size(program))
+        nvvm.get_compiled_result(program, found)
+    except nvvm.nvvmError as error:
+        log = bytearray(nvvm.get_program_log_size(program))
+        nvvm.get_program_log(program, log)
+        raise InternalError(f"libNVVM refuses a kernel: {error}\n{log.decode(errors='replace')}") from error
+    finally:
+        nvvm.destroy_program(program)
+    return bytes(found)

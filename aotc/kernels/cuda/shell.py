@@ -1,0 +1,74 @@
+"""The kernels that the driver launches, in Python for numba.cuda; what they run is emitted from the loop IR.
+
+A kernel of the loop IR has one of two shapes. :func:`_flat`: a thread runs an item of the grid. :func:`_blocks`: a
+block of threads runs one together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from llvmlite import ir
+from numba import cuda
+from numba.cuda import types
+from numba.cuda.extending import intrinsic
+
+from aotc.kernels.cuda.front_end import ENTRY, kernel_ir
+
+BODY = "aotc_body"
+"""The function of an item: of a pointer to each buffer, of each dim, and of the item's number."""
+
+
+def call_function(builder: ir.IRBuilder, name: str, result: ir.Type, tables: Sequence[ir.Value], *own: ir.Value):
+    """Call a function of the kernel: of the elements of ``tables``, its pointers and dims, and of what is its own."""
+    values = [*(builder.extract_value(table, n) for table in tables for n in range(table.type.count)), *own]
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [v.type for v in values]), name)
+    return builder.call(function, values)
+
+
+@intrinsic
+def _body(typing_context, pointers, dims, item):
+    """Call :data:`BODY`."""
+
+    def generate(context, builder, signature, arguments):
+        call_function(builder, BODY, ir.VoidType(), arguments[:2], arguments[2])
+        return context.get_dummy_value()
+
+    return types.void(pointers, dims, item), generate
+
+
+def _flat(pointers, dims, items):
+    item = types.int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+    if item < items:
+        _body(pointers, dims, item)
+
+
+def _blocks(pointers, dims, items):
+    _body(pointers, dims, types.int64(cuda.blockIdx.x))
+
+
+@cache
+def _shell(blocks: bool, pointers: int, dims: int, threads: int) -> str:
+    arguments = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims), types.int64)
+    (text,) = kernel_ir(_blocks if blocks else _flat, arguments, threads)
+    return text
+
+
+def shell_text(symbol: str, blocks: bool, pointers: int, dims: int, threads: int) -> str:
+    """Return the IR of the kernel ``symbol``, whose parameters are pointers, dims and the size of the grid.
+
+    Parameters
+    ----------
+    symbol : str
+        Its name.
+    blocks : bool
+        Does a block run an item together, or each thread one alone?
+    pointers, dims : int
+        How many it has.
+    threads : int
+        Of a block.
+    """
+    return _shell(blocks, pointers, dims, threads).replace(ENTRY, symbol)

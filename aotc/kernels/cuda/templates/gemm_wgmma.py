@@ -1,0 +1,149 @@
+"""Products of matrices on Hopper's tensor cores: bf16, f16 and TF32, with an epilogue of the program's own.
+
+A block has a warpgroup that copies and one or two that multiply. The first keeps the tensor memory accelerator busy: it
+fills the stages of a ring in shared memory. The others multiply stage after stage, 64 rows each, and give it back. The
+products of a tile stay in registers; the epilogue gets them one by one, and rows of 16 bytes go to memory. Blocks stay
+and take one tile after the other, those of a few rows of tiles together, which share what they read in the L2 cache.
+
+Rows of all three arrays begin at multiples of 16 bytes; their sizes may be any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from numba import cuda
+from numba.cuda import types
+
+from aotc.kernels.cuda.front_end import kernel_ir
+from aotc.kernels.cuda.hopper import (
+    barrier_arrive,
+    barrier_expect,
+    barrier_init,
+    barrier_wait,
+    barriers_made,
+    products_commit,
+    products_fence,
+    products_wait,
+    registers,
+)
+from aotc.kernels.cuda.ptx import SWIZZLE_BYTES, quotient, shared_base
+from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS, PRODUCT_REGISTERS_OF_ONE
+from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
+from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, WarpgroupTiles
+from aotc.kernels.cuda.templates.wgmma_steps import load_tile, multiply, store_tile
+
+
+@cache
+def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
+    """Return the IR of a product's kernel, which calls ``SIZES`` and ``EPILOGUE`` of :mod:`wgmma_steps`."""
+    byte = types.CPointer(types.uint8)
+    tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
+    return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))
+
+
+def _places(tiles: WarpgroupTiles) -> tuple[int, int, int]:
+    """Return where, in shared memory, staging areas and the barriers of full and of empty stages begin."""
+    staging = tiles.ring_bytes
+    full = staging + tiles.consumers * 4 * STAGING
+    return staging, full, full + 8 * tiles.stages
+
+
+def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return what the thread does that copies: it fills stage after stage, of all tiles of the block."""
+    rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
+    _, full, empty = _places(tiles)
+    copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols), types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def copy_tiles(maps, base, down, across, turns):
+        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        while tile < i32(down * across):
+            row, column = place(tile, down, across)
+            turn = i32(0)
+            while turn < turns:
+                barrier_wait(i32(base + empty + 8 * s), i32(parity ^ 1))
+                barrier = i32(base + full + 8 * s)
+                barrier_expect(barrier, i32(stage))
+                copy(maps, i32(base + s * stage), barrier, row, column, i32(turn * depth))
+                turn, s = i32(turn + 1), i32(s + 1)
+                if s == stages:
+                    s, parity = i32(0), i32(parity ^ 1)
+            tile = i32(tile + cuda.gridDim.x)
+
+    return copy_tiles
+
+
+def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
+    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
+    staging, full, empty = _places(tiles)
+    steps, clear, store = multiply(tiles), zeros(cols // 2), store_tile(tiles)
+    wait_all, wait_but_one = products_wait(0), products_wait(1)
+    place, i32 = tile_order(cuda, rows, cols), types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_tiles(pointers, dims, base, thread, m, n, down, across, turns):
+        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
+        leads = (thread & 127) == 0
+        own = i32(base + staging + (mine * 4 + warp) * STAGING)
+        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        while tile < i32(down * across):
+            row, column = place(tile, down, across)
+            sums = clear()
+            turn, before = i32(0), i32(0)
+            while turn < turns:
+                barrier_wait(i32(base + full + 8 * s), parity)
+                products_fence()
+                at = i32(base + s * stage)
+                sums = steps(sums, i32(at + mine * 64 * CHUNK), i32(at + rows * CHUNK), turn)
+                products_commit()
+                if turn > 0:
+                    wait_but_one()
+                    if leads:
+                        barrier_arrive(i32(base + empty + 8 * before))
+                before = s
+                turn, s = i32(turn + 1), i32(s + 1)
+                if s == stages:
+                    s, parity = i32(0), i32(parity ^ 1)
+            wait_all()
+            if turns > 0 and leads:
+                barrier_arrive(i32(base + empty + 8 * before))
+            store(sums, own, lane, i32(row + mine * 64 + warp * 16), column, m, n, pointers, dims)
+            tile = i32(tile + cuda.gridDim.x)
+
+    return multiply_tiles
+
+
+def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return the kernel; what it has of ``tiles`` are constants to Numba."""
+    rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
+    _, full, empty = _places(tiles)
+    copy_tiles, multiply_tiles = _copier(tiles), _multiplier(tiles)
+    most = PRODUCT_REGISTERS if consumers == 2 else PRODUCT_REGISTERS_OF_ONE
+    give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", most)
+    m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
+    above, i32 = SWIZZLE_BYTES - 1, types.int32
+
+    def gemm(maps, pointers, dims, items):
+        base = i32(i32(shared_base() + above) & i32(~above))
+        thread = i32(cuda.threadIdx.x)
+        m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
+        down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
+        turns = quotient(i32(k + depth - 1), i32(depth))
+        if thread == 0:
+            for s in range(stages):
+                barrier_init(i32(base + full + 8 * s), i32(1))
+                barrier_init(i32(base + empty + 8 * s), i32(consumers))
+            barriers_made()
+        cuda.syncthreads()
+        if thread < 128:
+            give_registers()
+            if thread == 0:
+                copy_tiles(maps, base, down, across, turns)
+        else:
+            take_registers()
+            multiply_tiles(pointers, dims, base, thread, m, n, down, across, turns)
+
+    return gemm

@@ -1,0 +1,183 @@
+"""The steps of a product from Ampere on: copies by all threads of a block, and products of single warps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.ampere import PIECE, copy_piece
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.templates.steps import StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.tiles import CHUNK, WarpTiles
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+
+_PIECES = CHUNK // PIECE
+_FOUR = ir.LiteralStructType([I32] * 4)
+
+
+def _piece_of(tiles: WarpTiles, thread: Any, number: int, by_rows: bool) -> tuple[Any, Any, Any]:
+    """Return the piece ``number`` that a thread copies: where it goes, its first row or column, its first product.
+
+    ``thread`` is a number of Python's, or one that is emitted.
+    """
+    at = thread + number * tiles.threads
+    piece, line = at & (_PIECES - 1), at >> 3
+    place = line * CHUNK + ((piece ^ (line & 7)) << 4)
+    first = piece * (PIECE // tiles.size)
+    if not by_rows:
+        return place, line, first
+    part, within = line >> (tiles.depth.bit_length() - 1), line & (tiles.depth - 1)
+    return place, part * 64 + first, within
+
+
+def _parts(tiles: WarpTiles) -> tuple[tuple[int, bool, int, int], ...]:
+    """Return the operands: which pointer, is it stored by rows, the rows or columns of a tile, where they begin."""
+    return (0, tiles.a_by_rows, tiles.rows, 0), (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
+
+
+def copy_stage(tiles: WarpTiles) -> Any:
+    """Return the function by which a block begins to copy a stage; what is outside of the operands is 0."""
+
+    def generate(context, builder, signature, arguments):
+        table, to, thread, row, column, depth, m, n, k = arguments
+        b, own = builder, ScalarValue(builder, thread)
+        for operand, by_rows, count, begin in _parts(tiles):
+            source = b.ptrtoint(b.extract_value(table, operand), I64)
+            first, size = ((row, m), (column, n))[operand]
+            for number in range(count * _PIECES // tiles.threads):
+                place, outer, inner = (v.raw for v in _piece_of(tiles, own, number, by_rows))
+                outer, inner = b.add(first, outer), b.add(depth, inner)
+                inside = b.and_(b.icmp_signed("<", outer, size), b.icmp_signed("<", inner, k))
+                high, low, pitch = (inner, outer, size) if by_rows else (outer, inner, k)
+                flat = b.add(b.mul(b.sext(high, I64), b.sext(pitch, I64)), b.sext(low, I64))
+                offset = b.select(inside, b.mul(flat, ir.Constant(I64, tiles.size)), ir.Constant(I64, 0))
+                there = b.select(inside, i32(PIECE), i32(0))
+                given = [b.add(b.add(to, i32(begin)), place), b.add(source, offset), there]
+                assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+        return context.get_dummy_value()
+
+    @emitted(lambda pointers, *given: NOTHING(pointers, *[INT] * 8), generate)
+    def copy(pointers, to, thread, row, column, depth, m, n, k):
+        for operand, by_rows, count, begin in _parts(tiles):
+            source, (first, size) = pointers[operand], ((row, m), (column, n))[operand]
+            for number in range(count * _PIECES // tiles.threads):
+                place, outer, inner = _piece_of(tiles, int(thread), number, by_rows)
+                outer, inner = outer + int(first), inner + int(depth)
+                inside = outer < size and inner < k
+                flat = (inner * int(size) + outer if by_rows else outer * int(k) + inner) if inside else 0
+                copy_piece(to + begin + place, source.ctypes.data + flat * tiles.size, PIECE if inside else 0)
+
+    return copy
+
+
+def multiply(tiles: WarpTiles) -> Any:
+    """Return the function that adds the products of a stage to a warp's sums, 16 rows after 16 rows."""
+    count = tiles.warp_rows * tiles.warp_cols // 32
+
+    def generate(context, builder, signature, arguments):
+        sums, a, b, lane, warp_row, warp_col = arguments
+        held = [builder.extract_value(sums, n) for n in range(count)]
+        warp = _Warp(builder, tiles, lane)
+        for step in range(4):
+            left = [warp.rows(a, warp_row, 16 * i, step) for i in range(tiles.warp_rows // 16)]
+            pairs = [warp.columns(b, warp_col, 16 * j, step) for j in range(tiles.warp_cols // 16)]
+            right = [pair[2 * half : 2 * half + 2] for pair in pairs for half in range(2)]
+            for i, four in enumerate(left):
+                for j, two in enumerate(right):
+                    at = 4 * (i * len(right) + j)
+                    held[at : at + 4] = warp.add_products(four, two, held[at : at + 4])
+        return context.make_tuple(builder, signature.return_type, held)
+
+    kept = types.UniTuple(FLOAT, count)
+
+    @emitted(lambda *given: kept(kept, *[INT] * 5), generate)
+    def steps(sums, a, b, lane, warp_row, warp_col):
+        rows, cols = own_elements(tiles.warp_cols)
+        found = [
+            products(tiles, a, b, rows + int(warp_row) + 16 * i, cols + int(warp_col))
+            for i in range(tiles.warp_rows // 16)
+        ]
+        return sums + np.concatenate(found)
+
+    return steps
+
+
+class _Warp:
+    """Emits the loads and products of a warp."""
+
+    def __init__(self, builder: ir.IRBuilder, tiles: WarpTiles, lane: ir.Value) -> None:
+        self.b, self.tiles = builder, tiles
+        self.eighth, self.second, self.fourth = (
+            builder.and_(lane, i32(7)), builder.and_(builder.lshr(lane, i32(3)), i32(1)), builder.lshr(lane, i32(4))
+        )  # fmt: skip
+
+    def rows(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
+        """Return what a lane needs of 16 rows of A: four registers."""
+        return self._load(begin, first, more, step, self.second, self.fourth, self.tiles.a_by_rows)
+
+    def columns(self, begin: ir.Value, first: ir.Value, more: int, step: int) -> list[ir.Value]:
+        """Return what a lane needs of 16 columns of B: two registers of the first 8, and two of the others."""
+        return self._load(begin, first, more, step, self.fourth, self.second, self.tiles.b_by_rows)
+
+    def _load(
+        self, begin: ir.Value, first: ir.Value, more: int, step: int, outer: ir.Value, inner: ir.Value, by_rows: bool
+    ) -> list[ir.Value]:
+        """Load four 8 by 8 matrices: the lane names a row of the one at ``outer`` and ``inner``, which are 0 or 1."""
+        b = self.b
+        start = b.add(first, i32(more))
+        if by_rows:
+            line = b.add(b.add(i32(16 * step), b.shl(inner, i32(3))), self.eighth)
+            element = b.add(start, b.shl(outer, i32(3)))
+            part = b.lshr(element, i32(6))
+            begin = b.add(begin, b.mul(part, i32(self.tiles.depth * CHUNK)))
+            piece = b.and_(b.lshr(element, i32(3)), i32(7))
+        else:
+            line = b.add(b.add(start, b.shl(outer, i32(3))), self.eighth)
+            piece = b.or_(i32(2 * step), inner)
+        place = b.add(b.shl(line, i32(7)), b.shl(b.xor(piece, self.eighth), i32(4)))
+        text = f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if by_rows else ''}.shared.b16 {{$0,$1,$2,$3}}, [$4];"
+        kind = ir.FunctionType(_FOUR, [I32])
+        found = b.asm(kind, text, "=r,=r,=r,=r,r,~{memory}", [b.add(begin, place)], side_effect=True)
+        values = [b.extract_value(found, n) for n in range(4)]
+        if self.tiles.operands != "tf32":
+            return values
+        return [assembly(b, "cvt.rna.tf32.f32 $0, $1;", INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
+
+    def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+        """Return the sums with the products of 16 rows and 8 columns added."""
+        b, kind = self.b, self.tiles.operands
+        shape = "m16n8k8" if kind == "tf32" else "m16n8k16"
+        text = (
+            f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
+            "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+        )
+        result = ir.FunctionType(ir.LiteralStructType([F32] * 4), [I32] * 6 + [F32] * 4)
+        found = b.asm(result, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [*left, *right, *sums], side_effect=False)
+        return [b.extract_value(found, n) for n in range(4)]
+
+
+def store_tile(tiles: WarpTiles) -> Any:
+    """Return the function by which a warp stores its rows and columns of a tile."""
+    count = tiles.warp_cols // 2  # sums of 16 rows
+
+    def generate(context, builder, signature, arguments):
+        sums, staging, lane, row, *others = arguments
+        for i in range(tiles.warp_rows // 16):
+            own = [builder.extract_value(sums, i * count + n) for n in range(count)]
+            StoreRows(builder, tiles, own, [staging, lane, builder.add(row, i32(16 * i)), *others]).emit()
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 6, *given[-2:]), generate)
+    def store(sums, staging, lane, row, col, rows, cols, pointers, dims):
+        for i in range(tiles.warp_rows // 16):
+            own = sums[i * count : (i + 1) * count]
+            store_meaning(own, row + 16 * i, col, tiles.warp_cols, (rows, cols), pointers)
+
+    return store

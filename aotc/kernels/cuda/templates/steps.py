@@ -1,0 +1,189 @@
+"""Steps that templates of products share: each is many instructions, and one statement to Numba, which types every one.
+
+Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
+c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
+each index of the sum, and 64 elements are a part of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.block import here, swizzled
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, quotient
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.limits import GROUP
+from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.vmfb.dtypes import to_numpy
+
+EPILOGUE = "aotc_epilogue"
+"""``f32 epilogue(..., i64 row, i64 col, f32 sum)``: what is stored for a sum, before it is rounded."""
+SIZES = {"rows": "aotc_rows", "cols": "aotc_cols", "depth": "aotc_depth"}
+"""``i64 f(...)``: the sizes of the product."""
+_BARRIER = "bar.warp.sync 0xffffffff;"
+_PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
+_STORE_IF = (
+    "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
+    "@p st.global.v4.b32 [$1], {a,b,c,d};\n}"
+)
+
+
+def extent(name: str) -> Any:
+    """Return the function of a kernel's pointers and dims that is a size of the product."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
+
+    @emitted(lambda pointers, dims: INT(pointers, dims), generate)
+    def size(pointers, dims):
+        return here().block.functions[SIZES[name]]()
+
+    return size
+
+
+def tile_order(cuda: Any, rows: int, cols: int) -> Any:
+    """Return the function of a tile's number, and of how many there are down and across, that is its row and column.
+
+    Tiles follow each other down a few rows of tiles, then in the next column: blocks that run together share operands.
+    """
+    i32 = types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def place(tile, down, across):
+        group = quotient(tile, i32(GROUP * across))
+        first = i32(group * GROUP)
+        high = i32(min(i32(down - first), i32(GROUP)))
+        at = i32(tile - i32(group * i32(GROUP * across)))
+        column = quotient(at, high)
+        return i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
+
+    return place
+
+
+def zeros(count: int) -> Any:
+    """Return the function that makes ``count`` sums of nothing."""
+
+    def generate(context, builder, signature, arguments):
+        return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, 0.0)] * count)
+
+    @emitted(types.UniTuple(FLOAT, count), generate)
+    def clear():
+        return np.zeros(count, np.float32)
+
+    return clear
+
+
+def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and the columns that the calling thread has the sums of, of its warp's 16 rows."""
+    lane, n = here().thread & 31, np.arange(cols // 2)
+    return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+
+
+def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
+    left, right = _operand(tiles, a, tiles.a_by_rows, rows), _operand(tiles, b, tiles.b_by_rows, cols)
+    return np.einsum("ek,ek->e", left.astype(np.float32), right.astype(np.float32))
+
+
+def _operand(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
+    """Return some rows of A, or columns of B."""
+    i, k = which[:, None], np.arange(tiles.depth)
+    part, line, at = (i // 64, k, i % 64) if by_rows else (0, i, k)
+    bytes_ = np.asarray(at * tiles.size)[..., None] + np.arange(tiles.size)
+    places = int(begin) + np.asarray(part * tiles.depth * CHUNK)[..., None] + swizzled(line[..., None], bytes_)
+    return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
+
+
+def store_meaning(sums: np.ndarray, row: int, col: int, width: int, sizes: Sequence[int], pointers: Any) -> None:
+    """Store the calling thread's sums of 16 rows and ``width`` columns, as :class:`StoreRows` does for its warp."""
+    for value, i, j in zip(sums, *own_elements(width)):
+        if i + row < sizes[0] and j + col < sizes[1]:
+            pointers[-1][i + row, j + col] = here().block.functions[EPILOGUE](i + row, j + col, value)
+
+
+class StoreRows:
+    """Emits what a warp stores of 16 rows.
+
+    The lanes have single elements of all rows: pieces of 128 bytes go through ``staging``, so that each lane writes 16
+    bytes of a row to memory. Elements outside of the result are computed of ones inside, and not stored.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+    tiles : ProductTiles
+    sums : sequence of values
+        The lane's: in each group of 8 columns two of a row, and two of the row 8 below.
+    arguments : sequence of values
+        Where the warp's staging area is, the lane, the first row and column, the sizes of the result, and the tables of
+        pointers and dims.
+    """
+
+    def __init__(
+        self, builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
+    ) -> None:
+        self.b, self.tiles, self.sums = builder, tiles, sums
+        self.staging, lane, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
+        self.quad, self.own_row = builder.and_(lane, i32(3)), builder.lshr(lane, i32(2))
+        self.piece, self.read_row = builder.and_(lane, i32(7)), builder.lshr(lane, i32(3))
+
+    def emit(self) -> None:
+        """Emit all of them, 128 bytes of each row at a time."""
+        per = CHUNK // (8 * self.tiles.result_size)  # groups of 8 columns
+        for first in range(0, len(self.sums) // 4, per):
+            for n in range(per):
+                self._stage(n, first + n)
+            assembly(self.b, _BARRIER, NOTHING, [], [])
+            for n in range(4):
+                self._copy(n, first * 8)
+            assembly(self.b, _BARRIER, NOTHING, [], [])
+
+    def _epilogue(self, value: ir.Value, row: ir.Value, col: ir.Value) -> ir.Value:
+        b = self.b
+        inside = [
+            b.sext(b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(1))), I64)
+            for at, end in ((row, self.rows), (col, self.cols))
+        ]
+        return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), *inside, value)
+
+    def _stage(self, piece: int, group: int) -> None:
+        """Compute and put down the lane's two columns of a group of 8, in both of its rows."""
+        b = self.b
+        col = b.add(b.add(self.col, i32(8 * group)), b.shl(self.quad, i32(1)))
+        for below in (0, 8):
+            at = 4 * group + below // 4
+            row = b.add(self.row, b.add(self.own_row, i32(below)))
+            values = [self._epilogue(self.sums[at + n], row, b.add(col, i32(n))) for n in range(2)]
+            line = b.add(self.staging, b.shl(b.add(self.own_row, i32(below)), i32(7)))
+            if self.tiles.result_size == 2:
+                place = b.add(self._swizzled(line, i32(piece), self.own_row), b.shl(self.quad, i32(2)))
+                packed = assembly(b, _PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
+                assembly(b, "st.shared.b32 [$0], $1;", NOTHING, [INT, INT], [place, packed])
+            else:
+                half = b.add(i32(2 * piece), b.lshr(self.quad, i32(1)))
+                place = b.add(self._swizzled(line, half, self.own_row), b.shl(b.and_(self.quad, i32(1)), i32(3)))
+                assembly(b, "st.shared.v2.f32 [$0], {$1, $2};", NOTHING, [INT, FLOAT, FLOAT], [place, *values])
+
+    def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
+        return self.b.add(line, self.b.shl(self.b.xor(piece, self.b.and_(row, i32(7))), i32(4)))
+
+    def _copy(self, part: int, begin: int) -> None:
+        """Write 16 bytes of a row, of 4 rows together, from the group of columns at ``begin``."""
+        b, size = self.b, self.tiles.result_size
+        own = b.add(self.read_row, i32(4 * part))
+        source = self._swizzled(b.add(self.staging, b.shl(own, i32(7))), self.piece, own)
+        row = b.add(self.row, own)
+        col = b.add(b.add(self.col, i32(begin)), b.mul(self.piece, i32(16 // size)))
+        inside = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
+        result = b.ptrtoint(b.extract_value(self.pointers, self.pointers.type.count - 1), I64)
+        flat = b.add(b.mul(b.sext(row, I64), b.sext(self.cols, I64)), b.sext(col, I64))
+        place = b.add(result, b.mul(flat, ir.Constant(I64, size)))
+        assembly(b, _STORE_IF, NOTHING, [INT, LONG, INT], [source, place, b.zext(inside, I32)])

@@ -1,0 +1,127 @@
+"""How templates split a product of matrices: tiles of blocks, stages of a ring in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotc.kernels.cuda.ptx import SWIZZLE_BYTES
+
+CHUNK = 128
+"""unit: bytes
+why: of a row of a tile in shared memory: what is swizzled at most
+from: PTX ISA, tensor swizzling modes
+"""
+STAGING = 16 * CHUNK
+"""unit: bytes
+why: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes
+from: PTX ISA, layout of the accumulators of wgmma and mma
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """What all templates of products have in common.
+
+    Attributes
+    ----------
+    operands : str
+        ``bf16``, ``f16`` or ``tf32``: f32 whose significands are rounded to 11 bits.
+    result : str
+        ``bf16``, ``f16`` or ``f32``.
+    stages : int
+        Of the ring.
+    a_by_rows, b_by_rows : bool
+        Do elements lie side by side whose index of the sum is the same: is A stored as (depth, rows), B as
+        (depth, cols)? Operands of f32 may not.
+    cols : int
+        Of a block's tile.
+    """
+
+    operands: str
+    result: str
+    stages: int = 4
+    a_by_rows: bool = False
+    b_by_rows: bool = True
+    cols: int = 256
+
+    @property
+    def rows(self) -> int:
+        """The rows of a tile."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """The bytes of an element of an operand."""
+        return 4 if self.operands == "tf32" else 2
+
+    @property
+    def result_size(self) -> int:
+        """The bytes of an element of the result."""
+        return 4 if self.result == "f32" else 2
+
+    @property
+    def depth(self) -> int:
+        """How many products of a sum a stage has."""
+        return CHUNK // self.size
+
+    @property
+    def stage_bytes(self) -> int:
+        """The bytes of a stage: rows of A, then of B."""
+        return (self.rows + self.cols) * CHUNK
+
+    @property
+    def ring_bytes(self) -> int:
+        """The bytes of all stages."""
+        return self.stages * self.stage_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupTiles(ProductTiles):
+    """Of :mod:`aotc.kernels.cuda.templates.gemm_wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply."""
+
+    consumers: int = 2
+
+    @property
+    def rows(self) -> int:
+        """The rows of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        """Of a block: one warpgroup copies."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory: the ring, a staging area for each warp, two barriers for each stage."""
+        return SWIZZLE_BYTES + self.ring_bytes + 16 * self.stages + self.consumers * 4 * STAGING
+
+
+@dataclass(frozen=True, slots=True)
+class WarpTiles(ProductTiles):
+    """Of :mod:`aotc.kernels.cuda.templates.gemm_mma`: what each warp has, and how many there are down the tile.
+
+    Warps of 64 rows and 64 columns read shared memory less often, and take 0.84 of the time on an H200 in tiles of
+    128 x 256; but those need 148 KB of shared memory, and in smaller tiles GPUs before sm_90 have too few registers.
+    """
+
+    stages: int = 3
+    cols: int = 128
+    warp_rows: int = 32
+    warp_cols: int = 64
+    warps_down: int = 4
+
+    @property
+    def rows(self) -> int:
+        """The rows of a tile."""
+        return self.warps_down * self.warp_rows
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps_down * (self.cols // self.warp_cols)
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory: the ring, in whose place the warps' staging areas come at the end."""
+        return SWIZZLE_BYTES + max(self.ring_bytes, self.threads // 32 * STAGING)

@@ -1,0 +1,119 @@
+"""The steps of a product on Hopper: copies by the tensor memory accelerator, and products of warpgroups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.hopper import copy_tile
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.templates.steps import StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+
+
+def _boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
+    """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which element on."""
+    for number, by_rows, count, begin in (
+        (0, tiles.a_by_rows, tiles.rows, 0),
+        (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK),
+    ):
+        for part in range(0, count if by_rows else 1, 64):
+            yield number, begin + part // 64 * tiles.depth * CHUNK, by_rows, part
+
+
+def load_tile(tiles: WarpgroupTiles) -> Any:
+    """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
+
+    def generate(context, builder, signature, arguments):
+        table, to, barrier, row, column, depth = arguments
+        maps = [builder.ptrtoint(builder.extract_value(table, n), I64) for n in range(2)]
+        for number, offset, by_rows, part in _boxes(tiles):
+            first = builder.add((row, column)[number], i32(part))
+            place = (first, depth) if by_rows else (depth, first)
+            operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
+            assembly(builder, copy_tile.text, NOTHING, [INT, LONG, INT, INT, INT], operands)
+        return context.get_dummy_value()
+
+    @emitted(lambda maps, *numbers: NOTHING(maps, *[INT] * 5), generate)
+    def copy(maps, to, barrier, row, column, depth):
+        for number, offset, by_rows, part in _boxes(tiles):
+            first = (row, column)[number] + part
+            copy_tile(to + offset, maps[number], barrier, *((first, depth) if by_rows else (depth, first)))
+
+    return copy
+
+
+def _descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
+    """Return what tells a product of a tile at ``place``, in units of 16 bytes: 8 rows are 1024 bytes, swizzled."""
+    low = builder.or_(place, i32(leading >> 4 << 16))
+    return builder.or_(builder.zext(low, I64), ir.Constant(I64, (1 << 62) | (1024 >> 4 << 32)))
+
+
+def multiply(tiles: WarpgroupTiles) -> Any:
+    """Return the function that begins to add the products of a stage to a warpgroup's sums.
+
+    Of them it has those of rows ``16 w + l / 4`` and 8 more, for warp w and lane l, and of columns ``8 j + 2 (l % 4)``
+    and the next; if it is the first stage of a tile, the sums begin anew.
+    """
+    count, step = tiles.cols // 2, 32 // tiles.size
+    kind = "tf32" if tiles.operands == "tf32" else tiles.operands
+    sums = ", ".join(f"${n}" for n in range(count))
+    ways = "" if kind == "tf32" else f", {int(tiles.a_by_rows)}, {int(tiles.b_by_rows)}"
+    text = (
+        f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 2}, 0;\n"
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.cols}k{step}.f32.{kind}.{kind} {{{sums}}}, "
+        f"${2 * count}, ${2 * count + 1}, p, 1, 1{ways};\n}}"
+    )
+    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
+    result = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I64, I64, I32])
+    across = step * CHUNK >> 4  # from one step to the next, where elements of a row or column lie side by side
+    a_step, a_leading = (across, 16) if tiles.a_by_rows else (2, 16)
+    b_step, b_leading = (across, tiles.depth * CHUNK) if tiles.b_by_rows else (2, 16)
+
+    def generate(context, builder, signature, arguments):
+        held = [builder.extract_value(arguments[0], n) for n in range(count)]
+        a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
+        for n in range(4):
+            operands = [
+                _descriptor(builder, builder.add(a, i32(a_step * n)), a_leading),
+                _descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
+                i32(1) if n else arguments[3],
+            ]
+            found = builder.asm(result, text, constraints, [*held, *operands], side_effect=True)
+            held = [builder.extract_value(found, n) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, held)
+
+    kept = types.UniTuple(FLOAT, count)
+
+    @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
+    def steps(given, a, b, turn):
+        rows, cols = own_elements(tiles.cols)
+        rows = rows + 16 * (here().thread // 32 % 4)
+        with here().block.warpgroup():
+            found = products(tiles, a, b, rows, cols)
+        return given + found if turn else found
+
+    return steps
+
+
+def store_tile(tiles: WarpgroupTiles) -> Any:
+    """Return the function by which a warp stores its 16 rows of a tile."""
+
+    def generate(context, builder, signature, arguments):
+        sums = [builder.extract_value(arguments[0], n) for n in range(tiles.cols // 2)]
+        StoreRows(builder, tiles, sums, arguments[1:]).emit()
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 6, *given[-2:]), generate)
+    def store(sums, staging, lane, row, col, rows, cols, pointers, dims):
+        store_meaning(sums, row, col, tiles.cols, (rows, cols), pointers)
+
+    return store

@@ -1,0 +1,105 @@
+"""How kernels are launched whose entries say so: blocks in three directions, shared memory, clusters, tensor maps."""
+
+import ctypes
+
+import pytest
+
+from aotc.vmfb.abi import MAP_BYTES
+from aotc.vmfb.devices import driver, tensor_map
+from aotc.vmfb.devices.launch import LaunchShape, fits, launch_of
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.limits import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED
+
+pytestmark = pytest.mark.ir
+
+MAP = {"buffer": 0, "type": "bf16", "sizes": [512, [1]], "strides": [["*", 2, 512]], "box": [64, 128], "swizzle": 128}
+TILES = ["//", ["+", [0], 127], 128]
+LAUNCH = {"blocks": [4, TILES, [1]], "resident": 0, "cluster": [2, 1, 1], "shared": 200 << 10, "maps": [MAP]}
+
+
+def kernel(**changed):
+    return {"name": "k", "threads": 256, "items": 1, "extents": [8, 8], "launch": {**LAUNCH, **changed}}
+
+
+def test_blocks_follow_the_dims():
+    assert launch_of("m", kernel(), (300, 7), 0, 9) == LaunchShape((4, 3, 7), 256, 200 << 10, (2, 1, 1))
+    assert launch_of("m", kernel(), (0, 7), 0, 9).is_empty
+    assert launch_of("m", {"name": "k", "threads": 64, "items": 64}, (), 130, 9) == LaunchShape((3, 1, 1), 64)
+
+
+def test_blocks_that_stay():
+    assert launch_of("m", kernel(resident=2), (300, 7), 0, 1).blocks == (2, 3, 7)
+    assert launch_of("m", kernel(resident=2), (300, 7), 0, 132).blocks == (4, 3, 7)
+
+
+def test_too_many_blocks():
+    assert launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS), 0, 9).blocks[2] == MAX_BLOCKS_ACROSS
+    with pytest.raises(VmError, match="'k' has too large a grid"):
+        launch_of("m", kernel(), (1, MAX_BLOCKS_ACROSS + 1), 0, 9)
+
+
+WRONG = {
+    "two directions": {"blocks": [1, 1]},
+    "a cluster of none": {"cluster": [1, 0, 1]},
+    "too large a cluster": {"cluster": [MAX_CLUSTER, 2, 1]},
+    "a flat cluster": {"cluster": [2]},
+    "too much memory": {"shared": MAX_SHARED + 1},
+    "less than none": {"shared": -1},
+    "blocks that do not stay": {"resident": -1},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_no_gpu_does_is_refused(name):
+    assert fits(kernel())
+    assert not fits(kernel(**WRONG[name]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"buffer": 2}, {"type": "c64"}, {"swizzle": 16}, {"strides": []}, {"box": [1]}, {"sizes": [1] * 6}, {"sizes": []}],
+)
+def test_what_is_no_tensor_map_is_refused(wrong):
+    assert tensor_map.map_fits(MAP, 2)
+    assert not tensor_map.map_fits({**MAP, **wrong}, 2)
+
+
+class Recorder:
+    """The driver's functions, with their arguments; ``status`` is what all return."""
+
+    def __init__(self, status=0):
+        self.calls, self.status = [], status
+
+    def __getattr__(self, name):
+        def function(*arguments):
+            self.calls.append((name, arguments))
+            return self.status if name != "cuGetErrorName" else 1
+
+        return function
+
+
+def test_the_driver_is_told_of_an_array(monkeypatch):
+    library = Recorder()
+    monkeypatch.setattr(driver._DRIVER, "library", library)
+    made = tensor_map.encode_map("m", MAP, 0x1000, (300, 7))
+    assert ctypes.addressof(made) % 64 == 0
+    assert ctypes.sizeof(made) == MAP_BYTES
+    ((name, (_, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, _, fill)),) = library.calls
+    assert (name, kind, rank, address, interleave, swizzle, fill) == ("cuTensorMapEncodeTiled", 9, 2, 0x1000, 0, 3, 0)
+    assert (list(sizes), list(strides)[:1], list(box), list(steps)) == ([512, 7], [1024], [64, 128], [1, 1])
+
+
+def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
+    monkeypatch.setattr(driver._DRIVER, "library", Recorder(status=1))
+    with pytest.raises(VmError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x1008"):
+        tensor_map.encode_map("m", MAP, 0x1008, (300, 7))
+
+
+def test_what_the_driver_is_told_of_a_launch():
+    config = LaunchShape((4, 3, 2), 256, 1024, (2, 1, 1)).config(ctypes.c_void_p(77))
+    assert (list(config.blocks), list(config.threads), config.shared) == ([4, 3, 2], [256, 1, 1], 1024)
+    assert (config.stream, config.count) == (77, 1)
+    attribute = config.attributes[0]
+    assert (attribute.id, list(attribute.value)[:3]) == (4, [2, 1, 1])
+    assert ctypes.sizeof(config) == 56
+    assert LaunchShape((1, 1, 1), 32).config(ctypes.c_void_p(77)).count == 0
