@@ -16,6 +16,7 @@ from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.process.byte_sizes import limit_memory
+from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
@@ -24,12 +25,9 @@ from aotc.vmfb.weights.constants import verify_external
 if TYPE_CHECKING:
     from aotc.vmfb.schedule.fence import Fence
 
-_LEAF = {"kind": "leaf"}
-_RESULTS = (NUMPY, DEVICE)
-# Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
-SIGNATURES = "aotc.tools.sign"
-# Who compiles sources: imported when a bundle is not trusted, for a runtime does without a compiler.
-COMPILER = "aotc.recompile"
+_LEAF, _RESULTS = {"kind": "leaf"}, (NUMPY, DEVICE)
+# Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
+SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
 def load(
@@ -132,8 +130,8 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
-    place = bound if variant["kind"] == MIX else ordinal
-    executable = device.open_executable(bundle, variant, threads, place, custom_calls)
+    where = bound if variant["kind"] == MIX else ordinal
+    executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
@@ -184,6 +182,7 @@ class LoadedModule:
         self._home = home  # where what is on no device of the model's is
         self._bundle = bundle
         self._executable = executable
+        place(executable, self.devices.values() or [home])
         self._functions = {
             name: LoadedFunction(name, entries[name], program, executable, self.name)
             for name, program in variant["functions"].items()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.abi import Slots
+from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.arguments import check_out, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.devices.array import DeviceArray
@@ -24,6 +25,8 @@ class Residence:
     ----------
     layout : Slots
         The function's pointer table.
+    memory : ResultMemory
+        Where results in the process's memory lie.
     constants : tuple of int
         Bytes of the constants in each memory.
     gpus : tuple of int
@@ -32,10 +35,11 @@ class Residence:
         For each result whether the signature says that it is on a device which is a GPU.
     """
 
-    __slots__ = ("_devices", "_owners", "constants", "gpus", "layout", "named")
+    __slots__ = ("_devices", "_owners", "constants", "gpus", "layout", "memory", "named")
 
     def __init__(self, executable: Executable, entry: Mapping[str, Any]) -> None:
         arguments, results = entry["arguments"], entry["results"]
+        self.memory = getattr(executable, "arenas", ARENAS).results
         self.constants = getattr(executable, "constant_sizes", (executable.constants_bytes,))
         placed: Any = executable if hasattr(executable, "loaded") else None
         self.layout = placed.layout(entry) if placed else Slots(len(arguments), len(results))
@@ -65,8 +69,21 @@ class Residence:
             elif stays[number]:
                 made.append(owner.empty(shape, dtype, self._name(number)))
             else:
-                made.append(new_result(out[number], dtype, shape, number, where))
+                made.append(self.new_result(out[number], dtype, shape, number, where))
         return made
+
+    def new_result(
+        self, given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str
+    ) -> np.ndarray:
+        """Return the caller's buffer for a result, checked, or a new one."""
+        if given is None:
+            try:
+                return self.memory.empty(shape, dtype)
+            except (MemoryError, ValueError):
+                text = type_text(from_numpy(dtype), shape)
+                raise VmError(where, f"the system has no memory for result {number}, {text}") from None
+        check_out(given, dtype, shape, number, where)
+        return given
 
     def moved(self, made: list[Any], stays: Sequence[bool]) -> list[Any]:
         """Return the results of a call where they are wanted."""
@@ -87,20 +104,6 @@ def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence
         wrapped = given is not None or isinstance(x, DeviceArray)
         found.append(x if wrapped else DeviceArray(x, row.get("device", home)))
     return found
-
-
-def new_result(
-    given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str
-) -> np.ndarray:
-    """Return the caller's buffer for a result, checked, or a new one."""
-    if given is None:
-        try:
-            return np.empty(shape, dtype)
-        except (MemoryError, ValueError):
-            text = type_text(from_numpy(dtype), shape)
-            raise VmError(where, f"the system has no memory for result {number}, {text}") from None
-    check_out(given, dtype, shape, number, where)
-    return given
 
 
 def _taken(given: np.ndarray | None, arrays: list[Any], argument: int, number: int, where: str) -> Any:

@@ -33,7 +33,7 @@ def executor(tmp_path: Path) -> Iterator[Executor]:
 class Endless:
     """A call of one graph with more items than will ever be done, until it is stopped."""
 
-    def __init__(self, executor: Executor, threads: int = MOST) -> None:
+    def __init__(self, executor: Executor, threads: int = MOST, devices: int = 0) -> None:
         code = executor.prepare(graph([Command(1, [(0, 0), (1, 0)], [], 1 << 40)]), 2, 1)
         memory = [np.zeros(1, np.int64), np.zeros(1, np.int8)]
         table = np.array([x.ctypes.data for x in memory], np.int64)
@@ -47,7 +47,7 @@ class Endless:
         for word, array in parts.items():
             self.block[word] = array.ctypes.data
         self.block[abi.CALL_STRIDE], self.block[abi.CALL_LENGTH] = STRIDE, len(code)
-        self.block[abi.CALL_THREADS] = threads
+        self.block[abi.CALL_THREADS], self.block[abi.CALL_DEVICES] = threads, devices
         self.kept = memory, table, params, cells, where, scratch, code
         self.thread = threading.Thread(target=executor.library.aotc_run, args=(pointer(self.block),), daemon=True)
         self.thread.start()
@@ -137,3 +137,35 @@ def test_more_calls_than_runs(executor: Executor) -> None:
     last = Endless(executor)
     shares(executor, 4)
     last.stop()
+
+
+def test_devices_have_equal_parts_however_many_calls(executor: Executor) -> None:
+    """Of eight cores four are for three calls on one device, and four for the only call on the other."""
+    executor.pool[abi.POOL_CORES] = 8
+    first = [Endless(executor, 8, devices=1) for _ in range(3)]
+    soon(lambda: sorted(workers(executor)[:3]) == [1, 2, 2], lambda: workers(executor))
+    second = Endless(executor, 8, devices=2)
+    soon(lambda: sum(workers(executor)[:3]) == 1 and workers(executor)[3] == 3, lambda: workers(executor))
+    second.stop()  # what a device does not use is lent
+    soon(lambda: sorted(workers(executor)[:3]) == [1, 2, 2], lambda: workers(executor))
+    for call in first:
+        call.stop()
+
+
+def test_a_call_on_two_devices(executor: Executor) -> None:
+    """It has all of one, and half of that which another call is on."""
+    executor.pool[abi.POOL_CORES] = 8
+    calls = [Endless(executor, 8, devices=3), Endless(executor, 8, devices=1)]
+    shares(executor, 5, 1)
+    calls.append(Endless(executor, 2, devices=2))  # which wants no more than one worker
+    soon(lambda: sum(workers(executor)) == 5 and workers(executor)[2] == 1, lambda: workers(executor))
+    for call in calls:
+        call.stop()
+
+
+def test_what_a_call_cannot_use_goes_to_others(executor: Executor) -> None:
+    executor.pool[abi.POOL_CORES] = 6
+    calls = [Endless(executor, 2, devices=1), Endless(executor, 6, devices=2)]
+    shares(executor, 1, 3)
+    for call in calls:
+        call.stop()

@@ -163,7 +163,7 @@ class PlacedExecutable:
         return {
             "target": self._variant["target"],
             "device": ", ".join(dict.fromkeys(names)),
-            **({"threads": self.host.threads} if self.host else {}),
+            **({"threads": self.host.threads, "slots": self.host.stats()["slots"]} if self.host else {}),
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self.buffers.nodes),
             "arena_peak": self._variant.get("arena_peak"),
@@ -182,6 +182,11 @@ class PlacedExecutable:
             if loaded.limit:
                 row["limit"] = row.get("limit", 0) + loaded.limit
         return found
+
+    def use_devices(self, names: Sequence[str]) -> None:
+        """Let calls have the cores that these logical devices have."""
+        if self.host is not None:
+            self.host.use_devices(names)
 
     def limit_memory(self, limit: int) -> None:
         """Let calls take ``limit`` bytes of working memory in each memory at most, all that run at a time together."""

@@ -87,6 +87,7 @@ class Dispatchers:
         self.ready: deque[Box] = deque()
         count = min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
         self._free = list(range(count))  # numbers of threads that could be started
+        self._most = count
         self._idle: list[Bell] = []
         self._coming: list[None] = []  # an entry for each thread that was woken or started and has not looked yet
         self._idents: set[int] = set()
@@ -112,6 +113,12 @@ class Dispatchers:
         """Start a thread if there is none."""
         if not self._idents and not self._coming:
             self._send()
+
+    def allow(self, count: int) -> None:
+        """Let there be so many threads, if more are wanted."""
+        while self._most < count:
+            self._most += 1
+            self._free.insert(0, self._most - 1)
 
     def is_dispatcher(self) -> bool:
         """Tell whether this thread is one of them."""

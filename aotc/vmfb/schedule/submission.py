@@ -19,6 +19,7 @@ from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
+from aotc.vmfb.process.logical_devices import are_several
 from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult
@@ -59,8 +60,8 @@ class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_rows", "_tokens",
-        "_turn", "_values", "_where",
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_remote", "_rows",
+        "_tokens", "_turn", "_values", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
@@ -69,8 +70,9 @@ class Submission(Fence):
         self._where, self._rows, self._home = call.where, call.results, call.home
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
-        self._lane = lane_of(call.executable) if getattr(call.executable, "gpus", ()) else None
-        self._hidden = self._lane is not None and _writes_are_hidden(call, values, out, donate)
+        self._remote = bool(getattr(call.executable, "gpus", ()))
+        self._lane = lane_of(call.executable) if self._remote else _lane_of_devices(call.executable)
+        self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
@@ -109,7 +111,7 @@ class Submission(Fence):
         """Wait until it is done; run it on this thread if it is ready and nobody has begun."""
         if self._generation != PROCESS.generation:
             raise foreign(self._where, self)
-        if timeout is None and not self._tokens and not self._donate and not (self._lane and self._mortal):
+        if timeout is None and not self._tokens and not self._donate and not (self._remote and self._mortal):
             self._help()
         if self._outcome is None:
             super()._wait(timeout)
@@ -250,6 +252,15 @@ class Submission(Fence):
         turn = self._turn
         if turn is not None:
             turn.follow(key)
+
+
+def _lane_of_devices(executable: Any) -> Lane | None:
+    """Return where a call on logical CPU devices is queued, if several are in use."""
+    if not are_several():
+        return None
+    from aotc.vmfb.schedule.slots import lane_of_devices  # for whoever uses several
+
+    return lane_of_devices(executable)
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
