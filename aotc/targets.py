@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
@@ -194,12 +194,12 @@ def _cache_bytes(level: int) -> int:
 
 
 def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()) -> tuple[Target, ...]:
-    """Return what the variants of a bundle are for: ``targets``, or one mix if ``devices`` of a model are of others.
+    """Return what the variants of a bundle are for: ``targets``, each a mix if ``devices`` of a model are of others.
 
     Parameters
     ----------
     targets : sequence of Target
-        Of the bundle; devices that are not named are of the only one.
+        Of the bundle; devices that are not named are of each of them in turn.
     devices : mapping of str to str
         Names of targets by the model's names of devices.
     known : sequence of Target
@@ -208,7 +208,7 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
     Raises
     ------
     CompileError
-        If there are several targets besides, or a device is of several, or CPU devices of different ones.
+        If a device is of several targets.
     """
     measured = {t.name: t for t in (*known, *targets)}
     rows = {name: [measured.get(t.name, t) for t in resolve(target)] for name, target in devices.items()}
@@ -216,15 +216,27 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
         if len(found) > 1:
             raise CompileError.at(UNKNOWN, f"device {name!r} is of several targets, {devices[name]}", hint="name one")
     own = {name: target for name, (target,) in rows.items()}
-    others = [name for name, target in own.items() if [target] != list(targets)]
-    if not others:
+    if all([target] == list(targets) for target in own.values()):
         return tuple(targets)
-    if len(targets) > 1:
-        offered = ",".join(t.name for t in targets)
-        message = f"device {others[0]!r} is {own[others[0]].name}, the bundle is for {offered}"
-        raise CompileError.at(UNKNOWN, message, hint="one --target, that of the devices which --device does not name")
-    name = "+".join(dict.fromkeys(t.name for t in own.values()))
-    return (Mix(name, MIX, "", devices=(("", targets[0]), *own.items())),)
+    mixes = []
+    for target in targets:  # whose name tells the variants apart
+        every = (*([target] if len(targets) > 1 else ()), *own.values())
+        name = "+".join(dict.fromkeys(t.name for t in every))
+        mixes.append(Mix(name, MIX, "", devices=(("", target), *own.items())))
+    return tuple(mixes)
+
+
+def together(targets: Iterable[Target]) -> Target:
+    """Return what stands for CPU devices of one program: code that all of them run is for the least of ``targets``.
+
+    The machine must have the features of each; kernels are compiled for the targets of their own devices.
+    """
+    rows = list(dict.fromkeys(targets))
+    if len(rows) == 1:
+        return rows[0]
+    least = min(rows, key=lambda t: len(t.features))
+    features = tuple(dict.fromkeys(name for t in rows for name in t.features))
+    return replace(least, name="+".join(t.name for t in rows), features=features)
 
 
 def check_mix(targets: Mapping[str, Target]) -> None:
@@ -233,13 +245,13 @@ def check_mix(targets: Mapping[str, Target]) -> None:
     Raises
     ------
     CompileError
-        If CPU devices are of different targets: they are the same processor.
+        If CPU devices are of different architectures: they are the same processor.
     """
     cpus = {name: t for name, t in targets.items() if t.kind == "cpu"}
-    if len({t.name for t in cpus.values()}) > 1:
+    if len({t.triple for t in cpus.values()}) > 1:
         listed = ", ".join(f"{name} is {t.name}" for name, t in cpus.items())
-        hint = "--device NAME=TARGET with the same CPU target for all; devices that are not named take --target"
-        raise CompileError.at(UNKNOWN, f"CPU devices of one model are of different targets: {listed}", hint=hint)
+        hint = "--device NAME=TARGET with targets of one architecture; devices that are not named take --target"
+        raise CompileError.at(UNKNOWN, f"CPU devices of one model are of different architectures: {listed}", hint=hint)
 
 
 def resolve(name: str) -> tuple[Target, ...]:

@@ -97,16 +97,12 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return, for each device that the model names, its target, and its place if nobody says another."""
+def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return, for each device that the model names, its target, what that needs, its place if nobody says another."""
     from aotc.vmfb.device import bind_devices
-    from aotc.vmfb.devices.spaces import Spaces
 
-    known = Spaces(opened, variant) if "spaces" in variant else None
-    homes = {row["device"]: known.parts[row["part"]]["target"] for row in known.rows} if known else {}
-    targets = {name: homes.get("" if kind == "cpu" else name) for name, kind in variant.get("devices", {}).items()}
     places = bind_devices(opened, variant, None)
-    return {name: {"target": target or variant["target"], "place": places[name]} for name, target in targets.items()}
+    return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 
 def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
@@ -231,6 +227,9 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     if variant["devices"]:
         named = (f"{name}: {row['target']} ({row['place']})" for name, row in variant["devices"].items())
         lines.append(f"devices: {', '.join(named)}")
+        if len({row["target"] for row in variant["devices"].values()}) > 1:
+            needs = ((name, row["features"]) for name, row in variant["devices"].items())
+            lines += [f"{name} needs {' '.join(features)}" for name, features in needs if features]
         lines.append(count_text(len(variant["transfers"]), "transfer"))
         for t in variant["transfers"]:
             lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
@@ -256,13 +255,15 @@ def _show_kernels(kernels: list[dict[str, Any]]) -> None:
     from aotc_cli.tables import print_table
 
     known = _RESOURCES if any("resources" in k for k in kernels) else ()
+    own = ("target",) if any("target" in k for k in kernels) else ()
     rows = [
         (
             k["name"],
             "" if k["code_bytes"] is None else f"{k['code_bytes']:,}",
             *(f"{k['resources'][name]:,}" if "resources" in k else "" for name in known),
+            *(k.get(name, "") for name in own),
             k["from"],
         )
         for k in kernels
     ]
-    print_table(("kernel", "bytes", *known, "from"), rows, right=("bytes", *known))
+    print_table(("kernel", "bytes", *known, *own, "from"), rows, right=("bytes", *known))

@@ -67,10 +67,11 @@ class FusionRegion:
 
 @dataclass(frozen=True, slots=True)
 class FusionReport:
-    """The regions of a model for one target, or a mix of several."""
+    """The regions of a model for one target, or a mix of several; ``devices`` has those of devices by name."""
 
     target: str
     regions: tuple[FusionRegion, ...]
+    devices: Mapping[str, str]
 
 
 def explain_fusion(
@@ -98,7 +99,8 @@ def explain_fusion(
         record = FusionRecord()
         module = fuse_recorded(whole, chosen, record)
         target = target.limited(chosen.stack_limit, chosen.shared_memory_limit)
-        return FusionReport(target.name, tuple(_regions(module, function, record, target)))
+        regions = tuple(_regions(module, function, record, target))
+        return FusionReport(target.name, regions, {r.device: r.target for r in regions if r.device})
 
 
 def _regions(module: Module, only: str, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:

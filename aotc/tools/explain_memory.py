@@ -68,6 +68,8 @@ class MemoryReport:
         The step of the peak.
     scratch : int
         Bytes of each worker besides.
+    devices : mapping of str to str
+        Targets by the names of devices, if the model has any.
     """
 
     function: str
@@ -80,6 +82,7 @@ class MemoryReport:
     at: int
     scratch: int
     picture: str
+    devices: Mapping[str, str]
 
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
@@ -106,8 +109,9 @@ def explain_memory(
     arenas = {space.name: size for space, size in zip(flow.spaces, flow.arenas, strict=True)}
     target, count = flow.variant["target"], len(flow.steps)
     return MemoryReport(
-        flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture
-    )
+        flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture,
+        flow.targets,
+    )  # fmt: skip
 
 
 def _locs(opened: Bundle, flow: Flow) -> list[str]:

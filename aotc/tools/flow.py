@@ -115,6 +115,11 @@ class Flow:
         """Return the bytes that the call takes, of all memories."""
         return sum(self.arenas)
 
+    @property
+    def targets(self) -> dict[str, str]:
+        """Return the target of each device that the model names."""
+        return {name: row["target"] for name, row in self.variant.get("targets", {}).items()}
+
     def way_of(self, step: FlowStep) -> tuple[int, int]:
         """Return the memories that a step reads and writes: a copy may go from one to another."""
         homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]

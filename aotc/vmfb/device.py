@@ -350,9 +350,10 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
             usable.append((kind, module.rank(variant), variant, module))
     if not usable:
         offered = "\n              ".join(obstacles) or "none: the bundle has no variants"
-        raise BundleError(
-            bundle.where, "this machine cannot run the bundle", offered, hint="compile with --target for this machine"
-        )
+        named = any(variant.get("devices") for variant in bundle.manifest["variants"])
+        options = "--target, and --device NAME=TARGET," if named else "--target"
+        hint = f"compile with {options} for this machine"
+        raise BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
     first = usable[0][0]
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)

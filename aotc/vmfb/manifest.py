@@ -70,6 +70,7 @@ _VARIANT = {
             "image?": [int],
             "threads?": int,
             "items?": int,
+            "target?": str,
             "resources?": {str: int},
             "launch?": _LAUNCH,
         }
@@ -77,6 +78,7 @@ _VARIANT = {
     "command_buffers": [{"code": int, "states": int, "parameters": int}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
     "devices?": {str: str},
+    "targets?": {str: {"target": str, "features": [str]}},
     "transfers?": [
         {"function": str, "from": str, "to": str, "type": str, "bytes?": (int, str), "reason": str, "loc": str}
     ],

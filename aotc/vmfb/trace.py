@@ -11,13 +11,16 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.buffers import DebugText
 
 
 class Parameter(NamedTuple):
@@ -118,7 +121,7 @@ class Stepper:
         found = executable.kernel_texts()
         if found is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
-        self.kernels: list[tuple[str, str, str, int]] = found
+        self.kernels: list[DebugText] = found
         self.parameters: list[int] = []
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
@@ -186,7 +189,7 @@ class Tracer(Stepper):
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         """Run one kernel and write its file; outputs that it updates are inputs too, and come first."""
-        name, text, loc, _ = self.kernels[command.kernel]
+        name, text, loc, *_ = self.kernels[command.kernel]
         header = read_header(text)
         sizes = [value_of(word, self.parameters) for word in command.dims]
         known = dict(zip(header.dims, sizes, strict=True))

@@ -105,8 +105,8 @@ def build_images(
         If a package of NVIDIA's that makes machine code is not installed.
     """
     _need_packages(target)
-    symbols, named = name_kernels(kernels)
-    packed = compile_texts(kernel_requests(named.values(), target), [*named.values()], target, options)
+    symbols, named = name_kernels(kernels, [target] * len(kernels))
+    packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpacked, packed), strict=True))
     ends = accumulate(len(image.data) for image in images.values())
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}

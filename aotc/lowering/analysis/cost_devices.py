@@ -1,4 +1,4 @@
-"""What ops cost on kinds of devices, and what it costs to move values between them, before there are kernels."""
+"""What ops cost on devices, and what it costs to move values between them, before there are kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from aotc.ir.opset import EXPENSIVE, PRODUCTS, SOURCES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.cost_row import Estimate, Limit, rows_in
 from aotc.lowering.analysis.cost_work import DEAR_WORK, guess
-from aotc.lowering.analysis.costs.machines import machine_of_kind
+from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 # fmt: off
@@ -36,11 +37,11 @@ def size_in_bytes(v: Value) -> int:
     return elements(v) * size_of(v.type.dtype)
 
 
-def op_nanoseconds(op: Op, kind: str) -> float:
+def op_nanoseconds(op: Op, target: Target) -> float:
     """Return a rough time of ``op``, no loop or branch, by itself on one core of a CPU or on a whole GPU."""
     if op.name in SOURCES:
         return 0.0
-    machine = machine_of_kind(kind)
+    machine = machine_of(target)
     bytes_ = sum(map(size_in_bytes, (*op.operands, *op.results)))
     if op.name in PRODUCTS:
         work = _products(op) / machine.tile

@@ -50,7 +50,7 @@ from aotc.vmfb.commands import encode, kernel_words
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import check_digest, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, load_buffers, origin
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
@@ -66,8 +66,14 @@ if TYPE_CHECKING:
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return which CPU features this machine lacks, or an empty string."""
-    missing = sorted(set(variant["features"]) - cpu_features())
-    return f"this CPU lacks {', '.join(missing)}" if missing else ""
+    have = cpu_features()
+    missing = sorted(set(variant["features"]) - have)
+    if not missing:
+        return ""
+    rows = variant.get("targets", {}).items()
+    of_devices = [f"device {name!r} is {t['target']}" for name, t in rows if not have.issuperset(t["features"])]
+    asking = f"{' and '.join(of_devices)}, and " if of_devices else ""
+    return f"{asking}this CPU lacks {', '.join(missing)}"
 
 
 def rank(variant: dict[str, Any]) -> int:
@@ -240,8 +246,8 @@ class CpuExecutable:
         """Return command buffer ``number`` as records, with numbers of kernels."""
         return self.buffers.nodes[number]
 
-    def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
-        """Return name, text, line of the model and ops of each kernel; None without debug information."""
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return what debug information says of each kernel; None without it."""
         return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:

@@ -24,7 +24,8 @@ _KINDS = {"cpu": cpu, "cuda": cuda}
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return why this machine cannot run the variant, or an empty string."""
-    found = [f"{part['target']}: {why}" for part in variant.get("parts", ()) if (why := _obstacle(part))]
+    parts = [{**part, "targets": variant.get("targets", {})} for part in variant.get("parts", ())]
+    found = [f"{part['target']}: {why}" for part in parts if (why := _obstacle(part))]
     return "; ".join(found)
 
 

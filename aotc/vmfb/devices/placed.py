@@ -23,7 +23,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_commands
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.buffers import kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.buffers import DebugText, kernel_texts, load_buffers, origin
 from aotc.vmfb.devices.cuda_array import CudaArray
 from aotc.vmfb.devices.cuda_program import CudaMemory
 from aotc.vmfb.devices.host_part import HostPart
@@ -149,8 +149,8 @@ class PlacedExecutable:
             loaded.gpu.record(event)
             marks.append((loaded.gpu, event))
 
-    def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
-        """Return name, text, line of the model and ops of each kernel; None without debug information."""
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return what debug information says of each kernel; None without it."""
         return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:

@@ -114,11 +114,6 @@ class Machine:
         return next(level for level in self.levels if size <= level.size)
 
 
-def machine_of_kind(kind: str) -> Machine:
-    """Return the table of a kind of devices, with vectors and caches of an ordinary one."""
-    return _MACHINES[kind](Target(kind, kind, ""))
-
-
 def machine_of(target: Target) -> Machine:
     """Return the table of a target."""
     return _MACHINES.get(target.kind, _core)(target)  # several kinds together are led by a CPU
