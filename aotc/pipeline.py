@@ -65,7 +65,7 @@ from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
 from aotc.targets import Target, combine, resolve
 from aotc.vmfb.costs.record import problem
-from aotc.vmfb.module import check_bundle
+from aotc.vmfb.safety.check_bundle import check_bundle
 
 if TYPE_CHECKING:
     from aotc.frontend.mlir import Raw

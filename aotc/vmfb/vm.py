@@ -26,7 +26,7 @@ from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.machine import GUARDED
 from aotc.vmfb.process.locks import new_lock
 from aotc.vmfb.process.result_memory import Rows
-from aotc.vmfb.results import Residence
+from aotc.vmfb.results import Residence, fill
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.recorder import Recorder, is_planned
@@ -158,7 +158,7 @@ class LoadedFunction:
     def run(
         self,
         values: Sequence[Any],
-        out: Sequence[np.ndarray | None] | None = None,
+        out: Sequence[Any] | None = None,
         donate: bool = False,
         results: str = "",
     ) -> list[Any]:
@@ -169,7 +169,7 @@ class LoadedFunction:
         values : sequence
             One for each argument: arrays, objects with ``__array__`` or
             ``__dlpack__``, Python scalars.
-        out : sequence of numpy.ndarray or None, optional
+        out : sequence of arrays or None, optional
             Where to write each result; None allocates.
         donate : bool
             Donated arguments may be overwritten, and arrays of devices among them cannot be used any more; otherwise
@@ -195,17 +195,28 @@ class LoadedFunction:
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
         arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
-        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where)
+        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.stays(results, buffers)
         if not self._planned:
             take_over(self.arguments, values, arrays, donate)
-            made = self._interpret([np.asarray(x) for x in arrays], buffers)
-            return self.residence.moved(made, stays)
-        plan, replay, *_ = self._plan(tuple([x.shape for x in arrays]))
-        take_over(self.arguments, values, arrays, donate)
-        made = self.residence.results(plan, arrays, buffers, stays, self.where)
-        replay(arrays, made)
-        return self.residence.moved(made, stays)
+            made = self._interpreted([np.asarray(x) for x in arrays], buffers)
+        else:
+            plan, replay, *_ = self._plan(tuple([x.shape for x in arrays]))
+            take_over(self.arguments, values, arrays, donate)
+            made = self.residence.results(plan, arrays, buffers, stays, self.where)
+            replay(arrays, made)
+        made = self.residence.moved(made, stays)
+        return made if out is None else [x if given is None else given for x, given in zip(made, out)]
+
+    def _interpreted(self, arrays: list[np.ndarray], out: Sequence[Any]) -> list[Any]:
+        """Interpret the program; what goes to a buffer on a GPU is made in memory of the host first."""
+        made: list[Any] = self._interpret(arrays, [x if isinstance(x, np.ndarray) else None for x in out])
+        for number, (found, given) in enumerate(zip(made, out)):
+            if given is not None and not isinstance(given, np.ndarray):
+                check_out(given, found.dtype, found.shape, number, self.where)
+                fill(given, found)
+                made[number] = given
+        return made
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
         """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""

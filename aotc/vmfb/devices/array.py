@@ -76,6 +76,11 @@ class DeviceArray:
         return self._array is None
 
     @property
+    def read_only(self) -> bool:
+        """Does the memory belong to somebody who lets nobody write to it?"""
+        return not self.numpy().flags.writeable
+
+    @property
     def buffer(self) -> Any:
         """Return its memory.
 
@@ -100,6 +105,10 @@ class DeviceArray:
     def copy(self) -> DeviceArray:
         """Return a copy on the same device."""
         return DeviceArray(self.numpy().copy(order="C"), self.device)
+
+    def assign(self, value: Any) -> None:
+        """Copy the elements of an array of the same shape and dtype into this one."""
+        self.numpy()[...] = value
 
     def give_away(self) -> DeviceArray:
         """Return another array of the same memory; this one cannot be used any more."""

@@ -23,12 +23,14 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _OUT_OF_MEMORY = 2
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (c_char_p, c_int, c_int),
@@ -157,6 +159,13 @@ def capability(ordinal: int) -> tuple[int, int]:
 def _attribute(number: int, ordinal: int) -> int:
     found = c_int()
     call("cuDeviceGetAttribute", byref(found), number, ordinal)
+    return found.value
+
+
+def ordinal_of(address: int) -> int:
+    """Return the number of the GPU that has some memory."""
+    found = c_int()
+    call("cuPointerGetAttribute", byref(found), _ORDINAL, address)
     return found.value
 
 
@@ -323,6 +332,19 @@ class Gpu:
     def wait_for(self, event: c_void_p) -> None:
         """Let the stream go on when an event of any GPU has come; the caller does not wait."""
         call("cuStreamWaitEvent", self.stream, event, 0)
+
+    @property
+    def handle(self) -> int:
+        """Return the stream as other libraries know it."""
+        return self.stream.value or 0
+
+    def follow(self, stream: int) -> None:
+        """Let the stream go on when another one, of any library, is done with all that it has by now."""
+        event = self.take_event()
+        self.enter()
+        call("cuEventRecord", event, stream)
+        self.wait_for(event)
+        self.give_events([event])  # who waits has read it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
         """Wait until an event has come."""

@@ -16,7 +16,6 @@ from aotc.vmfb.devices.launch import fits
 from aotc.vmfb.devices.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import IDLE_BUFFERS
-from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_recursive_lock
 from aotc.vmfb.weights.constants import ConstantMemory
 
@@ -100,10 +99,7 @@ class LoadedGpu:
     def put(self, array: np.ndarray, device: str) -> CudaArray:
         """Return a copy of an array in this GPU's memory."""
         made = self.empty(array.shape, array.dtype, device)
-        with self.lock:
-            self.gpu.enter()
-            self.gpu.upload(made.address, address_of(array), array.nbytes)
-            self.gpu.wait()
+        made.assign(array)
         return made
 
     def give(self, address: int, size: int) -> None:

@@ -290,7 +290,8 @@ class PlacedCall:
             if loaded.limit:
                 self._make_room(loaded, rows)
         arena = self._take_arenas()
-        programs = self._programs_of(tuple([a for slot, x in rows if (a := self._bind(slot, x))]))
+        addresses = tuple([self._bind(slot, x) for slot, x in rows])
+        programs = self._programs_of(addresses if any(addresses) else ())
         self._upload(arrays)
         judge(self._judged[0], self._read)
         for program, after in zip(programs, self._judged[1:]):
@@ -330,6 +331,8 @@ class PlacedCall:
             self._call.slots[slot] = address_of(x if x.size else EMPTY)  # type: ignore[union-attr, arg-type]
         elif isinstance(x, CudaArray):
             self._call.slots[slot] = x.address
+            if x.buffer.stream is not None:
+                loaded.gpu.follow(x.buffer.stream)
             return x.address
         else:
             self._memories[loaded].take(slot, x.nbytes)

@@ -305,7 +305,7 @@ def submit(
     donated = [donate and a.donated for a in call.arguments]
     touches = [Touch(v, writes) for v, writes in zip(prepared, donated)]
     if out is not None:
-        touches += [Touch(x, True) for x in out if isinstance(x, np.ndarray)]
+        touches += [Touch(x, True) for x in map(_buffer, out) if x is not None]
     fences += turn.enter(made, touches)
     try:
         PROCESS.dispatchers.have_one()
@@ -321,6 +321,17 @@ def submit(
         take_over(call.arguments, prepared, prepared, donate)
     made.start_when(fences)
     return made
+
+
+def _buffer(out: Any) -> Any:
+    """Return the memory of a buffer for a result, as far as the order of submissions knows it."""
+    if out is None or isinstance(out, np.ndarray | DeviceArray):
+        return out
+    from aotc.vmfb.devices.foreign import is_on_gpu, taken  # for those who have such arrays
+
+    if is_on_gpu(out):
+        return taken(out)
+    return np.from_dlpack(out) if hasattr(out, "__dlpack__") else None
 
 
 def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
@@ -373,6 +384,8 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
+    if not isinstance(value, FenceResult):
+        value = argument.as_ours(value, where)
     if isinstance(value, DeviceArray):  # the call takes it where it is
         argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
