@@ -13,10 +13,12 @@ import pytest
 from jax.experimental import checkify
 from support.growing import GROWING, check_growing
 from support.scalar_kernels import one_kernel
+from support.sizes.dynamic_exports import empty, text_of, without_jax
 from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import install
 
 import aotc
+from aotc.diagnostics import CompileError
 from aotc.ir.opset import SCALARS
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.targets import TARGETS
@@ -183,6 +185,24 @@ def test_dynamic_shapes(monkeypatch):
     for size in (1, 4, 3):
         x = array(size, 130)
         np.testing.assert_allclose(module.invoke("main", x)[0], jax.nn.softmax(x), rtol=0, atol=1e-6)
+
+
+@sim
+@pytest.mark.parametrize("name", ["cholesky", "triangular_solve", "fft", "csr_dot"])
+def test_sizes_of_zero(name, monkeypatch):
+    text = text_of(name)
+    data = aotc.compile(text.encode(), target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    outcomes = [without_jax(module, text, args) for args in empty(name)]
+    assert "fits" in outcomes
+    assert {*outcomes} <= {"fits", "refused"}
+
+
+@sim
+def test_a_tridiagonal_system_of_unknown_size():
+    with pytest.raises(CompileError, match="rows and .* right-hand sides is not supported on target cuda:sm_90"):
+        aotc.compile(text_of("tridiagonal_solve_perturbed").encode(), target="cuda:sm_90")
 
 
 @sim
