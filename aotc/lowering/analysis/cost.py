@@ -11,7 +11,7 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis import cost_products, cost_work
+from aotc.lowering.analysis import cost_gpu, cost_products, cost_work
 from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
@@ -370,4 +370,4 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)
+ROWS = (*rows_in(globals()), *cost_gpu.ROWS, *cost_products.ROWS, *cost_work.ROWS)
