@@ -7,7 +7,7 @@ here is how much of each the forms of a region take.
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.cost import ROW_SCRATCH, SHARED_ROW
+from aotc.lowering.analysis.cost import ROW_SCRATCH
 from aotc.lowering.analysis.row_plan import RowPlan, kept_registers, row_plan, shared_bytes
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.targets import Target
@@ -31,7 +31,7 @@ def row_fits(target: Target, stages: RowStages, size: int) -> bool:
         return size <= target.stack
     if plan.steps:
         return size <= _register_bytes(plan)
-    return SHARED_ROW.holds(size) and size + shared_bytes(plan, stages) <= target.shared
+    return size + shared_bytes(plan, stages) <= target.shared
 
 
 def _register_bytes(plan: RowPlan) -> int:
@@ -57,4 +57,4 @@ def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
         return memory_limits(target)["private"]
     if plan.steps:
         return "registers", _register_bytes(plan)
-    return "shared memory", min(SHARED_ROW.value, target.shared - shared_bytes(plan, stages))
+    return "shared memory", target.shared - shared_bytes(plan, stages)

@@ -32,7 +32,7 @@ from aotc.lowering.analysis.cost_gpu import (
     TURNED_EXTENT,
 )
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
-from aotc.lowering.regions.elemental import Elements, Provide
+from aotc.lowering.regions.elemental import Elements, Provide, all_of
 from aotc.lowering.regions.nests import Emit, NestAxis, coefficient, place
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.vmfb.dtypes import size_of
@@ -147,17 +147,17 @@ class _TurnedTiles:
 
     def _threads(self, step: Callable[[Dim, Dim], list[Stmt]], along_rows: bool) -> Stmt:
         """Return a loop over the threads, whose lanes are neighbours along the rows or along the columns."""
-        whole = self._lanes(step, along_rows, self._width(along_rows))
         ends = [(f, edge, self.merged[k].extent) for f, edge, k in self._edges()]
         tests = [
             Apply("lt", (IndexScalar(f + (edge - 1)), IndexScalar(extent)), "i1")
             for f, edge, extent in ends
             if not isinstance(extent, int) or extent % edge
         ]
-        body: tuple[Stmt, ...] = (whole,)
+        never = any(isinstance(extent, int) and extent < edge for _, edge, extent in ends)
+        body: tuple[Stmt, ...] = () if never else (self._lanes(step, along_rows, self._width(along_rows)),)
         if tests:
-            inside: Scalar = tests[0] if len(tests) == 1 else Apply("and", (tests[0], tests[1]), "i1")
-            body = (If(inside, (whole,), (self._lanes(step, along_rows, 1, guarded=True),)),)
+            edge = self._lanes(step, along_rows, 1, guarded=True)
+            body = (edge,) if never else (If(all_of(tests), body, (edge,)),)
         return For(self.thread, 0, BLOCK_THREADS.value, body, "thread")
 
     def _edges(self) -> list[tuple[Dim, int, int]]:
