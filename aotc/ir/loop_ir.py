@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from aotc.ir.dims import Dim
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
-LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "thread"]
+LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,11 @@ Scalar: TypeAlias = Const | Index | Var | Load | Apply
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """``for var in range(begin, end, step)``; ``kind`` says how it runs."""
+    """``for var in range(begin, end, step)``; ``kind`` says how it runs.
+
+    Iterations of kind ``lanes`` are independent but for stores that reduce, and their number is static: a GPU's thread
+    does a statement for all of them before the next, and neighbouring elements of memory at once.
+    """
 
     var: str
     begin: Dim
@@ -158,6 +162,22 @@ class Barrier:
     """Wait for all threads of a CUDA block."""
 
 
+WARP = 32
+"""Threads of a GPU that run together and read each other's registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """``to[t] = source[t ^ mask]`` for each thread ``t`` of a CUDA block; ``mask`` stays within a warp of 32.
+
+    Both are private buffers made outside of the loops over threads, with an element for each thread of the block.
+    """
+
+    to: Buffer
+    source: Buffer
+    mask: int
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Register-tiled product ``out[i, j] = sum_k a[i, k] * b[k, j]``.
@@ -213,7 +233,7 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | ExternalCall
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Tile | ExternalCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +268,13 @@ class Kernel:
     aliases: tuple[tuple[int, int], ...] = ()
     flops: Dim = 0
     bytes: Dim = 0
+
+
+def needs_block(kernel: Kernel) -> bool:
+    """Does a block of threads run an item of ``kernel`` together?"""
+    statements = list(walk(kernel.body))
+    shared = any(isinstance(s, Barrier | Shuffle) for s in statements)
+    return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 
 def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:

@@ -24,6 +24,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -163,6 +164,14 @@ class _Parser:
                 return self.while_loop(node, body)
             case ast.Expr(value=ast.Call(func=ast.Name(id="barrier"), args=[])):
                 return Barrier()
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Name(id="shuffle"),
+                    args=[to, source],
+                    keywords=[ast.keyword(arg="mask", value=ast.Constant(value=int(mask)))],
+                )
+            ):
+                return Shuffle(self.named_buffer(to), self.named_buffer(source), mask)
             case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
                 return self.tile(call)
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):

@@ -34,6 +34,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -175,6 +176,8 @@ class _KernelPrinter:
                 self.lines.append(f'{indent}{buffer.name} = {buffer.space}("{self.type_text(buffer)}")')
             case Barrier():
                 self.lines.append(f"{indent}barrier()")
+            case Shuffle(to, source, mask):
+                self.lines.append(f"{indent}shuffle({to.name}, {source.name}, mask={mask})")
             case Tile():
                 self.lines.append(indent + self.tile(stmt))
             case ExternalCall(function, args):

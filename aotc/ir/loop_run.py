@@ -197,6 +197,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "let": lambda value, dtype=None: value,
         "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
         "barrier": lambda: None,
+        "shuffle": _shuffle,
         "call": _call,
         "tile": _tile,
     }
@@ -246,6 +247,10 @@ def _call(function: str, *places: tuple[_Memory, Any]) -> None:
             raise ValueError(f"an argument of {function} is not contiguous")
         arrays.append(flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :])
     call(function, arrays)
+
+
+def _shuffle(to: _Memory, source: _Memory, mask: int) -> None:
+    to.array[:] = source.array[np.arange(len(source.array)) ^ mask]
 
 
 def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:

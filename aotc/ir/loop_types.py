@@ -10,7 +10,9 @@ from aotc.ir.loop_ir import LoopKind
 from aotc.ir.opset import INFIX, PREFIX, SCALARS
 from aotc.ir.opset.elementwise import result_dtype
 
-LOOPS: dict[str, LoopKind] = {"range": "serial", "parallel": "parallel", "unroll": "unroll", "thread": "thread"}
+LOOPS: dict[str, LoopKind] = {
+    "range": "serial", "parallel": "parallel", "unroll": "unroll", "lanes": "lanes", "thread": "thread",
+}  # fmt: skip
 
 
 def _node_of(symbol: str, arity: int) -> type:

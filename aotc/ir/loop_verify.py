@@ -10,6 +10,7 @@ from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
 from aotc.ir.loop_access import may_overwrite
 from aotc.ir.loop_ir import (
+    WARP,
     Alloc,
     Apply,
     Buffer,
@@ -22,6 +23,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -200,6 +202,8 @@ class _KernelCheck:
                 self.buffers, self.symbols, self.scalars = saved
             case Alloc(buffer):
                 self.alloc(buffer)
+            case Shuffle(to, source, mask):
+                self.shuffle(to, source, mask)
             case Tile():
                 self.tile(stmt)
             case ExternalCall(function, args):
@@ -211,6 +215,16 @@ class _KernelCheck:
             self.say(f"buffer {buffer.name} is allocated in global memory")
         if not is_static(buffer.shape) and buffer.space != "scratch":
             self.say(f"{buffer.space} buffer {buffer.name} has the symbolic size {product(buffer.shape)}")
+
+    def shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+        for buffer in (to, source):
+            self.use(buffer, "shuffle")
+            if buffer.space != "private" or len(buffer.shape) != 1:
+                self.say(f"shuffle: {buffer.name} has no element for each thread")
+        if (to.dtype, to.shape) != (source.dtype, source.shape):
+            self.say(f"shuffle: {to.name} and {source.name} are of two types")
+        if not 0 < mask < WARP or mask & (mask - 1) or (source.shape and source.shape[0] % WARP):
+            self.say(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 
     def call(self, function: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
         """An address may be that of an empty buffer, so it is not held against the bounds."""
@@ -236,6 +250,8 @@ class _KernelCheck:
         self.dim(stmt.end, where)
         if stmt.step < 1:
             self.say(f"{where}: the step is {stmt.step}")
+        if stmt.kind == "lanes" and not is_static((stmt.begin, stmt.end)):
+            self.say(f"{where}: lanes from {stmt.begin} to {stmt.end} are not counted")
         symbol = loop_symbol(stmt.var, stmt.begin, stmt.end)
         exact = is_static((stmt.begin, stmt.end)) and stmt.step == 1 and bounds(stmt.end - stmt.begin)[0] != 0
         saved = dict(self.symbols)

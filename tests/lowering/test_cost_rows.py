@@ -10,7 +10,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_verify import verify_kernel
-from aotc.lowering.analysis import cost, cost_products, cost_work
+from aotc.lowering.analysis import cost, cost_gpu, cost_products, cost_work
 from aotc.lowering.analysis.cost_row import BlockSize, Limit
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -56,7 +56,7 @@ def run(case):
 
 
 def test_each_row_has_a_unit_and_says_where_it_was_measured():
-    for module in (cost, cost_products, cost_work):
+    for module in (cost, cost_gpu, cost_products, cost_work):
         for name, row in vars(module).items():
             if isinstance(row, Limit | BlockSize | cost_work.Estimate):
                 assert row.name == name.lower()

@@ -11,7 +11,7 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis import cost_products, cost_work
+from aotc.lowering.analysis import cost_gpu, cost_products, cost_work
 from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
@@ -232,32 +232,7 @@ REDUCED_COLUMNS = BlockSize(
 )
 THREAD_ROW = Limit(
     "thread_row", 95, "elements of a row that one GPU thread reduces",
-    "chosen, not measured: many of a block's 128 threads would have none",
-)
-THREAD_ROW_OF_MANY = Limit(
-    "thread_row_of_many", 4 * (THREAD_ROW.value + 1) - 1,
-    "elements of a row that one GPU thread reduces if there are many rows",
-    "chosen, not measured: four times thread_row",
-)
-GPU_FEW_ROWS = Limit(
-    "gpu_few_rows", (1 << 16) - 1, "rows too few to occupy a GPU with one thread each",
-    "chosen, not measured: 512 threads for each of 128 multiprocessors", unknown=True,
-)
-GPU_ROW_SHORT = Limit(
-    "gpu_row_short", 511, "elements of a row reduced by the smallest block of threads",
-    "chosen, not measured: less than four elements per thread", unknown=True,
-)
-GPU_ROW_MEDIUM = Limit(
-    "gpu_row_medium", 8191, "elements of a row reduced by twice the smallest block; longer ones by four times",
-    "chosen, not measured: less than 32 elements per thread",
-)
-GPU_ROW_THREADS = BlockSize(
-    "gpu_row_threads", 128, "threads of the smallest block for a row",
-    "chosen, not measured: one warp for each of a multiprocessor's four schedulers",
-)
-SHARED_ROW = Limit(
-    "shared_row", 32 << 10, "bytes of the values of a row that a GPU's block keeps in shared memory",
-    "chosen, not measured: within the 48 KiB of every GPU, beside the partial results",
+    "chosen, not measured: most of a block's threads would have none",
 )
 
 # --- ops of their own ----------------------------------------------------------
@@ -370,4 +345,4 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)
+ROWS = (*rows_in(globals()), *cost_gpu.ROWS, *cost_products.ROWS, *cost_work.ROWS)

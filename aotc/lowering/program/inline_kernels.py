@@ -19,6 +19,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -108,7 +109,7 @@ class _Renamer:
                 return While(self.block(cond), self.scalar(pred), self.block(body))
             case Alloc(buffer):
                 return Alloc(self.buffer(buffer))
-            case Barrier():
+            case Barrier() | Shuffle():
                 return s
             case Tile():
                 return self._tile(s)

@@ -15,7 +15,6 @@ from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
-    Barrier,
     Buffer,
     Const,
     For,
@@ -25,8 +24,8 @@ from aotc.ir.loop_ir import (
     Stmt,
     Store,
     While,
+    needs_block,
 )
-from aotc.ir.loop_ir import walk as walk_stmts
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_VALUE, UNROLLED_STEPS
@@ -57,7 +56,7 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
         return False
     work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or _has_barrier(k) for k in work):
+    if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or needs_block(k) for k in work):
         return False
     return limit.holds(sum(static(k.flops) for k in work))
 
@@ -76,10 +75,6 @@ def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
     while any(name in kernels for kernels in taken):
         name += "_"
     return name
-
-
-def _has_barrier(kernel: Kernel) -> bool:
-    return any(isinstance(s, Barrier) for s in walk_stmts(kernel.body))
 
 
 def _updates(op: Op, functions: Mapping[str, Function]) -> bool:

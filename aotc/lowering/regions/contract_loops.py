@@ -26,7 +26,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
         e.anchor(op.result, lambda _: total)
         store_results(b, e, at)
 
-    grid, body = loops_over(b, emit)
+    grid, body = loops_over(b, e, emit)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)
 
