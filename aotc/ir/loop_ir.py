@@ -123,13 +123,15 @@ class Store:
 
     ``reduce`` (``add``, ``mul``, ``max``, ``min``, or empty) makes it
     ``buffer[index] = reduce(buffer[index], value)`` where the order of
-    combination is free, which is what lets a reduction loop vectorize.
+    combination is free, which is what lets a reduction loop vectorize. ``atomic`` says that
+    other items of the grid may do the same to this element at the same time (CUDA).
     """
 
     buffer: Buffer
     index: tuple[Dim, ...]
     value: Scalar
     reduce: str = ""
+    atomic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,10 +152,12 @@ class _KernelPrinter:
         match stmt:
             case _Test(pred):
                 self.lines += [f"{indent}if not {self.scalar(pred, nested=True)}:", f"{indent}    break"]
-            case Store(buffer, index, value, reduce):
+            case Store(buffer, index, value, reduce, atomic):
                 place = f"{buffer.name}[{self.dims(index)}]"
                 text = self.scalar(value)
-                if reduce in _ASSIGN:
+                if atomic:
+                    self.lines.append(f"{indent}{place} = atomic_{reduce}({place}, {text})")
+                elif reduce in _ASSIGN:
                     self.lines.append(f"{indent}{place} {_ASSIGN[reduce]} {text}")
                 else:
                     self.lines.append(f"{indent}{place} = reduce_{reduce}({place}, {text})")

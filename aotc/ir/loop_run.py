@@ -19,7 +19,7 @@ from aotc.ir.loop_ir import Kernel, Let, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import LOOPS, OPERATORS
-from aotc.ir.opset import ACCUMULATED, INFIX, SCALARS, ScalarOp, elementwise
+from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.ir.tile_forms import FORMS
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
@@ -188,6 +188,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
     functions |= dict.fromkeys(LOOPS, range)
     functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
     functions |= {f"reduce_{name}": functions[name] for name in ACCUMULATED - INFIX.keys()}
+    functions |= {f"atomic_{name}": functions[name] for name in ATOMIC}
     return functions | {
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
         "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],

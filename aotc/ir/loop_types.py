@@ -21,6 +21,9 @@ def _node_of(symbol: str, arity: int) -> type:
     return type(node.ops[0] if isinstance(node, ast.Compare) else node.op)
 
 
+ATOMIC_DTYPES = frozenset({"i32", "u32", "i64", "u64"})
+"""What GPUs combine in memory in one step."""
+
 OPERATORS = {_node_of(symbol, 2): name for name, symbol in INFIX.items()} | {
     _node_of(symbol, 1): name for name, symbol in PREFIX.items()
 }

@@ -32,8 +32,8 @@ from aotc.ir.loop_ir import (
     walk,
 )
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_types import loop_symbol, natural_dtype
-from aotc.ir.opset import ACCUMULATED, COMPARISONS, ELEMENTWISE, SCALARS
+from aotc.ir.loop_types import ATOMIC_DTYPES, loop_symbol, natural_dtype
+from aotc.ir.opset import ACCUMULATED, ATOMIC, COMPARISONS, ELEMENTWISE, SCALARS
 from aotc.ir.opset.elementwise import check_count, check_dtypes
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -241,8 +241,10 @@ class _KernelCheck:
         self.scalar(stmt.value)
         if stmt.value.dtype != stmt.buffer.dtype:
             self.say(f"{where}: the value is {stmt.value.dtype}, the buffer {stmt.buffer.dtype}")
-        if stmt.reduce and stmt.reduce not in ACCUMULATED:
+        if stmt.reduce and stmt.reduce not in (ATOMIC if stmt.atomic else ACCUMULATED):
             self.say(f"{where}: unknown reduction {stmt.reduce}")
+        if stmt.atomic and stmt.buffer.dtype not in ATOMIC_DTYPES:
+            self.say(f"{where}: no atomic {stmt.reduce or 'store'} of {stmt.buffer.dtype}")
 
     def loop(self, stmt: For) -> None:
         where = f"loop {stmt.var}"

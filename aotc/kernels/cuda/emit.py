@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, walk
+from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, Store, walk
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.narrow_index import NarrowIndices
@@ -21,7 +21,7 @@ from aotc.kernels.cuda.shuffle import exchanged
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
 from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.dtypes import DTYPES, size_of
+from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
 SHARED = 3
 BARRIER = "llvm.nvvm.barrier0"
@@ -94,8 +94,17 @@ class CudaEmitter(LanesEmitter):
                 call_intrinsic(self.builder, BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
                 self._shuffle(to, source, mask)
+            case Store(atomic=True):
+                self._atomic(stmt)
             case _:
                 super()._statement(stmt)
+
+    def _atomic(self, stmt: Store) -> None:
+        """Combine a value with an element in one step; in what order others do it changes no integer."""
+        unsigned = kind_of(stmt.buffer.dtype) == "u"
+        operation = {"max": "umax", "min": "umin"}.get(stmt.reduce, stmt.reduce) if unsigned else stmt.reduce
+        value = self.scalar(stmt.value)
+        self.builder.atomic_rmw(operation, self._element(stmt.buffer, stmt.index), value, "monotonic")
 
     def _threads(self, loop: For) -> None:
         """Run the iterations of a loop on the threads of the block: there are at most as many."""

@@ -247,6 +247,8 @@ class BodyEmitter:
                 self._loop(stmt)
             case Let(var=var, value=value):
                 self._let(var, self.scalar(value))
+            case Store(atomic=True):
+                raise InternalError("kernels: a CPU kernel has no atomic stores")
             case Store():
                 self._store(stmt)
             case If():

@@ -111,6 +111,30 @@ SHORT_SCAN = Limit(
     "short_scan", 16, "elements of a scan done as windows",
     "chosen, not measured: windows are independent and unrolled; the steps of a scan depend on each other",
 )
+GPU_SCAN_THREADS = BlockSize(
+    "gpu_scan_threads", 256, "threads of a GPU's block that scan a row together",
+    "chosen, not measured: eight blocks for each multiprocessor hide each other's barriers",
+)
+GPU_SCAN_BYTES = BlockSize(
+    "gpu_scan_bytes", 32, "bytes of neighbouring elements that a thread scans on its own",
+    "chosen, not measured: eight f32, fewer steps than the block then takes together",
+)
+GPU_SCAN_BLOCKS = BlockSize(
+    "gpu_scan_blocks", 1024, "blocks that scan parts of rows, at least",
+    "chosen, not measured: eight for each of 128 multiprocessors",
+)
+GPU_SCAN_COLUMNS = BlockSize(
+    "gpu_scan_columns", 1 << 17, "threads that scan parts of columns, at least",
+    "chosen, not measured: 1024 for each of 128 multiprocessors",
+)
+GPU_SCAN_PART = BlockSize(
+    "gpu_scan_part", 1 << 11, "elements of a part of a row that a block scans, at least",
+    "chosen, not measured: what its threads take in at a time",
+)
+GPU_SCAN_COLUMN_PART = BlockSize(
+    "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
+    "chosen, not measured: the ends of the parts, scanned again, are few beside it",
+)
 WINDOW_TERMS = Limit(
     "window_terms", 31, "elements of a window over several dims, done in one step",
     "chosen, not measured: each step more goes through memory once more",
@@ -240,6 +264,41 @@ THREAD_ROW = Limit(
 UPDATE_WINDOW = BlockSize(
     "update_window", 64, "elements of the last dim of a scatter's window that a grid item of a CPU writes",
     "chosen, not measured: four cache lines of f32",
+)
+THREAD_SORT = Limit(
+    "thread_sort", 32, "elements of a row that one GPU thread sorts",
+    "chosen, not measured: as many as a warp has threads; they lie in a thread's own memory",
+)
+GPU_SORT_BYTES = BlockSize(
+    "gpu_sort_bytes", 16 << 10, "bytes of the elements that a GPU's block sorts, of which it has a second copy",
+    "chosen, not measured: two blocks of 1024 threads on a multiprocessor, within the 48 KiB of every GPU",
+)
+GPU_SORT_THREADS = BlockSize(
+    "gpu_sort_threads", 1024, "threads of a GPU's block that sorts", "chosen, not measured: the most there are",
+)
+MERGE_WAYS = BlockSize(
+    "merge_ways", 4, "runs that a GPU merges in one pass over an array",
+    "chosen, not measured: three searches for each element, half the passes",
+)
+MERGE_WAYS_UNKNOWN = BlockSize(
+    "merge_ways_unknown", 16, "runs that a GPU merges in one pass over an array of unknown length",
+    "chosen, not measured: few passes that only copy where the array is short",
+)
+KEPT_OF_RUN = Limit(
+    "kept_of_run", 25, "hundredths of the elements that a GPU's block sorts of which top_k keeps the largest",
+    "chosen, not measured: each pass leaves a quarter at most; above it the whole row is sorted",
+)
+FILLED_BYTES = Limit(
+    "filled_bytes", 4096, "bytes of an array of equal constants that a bundle for GPUs holds",
+    "chosen, not measured: a launch writes as soon as a copy does, and weights nothing",
+)
+SERIAL_UPDATES = Limit(
+    "serial_updates", 16, "updates of a scatter that a GPU applies one after the other",
+    "chosen, not measured: a load and a store each, in all less than the launches of what goes side by side",
+)
+DENSE_SCATTER = Limit(
+    "dense_scatter", 4, "rows of an array for each update, where sums of updates have the array's shape",
+    "chosen, not measured: above it what is filled and read beside the array is more than the updates are",
 )
 DFT_ELEMENTS = BlockSize(
     "dft_elements", 1 << 13, "points of the neighbouring transforms of a grid item",

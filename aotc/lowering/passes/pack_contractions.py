@@ -21,14 +21,15 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims import Dim, product, static
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.cost_products import conv_strategy, matmul_strategy
+from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
-from aotc.targets import Target, resolve
+from aotc.targets import Target
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
@@ -45,21 +46,13 @@ def form_of(lhs: str, rhs: str, result: str) -> str:
 
 def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
-    first = resolve(options.target)[0]
-    known = {name: resolve(target)[0] for name, target in options.devices.items()}
-    homes: dict[Value, Target] = {}
-    for on in (op for f in module.functions.values() for op in walk(f.body) if op.name == "on"):
-        target = known.get(on.attrs["device"], first)
-        homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
-    if first.kind != "cpu" and not any(target.kind == "cpu" for target in homes.values()):
+    home, kinds = homes_of(module, options)
+    if "cpu" not in kinds:
         return module
-    return rewrite_module(module, lambda op, b: _rule(op, b, homes, first, options.memory_limit))
+    return rewrite_module(module, lambda op, b: _rule(op, b, home(op), options.memory_limit))
 
 
-def _rule(
-    op: Op, b: Builder, homes: Mapping[Value, Target], first: Target, memory_limit: int
-) -> Sequence[Value] | None:
-    target = homes.get(op.results[0], first) if op.results else first
+def _rule(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value] | None:
     if target.kind != "cpu":
         return None
     match op.name:

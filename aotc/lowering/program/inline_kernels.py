@@ -101,8 +101,8 @@ class _Renamer:
                 return For(self.name(var), self.index(begin), self.index(end), self.block(body), kind, step)
             case Let(var, value):
                 return Let(Var(self.name(var.name), var.dtype), self.scalar(value))
-            case Store(buffer, index, value, reduce):
-                return Store(*self.element(buffer, index), self.scalar(value), reduce)
+            case Store(buffer, index, value, reduce, atomic):
+                return Store(*self.element(buffer, index), self.scalar(value), reduce, atomic)
             case If(cond, then, otherwise):
                 return If(self.scalar(cond), self.block(then), self.block(otherwise))
             case While(cond, pred, body):

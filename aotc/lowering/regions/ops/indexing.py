@@ -11,6 +11,7 @@ from aotc.lowering.analysis.cost import UPDATE_WINDOW
 from aotc.lowering.analysis.cost_work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.scan_windows import combiner
+from aotc.lowering.analysis.scatters import is_apart, is_atomic
 from aotc.lowering.regions.elemental import Elements, all_of
 from aotc.lowering.regions.region import RegionBuilder, combine, grid_item, nest
 from aotc.targets import Target
@@ -43,9 +44,12 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
 
     Parallel over blocks of the update window, never over updates: two updates
     may hit the same element. An update whose window leaves the array is dropped.
+    On a GPU updates run side by side where the order does not matter: see ``passes/spread_scatters.py``.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("scatter")
+    if target.kind == "cuda" and (is_apart(op) or is_atomic(op)):
+        return _scatter_side_by_side(b, op)
     _, *updates = op.operands[len(op.inputs) :]
     shape = updates[0].type.shape
     window = op.attrs["update_window_dims"]
@@ -69,6 +73,27 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     nothing = 0 in op.operands[0].type.shape  # an array without elements, which every update misses
     serial = [] if nothing else nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
     return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)
+
+
+def _scatter_side_by_side(b: RegionBuilder, op: Op) -> Kernel:
+    """One thread for each element of the updates; neighbours in memory are neighbouring threads."""
+    updates = op.operands[len(op.inputs) + 1 :]
+    shape = updates[0].type.shape
+    size: Dim = 0 if 0 in op.operands[0].type.shape else product(shape)
+    if size == 0:
+        return b.grid(0, [], 0)
+    at = delinearize(grid_item(size), shape)
+    e = b.elements()
+    body = e.new_block()
+    where, tests = _place_of_update(e, op, list(at))
+    inner = e.new_block()
+    values: list[Scalar] = [e.bind(e.at(u, at)) for u in updates]
+    if is_apart(op):
+        _combine_into(b, e, op, where, values)
+    else:
+        inner.append(Store(b.outputs[0], where, values[0], combiner(op) or "", atomic=True))
+    body += [If(all_of(tests), tuple(inner))] if tests else inner
+    return b.grid(size, body, size * SCATTER_WORK.value)
 
 
 def _place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:
