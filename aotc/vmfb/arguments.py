@@ -59,6 +59,9 @@ class Argument:
         VmError
             Names the argument, what was found and what was expected.
         """
+        plain = type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.dims
+        if plain and value.flags.num & GOOD_FLAGS == GOOD_FLAGS:
+            return value
         ours = isinstance(value, DeviceArray)
         if ours:
             self.check_kept(value, where)
