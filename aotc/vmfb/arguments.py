@@ -59,6 +59,9 @@ class Argument:
         VmError
             Names the argument, what was found and what was expected.
         """
+        plain = type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.dims
+        if plain and value.flags.num & GOOD_FLAGS == GOOD_FLAGS:
+            return value
         if gpu >= 0 and type(value) is not np.ndarray:
             value = self.as_ours(value, where)
         ours = isinstance(value, DeviceArray)

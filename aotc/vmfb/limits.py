@@ -134,6 +134,12 @@ why: every worker may add it once more to a counter that is already behind the g
 from: 64 bits hold it for 2^14 workers
 """
 
+LOGICAL_DEVICES = 62
+"""unit: logical CPU devices of a process
+why: so many are told apart when workers are divided; later ones are one with an earlier one
+from: the bits of a word of the executor
+"""
+
 IDLE_BUFFERS = 4
 """unit: blocks of a GPU's memory, of one size
 why: so many of arrays that are gone are kept for the next results: the driver is slower than a small kernel

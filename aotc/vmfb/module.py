@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +170,7 @@ class LoadedModule:
             name: LoadedFunction(name, entries[name], program, executable, self.name)
             for name, program in variant["functions"].items()
         }
+        self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
         self.functions = {name: Entry(function) for name, function in self._functions.items()}
 
     def invoke(
@@ -264,13 +264,12 @@ class LoadedModule:
             If something is known to be wrong: as for :meth:`invoke`; a fence of another process, or that has failed;
             an array that was given to another submission with ``donate=True``; a negative deadline.
         """
-        from aotc.vmfb.schedule.submission import SubmittedCall, submit  # for whoever submits
-
         function = self._asked(name, donate, results)
-        run = partial(self.invoke, name, results=results)
-        rows = function.signature.results
-        call = SubmittedCall(function.where, function.arguments, rows, run, self._executable, self.home)
-        return submit(call, arrays, wait, deadline, bool(donate), out)
+        found = self._submitted.get((name, results))
+        if found is None:
+            from aotc.vmfb.schedule.submission import SubmittedCall, submit  # for whoever submits
+            found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
+        return found[0](found[1], arrays, wait, deadline, bool(donate), out)
 
     @property
     def gpus(self) -> Sequence[Any]:

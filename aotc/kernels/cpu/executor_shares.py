@@ -46,10 +46,8 @@ from aotc.kernels.cpu.executor_words import (
     WAKE,
     worker_monitor,
 )
-from aotc.kernels.limits import RUNS
+from aotc.kernels.limits import RUNS, SHARE_UNITS
 from aotc.vmfb.abi import CALL_DEVICES, POOL_CORES
-
-THREAD = 720720  # what shares are counted in: whole numbers for up to 16 calls
 
 
 @njit
@@ -159,7 +157,7 @@ def calls_on(pool, held, device):
 
 @njit
 def share_of(pool, run, held, devices):
-    """Return how many threads a call is entitled to, in units of :data:`THREAD`; 0 for all where devices are the same.
+    """Return how many threads a call is entitled to, in :data:`SHARE_UNITS`; 0 for all where devices are the same.
 
     Each of ``devices`` has equally many, and divides them among its calls.
     """
@@ -169,14 +167,14 @@ def share_of(pool, run, held, devices):
         devices ^= device
         parts += 1
         if run[DEVICES] & device:
-            share += pool[POOL_CORES] * THREAD // max(calls_on(pool, held, device), 1)
+            share += pool[POOL_CORES] * SHARE_UNITS // max(calls_on(pool, held, device), 1)
     return share // parts if parts > 0 else 0
 
 
 @njit
 def missing_in(pool, run, held, devices):
-    """Return how many workers a run misses, in units of :data:`THREAD`; less a number that is the same for all."""
-    return share_of(pool, run, held, devices) - acquire(at(run, PRESENT)) * THREAD
+    """Return how many workers a run misses, in :data:`SHARE_UNITS`; less a number that is the same for all."""
+    return share_of(pool, run, held, devices) - acquire(at(run, PRESENT)) * SHARE_UNITS
 
 
 @njit
@@ -224,7 +222,7 @@ def is_needed_elsewhere(pool, run):
     found = least_served(pool, held, devices)
     if found == 0:
         return False
-    return missing_in(pool, words_at(found), held, devices) > missing_in(pool, run, held, devices) + THREAD
+    return missing_in(pool, words_at(found), held, devices) > missing_in(pool, run, held, devices) + SHARE_UNITS
 
 
 @njit

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 from weakref import WeakSet
 
+from aotc.vmfb.limits import LOGICAL_DEVICES
 from aotc.vmfb.process.locks import new_lock
-
-MOST_DEVICES = 62  # the bits of a word; later devices are one with an earlier one
 
 _LOCK = new_lock()
 _USERS: dict[str, WeakSet[Any]] = {}  # what is loaded on each device; its place in the order is its bit
@@ -25,13 +24,13 @@ def use(user: Any, names: Iterable[str]) -> int:
     with _LOCK:
         for name in names:
             _USERS.setdefault(name, WeakSet()).add(user)
-            found |= 1 << (list(_USERS).index(name) % MOST_DEVICES)
+            found |= 1 << (list(_USERS).index(name) % LOGICAL_DEVICES)
     return found
 
 
 def in_use() -> dict[str, int]:
     """Return the devices in use, with their bits."""
-    return {name: 1 << (n % MOST_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
+    return {name: 1 << (n % LOGICAL_DEVICES) for n, name in enumerate(list(_USERS)) if _USERS[name]}
 
 
 def place(executable: Any, names: Iterable[str]) -> None:

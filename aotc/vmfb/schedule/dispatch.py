@@ -104,10 +104,12 @@ class Dispatchers:
 
     def withdraw(self, box: Box) -> None:
         """Forget a box that is empty, if it was the last one to come: others are passed over later."""
-        with suppress(IndexError):
+        try:
             last = self.ready.pop()
-            if last is not box:
-                self.post(last)  # a thread may have looked in between, and have gone to sleep
+        except IndexError:
+            return
+        if last is not box:
+            self.post(last)  # a thread may have looked in between, and have gone to sleep
 
     def have_one(self) -> None:
         """Start a thread if there is none."""

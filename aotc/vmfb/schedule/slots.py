@@ -11,7 +11,7 @@ from typing import Any
 from aotc.vmfb.limits import MOST_DISPATCHERS
 from aotc.vmfb.machine import usable_cores
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
-from aotc.vmfb.process.logical_devices import share_of
+from aotc.vmfb.process.logical_devices import are_several, share_of
 from aotc.vmfb.schedule.dispatch import PROCESS
 from aotc.vmfb.schedule.lane import Lane
 
@@ -48,8 +48,10 @@ class DeviceLane(Lane):
         return self._running / max(share_of(self._devices, 1), 1e-3)
 
 
-def lane_of_devices(executable: Any) -> DeviceLane:
-    """Return the lane of the logical devices that an executable is on."""
+def lane_of_devices(executable: Any) -> DeviceLane | None:
+    """Return the lane of the logical devices that an executable is on; none if one device is in use."""
+    if not are_several():
+        return None
     devices = getattr(executable, "device_bits", 0)
     found = _LANES.get(devices)
     if found is None:

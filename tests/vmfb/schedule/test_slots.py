@@ -11,6 +11,7 @@ import pytest
 import aotc
 from aotc.vmfb.devices import native
 from aotc.vmfb.devices.trial import Trial
+from aotc.vmfb.limits import LOGICAL_DEVICES
 from aotc.vmfb.process import logical_devices
 from aotc.vmfb.schedule import slots
 from aotc.vmfb.schedule.dispatch import PROCESS
@@ -202,9 +203,9 @@ class TestShares:
 
     def test_more_devices_than_bits(self, monkeypatch):
         monkeypatch.setattr(logical_devices, "_USERS", {})
-        users = [Placed(f"cpu:{n}") for n in range(logical_devices.MOST_DEVICES + 3)]
+        users = [Placed(f"cpu:{n}") for n in range(LOGICAL_DEVICES + 3)]
         assert users[-1].device_bits == users[2].device_bits
-        assert logical_devices.share_of(users[0].device_bits, logical_devices.MOST_DEVICES) == 1
+        assert logical_devices.share_of(users[0].device_bits, LOGICAL_DEVICES) == 1
 
     def test_the_trace_says_for_which_device(self, data):
         modules = [aotc.load(data, devices=f"cpu:{n}", threads=2) for n in (0, 1)]
