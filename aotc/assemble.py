@@ -168,10 +168,11 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[
         {
             "device": space.device,
             "part": targets.index(space.target),
+            "arena": arena,
             "constants": held.size,
             "pieces": [*map(list, held.rows)],
         }
-        for space, held in zip(v.spaces, v.pieces, strict=True)
+        for space, held, arena in zip(v.spaces, v.pieces, v.arenas, strict=True)
     ]
     return {"kernels": kernels, "parts": parts, "spaces": spaces}
 

@@ -234,9 +234,14 @@ def together(targets: Iterable[Target]) -> Target:
     rows = list(dict.fromkeys(targets))
     if len(rows) == 1:
         return rows[0]
-    least = min(rows, key=lambda t: len(t.features))
+    base = min(rows, key=lambda t: len(t.features))
     features = tuple(dict.fromkeys(name for t in rows for name in t.features))
-    return replace(least, name="+".join(t.name for t in rows), features=features)
+    return replace(base, name="+".join(t.name for t in rows), features=features)
+
+
+def least() -> Target:
+    """Return the target that every machine of this one's architecture runs: for what only moves bytes."""
+    return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
 
 
 def check_mix(targets: Mapping[str, Target]) -> None:

@@ -295,6 +295,10 @@ def _print_memory(report: MemoryReport) -> None:
     peak = f"{size_text(report.peak)} alive at step {report.at} (*), {_arenas(report)}"
     thread = f"scratch memory {size_text(report.scratch)} for each worker"
     print_line(f"\n{what}: {peak}; {thread}{_devices(report.devices)}", 2)
+    if report.spills:
+        print_line(f"{count_text(len(report.spills), 'transfer')} for the memory limit:", 2)
+    for row in report.spills:
+        print_line(f"  {row}", 4)
 
 
 def _arenas(report: MemoryReport) -> str:

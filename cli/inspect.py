@@ -88,6 +88,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "devices": _devices(opened, variant),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
+        "arenas": {row["device"] or "host memory": row["arena"] for row in variant.get("spaces", ())},
         "memory_limit": variant.get("memory_limit", 0),
         "memory": _memory(opened, variant),
         "buffers": _buffers(opened, variant),
@@ -210,7 +211,9 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     from aotc_cli.sizes import count_text, size_text
 
     peak, weights = variant["arena_peak"], variant["weights"]
-    lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
+    arenas = [f"{name} {size_text(size)}" for name, size in variant["arenas"].items() if size is not None]
+    each = f" ({', '.join(arenas)})" if arenas else ""
+    lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}{each}"]
     lines += _memory_lines(variant["memory"])
     if variant["memory_limit"]:
         lines.append(f"memory limit: {size_text(variant['memory_limit'])}, in which so many threads work as have room")
@@ -230,7 +233,9 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
         if len({row["target"] for row in variant["devices"].values()}) > 1:
             needs = ((name, row["features"]) for name, row in variant["devices"].items())
             lines += [f"{name} needs {' '.join(features)}" for name, features in needs if features]
-        lines.append(count_text(len(variant["transfers"]), "transfer"))
+        moved = sum(t.get("spilled", False) for t in variant["transfers"])
+        limited = f", and {moved} for the memory limit" if moved else ""
+        lines.append(f"{count_text(len(variant['transfers']) - moved, 'transfer')}{limited}")
         for t in variant["transfers"]:
             lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
     lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]

@@ -70,6 +70,8 @@ class MemoryReport:
         Bytes of each worker besides.
     devices : mapping of str to str
         Targets by the names of devices, if the model has any.
+    spills : tuple of str
+        What is moved between a GPU and the process's memory for the sake of a limit: from where, to where, made where.
     """
 
     function: str
@@ -83,6 +85,7 @@ class MemoryReport:
     scratch: int
     picture: str
     devices: Mapping[str, str]
+    spills: tuple[str, ...]
 
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
@@ -110,8 +113,13 @@ def explain_memory(
     target, count = flow.variant["target"], len(flow.steps)
     return MemoryReport(
         flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture,
-        flow.targets,
+        flow.targets, _spills(flow),
     )  # fmt: skip
+
+
+def _spills(flow: Flow) -> tuple[str, ...]:
+    rows = [t for t in flow.variant.get("transfers", ()) if t.get("spilled") and t["function"] == flow.function]
+    return tuple(f"{t['type']} from {t['from']} to {t['to']}, made at {t['loc']}" for t in rows)
 
 
 def _locs(opened: Bundle, flow: Flow) -> list[str]:

@@ -139,8 +139,11 @@ def test_a_loop_of_kernels_for_two_targets_is_no_kernel(devices, several):
 
 def test_a_small_loop_on_one_of_them_is_for_its_target():
     text = two_states(f"stablehlo.sine %a : {T}", f"stablehlo.cosine %b : {T}").replace(SECOND, FIRST)
-    text = text.replace("return %r#1, %r#2 :", f"%z = stablehlo.custom_call @aotc.transfer(%r#1) {{aotc.to = "
-                        f'"d1"}} : ({T}) -> {T} %u = stablehlo.exponential %z : {T} return %u, %r#2 :')
+    text = text.replace(
+        "return %r#1, %r#2 :",
+        f"%z = stablehlo.custom_call @aotc.transfer(%r#1) {{aotc.to = "
+        f'"d1"}} : ({T}) -> {T} %u = stablehlo.exponential %z : {T} return %u, %r#2 :',
+    )
     data = aotc.compile(text, devices={"d0": NEW, "d1": OLD}, verify_each=True)
     targets = {k["name"].partition("_")[2][:4]: k["target"] for k in variants(data)[0]["kernels"]}
     assert (targets["loop"], len(targets)) == (NEW, 2)

@@ -44,9 +44,9 @@ why: which of them need which takes the square of their number in time and memor
 from: chosen: a tenth of a second
 """
 
-RECOMPUTED = 256
+RELIEVED = 256
 """unit: values of a function
-why: so many are made a second time to keep a limit on memory; each is a look at all ops
+why: so many are made a second time or moved away to keep a limit on memory; each is a look at all ops
 from: chosen, not measured
 """
 

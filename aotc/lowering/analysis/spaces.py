@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, walk
-from aotc.targets import Target, together
+from aotc.targets import Target, least, together
+
+SPILLED = "host memory"
+"""The device of values that wait in the process's memory because a limit on their own does not hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,17 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
     for function in module.functions.values():
         if "devices" in function.attrs:
             names.update(dict.fromkeys(homes(function).values()))
-    own = {name: target.of(name) for name in names or ("",)}
+    own = {name: target.of(name) for name in names or ("",) if name != SPILLED}
     cpus = [t for t in own.values() if t.kind == "cpu"]
-    host = [Space("", together(cpus))] if cpus else []
-    return (*host, *(Space(name, t) for name, t in own.items() if t.kind != "cpu"))
+    found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
+    if cpus:
+        return (Space("", together(cpus)), *found)
+    return with_host(found) if SPILLED in names else found
+
+
+def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
+    """Return memories with the process's first, whatever works there."""
+    return spaces if spaces[0].target.kind == "cpu" else (Space("", least()), *spaces)
 
 
 def homes(function: Function) -> dict[Value, str]:
@@ -70,7 +80,7 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
         return lambda value: 0
     found, known = homes(function), function.attrs["devices"]["known"]
     places = {space.device: n for n, space in enumerate(spaces)}
-    own = {name: "" if target.of(name).kind == "cpu" else name for name in known}
+    own = {name: "" if target.of(name).kind == "cpu" else name for name in known} | {SPILLED: ""}
     numbers = {name: places[space] for name, space in own.items() if space in places}
     return lambda value: numbers[found.get(value, known[0])]
 

@@ -71,7 +71,7 @@ def open_executable(
         part = {**spaces.parts[row["part"]], "constants": variant.get("constants")}
         if spaces.kind(number) == "cpu":
             host = HostPart(bundle, part, thread_count(threads), custom_calls)
-            host.keep_within(variant.get("memory_limit", 0), variant["arena_peak"] or 0)
+            host.keep_within(variant.get("memory_limit", 0), row["arena"] or 0)
             loaded.append(host)
             continue
         ordinal = int(devices[row["device"]].partition(":")[2] or 0)
