@@ -34,7 +34,7 @@ def _one(text: str) -> Emit:
 
 
 def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    return _one("ex2.approx.f32")(b, b.fmul(x, ir.Constant(F32, _LOG2_E)))
+    return _one("ex2.approx.ftz.f32")(b, b.fmul(x, ir.Constant(F32, _LOG2_E)))
 
 
 def _logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
