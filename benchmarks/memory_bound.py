@@ -96,7 +96,7 @@ CASES = (
     Case("pad", lambda x: jnp.pad(x, ((1, 1), (3, 5))), _rows(1024)),
     Case("slice", lambda x: x[:, 1:-1], _rows(1026)),
     Case("one hot", lambda i: jax.nn.one_hot(i, 1024), lambda n: [((n // 4096,), np.int32)]),
-    Case("iota", lambda x: x[0] + jnp.arange(x.shape[1], dtype=F32), lambda n: [((2, n // 4), F32)]),
+    Case("iota", lambda x: x + jax.lax.broadcasted_iota(F32, (x.shape[0], 1024), 1), lambda n: [((n // 4096, 1), F32)]),
 )
 
 
@@ -179,7 +179,7 @@ def random_arrays(shapes: list[Shape]) -> list[np.ndarray]:
     made = []
     for shape, dtype in shapes:
         numbers = start if np.dtype(dtype).kind != "i" else np.abs(start * 300).astype(np.int64)
-        made.append(np.resize(numbers.astype(dtype), shape))
+        made.append(np.resize(numbers, shape).astype(dtype))
     return made
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import F32, I16, I32, Emit
 
 _LOG2_E = 1.4426950408889634
@@ -38,8 +39,11 @@ def _exp(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    power = _exp(b, b.fneg(x))
-    return _one("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
+    """``1 / (1 + e**-x)``, or ``e**x / (1 + e**x)`` where that overflows."""
+    size = call_intrinsic(b, "llvm.fabs.f32", F32, [x])
+    power = _exp(b, b.fneg(size))
+    whole = _one("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
+    return b.select(b.fcmp_ordered("<", x, ir.Constant(F32, 0.0)), b.fmul(power, whole), whole)
 
 
 BF16: dict[str, Emit] = {
