@@ -83,6 +83,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "features": variant["features"],
         "kernels": kernels,
         "command_buffers": len(variant["command_buffers"]),
+        "tiles": _tiles(opened, variant),
         "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
         "devices": _devices(opened, variant),
@@ -96,6 +97,25 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
         "custom_calls": sorted({row["name"] for part in parts for row in part.get("custom_calls", [])}),
     }
+
+
+def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return which commands wait for tiles of others: of each ``over`` items ``times``, and ``halo`` more."""
+    from aotc.vmfb.abi import Command
+    from aotc.vmfb.commands import all_graphs
+    from aotc.vmfb.devices.buffers import load_buffers
+
+    names = [kernel["name"] for kernel in variant["kernels"]]
+    rows = []
+    for buffer, nodes in enumerate(load_buffers(opened, variant).nodes):
+        for number, graph in enumerate(all_graphs(nodes)):
+            commands = [c for c in graph.commands if isinstance(c, Command)] if graph.tiled else []
+            for n, command in enumerate(commands):
+                for t in command.tiles:
+                    row = {"buffer": buffer, "graph": number, "command": n, "kernel": names[command.kernel]}
+                    row |= {"after": t.producer, "producer": names[commands[t.producer].kernel]}
+                    rows.append({**row, "times": t.times, "over": t.over, "halo": t.halo})
+    return rows
 
 
 def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -241,6 +261,9 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]
     kernels = count_text(len(variant["kernels"]), "kernel")
     lines.append(f"{kernels}, {count_text(variant['command_buffers'], 'command buffer')}")
+    for t in variant["tiles"]:
+        ratio = "each item" if t["times"] == t["over"] else f"each {t['over']} items {t['times']}"
+        lines.append(f"  {t['kernel']} waits for tiles of {t['producer']}: for {ratio}, and a halo of {t['halo']}")
     return lines
 
 

@@ -289,6 +289,7 @@ def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
             lanes[lane : lane + 1] = [row.begin + row.ns]
             kind = "critical" if row.critical else "box"
             said = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            said += "".join(f", by tiles of {n}, halo {halo}" for n, halo in row.halos.items())
             drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
         start += max(lanes, default=0.0)
     return drawing.text()

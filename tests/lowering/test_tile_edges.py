@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from lowering.item_accesses import accesses_of
+from support.schedules.item_accesses import accesses_of
 
 from aotc.frontend.importer import import_model
 from aotc.ir.dims import static
