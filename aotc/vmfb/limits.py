@@ -146,16 +146,52 @@ why: so many of arrays that are gone are kept for the next results: the driver i
 from: chosen, not measured: a value and the one that replaces it, twice
 """
 
-LANE_DISPATCHERS = 2
-"""unit: dispatchers that run submissions of one module with GPUs
-why: one asks work of the GPUs while another waits for its end; of 32 that wait none would be left for CPUs
-from: reasoning
+STREAMS = 3
+"""unit: calls of one module that are on GPUs at a time, each on streams and in memory of its own
+why: while one computes another copies, and a third is prepared; more wait, and take no dispatcher, which CPUs may need
+from: chosen; a GPU has as many copy engines, and the process may have no more than four dispatchers
+"""
+
+RECORDED_PLANS = 64
+"""unit: tuples of argument shapes, on one stream
+why: for so many are there graphs at a time; those of the one that was not called for the longest time go
+from: chosen, not measured: a graph of fifty kernels takes some 100 KB of the driver's memory
+"""
+
+WORKSPACE_GROWTH = 1.25
+"""unit: times the working memory of a stream that was too small
+why: shapes that grow bit by bit do not make new memory, and record all graphs again, in each call
+from: chosen, not measured
+"""
+
+LARGEST_SHOWN = 4
+"""unit: arrays
+why: so many of a call for which a GPU has no memory are listed, the largest first
+from: chosen
 """
 
 RECORDED_ADDRESSES = 8
 """unit: sets of addresses of arrays on a GPU
 why: for so many does a plan keep graphs; the oldest go first
 from: chosen, not measured: a loop that hands its results back uses two
+"""
+
+COPIERS = 6
+"""unit: threads that move the bytes of one array between page-locked memory and the array
+why: one moves some 10 GB/s, and a GPU's link takes 55
+from: reasoning; see benchmarks/device_arrays.py
+"""
+
+STAGED_BLOCK = 2 << 20
+"""unit: bytes of a page-locked buffer
+why: large enough that asking for a copy costs little beside it, and small enough that many are under way
+from: chosen; see benchmarks/device_arrays.py
+"""
+
+STAGED_BYTES = 1 << 20
+"""unit: bytes of an array
+why: smaller ones are copied by the driver: to wake a thread takes longer
+from: chosen; see benchmarks/device_arrays.py
 """
 
 # ---------------------------------------------------------------- profiles

@@ -30,6 +30,8 @@ OTHER = {
     ("aotc/vmfb/devices/dlpack.py", "_READ_ONLY"): "a number of DLPack",
     ("aotc/vmfb/devices/foreign.py", "_LEGACY"): "a number of DLPack and of the interface",
     ("aotc/vmfb/devices/driver.py", "_ORDINAL"): "CUDA's numbers",
+    ("aotc/vmfb/devices/driver.py", "_PORTABLE"): "CUDA's numbers",
+    ("aotc/vmfb/devices/placed_call.py", "_BLOCK"): "what CUDA's allocations are aligned to",
     ("aotc/vmfb/devices/driver.py", "_NO_TIMING"): "a number of the CUDA driver",
     ("aotc/kernels/cpu/atomics.py", "CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE"): "Linux",
     ("aotc/kernels/cpu/atomics.py", "FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE"): "Linux",

@@ -62,6 +62,11 @@ class SimulatedGpu:
         self.streams[self.handle] = self
         self.enter()
 
+    def another(self):
+        other = SimulatedGpu(self.ordinal)
+        other.memory, other.first, other.log = self.memory, self, self.log
+        return other
+
     def _do(self, what, action):
         self.log.append(what)
         self._is_entered()
@@ -218,6 +223,15 @@ class SimulatedGpu:
         self._do("graph", lambda: [action() for action in actions])
 
 
+LOCKED = []  # buffers of the host: the process keeps them
+
+
+def page_locked(size):
+    """The address of memory of the host."""
+    LOCKED.append(np.full(size, 0x5A, np.uint8))
+    return LOCKED[-1].ctypes.data
+
+
 def ordinal_of(address):
     """The number of the simulated GPU that has some memory."""
     return next(gpu.ordinal for gpu in list(SimulatedGpu.every) if gpu._holds(address, 1))
@@ -236,6 +250,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(cuda_driver, "Gpu", SimulatedGpu)
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
+    monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     monkeypatch.setattr(cuda_driver, "device_count", lambda: count)
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "a simulated GPU")

@@ -11,6 +11,7 @@ from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.devices.dlpack import CUDA, capsule
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.staging import download, upload
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of
@@ -53,14 +54,14 @@ class Keeper:
         """Copy elements to an array of the host, and wait for them."""
         with self._lock:
             self.gpu.enter()
-            self.gpu.download(address_of(array), address, array.nbytes)
+            download(self.gpu, address_of(array), address, array.nbytes)
             self.gpu.wait()
 
     def write(self, address: int, array: np.ndarray) -> None:
         """Copy elements from an array of the host, and wait until they are there."""
         with self._lock:
             self.gpu.enter()
-            self.gpu.upload(address, address_of(array), array.nbytes)
+            upload(self.gpu, address, address_of(array), array.nbytes)
             self.gpu.wait()
 
     def copy(self, to: int, source: int, size: int) -> None:

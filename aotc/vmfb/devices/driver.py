@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 from weakref import finalize
@@ -24,6 +25,7 @@ _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _OUT_OF_MEMORY = 2
 
 _HANDLE, _OUT = c_void_p, POINTER(c_void_p)
@@ -45,6 +47,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
     "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
+    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
+    "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
@@ -110,6 +114,10 @@ def _name(library: Any, status: int) -> str:
     return (text.value or b"error %d" % status).decode()
 
 
+class OutOfGpuMemory(VmError):
+    """A GPU has not so much memory."""
+
+
 def missing() -> str:
     """Return why this machine cannot use CUDA, or an empty string."""
     return _DRIVER.load()
@@ -125,9 +133,11 @@ def call(name: str, *arguments: Any) -> None:
     """
     library: Any = _DRIVER.library
     status = getattr(library, name)(*arguments)
+    if status == _OUT_OF_MEMORY:
+        hint = "give the GPU less to do at a time"
+        raise OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
     if status:
-        hint = "give the GPU less to do at a time" if status == _OUT_OF_MEMORY else ""
-        raise VmError("", f"{name} failed on the GPU", _name(library, status), hint=hint)
+        raise VmError("", f"{name} failed on the GPU", _name(library, status))
 
 
 def _handle(name: str, *arguments: Any) -> c_void_p:
@@ -160,6 +170,18 @@ def _attribute(number: int, ordinal: int) -> int:
     found = c_int()
     call("cuDeviceGetAttribute", byref(found), number, ordinal)
     return found.value
+
+
+def memory_info() -> tuple[int, int]:
+    """Return how many bytes of the current GPU are free, and how many it has."""
+    free, total = c_size_t(), c_size_t()
+    call("cuMemGetInfo_v2", byref(free), byref(total))
+    return free.value, total.value
+
+
+def page_locked(size: int) -> int:
+    """Return the address of memory of the host that all GPUs copy from and to by themselves; it stays."""
+    return _handle("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
 def ordinal_of(address: int) -> int:
@@ -198,7 +220,7 @@ class _Held:
     def __init__(self, ordinal: int) -> None:
         self.process = os.getpid()
         self.context = _handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
-        self.stream: c_void_p | None = None
+        self.streams: list[c_void_p] = []
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
@@ -217,13 +239,15 @@ class _Held:
         """Give everything back but the context."""
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
-                _try("cuStreamSynchronize", self.stream)
+                for stream in self.streams:
+                    _try("cuStreamSynchronize", stream)
                 self.free(list(self.blocks), ())
                 for module in self.modules:
                     _try("cuModuleUnload", module)
                 for event in self.events:
                     _try("cuEventDestroy_v2", event)
-                _try("cuStreamDestroy_v2", self.stream)
+                for stream in self.streams:
+                    _try("cuStreamDestroy_v2", stream)
 
 
 def _try(name: str, *arguments: Any) -> None:
@@ -251,8 +275,20 @@ class Gpu:
         finalize(self, self._held.close).atexit = False
         self._context = self._held.context
         self.enter()
-        self.stream = self._held.stream = _handle("cuStreamCreate", _NON_BLOCKING)
+        self.stream = self._new_stream()
+        self._first: Gpu | None = None  # whose end is that of the memory
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
+
+    def _new_stream(self) -> c_void_p:
+        self._held.streams.append(_handle("cuStreamCreate", _NON_BLOCKING))
+        return self._held.streams[-1]
+
+    def another(self) -> Gpu:
+        """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
+        self.enter()
+        other = copy(self)
+        other._first, other.stream = self._first or self, self._new_stream()
+        return other
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""

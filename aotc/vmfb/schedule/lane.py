@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from aotc.vmfb.limits import LANE_DISPATCHERS
+from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.locks import after_fork
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
 
@@ -14,13 +14,13 @@ from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
 class Lane:
     """The ready submissions of one executable with GPUs, in the order in which they became ready.
 
-    :meth:`enter` and :meth:`leave` decide how many dispatchers it has: two. Their calls ask work of the GPUs one
-    after the other: while one does, and another waits for its end, no further dispatcher could do anything.
+    :meth:`enter` and :meth:`leave` decide how many dispatchers it has: one for each of its streams. While as many calls
+    are on GPUs, no further dispatcher could do anything.
     """
 
     def __init__(self) -> None:
         self._ready: deque[Box] = deque()
-        self._free = [None] * LANE_DISPATCHERS
+        self._free = [None] * STREAMS
         self._last: Box = []  # what was posted for a dispatcher last
 
     def post(self, box: Box) -> None:
