@@ -89,7 +89,7 @@ class _Parser:
         body = self.block(function.body)
         tiling = _tiling(about["tiling"]) if "tiling" in about else None
         pairs = tuple(map(tuple, aliases))
-        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, *work, tiling)
+        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, work[0], work[1], tiling)
 
     def parameter(self, argument: ast.arg) -> Buffer:
         buffer = self.buffer(argument.arg, _annotation(argument), "global")

@@ -130,7 +130,9 @@ def test_a_long_sum_is_cut_in_parts():
     kernels = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
     assert len(kernels) == 2
     (product,) = (k for k in kernels if k.tiling)
-    assert product.outputs[0].shape == (4, 8, 16)
+    parts, *rest = product.outputs[0].shape
+    assert parts > 1
+    assert rest == [8, 16]
 
 
 def sized(text, rows, *arrays):

@@ -28,6 +28,7 @@ from aotc.targets import Target
 
 _FLAGS = ("lhs_transposed", "rhs_transposed")
 _SHORT = frozenset({"bf16", "f16"})
+_TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
@@ -39,7 +40,8 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
         op = _by_terms(op, b)
-    parts = parts_of_sum(op.result.type.shape, k, op.operands[0].type.dtype)
+    operands = _TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in _TAKEN else None
+    parts = parts_of_sum(op.result.type.shape, k, operands) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
 

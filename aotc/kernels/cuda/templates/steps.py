@@ -125,8 +125,8 @@ def _operand(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) 
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
     bytes_ = np.asarray(at * tiles.size)[..., None] + np.arange(tiles.size)
     turn = (line & 3) << 1 if by_rows and tiles.size == 4 else line & 7
-    begin = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
-    places = begin + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
+    lines = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
+    places = lines + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
     return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
 
 
