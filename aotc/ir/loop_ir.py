@@ -239,6 +239,38 @@ Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | T
 
 
 @dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product of matrices is spread over the tensor cores of a GPU.
+
+    Attributes
+    ----------
+    template : str
+        ``wgmma`` or ``mma``: which instructions multiply.
+    rows, cols : int
+        Of the part of the result that a block of threads computes.
+    stages : int
+        How many slices of both operands lie in shared memory.
+    """
+
+    template: str
+    rows: int
+    cols: int
+    stages: int
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
+        ring = self.stages * (self.rows + self.cols) * 128
+        if self.template == "wgmma":
+            return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
+        warps = self.rows // 32 * max(self.cols // 64, 1)
+        return 1024 + max(ring, warps * 2048)
+
+    def __str__(self) -> str:
+        return f"{self.template}({self.rows}, {self.cols}, {self.stages})"
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """One launchable function.
 
@@ -259,6 +291,8 @@ class Kernel:
         Pairs that may be given the same memory.
     flops, bytes : Dim
         Work of the whole grid, for the cost model.
+    tiling : Tiling, optional
+        The body is a product as :mod:`aotc.ir.loop_products` reads it, and is computed so.
     """
 
     name: str
@@ -270,6 +304,7 @@ class Kernel:
     aliases: tuple[tuple[int, int], ...] = ()
     flops: Dim = 0
     bytes: Dim = 0
+    tiling: Tiling | None = None
 
 
 def needs_block(kernel: Kernel) -> bool:

@@ -28,6 +28,7 @@ from aotc.ir.loop_ir import (
     Stmt,
     Store,
     Tile,
+    Tiling,
     Var,
     While,
 )
@@ -86,7 +87,9 @@ class _Parser:
         work = [self.dim(about[key]) if key in about else 0 for key in ("flops", "bytes")]
         grid = self.dim(about["grid"])
         body = self.block(function.body)
-        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, tuple(map(tuple, aliases)), *work)
+        tiling = _tiling(about["tiling"]) if "tiling" in about else None
+        pairs = tuple(map(tuple, aliases))
+        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, work[0], work[1], tiling)
 
     def parameter(self, argument: ast.arg) -> Buffer:
         buffer = self.buffer(argument.arg, _annotation(argument), "global")
@@ -295,6 +298,13 @@ def _atom(fn: str, a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return {"//": dims.floordiv, "%": dims.mod, "max": dims.maximum, "min": dims.minimum}[fn](a, b)
     return dims.Expr(0, (((dims.Call(fn, a, b),), 1),))
+
+
+def _tiling(node: ast.expr) -> Tiling:
+    match node:
+        case ast.Call(func=ast.Name(id=template), args=[*sizes]):
+            return Tiling(template, *map(ast.literal_eval, sizes))
+    _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 
 def _quoted(node: ast.expr) -> ast.expr:

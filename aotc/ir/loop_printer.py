@@ -104,6 +104,8 @@ class _KernelPrinter:
         for name, work in (("flops", kernel.flops), ("bytes", kernel.bytes)):
             if work != 0:
                 trailer.append(f'{name}: "{self.dim(work)}"')
+        if kernel.tiling is not None:
+            trailer.append(f'tiling: "{kernel.tiling}"')
         self.block(kernel.body, "    ")
         ranges = [(scope.implied.name, scope.range_text()) for scope in dims]
         declared = [f'{name}: "dim({text})"' if text else f'{name}: "dim"' for name, text in ranges]

@@ -116,6 +116,7 @@ COLUMNS = lambda x: x.sum(0)
 LAST = lambda x: x.sum(-1)
 LARGEST = lambda x: jnp.argmax(x, -1)
 PRODUCT = jnp.matmul
+EXACT = lambda x, y: jnp.matmul(x, y, precision="highest")  # no tensor cores: f32 as it is
 SOFTMAX = jax.nn.softmax
 SORT = lambda x: jnp.sort(x, 0)
 CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
@@ -196,9 +197,9 @@ PRODUCTS = {
     "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
     "spread_panels": pair(PRODUCT, [(8, 256), (256, 16)], [(8, 256), (256, 96)]),
     "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
-    "gpu_extent": pair(PRODUCT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
-    "gpu_terms": pair(PRODUCT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
-    "gpu_idle_blocks": pair(PRODUCT, [(64, 64), (64, 64)], [(4096, 64), (64, 4096)], target=GPU),
+    "gpu_extent": pair(EXACT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
+    "gpu_terms": pair(EXACT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
+    "gpu_idle_blocks": pair(EXACT, [(64, 64), (64, 64)], [(4096, 64), (64, 4096)], target=GPU),
 }
 
 LOOPS = {

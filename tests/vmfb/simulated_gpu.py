@@ -13,8 +13,9 @@ import numpy as np
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cuda_array
+from aotc.vmfb.devices import cuda_array, cuda_program
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.dtypes import to_numpy
 
@@ -251,6 +252,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
     monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
+    monkeypatch.setattr(cuda_program, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     monkeypatch.setattr(cuda_driver, "device_count", lambda: count)
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "a simulated GPU")

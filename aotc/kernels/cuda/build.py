@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
+from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
@@ -41,6 +42,8 @@ class CudaKernel:
         Work of the whole grid.
     resources : mapping of str to int
         What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says.
+    launch : mapping
+        How it is launched, if it is made by a template: see :mod:`aotc.vmfb.devices.launch`.
     """
 
     name: str
@@ -52,6 +55,7 @@ class CudaKernel:
     flops: Dim
     bytes: Dim
     resources: Mapping[str, int]
+    launch: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -66,6 +70,7 @@ class CudaKernel:
             "flops": str(self.flops),
             "bytes": str(self.bytes),
             **({"resources": dict(self.resources)} if self.resources else {}),
+            **({"launch": dict(self.launch)} if self.launch else {}),
         }
 
 
@@ -112,15 +117,21 @@ def build_images(
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
     found = []
     for k, symbol in zip(kernels, symbols, strict=True):
-        threads = block_threads(k)
-        shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
-        row = CudaKernel(
-            k.name, symbol, places[symbol], *shape, interface(k), k.flops, k.bytes, images[symbol].resources
-        )
+        threads, items, launch = _launch(k)
+        place, resources = places[symbol], images[symbol].resources
+        row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
         found.append(row)
     data = b"".join([*(image.data for image in images.values()), seal(found, target, described)])
     drivers = [driver_of(image.data) for image in images.values()] if target.portable else []
     return Images(data, tuple(found), max(drivers, default=()))
+
+
+def _launch(kernel: Kernel) -> tuple[int, int, Mapping[str, Any]]:
+    """Return the threads of a block, how many items of the grid it runs, and what the manifest says of the launch."""
+    if kernel.tiling is not None:
+        return tiles_of(kernel).threads, 1, launch_entry(kernel)
+    threads = block_threads(kernel)
+    return (threads, 1, {}) if threads else (FLAT_THREADS, FLAT_THREADS, {})
 
 
 def _need_packages(target: Target) -> None:

@@ -28,6 +28,7 @@ from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, c
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import FILLED_BYTES, REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
+from aotc.lowering.analysis.product_views import ProductViews, product_views
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner
@@ -54,14 +55,16 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
     return Module({**changed, **outlined}, module.name)
 
 
-def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op]) -> set[Value]:
-    """Return the values that must exist in memory because of who reads them."""
-    needed: set[Value] = set(results)
+def needs_buffer(
+    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews
+) -> set[Value]:
+    """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie."""
+    needed: set[Value] = {*results, *viewed.sources}
     for op in ops:
         if op.name == UPDATE:
             needed.add(op.operands[0])
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
-            needed.update(op.operands)
+            needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
             if op.name in CONTROL_FLOW:
                 needed.update(captured(r))
@@ -102,7 +105,8 @@ class _Fuser:
         if any(op.name in JUDGED for op in region.ops):
             return self._stages(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
-        self.needed = needs_buffer(region.ops, region.results, self.makers)
+        self.views = product_views(region.ops, self.budget.target)
+        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views)
         moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
@@ -118,7 +122,8 @@ class _Fuser:
             Absorber(readers, self.needed, self.budget, self.record).run(self.groups, self.group_of)
         outer, taken = self.outer, self.functions
         outliner = Outliner(
-            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups
+            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,
+            self.views.operands,
         )
         return outliner.region(region)
 
@@ -152,7 +157,9 @@ class _Fuser:
             return op.name == "dim" and op.result in self.needed
         if op.name in FREE:
             wanted = op.result in self.needed or self.level == 0
-            return wanted or (op.name == "transpose" and _moves_last(op) and _large(op.result.type))
+            return wanted or (
+                op.name == "transpose" and op not in self.views.moves and _moves_last(op) and _large(op.result.type)
+            )
         return True
 
     def _is_filled(self, op: Op) -> bool:

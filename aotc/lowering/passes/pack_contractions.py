@@ -12,6 +12,7 @@ After::
 operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
 it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
 stored by columns is a set of dot products: it becomes multiply and reduce.
+Products of a GPU are prepared by :mod:`aotc.lowering.passes.tensor_products`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from aotc.lowering.analysis.cost_products import conv_strategy, matmul_strategy
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.tensor_products import prepare_matmul
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -46,15 +48,13 @@ def form_of(lhs: str, rhs: str, result: str) -> str:
 
 def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
-    home, kinds = homes_of(module, options)
-    if "cpu" not in kinds:
-        return module
+    home, _ = homes_of(module, options)
     return rewrite_module(module, lambda op, b: _rule(op, b, home(op), options.memory_limit))
 
 
 def _rule(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value] | None:
     if target.kind != "cpu":
-        return None
+        return prepare_matmul(op, b, target) if op.name == "matmul" else None
     match op.name:
         case "matmul":
             return _matmul(op, b, target, memory_limit)

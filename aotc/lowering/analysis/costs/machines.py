@@ -57,6 +57,10 @@ GPU_CHAINED = Estimate("cuda_chained_rate", 200, "operations in a microsecond of
 GPU_TILE_RATE = Estimate(
     "cuda_tile_rate", 36_000_000, "operations of tiles of f32 in a microsecond", "docs/status.md: 36.7 TFLOP/s"
 )
+TENSOR_WORK = Estimate(
+    "tensor_work", 9, "hundredths of an operation of tiles of f32 that one on tensor cores is",
+    "benchmarks/products.py: 400 to 680 TFLOP/s on an H200",
+)
 GPU_CACHE_BYTES = Estimate("cuda_cache_bytes", 5_500, "bytes of the cache in a nanosecond", "chosen: an H200")
 GPU_MEMORY_BYTES = Estimate("cuda_memory_bytes", 3_000, "bytes of memory in a nanosecond", "chosen: an H200")
 GPU_CACHE_SIZE = Estimate("cuda_cache_size", 32 << 20, "bytes of the cache", "an H200 has 50 MB, in two halves")
