@@ -8,6 +8,7 @@ from support.differential import LEVELS, integers, normal
 from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
 from aotc.ir.loop_ir import Store, walk
+from aotc.lowering.analysis.cost_row import Limit
 
 lax = jax.lax
 X, U, J = normal(60), normal(40, 5, 6), integers(40, low=-4, high=7)
@@ -101,3 +102,11 @@ def test_unknown_sizes(size):
     args = [normal(5, 3), integers(size, low=-1, high=6), normal(size, 3)]
     for got, want in zip(run_gpu_program(*program, args), jax.jit(function)(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_many_updates_to_few_elements_meet_in_shared_memory(name, monkeypatch):
+    monkeypatch.setattr("aotc.lowering.regions.ops.indexing_cuda.CROWDED_UPDATES", Limit("few", 99, "updates", "a test"))
+    x, i = normal(5000), integers(5000, low=-1, high=9)
+    variant = check_gpu(lambda x, i: SEGMENTS[name](x, i, 8), [x, i], factor=4)
+    assert any(isinstance(s, Store) and s.buffer.space == "shared" for k in variant.kernels for s in walk(k.body))

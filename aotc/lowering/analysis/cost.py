@@ -273,12 +273,9 @@ GPU_SORT_BYTES = BlockSize(
     "gpu_sort_bytes", 16 << 10, "bytes of the elements that a GPU's block sorts, of which it has a second copy",
     "chosen, not measured: two blocks of 1024 threads on a multiprocessor, within the 48 KiB of every GPU",
 )
-GPU_SORT_THREADS = BlockSize(
-    "gpu_sort_threads", 1024, "threads of a GPU's block that sorts", "chosen, not measured: the most there are",
-)
-MERGE_WAYS = BlockSize(
-    "merge_ways", 4, "runs that a GPU merges in one pass over an array",
-    "chosen, not measured: three searches for each element, half the passes",
+MERGED_EACH = BlockSize(
+    "merged_each", 8, "elements that a GPU's thread merges behind one search",
+    "chosen, not measured: one thread for each element took four times as long on an H200",
 )
 MERGE_WAYS_UNKNOWN = BlockSize(
     "merge_ways_unknown", 16, "runs that a GPU merges in one pass over an array of unknown length",
@@ -287,6 +284,37 @@ MERGE_WAYS_UNKNOWN = BlockSize(
 KEPT_OF_RUN = Limit(
     "kept_of_run", 25, "hundredths of the elements that a GPU's block sorts of which top_k keeps the largest",
     "chosen, not measured: each pass leaves a quarter at most; above it the whole row is sorted",
+)
+CROWDED_CELLS = Limit(
+    "crowded_cells", 4096, "elements that a GPU's block combines updates for in shared memory",
+    "chosen, not measured: 32 KiB of i64; a million sums for 1000 elements waited 80 us for each other on an H200",
+)
+CROWDED_UPDATES = Limit(
+    "crowded_updates", (1 << 16) - 1, "updates of a scatter that go to the GPU's memory at once, however few elements",
+    "chosen, not measured: as many blocks as fill the multiprocessors would each clear and write all elements",
+    unknown=True,
+)
+CROWDED_THREADS = BlockSize(
+    "crowded_threads", 512, "threads of a GPU's block that combines updates in shared memory",
+    "chosen, not measured: four blocks on a multiprocessor",
+)
+CROWDED_EACH = BlockSize(
+    "crowded_each", 8, "updates of each of these threads", "chosen, not measured: 256 blocks for a million updates",
+)
+THREAD_TRIANGLE = Limit(
+    "thread_triangle", 12, "rows of a triangular matrix that one GPU thread factors or solves",
+    "chosen, not measured: half a warp would have nothing to do, and many small ones fill the GPU",
+)
+TRIANGLE_THREADS = BlockSize(
+    "triangle_threads", 512, "threads of a GPU's block that factors a matrix or solves a triangular system",
+    "chosen, not measured: four warps for each of a multiprocessor's schedulers",
+)
+PANEL_ROWS = BlockSize(
+    "panel_rows", 8, "rows that a GPU's block finishes before it takes them off the others",
+    "chosen, not measured: an eighth of the reads and writes of the others",
+)
+SOLVED_COLUMNS = BlockSize(
+    "solved_columns", 32, "right-hand sides that a GPU's block solves for", "chosen, not measured: a warp's width",
 )
 FILLED_BYTES = Limit(
     "filled_bytes", 4096, "bytes of an array of equal constants that a bundle for GPUs holds",

@@ -6,9 +6,9 @@ Before::
 After::
 
     %runs = sort_runs %x {width = 4096, done = 1}
-    %more = sort_runs %runs {width = 16384, done = 4096}        // each four of them
+    %more = sort_runs %runs {width = 8192, done = 4096}         // each two of them
     ...
-    %y = sort_runs %most {width = 4194304, done = 1048576}
+    %y = sort_runs %most {width = 1048576, done = 524288}
 
 Where the length is not known there are as many steps as the longest array would take; those that find one run copy it.
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value
-from aotc.lowering.analysis.cost import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS, MERGE_WAYS_UNKNOWN, THREAD_SORT
+from aotc.lowering.analysis.cost import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, THREAD_SORT
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
 from aotc.options import Options
@@ -78,7 +78,7 @@ def _in_runs(arrays: Sequence[Value], region: Region, target: Target, b: Builder
     """Return ``arrays`` sorted along their last dim."""
     n = arrays[0].type.shape[-1]
     known = isinstance(n, int)
-    most, ways = (n, MERGE_WAYS.value) if known else (_MOST, MERGE_WAYS_UNKNOWN.value)
+    most, ways = (n, 2) if known else (_MOST, MERGE_WAYS_UNKNOWN.value)
     width = _run_width(sum(size_of(v.type.dtype) for v in arrays), target)
     found = _runs(arrays, region, b, width, 1)
     while width < most:

@@ -10,29 +10,33 @@ may be equal to it, in those on its right not, so that the order of equal ones s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from aotc.ir.dims import Dim, ceildiv, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost import GPU_SORT_THREADS
+from aotc.lowering.analysis.cost import MERGED_EACH
 from aotc.lowering.analysis.cost_work import MERGE_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import all_of, test_index
+from aotc.lowering.regions.ops.reduction_scan_cuda import BANKS, padded
 from aotc.lowering.regions.ops.sorting_radix import integer
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 
 _WARP = 32
 Read = Callable[[Dim], list[Scalar]]
+ReadOne = Callable[[int, Dim], Scalar]
 
 
 def lower_sort_runs(function: Function, target: Target) -> Kernel:
     """Sort runs in blocks, or merge sorted ones."""
     b = RegionBuilder(function, target)
     runs = _Runs(b)
-    return runs.merged() if runs.done > 1 else _BlockSort(b).kernel()
+    if runs.done == 1:
+        return _BlockSort(b).kernel()
+    return runs.merged_pairs() if runs.width == 2 * runs.done else runs.merged()
 
 
 class _Runs:
@@ -90,6 +94,70 @@ class _Runs:
         e.enter(block)
         return self.bind("sub", e.bind(Load(low, ())), begin)
 
+    def before(self, one: Mapping[int, Scalar], two: Mapping[int, Scalar]) -> Scalar:
+        """Bind whether the elements ``one`` go before the elements ``two``, by numbers of operands."""
+        nothing = Const(0, "i32")  # stands for what the comparator does not read
+        pairs = [x for n in range(len(self.op.results)) for x in (one.get(n, nothing), two.get(n, nothing))]
+        (less,) = self.e.region(self.op.regions[0], tuple(pairs))
+        return self.e.bind(less)
+
+    def merge(
+        self, read: ReadOne, write: Callable[[int, dict[int, Scalar]], None], ends: tuple[Scalar, Scalar, Scalar],
+        place: Scalar, count: int, extent: Dim,
+    ) -> None:  # fmt: skip
+        """Append the merge of ``count`` elements from ``place`` on of the runs from the first to the second end, and on.
+
+        How many of those before ``place`` are of the first run is searched; then the lesser of the heads is taken.
+        """
+        e, (begin, middle, end) = self.e, ends
+        left, right = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("left", "right"))
+        e.block += [Alloc(left), Alloc(right)]
+        self._search_split(read, (left, right), ends, place, extent)
+        last = IndexScalar(extent - 1)
+        for u in range(count):
+            i, j = e.bind(Load(left, ()), "n"), e.bind(Load(right, ()), "n")
+            at = [sym(self.bind("min", x, last).name, 0, extent) for x in (i, j)]
+            heads = [{n: e.bind(read(n, k)) for n in self.compared} for k in at]
+            spent, more = self.bind("ge", i, middle, "t"), self.bind("lt", j, end, "t")
+            less = self.before(heads[1], heads[0])
+            take = e.bind(Apply("and", (more, Apply("or", (spent, less), "i1")), "i1"))
+            chosen = e.bind(Apply("select", (take, IndexScalar(at[1]), IndexScalar(at[0])), "i64"), "n")
+            here = sym(chosen.name, 0, extent)
+            values: dict[int, Scalar] = {
+                n: Apply("select", (take, heads[1][n], heads[0][n]), heads[0][n].dtype)
+                if n in heads[0]
+                else e.bind(read(n, here))
+                for n in self.kept
+            }
+            write(u, values)
+            for at_, old, steps in ((left, i, (0, 1)), (right, j, (1, 0))):
+                step = Apply("select", (take, integer(steps[0]), integer(steps[1])), "i64")
+                e.block.append(Store(at_, (), Apply("add", (old, step), "i64")))
+
+    def _search_split(
+        self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar, extent: Dim
+    ) -> None:
+        """Store where both runs go on behind the first ``place`` elements of their merge."""
+        e, (begin, middle, end), (low, high) = self.e, ends, heads
+        block = e.block
+        lengths = self.bind("sub", middle, begin), self.bind("sub", end, middle)
+        least = self.bind("max", self.bind("sub", place, lengths[1]), 0)
+        block += [Store(low, (), least), Store(high, (), self.bind("min", place, lengths[0]))]
+        test = e.new_block()
+        more = self.bind("lt", e.bind(Load(low, ())), e.bind(Load(high, ())), "t")
+        body = e.new_block()
+        half = self.bind("shr_arith", self.bind("add", e.bind(Load(low, ())), e.bind(Load(high, ()))), 1)
+        one = sym(self.bind("add", begin, half).name, 0, extent)
+        other = self.bind("sub", self.bind("add", middle, self.bind("sub", place, half)), 1)
+        two = sym(other.name, 0, extent)
+        less = self.before(*({n: e.bind(read(n, at)) for n in self.compared} for at in (two, one)))
+        body.append(If(less, (Store(high, (), half),), (Store(low, (), Apply("add", (half, integer(1)), "i64")),)))
+        block.append(While(tuple(test), more, tuple(body)))
+        e.enter(block)
+        found = e.bind(Load(low, ()), "n")
+        block.append(Store(high, (), self.bind("add", middle, self.bind("sub", place, found))))
+        block.append(Store(low, (), self.bind("add", begin, found)))
+
     # --- runs in the memory of the GPU ---
 
     def merged(self) -> Kernel:
@@ -125,8 +193,37 @@ class _Runs:
         return self.b.grid(size, body, size * MERGE_WORK.value)
 
 
+    def merged_pairs(self) -> Kernel:
+        """Return the kernel that merges pairs of sorted runs, a few elements a thread."""
+        each = MERGED_EACH.value
+        pieces = ceildiv(self.n, each)
+        size = self.rows * pieces
+        e, w = self.e, self.done
+        *head, piece = delinearize(grid_item(size), (*self.lead, pieces))
+        body = e.new_block()
+        start = piece * each
+        group = start // self.width * self.width
+        middle = e.bind(IndexScalar(minimum(group + w, self.n)))
+        ends = e.bind(IndexScalar(group)), middle, e.bind(IndexScalar(minimum(group + 2 * w, self.n)))
+
+        def read(n: int, at: Dim) -> Scalar:
+            return e.at(self.op.operands[n], (*head, at))
+
+        def write(u: int, values: dict[int, Scalar]) -> None:
+            pairs = [(out, values[n]) for n, out in enumerate(self.outputs) if out is not None]
+            stores = [Store(out, (*head, start + u), x) for out, x in pairs]
+            tests = test_index(start + u, self.n, "lt")
+            e.block += [If(all_of(tests), tuple(stores))] if tests else stores
+
+        self.merge(read, write, ends, e.bind(IndexScalar(start - group)), each, self.n)
+        return self.b.grid(size, body, self.rows * self.n * MERGE_WORK.value)
+
+
 class _BlockSort(_Runs):
-    """Writes the kernel that sorts runs in shared memory."""
+    """Writes the kernel that sorts runs in shared memory.
+
+    A thread sorts a few neighbours in registers; pairs of runs are then merged from one half of a buffer to the other.
+    """
 
     def __init__(self, b: RegionBuilder) -> None:
         super().__init__(b)
@@ -134,11 +231,12 @@ class _BlockSort(_Runs):
         while isinstance(self.n, int) and wide >= 2 * self.n and wide > 1:
             wide //= 2
         self.wide = wide
-        self.threads = min(GPU_SORT_THREADS.value, max(wide // 2, _WARP))
-        self.each = -(-wide // self.threads)
-        self.most = min(1 << (self.keep - 1).bit_length(), wide)  # of a run that go on
+        self.threads = max(wide // MERGED_EACH.value, min(wide, _WARP))
+        self.each = wide // self.threads
+        self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # of a run that go on
         dtypes = [v.type.dtype for v in self.op.results]
-        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], (2, wide), "shared") for n in self.kept}
+        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], (2, wide + wide // BANKS), "shared") for n in self.kept}
+        self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}
         self.runs, self.valid = (Buffer(name, "i64", (), "private") for name in ("width", "valid"))
 
     def kernel(self) -> Kernel:
@@ -147,17 +245,18 @@ class _BlockSort(_Runs):
         *self.head, chunk = delinearize(grid_item(items), (*self.lead, per_row))
         self.begin = chunk * self.width
         self.count = minimum(self.n - self.begin, self.width)
-        levels = (self.wide - 1).bit_length()
-        body: list[Stmt] = [Alloc(x) for x in (*self.cells.values(), self.runs, self.valid)]
-        body += [Store(self.runs, (), integer(1)), Store(self.valid, (), IndexScalar(self.count))]
-        body += [self._elements(self._read_one, self.count), Barrier()]
+        levels = (self.wide // self.each - 1).bit_length()
+        body: list[Stmt] = [Alloc(x) for x in (*self.cells.values(), *self.own.values(), self.runs, self.valid)]
+        body += [Store(self.runs, (), integer(self.each)), Store(self.valid, (), IndexScalar(self.count))]
+        body += [self._elements(self._read_one, self.count), Barrier(), self._sort_own(), Barrier()]
         if levels:
-            body.append(For("l", 0, levels, tuple(self._level())))
-        body.append(self._elements(lambda at: self._write_one(at, chunk, levels % 2), minimum(self.count, self.keep)))
+            body.append(For("l", 0, levels, tuple(self._level(levels))))
+        kept = minimum(self.count, self.keep)
+        body.append(self._elements(lambda at: self._write_one(at, chunk, levels % 2), kept))
         return self.b.grid(items, body, self.rows * self.n * MERGE_WORK.value * max(levels, 1))
 
     def _elements(self, write: Callable[[Dim], None], end: Dim) -> For:
-        """Return the loop over a thread's elements, those below ``end``."""
+        """Return the loop over a thread's elements, those below ``end``: neighbouring threads have neighbours."""
         block: list[Stmt] = []
         for u in range(self.each):
             at = sym("t", 0, self.threads) + u * self.threads
@@ -174,52 +273,77 @@ class _BlockSort(_Runs):
         for n, cell in self.cells.items():
             operand = self.op.operands[n] if n < len(self.op.operands) else None
             value = IndexScalar(place, "i32") if operand is None else self.e.at(operand, (*self.head, place))
-            self.e.block.append(Store(cell, (0, at), value))
+            self.e.block.append(Store(cell, (0, padded(at)), value))
 
     def _write_one(self, at: Dim, chunk: Dim, side: int) -> None:
         index = (*self.head, chunk * self.keep + at)
         pairs = [(out, self.cells[n]) for n, out in enumerate(self.outputs) if out is not None]
-        self.e.block += [Store(out, index, Load(cell, (side, at))) for out, cell in pairs]
+        self.e.block += [Store(out, index, Load(cell, (side, padded(at)))) for out, cell in pairs]
 
-    def _level(self) -> list[Stmt]:
+    def _sort_own(self) -> For:
+        """Sort a thread's neighbours by exchanging each with the next one where they are in the wrong order."""
+        t, e = sym("t", 0, self.threads), self.e
+        places = [t * self.each + u for u in range(self.each)]
+        block: list[Stmt] = []
+        for pairs, source, target in ((self.each, self.cells, self.own), (self.each, self.own, self.cells)):
+            if target is self.cells:
+                for turn in range(pairs):
+                    for u in range(turn % 2, self.each - 1, 2):
+                        block += self._exchange(t, u, places[u + 1])
+            for u, place in enumerate(places):
+                tests = test_index(place, self.count, "lt")
+                if any(isinstance(test, Const) for test in tests):
+                    continue
+                here, there = ((0, padded(place)), (t, u)) if target is self.own else ((t, u), (0, padded(place)))
+                moves = tuple(Store(target[n], there, Load(source[n], here)) for n in self.kept)
+                block += [If(all_of(tests), moves)] if tests else moves
+        e.enter(block)
+        return For("t", 0, self.threads, tuple(block), "thread")
+
+    def _exchange(self, t: Dim, u: int, place: Dim) -> list[Stmt]:
+        """Exchange elements ``u`` and ``u + 1`` of a thread if the second goes before the first, and is there."""
+        tests = test_index(place, self.count, "lt")
+        if any(isinstance(test, Const) for test in tests):
+            return []
+        block = self.e.new_block()
+        one, two = ({n: self.e.bind(Load(x, (t, k))) for n, x in self.own.items()} for k in (u, u + 1))
+        less = self.before(two, one)
+        for n, x in self.own.items():
+            block.append(Store(x, (t, u), Apply("select", (less, two[n], one[n]), x.dtype)))
+            block.append(Store(x, (t, u + 1), Apply("select", (less, one[n], two[n]), x.dtype)))
+        return [If(all_of(tests), tuple(block))] if tests else block
+
+    def _level(self, levels: int) -> list[Stmt]:
         """Merge pairs of runs; what is left of each is at most what is kept."""
-        body = self.e.new_block()
-        w, m = self.e.bind(Load(self.runs, ()), "w"), self.e.bind(Load(self.valid, ()), "m")
-        cut = self.bind("eq", w, self.most, "t")
-        valid = sym(m.name, 0, self.wide + 1)
-        body.append(self._elements(lambda at: self._move_one(at, w, m, cut), valid))
-        self.e.enter(body)
-        pairs = self.bind("div", m, self.bind("mul", w, 2))
-        rest = self.bind("min", self.bind("sub", m, self.bind("mul", self.bind("mul", pairs, w), 2)), w)
-        left = self.bind("add", self.bind("mul", pairs, w), rest)
-        body.append(Store(self.valid, (), Apply("select", (cut, left, m), "i64")))
-        body.append(Store(self.runs, (), Apply("select", (cut, w, self.bind("mul", w, 2)), "i64")))
-        return [*body, Barrier()]
+        e, body = self.e, self.e.new_block()
+        w, m = e.bind(Load(self.runs, ()), "w"), e.bind(Load(self.valid, ()), "m")
+        cut, twice = self.bind("eq", w, self.most, "t"), self.bind("mul", w, 2)
+        pairs = self.bind("div", m, twice)
+        rest = self.bind("min", self.bind("sub", m, self.bind("mul", pairs, twice)), w)
+        left = e.bind(Apply("select", (cut, self.bind("add", self.bind("mul", pairs, w), rest), m), "i64"), "n")
+        wide = e.bind(Apply("select", (cut, w, twice), "i64"), "n")
+        side = sym("l", 0, levels) % 2
+        inner = e.new_block()
+        self._merge_own(side, w, m, wide, left)
+        first = Apply("lt", (IndexScalar(sym("t", 0, self.threads) * self.each), left), "i1")
+        body.append(For("t", 0, self.threads, (If(first, tuple(inner)),), "thread"))
+        return [*body, Store(self.valid, (), left), Store(self.runs, (), wide), Barrier()]
 
-    def _move_one(self, at: Dim, w: Var, m: Var, cut: Var) -> None:
-        e = self.e
-        side = sym("l", 0, (self.wide - 1).bit_length()) % 2
-        i = e.bind(IndexScalar(at))
-        values = {n: e.bind(Load(cell, (side, at))) for n, cell in self.cells.items()}
-        within = self.bind("and", i, self.bind("sub", w, 1))
-        own = self.bind("sub", i, within)
-        other = self.bind("xor", own, w)
-        first = self.bind("gt", other, own, "t")
+    def _merge_own(self, side: Dim, w: Var, m: Var, wide: Var, left: Var) -> None:
+        """Write what follows from a thread's place on in the pair of runs that it lies in."""
+        place = self.e.bind(IndexScalar(sym("t", 0, self.threads) * self.each))
+        within = self.bind("and", place, self.bind("sub", wide, 1))
+        pair = self.bind("mul", self.bind("div", self.bind("sub", place, within), wide), self.bind("mul", w, 2))
+        middle = self.bind("min", self.bind("add", pair, w), m)
+        end = self.bind("min", self.bind("add", middle, w), m)
 
-        def read(where: Dim) -> list[Scalar]:
-            return [Load(self.cells[n], (side, where)) for n in self.compared]
+        def read(n: int, at: Dim) -> Scalar:
+            return Load(self.cells[n], (side, padded(at)))
 
-        end = self.bind("min", self.bind("add", other, w), m)
-        count = self.count_before([values[n] for n in self.compared], read, first, other, end, self.wide)
-        rank = self.bind("add", within, count)
-        pair = self.bind("min", own, other)
-        start = e.bind(Apply("select", (cut, self.bind("shr_arith", pair, 1), pair), "i64"), "n")
-        reach = e.bind(Apply("select", (cut, w, self.bind("mul", w, 2)), "i64"), "n")
-        place = sym(self.bind("add", start, rank).name, 0, self.wide)
-        stores = tuple(Store(cell, (1 - side, place), values[n]) for n, cell in self.cells.items())
-        if self.most == self.wide:
-            e.block += stores
-        else:
-            e.block.append(If(Apply("lt", (rank, reach), "i1"), stores))
+        def write(u: int, values: dict[int, Scalar]) -> None:
+            at = padded(sym("t", 0, self.threads) * self.each + u)
+            there = Apply("lt", (self.bind("add", place, u), left), "i1")
+            stores = tuple(Store(cell, (1 - side, at), values[n]) for n, cell in self.cells.items())
+            self.e.block.append(If(there, stores))
 
-
+        self.merge(read, write, (pair, middle, end), within, self.each, self.wide)
