@@ -342,7 +342,7 @@ def _buffer(out: Any) -> Any:
     """Return the memory of a buffer for a result, as far as the order of submissions knows it."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
-    from aotc.vmfb.devices.foreign import is_on_gpu, taken  # for those who have such arrays
+    from aotc.vmfb.devices.interop.foreign import is_on_gpu, taken  # for those who have such arrays
 
     if is_on_gpu(out):
         return taken(out)

@@ -14,7 +14,7 @@ import numpy as np
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer, keeper
-from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, handed
+from aotc.vmfb.devices.interop.dlpack import CUDA, MANAGED, Handed, handed
 
 _LEGACY = 1  # the stream that everything else waits for, in both protocols
 
