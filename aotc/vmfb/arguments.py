@@ -78,6 +78,11 @@ class Argument:
             array = np.array(array, order="C", copy=True)
         return array
 
+    def is_held(self, value: DeviceArray, gpu: int) -> bool:
+        """Is an array, on a GPU, all that the signature wants as far as that says numbers?"""
+        same = value.ordinal == gpu and value.dtype is self.dtype and value.shape == self.dims
+        return same and not value.donated
+
     def as_ours(self, value: Any, where: str) -> Any:
         """Return an array of another library on a GPU as one of ours, of the same memory; anything else as it is.
 
@@ -88,7 +93,7 @@ class Argument:
         """
         if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
             return value
-        from aotc.vmfb.devices.foreign import taken  # for those who have such arrays
+        from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
 
         try:
             found = taken(value)
@@ -180,7 +185,10 @@ def prepared(
     The program may overwrite those that are donated.
     """
     places = gpus or [-1] * len(arguments)
-    arrays = [a.prepare(v, where, gpu) for a, v, gpu in zip(arguments, values, places, strict=True)]
+    arrays = [
+        v if gpu >= 0 and isinstance(v, DeviceArray) and a.is_held(v, gpu) else a.prepare(v, where, gpu)
+        for a, v, gpu in zip(arguments, values, places, strict=True)
+    ]
     _own_donated(arguments, arrays, donate)
     return arrays
 
@@ -217,7 +225,8 @@ def take_over(arguments: Sequence[Argument], values: Sequence[Any], arrays: list
 def sharing_memory(arrays: Sequence[Any]) -> set[int]:
     """Return the numbers of the contiguous arrays that overlap another one in memory."""
     starts = [address_of(x) if isinstance(x, np.ndarray) else x.address for x in arrays]
-    extents = sorted((start, start + x.nbytes, i) for i, (start, x) in enumerate(zip(starts, arrays)) if x.nbytes)
+    sizes = [x.nbytes for x in arrays]
+    extents = sorted([(start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes)) if size])
     found, reached = set(), 0
     for (start, end, i), after in zip(extents, [*extents[1:], None]):
         if start < reached or (after is not None and after[0] < end):
@@ -259,7 +268,7 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Se
     places = gpus or [-1] * count
     found = [x if x is None else _writable(x, gpu, n, where) for n, (x, gpu) in enumerate(zip(out, places))]
     given = [(i, x) for i, x in enumerate(found) if x is not None]
-    shared = sharing_memory([*arrays, *(x for _, x in given)])
+    shared = sharing_memory([*arrays, *(x for _, x in given)]) if given else set()
     for number, (i, _) in enumerate(given, len(arrays)):
         if number in shared:
             raise VmError(where, f"out[{i}] shares memory with an argument or another result")
@@ -289,7 +298,7 @@ def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
 
 def _taken_for_writing(out: Any) -> Any:
     """Return a buffer of another library as an array of the same memory, or None."""
-    from aotc.vmfb.devices.foreign import taken  # for those who have such arrays
+    from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
 
     if isinstance(out, np.ndarray | np.generic):
         return None

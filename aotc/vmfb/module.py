@@ -49,8 +49,8 @@ def load(
     source : str, path, bytes or buffer
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run. For a model that
-        names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these places in order; by default the next of each kind.
+        ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
+        model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.
     threads : int, optional
         Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool

@@ -16,7 +16,7 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
-from aotc.vmfb.devices.dlpack import _HELD, _Managed, _Versioned
+from aotc.vmfb.devices.interop.dlpack import _HELD, _Managed, _Versioned
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import IDLE_BUFFERS
 

@@ -12,7 +12,7 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
-from aotc.vmfb.devices.dlpack import capsule
+from aotc.vmfb.devices.interop.dlpack import capsule
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 

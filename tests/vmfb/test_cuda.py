@@ -250,6 +250,20 @@ def test_one_bundle_for_both_kinds(monkeypatch):
     close(aotc.load(data, devices="cuda:0").invoke("main", *jax.tree.leaves(args)), want, tolerance)
     with pytest.raises(BundleError, match="no GPU 3"):
         aotc.load(data, devices="cuda:3")
+    module = aotc.load(data)  # nobody says which: the GPU, as there is one
+    assert module.stats()["target"] == "cuda:sm_90"
+    close(module.invoke("main", *jax.tree.leaves(args)), want, tolerance)
+
+
+@sim
+def test_one_bundle_for_both_kinds_without_a_gpu_it_runs_on():
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cpu,cuda:sm_90")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
+        assert aotc.load(data).stats()["target"].startswith("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, data, capability=(7, 0))
+        np.testing.assert_allclose(aotc.load(data)(array(3)), np.sin(array(3)), rtol=1e-6)
 
 
 @sim

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aotc.vmfb.devices.array import DeviceArray
-from aotc.vmfb.devices.foreign import as_array
+from aotc.vmfb.devices.interop.foreign import as_array
 from aotc.vmfb.errors import VmError
 
 if TYPE_CHECKING:

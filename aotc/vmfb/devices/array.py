@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,12 @@ class DeviceArray:
     shape : tuple of int
     dtype : numpy.dtype
     nbytes : int
+    ordinal : int
+        The number of the GPU in whose memory it is, or -1.
     """
 
     __slots__ = ("__weakref__", "_array", "_dtype", "_shape", "device")
+    ordinal: int = -1
 
     def __init__(self, array: np.ndarray, device: str) -> None:
         self._array: np.ndarray | None = array
@@ -61,14 +65,9 @@ class DeviceArray:
         return self._dtype
 
     @property
-    def ordinal(self) -> int:
-        """Return the number of the GPU in whose memory it is, or -1."""
-        return -1
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of the elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self._shape) * self._dtype.itemsize
 
     @property
     def donated(self) -> bool:
@@ -128,7 +127,7 @@ class DeviceArray:
         found = self.numpy()
         if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
             return found.__dlpack__(**kwargs)
-        from aotc.vmfb.devices.dlpack import capsule  # NumPy hands over no type that is not its own
+        from aotc.vmfb.devices.interop.dlpack import capsule  # NumPy hands over no type that is not its own
 
         return capsule(self, **kwargs)
 

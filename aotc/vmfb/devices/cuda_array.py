@@ -9,8 +9,8 @@ import numpy as np
 
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray, converted
-from aotc.vmfb.devices.dlpack import CUDA, capsule
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.interop.dlpack import CUDA, capsule
 from aotc.vmfb.devices.staging import download, upload
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
@@ -140,10 +140,11 @@ class CudaArray(DeviceArray):
         The device's name in the model, or ``cuda:0``.
     """
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "ordinal")
 
     def __init__(self, buffer: CudaBuffer, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
         self._buffer: CudaBuffer | None = buffer
+        self.ordinal = buffer.owner.ordinal
         self._shape, self._dtype, self.device = shape, dtype, device
 
     @property
@@ -168,11 +169,6 @@ class CudaArray(DeviceArray):
     def address(self) -> int:
         """Return where its elements are."""
         return self.buffer.address
-
-    @property
-    def ordinal(self) -> int:
-        """Return the number of its GPU."""
-        return self.buffer.owner.ordinal
 
     @property
     def read_only(self) -> bool:

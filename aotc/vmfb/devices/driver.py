@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 from weakref import finalize
 
+from aotc.vmfb.devices.driver_functions import SIGNATURES
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
@@ -27,53 +28,6 @@ _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _OUT_OF_MEMORY = 2
-
-_HANDLE, _OUT = c_void_p, POINTER(c_void_p)
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
-    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
-    "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGet": (POINTER(c_int), c_int),
-    "cuDeviceGetName": (c_char_p, c_int, c_int),
-    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
-    "cuDevicePrimaryCtxRetain": (_OUT, c_int),
-    "cuCtxSetCurrent": (_HANDLE,),
-    "cuCtxPushCurrent_v2": (_HANDLE,),
-    "cuCtxPopCurrent_v2": (_OUT,),
-    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
-    "cuModuleLoadData": (_OUT, c_void_p),
-    "cuModuleUnload": (_HANDLE,),
-    "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
-    "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
-    "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
-    "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
-    "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
-    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, _HANDLE),
-    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, _HANDLE),
-    "cuStreamCreate": (_OUT, c_uint),
-    "cuStreamDestroy_v2": (_HANDLE,),
-    "cuStreamSynchronize": (_HANDLE,),
-    "cuStreamWaitEvent": (_HANDLE, _HANDLE, c_uint),
-    "cuEventCreate": (_OUT, c_uint),
-    "cuEventRecord": (_HANDLE, _HANDLE),
-    "cuEventSynchronize": (_HANDLE,),
-    "cuEventDestroy_v2": (_HANDLE,),
-    "cuMemcpyPeerAsync": (c_uint64, _HANDLE, c_uint64, _HANDLE, c_size_t, _HANDLE),
-    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
-    "cuCtxEnablePeerAccess": (_HANDLE, c_uint),
-    "cuStreamBeginCapture_v2": (_HANDLE, c_int),
-    "cuStreamEndCapture": (_HANDLE, _OUT),
-    "cuGraphInstantiateWithFlags": (_OUT, _HANDLE, c_uint64),
-    "cuGraphDestroy": (_HANDLE,),
-    "cuGraphExecDestroy": (_HANDLE,),
-    "cuGraphLaunch": (_HANDLE, _HANDLE),
-    "cuLaunchKernelEx": (c_void_p, _HANDLE, c_void_p, c_void_p),
-}
-
 
 class _Driver:
     """libcuda, loaded and started once."""
@@ -93,7 +47,7 @@ class _Driver:
     def _start(self) -> str:
         try:
             library = ctypes.CDLL("libcuda.so.1")
-            for name, arguments in _SIGNATURES.items():
+            for name, arguments in SIGNATURES.items():
                 getattr(library, name).argtypes = arguments
         except (OSError, AttributeError) as error:
             return f"no NVIDIA driver ({error})"

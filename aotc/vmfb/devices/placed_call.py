@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +23,14 @@ from aotc.vmfb.limits import LARGEST_SHOWN, RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
 from aotc.vmfb.process.interruption import end_if_stopped
 
-if TYPE_CHECKING:
-    from aotc.vmfb.devices.placed import PlacedExecutable
-
 Array = np.ndarray | CudaArray
 _BLOCK = 256  # bytes: each array begins where the driver's own memory might
 
 
 class PlacedCall:
-    """A plan on streams."""
+    """A plan on streams of a ``PlacedExecutable``."""
 
-    def __init__(self, executable: PlacedExecutable, streams: CallStreams, plan: Plan) -> None:
+    def __init__(self, executable: Any, streams: CallStreams, plan: Plan) -> None:
         self._executable, self._streams, self._plan = executable, streams, plan
         layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
         self._call = CallState(layout)
@@ -42,6 +39,7 @@ class PlacedCall:
         self._judged = plan.judged_after()
         self._read = partial(read_scalar, streams.spaces, self._call)
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
+        self._laid: tuple[tuple[bool, ...], int] = (), -1  # what is in the table of what is in working memory
         self._programs: dict[tuple[int, ...], list[PlacedProgram] | None] = {}  # None: the addresses came once
         for space, loaded in enumerate(streams.spaces):
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
@@ -87,10 +85,11 @@ class PlacedCall:
             if loaded is None:
                 slots[slot] = address_of(x if x.size else EMPTY)
             elif isinstance(x, CudaArray):
-                slots[slot] = x.address
-                if x.buffer.stream is not None:
-                    loaded.gpu.follow(x.buffer.stream)
-                addresses.append(x.address)
+                buffer = x.buffer
+                slots[slot] = buffer.address
+                if buffer.stream is not None:
+                    loaded.gpu.follow(buffer.stream)
+                addresses.append(buffer.address)
                 ours.append(False)
                 continue
             addresses.append(0)
@@ -104,6 +103,9 @@ class PlacedCall:
             self._executable.pool.reserve(self._streams, sizes)
         except OutOfGpuMemory as error:
             raise self._report(rows, error) from error
+        if self._laid == (kinds, self._streams.moves):
+            return tuple(addresses)
+        self._laid = kinds, self._streams.moves
         for slot, (space, offset) in places.items():
             workspace = self._streams.workspaces[space]
             assert workspace is not None
@@ -128,8 +130,8 @@ class PlacedCall:
         """Return the error for a call that a GPU has no memory for: what it wants, and what there is."""
         plan = self._plan
         sizes = [(size, "working memory") for size in (plan.arena, *plan.others)]
-        for slot, x in rows:
-            name = f"argument {slot}" if slot < plan.arguments else f"result {slot - plan.arguments}"
+        names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
+        for name, (slot, x) in zip(names, rows, strict=True):
             if self._gpus[slot] is not None:
                 sizes.append((x.nbytes, f"{name}, {x.dtype}{list(x.shape)}"))
         free, total = memory_info()

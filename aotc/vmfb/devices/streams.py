@@ -11,7 +11,7 @@ from _thread import get_ident
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import finalize, ref
 
 from aotc.vmfb.abi import Slots
@@ -23,10 +23,14 @@ from aotc.vmfb.limits import NOTICE_NANOSECONDS, RECORDED_PLANS, STREAMS, WORKSP
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.process.locks import new_lock, new_recursive_lock
 
-if TYPE_CHECKING:
-    from aotc.vmfb.devices.placed_call import PlacedCall
-
 Space = LoadedGpu | HostPart
+
+
+class Recorded(Protocol):
+    """What has graphs over working memory."""
+
+    def forget(self) -> None:
+        """Drop them."""
 
 
 class Workspace:
@@ -83,13 +87,16 @@ class CallStreams:
         What each memory's kernels are on, by this stream.
     workspaces : list of Workspace or None
         By memory.
+    moves : int
+        How often the working memory has moved.
     """
 
     def __init__(self, spaces: Sequence[Space], is_first: bool) -> None:
         self.spaces = [s if is_first or isinstance(s, HostPart) else s.on_another_stream() for s in spaces]
         self.gpus = [space.gpu for space in self.spaces if isinstance(space, LoadedGpu)]
         self.workspaces = [Workspace(s) if isinstance(s, LoadedGpu) else None for s in spaces]
-        self._recent: OrderedDict[ref[PlacedCall], None] = OrderedDict()  # plans that have graphs, by last use
+        self.moves = 0
+        self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans that have graphs, by last use
 
     def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
         """Return the GPU in whose memory a slot is, or None for the process's."""
@@ -102,7 +109,7 @@ class CallStreams:
             gpu.enter()
             gpu.wait()
 
-    def note(self, call: PlacedCall) -> None:
+    def note(self, call: Recorded) -> None:
         """Note that a plan is used; the graphs of the one that was not for the longest time go."""
         row = ref(call)
         self._recent[row] = None
@@ -111,7 +118,8 @@ class CallStreams:
             _forget(self._recent.popitem(last=False)[0])
 
     def forget(self) -> None:
-        """Drop all that was recorded over the working memory."""
+        """Drop all that was recorded over the working memory, which is elsewhere from now on."""
+        self.moves += 1
         while self._recent:
             _forget(self._recent.popitem()[0])
 
@@ -127,7 +135,7 @@ def _too_small(streams: CallStreams, sizes: Sequence[int]) -> list[tuple[Workspa
     return [(w, size) for w, size in zip(streams.workspaces, sizes, strict=True) if w and size > w.size]
 
 
-def _forget(row: ref[PlacedCall]) -> None:
+def _forget(row: ref[Recorded]) -> None:
     call = row()
     if call is not None:
         call.forget()

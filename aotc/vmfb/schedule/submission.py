@@ -320,7 +320,8 @@ def submit(
     else:
         touches = [Touch(v, False) for v in prepared]
     if out is not None:
-        touches += [Touch(x, True) for x in map(_buffer, out) if x is not None]
+        from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
+        touches += [Touch(x, True) for x in map(buffer_of, out) if x is not None]
     fences += turn.enter(made, touches)
     try:
         PROCESS.dispatchers.have_one()
@@ -336,17 +337,6 @@ def submit(
         take_over(call.arguments, prepared, prepared, donate)
     made.start_when(fences)
     return made
-
-
-def _buffer(out: Any) -> Any:
-    """Return the memory of a buffer for a result, as far as the order of submissions knows it."""
-    if out is None or isinstance(out, np.ndarray | DeviceArray):
-        return out
-    from aotc.vmfb.devices.foreign import is_on_gpu, taken  # for those who have such arrays
-
-    if is_on_gpu(out):
-        return taken(out)
-    return np.from_dlpack(out) if hasattr(out, "__dlpack__") else None
 
 
 def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer, keeper
-from aotc.vmfb.devices.dlpack import CUDA, MANAGED, Handed, handed
+from aotc.vmfb.devices.interop.dlpack import CUDA, MANAGED, Handed, handed
 
 _LEGACY = 1  # the stream that everything else waits for, in both protocols
 
@@ -81,12 +81,12 @@ def _capsule(value: Any, stream: int) -> Any:
         return value.__dlpack__(stream=stream)
 
 
-def is_on_gpu(value: Any) -> bool:
-    """Is this an array of another library in memory of a GPU?"""
-    if isinstance(value, np.ndarray | np.generic | DeviceArray):
-        return False
-    device = getattr(value, "__dlpack_device__", None)
-    return device()[0] in (CUDA, MANAGED) if device is not None else hasattr(value, "__cuda_array_interface__")
+def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
+    """Return the memory of a buffer for a result, as far as the order of submissions knows it."""
+    if out is None or isinstance(out, np.ndarray | DeviceArray):
+        return out
+    found = taken(out)
+    return np.from_dlpack(out) if found is None and hasattr(out, "__dlpack__") else found
 
 
 def as_array(value: Any) -> np.ndarray | DeviceArray:
