@@ -51,7 +51,8 @@ def test_the_largest(shape, k):
 @pytest.mark.parametrize("size", [1, 33, 150])
 def test_unknown_lengths(size):
     (n,) = jax.export.symbolic_shape("n")
-    exported = jax.export.export(jax.jit(lambda x: (jnp.sort(x), jnp.argsort(x))))(jax.ShapeDtypeStruct((n,), "float32"))
+    both = jax.jit(lambda x: (jnp.sort(x), jnp.argsort(x)))
+    exported = jax.export.export(both)(jax.ShapeDtypeStruct((n,), "float32"))
     x = integers(size, low=0, high=40).astype("float32")
     program = gpu_program(exported.serialize(), shared_memory_limit=1024)
     for got, want in zip(run_gpu_program(*program, [x]), (np.sort(x), np.argsort(x, kind="stable")), strict=True):
