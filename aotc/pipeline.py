@@ -59,8 +59,7 @@ from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_windows import split_windows
-from aotc.lowering.passes.spread_scatters import spread_scatters
-from aotc.lowering.passes.spread_sorts import spread_sorts
+from aotc.lowering.passes.spread_work import spread_work
 from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
@@ -109,8 +108,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
-    Pass(spread_scatters),
-    Pass(spread_sorts, required=True),
+    Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
     Pass(split_windows),
     Pass(split_reductions),
     Pass(canonicalize),
@@ -147,9 +145,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),
-    (fold_constants, spread_scatters, "the arrays of zeros that sums begin with would lie in the bundle"),
-    (spread_scatters, fuse, "the steps are to become kernels"),
-    (spread_sorts, fuse, "the steps are to become kernels"),
+    (spread_work, fuse, "the steps are to become kernels"),
     (hoist_checks, advance_checks, "a loop that fails is to be judged before what comes after it"),
     (advance_checks, fuse, "what is needed for a check would share kernels with what is not"),
     (cse, fuse, "equal ops in two regions are computed twice"),

@@ -1,8 +1,8 @@
 """Sorts, scans, scatters and factorisations on a GPU beside ``jax.jit``: python benchmarks/gpu_algorithms.py.
 
-``--compile DIR`` only compiles, which needs no GPU; ``--bundles DIR`` takes what that has written. Printed for each case:
-GPU time of a call in us, between two events around repeated replays of its graph; the time of each call of ``jax.jit`` on
-resident arrays, one behind the other; the ratio; whether results agree; with ``--kernels`` the time of each launch.
+``--compile DIR`` only compiles, which needs no GPU; ``--bundles DIR`` takes what that has written. Printed for each
+case: GPU time of a call in us, between two events around repeated replays of its graph; the time of each call of
+``jax.jit`` on resident arrays, one behind the other; the ratio; the error; with ``--kernels`` the time of each launch.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ OTHER = {
     ("aotc/kernels/cuda/shuffle.py", "_EVERYBODY, _BUTTERFLY"): "numbers of NVVM's instruction",
     ("aotc/kernels/emit/bf16_instructions.py", "_LOG2_E"): "a number of mathematics",
     ("aotc/lowering/regions/tiles_cuda.py", "_PAD"): "a word that keeps threads of a warp off each other's banks",
+    ("aotc/lowering/passes/gpu/exact_sums.py", "_COUNT"): "a format of two counts in an integer",
     ("aotc/frontend/importers/random.py", "GOLDEN"): "a number of the algorithm",
     ("aotc/frontend/quantized/products.py", "U8_SHIFT"): "the distance of u8 from i8",
     ("aotc/ir/program_verify.py", "_STRIDES"): "primes that tell symbols apart",

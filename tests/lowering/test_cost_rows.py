@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from support import cost_cases_gpu
 from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, V4
 from support.differential import close
 
@@ -10,7 +11,7 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_verify import verify_kernel
-from aotc.lowering.analysis import cost, cost_gpu, cost_products, cost_work
+from aotc.lowering.analysis import cost, cost_algorithms, cost_gpu, cost_products, cost_work
 from aotc.lowering.analysis.cost_row import BlockSize, Limit
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -18,6 +19,8 @@ from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu
+LIMITS = {**LIMITS, **cost_cases_gpu.LIMITS}
+BLOCKS = {**BLOCKS, **cost_cases_gpu.BLOCKS}
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def run(case):
 
 
 def test_each_row_has_a_unit_and_says_where_it_was_measured():
-    for module in (cost, cost_gpu, cost_products, cost_work):
+    for module in (cost, cost_algorithms, cost_gpu, cost_products, cost_work):
         for name, row in vars(module).items():
             if isinstance(row, Limit | BlockSize | cost_work.Estimate):
                 assert row.name == name.lower()

@@ -126,7 +126,7 @@ SORTING = table(
     ),
     OpSpec(
         "sort_runs", _infer_sort_runs, _sort_runs, ("width", "done", "keep", "numbered"), regions=1, tolerance=0,
-        constraints=all_alike, partial=True, made_by="spread_sorts",
+        constraints=all_alike, partial=True, made_by="spread_work",
     ),
     OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

@@ -55,3 +55,15 @@ NAMED_BUFFERS = 5
 why: so many are named where a limit on memory cannot be kept
 from: chosen, not measured
 """
+
+BANKS = 32
+"""unit: words of shared memory
+why: threads of a warp that touch different words at this distance wait for each other
+from: all of NVIDIA's GPUs
+"""
+
+LONGEST_ROW = 1 << 31
+"""unit: elements
+why: a row of unknown length is sorted in as many steps as one of this length takes
+from: positions in a row are i32
+"""

@@ -29,16 +29,18 @@ from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.cost import (
     FEW_SCANS,
     FEWEST_SCAN_PARTS,
-    GPU_SCAN_BLOCKS,
-    GPU_SCAN_COLUMN_PART,
-    GPU_SCAN_COLUMNS,
-    GPU_SCAN_PART,
     LONG_SCAN,
     SCAN_LANES,
     SCAN_PARTS,
     WINDOW_LENGTH,
     WINDOW_OVERLAP,
     WINDOW_TERMS,
+)
+from aotc.lowering.analysis.cost_algorithms import (
+    GPU_SCAN_BLOCKS,
+    GPU_SCAN_COLUMN_PART,
+    GPU_SCAN_COLUMNS,
+    GPU_SCAN_PART,
 )
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral

@@ -13,7 +13,7 @@ from aotc.lowering.passes.rewrite import Builder
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class UpdateRows:
     """Where the updates of a scatter go.
 
     Attributes
@@ -42,8 +42,8 @@ class Rows:
         window = tuple(range(1, arrays[0].type.rank))
         attrs: dict[str, Any] = {
             "inputs": len(arrays), "update_window_dims": window, "inserted_window_dims": (0,),
-            "input_batching_dims": (), "scatter_indices_batching_dims": (), "scatter_dims_to_operand_dims": (0,), "index_vector_dim": 1,
-            "unique_indices": apart, "indices_are_sorted": False,
+            "input_batching_dims": (), "scatter_indices_batching_dims": (), "scatter_dims_to_operand_dims": (0,),
+            "index_vector_dim": 1, "unique_indices": apart, "indices_are_sorted": False,
         }  # fmt: skip
         return b.append(b.op("scatter", (*arrays, index, *updates), attrs, hint="scatter", regions=(region,)))
 
@@ -88,7 +88,7 @@ def windows_last(op: Op, b: Builder) -> Op:
     return replace(op, operands=(*op.operands[: n + 1], *updates), attrs=attrs)
 
 
-def rows_of(op: Op, b: Builder) -> Rows:
+def rows_of(op: Op, b: Builder) -> UpdateRows:
     """Append what computes the row of each update."""
     x, indices, update = (op.operands[n] for n in (0, op.attrs["inputs"], op.attrs["inputs"] + 1))
     a, whole = op.attrs, _whole_dims(op)
@@ -115,7 +115,7 @@ def rows_of(op: Op, b: Builder) -> Rows:
     rows, updates, width = product(shape[: len(shape) - whole]), product(lead), product(shape[len(shape) - whole :])
     flat = b.reshape(m.select(inside, flat, m.filled(-1, wide)), (updates,))
     short = all(isinstance(n, int) and n < 2**31 - 1 for n in (rows, updates))
-    return Rows(rows, updates, width, b.convert(flat, "i32" if short else "i64"))
+    return UpdateRows(rows, updates, width, b.convert(flat, "i32" if short else "i64"))
 
 
 def _whole_dims(op: Op) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aotc.ir.dims import Dim
+from aotc.ir.opset import COMPARISONS
 from aotc.ir.tensor_ir import TensorType, Value
 from aotc.lowering.passes.rewrite import Builder
 
@@ -27,8 +28,8 @@ class Maths:
     def __call__(self, name: str, x: Value, *others: Value | float) -> Value:
         """Return op ``name`` of operands that have the type of the first."""
         operands = [o if isinstance(o, Value) else self.filled(o, x.type) for o in others]
-        compared = name in ("eq", "ne", "lt", "le", "gt", "ge")
-        return self.b.make(name, (x, *operands), {}, TensorType("i1" if compared else x.type.dtype, x.type.shape))
+        dtype = "i1" if name in COMPARISONS else x.type.dtype
+        return self.b.make(name, (x, *operands), {}, TensorType(dtype, x.type.shape))
 
     def select(self, test: Value, x: Value | float, y: Value) -> Value:
         """Return ``x`` where ``test`` holds, else ``y``."""

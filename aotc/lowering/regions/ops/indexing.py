@@ -11,7 +11,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.scatters import is_apart, is_atomic
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.indexing_cuda import lower_scatter_cuda
-from aotc.lowering.regions.ops.scatter_places import combine_into, place_of_update
+from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
 from aotc.lowering.regions.region import RegionBuilder, grid_item, nest
 from aotc.targets import Target
 
@@ -43,7 +43,7 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
 
     Parallel over blocks of the update window, never over updates: two updates
     may hit the same element. An update whose window leaves the array is dropped.
-    On a GPU updates run side by side where the order does not matter: see ``passes/spread_scatters.py``.
+    On a GPU updates run side by side where the order does not matter: see ``passes/gpu/scatters.py``.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("scatter")

@@ -1,7 +1,7 @@
 """Scatters on a GPU whose updates may be applied at the same time: a thread for each element of the updates.
 
-Where many updates go to few elements, threads would wait for each other at the GPU's memory: a block combines its updates
-in shared memory first, then each of its sums with the result.
+Where many updates go to few elements, threads would wait for each other at the GPU's memory: a block combines its
+updates in shared memory first, then each of its sums with the result.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from aotc.ir.dims import Dim, ceildiv, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
+from aotc.lowering.analysis.cost_algorithms import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
 from aotc.lowering.analysis.cost_work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.analysis.scatters import is_apart
 from aotc.lowering.regions.elemental import all_of, constant_scalar, test_index
-from aotc.lowering.regions.ops.scatter_places import combine_into, place_of_update
+from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 
 

@@ -1,8 +1,8 @@
 """cholesky and triangular_solve on a GPU: a block of threads for each matrix, or each run of right-hand sides.
 
 Both work on rows whose elements lie side by side: warps take rows, the threads of a warp neighbouring elements. A
-Cholesky factor is made as an upper triangle, some rows at a time: these are finished one after the other, each from those
-above it, then taken off all rows below at once::
+Cholesky factor is made as an upper triangle, some rows at a time: these are finished one after the other, each from
+those above it, then taken off all rows below at once::
 
     for j in range(0, n, 8):
         for q in range(8): row j + q -= rows above it; row j + q /= its pivot's root;  barrier
@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.dims import Dim, ceildiv, minimum, sym
-from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.lowering.analysis.cost import PANEL_ROWS, TRIANGLE_THREADS
+from aotc.lowering.analysis.cost_algorithms import PANEL_ROWS, TRIANGLE_THREADS
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import constant_scalar
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.vmfb.dtypes import kind_of, real_of
-
-WARP = 32
 
 
 def _conj(x: Scalar) -> Scalar:
@@ -40,12 +38,13 @@ class _Block:
         self.b, self.e, self.threads = b, b.elements(), threads
 
     def rows(self, begin: Dim, end: Dim, columns: tuple[Dim, Dim], write: Callable[[Dim, Dim], Sequence[Stmt]]) -> Stmt:
-        """Return what does ``write(row, column)``: a warp for each row, neighbouring columns by neighbouring threads."""
+        """Return what does ``write(row, column)``: a warp for each row, a thread for each column."""
         t = sym("t", 0, self.threads)
         i, k = self.b.fresh("i"), self.b.fresh("k")
         inner = write(sym(i, 0, end), sym(k, 0, columns[1]))
         across = For(k, columns[0] + t % WARP, columns[1], tuple(inner), step=WARP)
-        return For("t", 0, self.threads, (For(i, begin + t // WARP, end, (across,), step=self.threads // WARP),), "thread")
+        down = For(i, begin + t // WARP, end, (across,), step=self.threads // WARP)
+        return For("t", 0, self.threads, (down,), "thread")
 
     def line(self, begin: Dim, end: Dim, write: Callable[[Dim], Sequence[Stmt]], first: Sequence[Stmt] = ()) -> Stmt:
         """Return what does ``write(place)`` along a row, after what each thread does ``first``."""

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, ceildiv, minimum, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
-from aotc.lowering.analysis.cost import GPU_SCAN_BYTES, GPU_SCAN_THREADS
+from aotc.lowering.analysis.cost_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
+from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.scan_windows import Scan
 from aotc.lowering.regions.elemental import all_of, test_index
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.vmfb.dtypes import size_of
-
-BANKS = 32
 
 
 def padded(place: Dim) -> Dim:
@@ -72,7 +71,8 @@ class _RowScan:
         steps = [self._read(), Barrier(), self._scan_own(), Barrier(), *self._scan_of_ends()]
         steps += [self._combine_all(), Barrier()]
         steps += [self._write(), self._go_on(), Barrier()]
-        body = [*map(Alloc, every), For("z", 0, 1, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
+        body: list[Stmt] = [Alloc(x) for x in every]
+        body += [For("z", 0, 1, tuple(start), "thread"), For("c", 0, chunks, tuple(steps))]
         return self.b.grid(self.rows, body, self.b.cost())
 
     @property
@@ -176,7 +176,8 @@ class _RowScan:
         for u in range(self.each):
             place = self._t * self.each + u
             inner = self.e.new_block()
-            self._store(self.tile, (padded(place),), self._combine(self._load(before), self._load(self.own, self._t, u)))
+            values = self._combine(self._load(before), self._load(self.own, self._t, u))
+            self._store(self.tile, (padded(place),), values)
             block += self._guarded(self._inside(place), inner)
         return self._thread_loop(self._guarded(test_index(self._t, self.busy, "lt"), block))
 

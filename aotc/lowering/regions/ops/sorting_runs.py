@@ -15,17 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from aotc.ir.dims import Dim, ceildiv, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset import COMPARISONS
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost import MERGED_EACH
+from aotc.lowering.analysis.cost_algorithms import MERGED_EACH
 from aotc.lowering.analysis.cost_work import MERGE_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.regions.elemental import all_of, test_index
-from aotc.lowering.regions.ops.reduction_scan_cuda import BANKS, padded
+from aotc.lowering.regions.ops.reduction_scan_cuda import padded
 from aotc.lowering.regions.ops.sorting_radix import integer
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 
-_WARP = 32
 Read = Callable[[Dim], list[Scalar]]
 ReadOne = Callable[[int, Dim], Scalar]
 
@@ -59,8 +60,7 @@ class _Runs:
     def bind(self, fn: str, x: Scalar, y: Scalar | int, prefix: str = "n") -> Var:
         """Bind a function of two integers."""
         other = integer(y) if isinstance(y, int) else y
-        compares = fn in ("lt", "le", "gt", "ge", "eq", "ne")
-        return self.e.bind(Apply(fn, (x, other), "i1" if compares else "i64"), prefix)
+        return self.e.bind(Apply(fn, (x, other), "i1" if fn in COMPARISONS else "i64"), prefix)
 
     def count_before(
         self, own: Sequence[Scalar], read: Read, first: Scalar, begin: Scalar, end: Scalar, extent: Dim
@@ -105,11 +105,11 @@ class _Runs:
         self, read: ReadOne, write: Callable[[int, dict[int, Scalar]], None], ends: tuple[Scalar, Scalar, Scalar],
         place: Scalar, count: int, extent: Dim,
     ) -> None:  # fmt: skip
-        """Append the merge of ``count`` elements from ``place`` on of the runs from the first to the second end, and on.
+        """Append the merge of ``count`` elements from ``place`` on; the runs lie between two ``ends`` each.
 
         How many of those before ``place`` are of the first run is searched; then the lesser of the heads is taken.
         """
-        e, (begin, middle, end) = self.e, ends
+        e, (_, middle, end) = self.e, ends
         left, right = (Buffer(self.b.fresh(name), "i64", (), "private") for name in ("left", "right"))
         e.block += [Alloc(left), Alloc(right)]
         self._search_split(read, (left, right), ends, place, extent)
@@ -135,8 +135,9 @@ class _Runs:
                 e.block.append(Store(at_, (), Apply("add", (old, step), "i64")))
 
     def _search_split(
-        self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar, extent: Dim
-    ) -> None:
+        self, read: ReadOne, heads: tuple[Buffer, Buffer], ends: tuple[Scalar, Scalar, Scalar], place: Scalar,
+        extent: Dim,
+    ) -> None:  # fmt: skip
         """Store where both runs go on behind the first ``place`` elements of their merge."""
         e, (begin, middle, end), (low, high) = self.e, ends, heads
         block = e.block
@@ -231,7 +232,7 @@ class _BlockSort(_Runs):
         while isinstance(self.n, int) and wide >= 2 * self.n and wide > 1:
             wide //= 2
         self.wide = wide
-        self.threads = max(wide // MERGED_EACH.value, min(wide, _WARP))
+        self.threads = max(wide // MERGED_EACH.value, min(wide, BANKS))
         self.each = wide // self.threads
         self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # of a run that go on
         dtypes = [v.type.dtype for v in self.op.results]

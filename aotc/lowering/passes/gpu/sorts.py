@@ -12,8 +12,8 @@ After::
 
 Where the length is not known there are as many steps as the longest array would take; those that find one run copy it.
 
-The largest elements of each run are among those of the whole row, so ``top_k`` of a long row keeps ``k`` of each run, and
-sorts what is left again. Rows that one thread can sort stay as they are.
+The largest elements of each run are among those of the whole row, so ``top_k`` of a long row keeps ``k`` of each run,
+and sorts what is left again. Rows that one thread can sort stay as they are.
 """
 
 from __future__ import annotations
@@ -21,32 +21,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.dims import product
-from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value
-from aotc.lowering.analysis.cost import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, THREAD_SORT
-from aotc.lowering.analysis.homes import homes_of
-from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
-from aotc.options import Options
+from aotc.ir.tensor_ir import Op, Region, TensorType, Value
+from aotc.lowering.analysis.cost_algorithms import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, THREAD_SORT
+from aotc.lowering.analysis.limits import LONGEST_ROW
+from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
 
-_MOST = 1 << 31
-"""Elements of the longest row."""
 
-
-def spread_sorts(module: Module, options: Options) -> Module:
-    """Rewrite the sorts of GPUs; see the module docstring."""
-    home, kinds = homes_of(module, options)
-    if "cuda" not in kinds:
-        return module
-
-    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        target = home(op).limited(options.stack_limit, options.shared_memory_limit)
-        return _rule(op, target, b) if target.kind == "cuda" else None
-
-    return rewrite_module(module, rule)
-
-
-def _rule(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
+    """Return a ``sort`` or ``top_k`` of a GPU as sorts of runs, or None if it stays; see the module docstring."""
     if op.name == "sort" and op.results[0].type.rank:
         n = op.results[0].type.shape[op.attrs["dim"]]
         return None if THREAD_SORT.holds(n) or 0 in op.results[0].type.shape else _sorted(op, target, b)
@@ -77,8 +61,7 @@ def _run_width(bytes_: int, target: Target) -> int:
 def _in_runs(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim."""
     n = arrays[0].type.shape[-1]
-    known = isinstance(n, int)
-    most, ways = (n, 2) if known else (_MOST, MERGE_WAYS_UNKNOWN.value)
+    most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
     width = _run_width(sum(size_of(v.type.dtype) for v in arrays), target)
     found = _runs(arrays, region, b, width, 1)
     while width < most:
@@ -101,16 +84,15 @@ def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     n = x.type.shape[-1]
     region = _descending(x.type.dtype, b)
     width = _run_width(size_of(x.type.dtype) + size_of("i32"), target)
-    known = isinstance(n, int) and isinstance(k, int)
-    if not known or not (n <= width or KEPT_OF_RUN.holds(100 * k // width)):
-        places = b.make("iota", (), {"dim": x.type.rank - 1}, TensorType("i32", x.type.shape))
-        found = _in_runs((x, places), region, target, b)
-        return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in found]
-    found = _runs((x,), region, b, width, 1, k, numbered=True)
-    while n > width:
-        n = n // width * k + min(n % width, k)
-        found = _runs(found, region, b, width, 1, k)
-    return found
+    if isinstance(n, int) and isinstance(k, int) and (n <= width or KEPT_OF_RUN.holds(100 * k // width)):
+        found = _runs((x,), region, b, width, 1, k, numbered=True)
+        while n > width:
+            n = n // width * k + min(n % width, k)
+            found = _runs(found, region, b, width, 1, k)
+        return found
+    places = b.make("iota", (), {"dim": x.type.rank - 1}, TensorType("i32", x.type.shape))
+    found = _in_runs((x, places), region, target, b)
+    return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in found]
 
 
 def _descending(dtype: str, b: Builder) -> Region:

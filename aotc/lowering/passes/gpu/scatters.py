@@ -21,31 +21,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value
-from aotc.lowering.analysis.cost import DENSE_SCATTER, SERIAL_UPDATES
-from aotc.lowering.analysis.homes import homes_of
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.lowering.analysis.cost_algorithms import DENSE_SCATTER, SERIAL_UPDATES
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.analysis.scatters import is_apart, is_atomic, overwrites, updates_of
 from aotc.lowering.passes.gpu.exact_sums import ExactSum
-from aotc.lowering.passes.gpu.scatter_rows import Rows, rows_of, windows_last
+from aotc.lowering.passes.gpu.scatter_rows import UpdateRows, rows_of, windows_last
 from aotc.lowering.passes.gpu.tensor_maths import Maths
-from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
-from aotc.options import Options
+from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
-Combine = Callable[[str, Rows, Value, Value, Builder], Value]
+Combine = Callable[[str, UpdateRows, Value, Value, Builder], Value]
 
 
-def spread_scatters(module: Module, options: Options) -> Module:
-    """Rewrite the scatters of GPUs; see the module docstring."""
-    home, kinds = homes_of(module, options)
-    if "cuda" not in kinds:
-        return module
-    return rewrite_module(module, lambda op, b: _rule(op, b) if home(op).kind == "cuda" else None)
-
-
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
-    if op.name != "scatter" or is_apart(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
+def spread_scatter(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return a scatter of a GPU as scatters in any order, or None if it stays; see the module docstring."""
+    if is_apart(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
         return None
     if any(0 in v.type.shape for v in op.operands):
         return None
@@ -94,17 +85,13 @@ def _widened(op: Op, b: Builder, dtype: str, name: str) -> Sequence[Value]:
     return (b.convert(b.append(wide)[0], op.result.type.dtype),)
 
 
-def _summed(name: str, rows: Rows, x: Value, u: Value, b: Builder) -> Value:
+def _summed(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
     """Return ``x`` with the sums of updates added."""
     dtype = x.type.dtype
     m = Maths(b)
     if kind_of(dtype) == "c":
-        part = real_of(dtype)
-        halves = [
-            _summed(name, rows, b.make(half, (x,), {}, TensorType(part, x.type.shape)),
-                    b.make(half, (u,), {}, TensorType(part, u.type.shape)), b)
-            for half in ("real", "imag")
-        ]  # fmt: skip
+        (x_re, x_im), (u_re, u_im) = _halves(x, b), _halves(u, b)
+        halves = _summed(name, rows, x_re, u_re, b), _summed(name, rows, x_im, u_im, b)
         return b.make("complex", halves, {}, x.type)
     if DTYPES[dtype].bits < 32:
         return b.convert(_summed(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
@@ -125,21 +112,27 @@ def _summed(name: str, rows: Rows, x: Value, u: Value, b: Builder) -> Value:
     return rows.scatter((x,), rows.only_last(last, b), (total,), region, b, apart=True)[0]
 
 
-def _is_dense(rows: Rows) -> bool:
+def _halves(x: Value, b: Builder) -> tuple[Value, Value]:
+    """Return the real and the imaginary parts of complex numbers."""
+    half = TensorType(real_of(x.type.dtype), x.type.shape)
+    return b.make("real", (x,), {}, half), b.make("imag", (x,), {}, half)
+
+
+def _is_dense(rows: UpdateRows) -> bool:
     """Is the array not much larger than the updates?"""
     n, u = rows.rows, rows.updates
     return isinstance(n, int) and isinstance(u, int) and DENSE_SCATTER.holds(n // max(u, 1))
 
 
-def _slots(rows: Rows, last: Value, b: Builder) -> Rows:
+def _slots(rows: UpdateRows, last: Value, b: Builder) -> UpdateRows:
     """Return rows for sums, one for each update of which that of the last update to a row is taken."""
     m = Maths(b)
     number = m("add", last, -1)
     index = m.select(m("ge", rows.index, 0), number, m.filled(-1, number.type))
-    return Rows(rows.updates, rows.updates, rows.width, index)
+    return UpdateRows(rows.updates, rows.updates, rows.width, index)
 
 
-def _extreme(name: str, rows: Rows, x: Value, u: Value, b: Builder) -> Value:
+def _extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:
     """Return the largest or the smallest of ``x`` and the updates to it; NaN goes before any number."""
     dtype = x.type.dtype
     if DTYPES[dtype].bits < 32:
