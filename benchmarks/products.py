@@ -25,7 +25,7 @@ from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_products import read_product
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
-from aotc.kernels.workers.objects import compile_texts, kernel_requests
+from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
 from aotc.lowering.analysis.tensor_tiles import TILE_RATES, nanoseconds, takes_wgmma
 from aotc.options import Options
 from aotc.targets import TARGETS
@@ -216,8 +216,8 @@ def of_tiles(data):
     template = "wgmma" if takes_wgmma(product, target) else "mma"
     rows = [row for row in TILE_RATES if row.tiling.template == template]
     made = [replace(kernel, tiling=row.tiling) for row in rows]
-    texts = [print_kernel(k) for k in made]
-    compiled = map(unpacked, compile_texts(kernel_requests(texts, target), texts, target, Options()))
+    named = [Named(print_kernel(k), target) for k in made]
+    compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
     places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 4 + 1024)
               for b in (*kernel.inputs, *kernel.outputs)]  # fmt: skip
