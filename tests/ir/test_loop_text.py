@@ -309,3 +309,11 @@ def test_tiles_of_groups(form, dtype, out, group, turned):
     found = np.zeros(o.shape, to_numpy(out))
     run_kernel(kernel, [(left.T if turned else left).astype(to_numpy(dtype)), packed.astype(to_numpy(dtype)), found])
     np.testing.assert_array_equal(found, left @ right)
+
+
+def test_the_larger_of_two_numbers_is_no_store_that_combines():
+    """``max`` is a scalar op; what combines with the element says so before its name."""
+    text = 'def k(a: "f32[8]", /, o: "f32[8]", *, grid: "1"):\n    o[0] = max(f32(1.0), a[0])\n'
+    (store,) = parse_kernel(text).body
+    assert not store.reduce
+    assert store.value.fn == "max"
