@@ -98,7 +98,7 @@ def test_the_refusal_names_both_sizes(target):
     record = FusionRecord()
     fuse_recorded(before, options, record)
     (refused,) = [v for v in record.verdicts if not v.taken and "bytes of a row" in v.reason]
-    assert "1,048,576 bytes of a row > 32,768 bytes of shared memory" in refused.reason
+    assert "1,048,576 bytes of a row > 48,896 bytes of shared memory" in refused.reason
     assert [op.name for op in refused.ops] == ["div"]
 
 
