@@ -267,7 +267,9 @@ class LoadedModule:
         function = self._asked(name, donate, results)
         found = self._submitted.get((name, results))
         if found is None:
-            from aotc.vmfb.schedule.submission import SubmittedCall, submit  # for whoever submits
+            from aotc.vmfb.schedule.call import SubmittedCall  # for whoever submits
+            from aotc.vmfb.schedule.submission import submit
+
             found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
         return found[0](found[1], arrays, wait, deadline, bool(donate), out)
 

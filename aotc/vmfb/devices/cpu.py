@@ -109,11 +109,8 @@ class _Buffer:
     __slots__ = ("address", "parameters", "states", "stride", "words")
 
     def __init__(self, words: np.ndarray, states: int, parameters: int, stride: int) -> None:
-        self.words = words
-        self.address = words.ctypes.data
-        self.states = states
-        self.parameters = parameters
-        self.stride = stride
+        self.words, self.address = words, words.ctypes.data
+        self.states, self.parameters, self.stride = states, parameters, stride
 
 
 class CpuExecutable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from _thread import get_ident
 from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
-from aotc.vmfb.results import DEVICE, on_devices
+from aotc.vmfb.schedule.call import SubmittedCall
 from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult
@@ -27,48 +27,8 @@ from aotc.vmfb.schedule.lane import Lane, lane_of
 from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
 from aotc.vmfb.schedule.slots import lane_of_devices
 
-if TYPE_CHECKING:
-    from aotc.vmfb.vm import LoadedFunction
-
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
 _EXPECTED = (VmError, BundleError, MemoryError)
-
-
-class SubmittedCall:
-    """What submissions of a function run: made once for each function and kind of results.
-
-    Attributes
-    ----------
-    where : str
-        Module and function, for messages.
-    arguments : sequence of Argument
-    results : sequence of dict
-        Rows of the signature.
-    executable : Executable
-        What it runs on.
-    home : str
-        The device of results that are on none of the model's.
-    donates : bool
-        Does the function take the memory of arguments?
-    remote : bool
-        Does it run on GPUs?
-    """
-
-    __slots__ = ("_function", "_wanted", "arguments", "donates", "executable", "home", "remote", "results", "where")
-
-    def __init__(self, function: LoadedFunction, wanted: str, home: str) -> None:
-        self._function, self._wanted, self.home = function, wanted, home
-        self.where, self.arguments, self.results = function.where, function.arguments, function.signature.results
-        self.executable: Any = function.executable
-        self.donates = any(a.donated for a in self.arguments)
-        self.remote = bool(getattr(self.executable, "gpus", ()))
-
-    def run(self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> list[Any]:
-        """Make the call."""
-        if out is None and not donate and not self._wanted:
-            return self._function.call(values)
-        made = self._function.run(values, out, donate, self._wanted)
-        return on_devices(made, self.results, out, self.home) if self._wanted == DEVICE else made
 
 
 class Submission(Fence):
