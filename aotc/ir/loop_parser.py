@@ -36,6 +36,8 @@ from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
+_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
+_REDUCTIONS = frozenset(f"reduce_{name}" for name in ACCUMULATED)
 _SPACES = ("private", "scratch", "shared")
 
 
@@ -214,13 +216,9 @@ class _Parser:
 
     def store(self, place: ast.Subscript, value: ast.expr) -> Store:
         match value:
-            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.startswith("atomic_") and (
-                name.removeprefix("atomic_") in ATOMIC
-            ):
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _ATOMICS:
                 return Store(*self.place(place), self.scalar(operand), name.removeprefix("atomic_"), atomic=True)
-            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.startswith("reduce_") and (
-                name.removeprefix("reduce_") in ACCUMULATED
-            ):
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _REDUCTIONS:
                 return Store(*self.place(place), self.scalar(operand), name.removeprefix("reduce_"))
         return Store(*self.place(place), self.scalar(value))
 

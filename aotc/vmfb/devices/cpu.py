@@ -54,7 +54,7 @@ from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, loa
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
-from aotc.vmfb.machine import cpu_features, thread_count, threads_within
+from aotc.vmfb.machine import cpu_features, lacking, thread_count, threads_within
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
 from aotc.vmfb.process import logical_devices
 from aotc.vmfb.process.interruption import notice
@@ -66,14 +66,7 @@ if TYPE_CHECKING:
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return which CPU features this machine lacks, or an empty string."""
-    have = cpu_features()
-    missing = sorted(set(variant["features"]) - have)
-    if not missing:
-        return ""
-    rows = variant.get("targets", {}).items()
-    of_devices = [f"device {name!r} is {t['target']}" for name, t in rows if not have.issuperset(t["features"])]
-    asking = f"{' and '.join(of_devices)}, and " if of_devices else ""
-    return f"{asking}this CPU lacks {', '.join(missing)}"
+    return lacking(variant, cpu_features())
 
 
 def rank(variant: dict[str, Any]) -> int:
