@@ -7,13 +7,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from kernels.test_executor import MOST, STRIDE, Command, Executor, Trace, aligned, graph, pointer, random_graph
 
-from aotc.kernels.cpu.executor_words import ALIVE, FIRST_RUN, HELD, PRESENT, RUN_WORDS
-from aotc.kernels.limits import RUNS
+from aotc.kernels.cpu import executor_shares, executor_workers
+from aotc.kernels.cpu.executor_words import (
+    ALIVE,
+    FIRST_RUN,
+    HELD,
+    OPEN,
+    PRESENT,
+    RUN_WORDS,
+    TAKEN,
+    THREADS,
+    WANTED,
+    WANTED_BEFORE,
+)
+from aotc.kernels.limits import KEEP_SECONDS, RUNS
 from aotc.vmfb import abi
 
 pytestmark = pytest.mark.cpu
@@ -102,6 +115,52 @@ def test_callers_count_as_threads(executor: Executor) -> None:
     assert executor.pool[ALIVE] == 4
     for call in calls:
         call.stop()
+
+
+def test_a_worker_that_a_call_under_way_may_want_again_is_kept(executor: Executor) -> None:
+    """It has nothing to do while a second call shares the cores, for longer than idle workers are kept."""
+    executor.pool[abi.POOL_CORES] = MOST
+    first = Endless(executor)
+    shares(executor, 4, 0)
+    second = Endless(executor)
+    soon(lambda: sum(workers(executor)) == 3, lambda: workers(executor))
+    executor.pool[WANTED] = executor.pool[WANTED_BEFORE] = 0
+    time.sleep(KEEP_SECONDS + 1)
+    second.stop()
+    shares(executor, 4, 0)
+    first.stop()
+
+
+@pytest.mark.parametrize(("others", "stays"), [(2, True), (3, True), (4, False)])
+def test_who_finds_more_at_work_than_cores_leaves_again(others: int, stays: bool, monkeypatch: Any) -> None:
+    """Two workers that see the last free seat at once both take one: they look again when they have it."""
+    pool = np.zeros(FIRST_RUN + RUNS * RUN_WORDS, np.int64)
+    runs = [pool[FIRST_RUN + n * RUN_WORDS :] for n in range(2)]
+    pool[HELD], pool[abi.POOL_CORES] = 2, 6  # for two callers and four workers
+    for run in runs:
+        run[TAKEN], run[OPEN], run[THREADS] = 1, 1, 6
+    runs[0][PRESENT] = others
+    done = []
+
+    def fetch_add(words: Any, more: int) -> int:
+        words[0] += more
+        return int(words[0] - more)
+
+    for module in (executor_shares, executor_workers):
+        for name, function in (("at", lambda a, n: a[n:]), ("acquire", lambda a: int(a[0])), ("fetch_add", fetch_add)):
+            monkeypatch.setattr(module, name, function)
+    for name in ("run_at", "count_workers", "missing_workers"):
+        monkeypatch.setattr(executor_shares, name, getattr(executor_shares, name).py_func)
+    give_seat = executor_shares.give_seat.py_func
+    for name, function in {
+        "take_seat": lambda run, hint: fetch_add(run[PRESENT:], 1) + 1,
+        "give_seat": give_seat, "participate": lambda *_: done.append(1),
+        "missing_workers": executor_shares.missing_workers, "is_crowded": executor_workers.is_crowded.py_func,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(executor_workers, name, function)
+    assert executor_workers.join.py_func(pool, runs[1], 0, np.zeros(64, np.int64))
+    assert bool(done) == stays
+    assert runs[1][PRESENT] == 0
 
 
 def test_calls_with_few_threads_are_served_side_by_side(executor: Executor) -> None:

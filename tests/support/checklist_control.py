@@ -1,6 +1,7 @@
 """Rows of the table: sizes that are operands, control, and ops of several processes."""
 
 import numpy as np
+from jaxlib.mlir.dialects import _stablehlo_ops_gen
 
 from support.checklist import CASES, GROUPS, RNG, F, I, N, P, add, region
 
@@ -141,6 +142,8 @@ def processes():
         "0]]> : tensor<1x2xi64>}",
         "cross-replica-sum": f'"stablehlo.cross-replica-sum"(%a) {{{GROUPS}}}',
     }
+    if hasattr(_stablehlo_ops_gen, "CollectiveReduceOp"):  # since jaxlib 0.11
+        lines["collective_reduce"] = f'"stablehlo.collective_reduce"(%a) {region("add")} {{{GROUPS}}}'
     for name, line in lines.items():
         add(f"stablehlo.{name}", f"%y = {line}{same}", (F,), ["3x4xf32"])
     for name in ("partition_id", "replica_id"):

@@ -169,7 +169,8 @@ PASSES = {
     ),
     "folded_growth": (
         case(folded(lambda: jnp.sin(numbers(30_000))), (4,)),
-        case(folded(lambda: lax.convert_element_type(numbers(30_000, dtype="int8"), jnp.float32)), (4,)),
+        # JAX itself converts constants since 0.11, but not what is computed of them
+        case(folded(lambda: lax.convert_element_type(lax.neg(numbers(30_000, dtype="int8")), jnp.float32)), (4,)),
     ),
     "folded_broadcast": (
         case(lambda x: x + jnp.broadcast_to(numbers(4), (2, 4)), (2, 4)),

@@ -112,6 +112,21 @@ def count_workers(pool):
 
 
 @njit
+def most_wanted(pool):
+    """Return how many workers the call under way that could use the most of them would have if it were alone."""
+    held = acquire(at(pool, HELD))
+    seen, most = 0, 0
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            seen += 1
+            most = max(most, acquire(at(run, THREADS)) - 1)
+    return most
+
+
+@njit
 def missing_workers(pool):
     """Return how many more workers calls under way could use; less than 0 if there are too many."""
     wanted, present = count_workers(pool)

@@ -366,7 +366,7 @@ class _Bufferizer:
 
     def _loop_kernel(self, op: Op) -> Launch:
         name = loop_name(op, self.kernels, self.used)
-        kernel, reads = loop_kernel(op, name, self.functions, self.kernels)
+        kernel, reads = loop_kernel(op, name, self.functions, self.kernels, self.constant_ops)
         inner = [one for r in op.regions for one in walk(r)]
         self.constant_ops.update((one.result, one) for one in inner if one.name == "constant")
         self.used[name] = kernel

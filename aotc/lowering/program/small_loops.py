@@ -33,6 +33,7 @@ from aotc.lowering.analysis.cost_row import Limit
 from aotc.lowering.analysis.cost_work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.inline_kernels import inline_kernel
 from aotc.vmfb.dtypes import size_of
 
@@ -215,9 +216,13 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
 
 
 def loop_kernel(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
-) -> tuple[Kernel, tuple[Value, ...]]:
-    """Return one kernel for a whole ``while`` and the outer values that it reads, in order."""
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op],
+) -> tuple[Kernel, tuple[Value, ...]]:  # fmt: skip
+    """Return one kernel for a whole ``while`` and the outer values that it reads, in order.
+
+    ``constants``, outside of it, may say how often it turns, which is guessed otherwise.
+    """
     outer = list(dict.fromkeys([*op.operands, *(v for r in op.regions for v in captured(r))]))
     made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
     reads = [*outer, *made_inside]
@@ -234,5 +239,7 @@ def loop_kernel(
         if carry is not out:
             copy(block, carry, out, f"_out{n}")
     inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
-    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * LOOP_TRIPS.value
+    turns = trip_count(op, constants, functions)
+    turns = LOOP_TRIPS.value if turns is None else turns
+    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * turns
     return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)
