@@ -58,6 +58,7 @@ from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
+from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.lowering.passes.spread_scatters import spread_scatters
 from aotc.lowering.passes.spread_sorts import spread_sorts
@@ -112,6 +113,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(spread_scatters),
     Pass(spread_sorts, required=True),
     Pass(split_windows),
+    Pass(split_rows),
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
@@ -146,6 +148,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
+    (split_rows, split_reductions, "each of two reductions of a row would be cut by itself, and not be known any more"),
+    (split_rows, fuse, "the parts are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),
     (fold_constants, spread_scatters, "the arrays of zeros that sums begin with would lie in the bundle"),
     (spread_scatters, fuse, "the steps are to become kernels"),

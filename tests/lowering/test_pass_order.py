@@ -74,6 +74,10 @@ LOOP_OVER_DEVICES = """func.func public @main(%x: tensor<8xf32> {aotc.affinity =
 }"""
 
 
+def sum_of_exp(x):
+    return jnp.exp(x - x.max()).sum()
+
+
 def convolution(x):
     return lax.conv_general_dilated(x, f32(3, 3, 16, 32), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -186,6 +190,8 @@ REASONS = {
     ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
+    ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
+    ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),
     ("cse", "fuse"): (twice, (f32(64),), {}, kernels(2)),
     ("licm", "isolate_devices"): (LOOP_OVER_DEVICES, (), {}, no_transfer_in_a_loop),

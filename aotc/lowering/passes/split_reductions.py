@@ -85,9 +85,9 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None) -> Sequence[Va
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
     first = dims[0]
     extent = static(x.type.shape[first])
-    trailing = first == 0 or len(dims) > 1 or dims[-1] != x.type.rank - 1
+    rows = first > 0 and dims == [d for d in range(first, x.type.rank) if x.type.shape[d] != 1]
     parts = max((p for p in range(1, most + 1) if extent % p == 0), default=1)
-    if not trailing and few_rows and not few_rows.holds(product(op.result.type.shape)):
+    if rows and few_rows and not few_rows.holds(product(op.result.type.shape)):
         return None
     if len(dims) > 1 and REDUCTION_EXTENT.holds(extent):
         return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), first, b)
