@@ -214,7 +214,9 @@ class _Parser:
 
     def store(self, place: ast.Subscript, value: ast.expr) -> Store:
         match value:
-            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.removeprefix("atomic_") in ATOMIC:
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.startswith("atomic_") and (
+                name.removeprefix("atomic_") in ATOMIC
+            ):
                 return Store(*self.place(place), self.scalar(operand), name.removeprefix("atomic_"), atomic=True)
             case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.startswith("reduce_") and (
                 name.removeprefix("reduce_") in ACCUMULATED

@@ -45,7 +45,8 @@ class CudaKernel:
         What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says, and how many ``blocks`` a
         multiprocessor holds.
     launch : mapping
-        How it is launched, if it asks for more shared memory, or is made by a template: see :mod:`aotc.vmfb.devices.launch`.
+        How it is launched, if it asks for more shared memory or is made by a template: see
+        :mod:`aotc.vmfb.devices.launch`.
     """
 
     name: str

@@ -28,6 +28,7 @@ from aotc.lowering.analysis.cost import (
     REDUCED_ELEMENTS,
     ROW_PART,
 )
+from aotc.lowering.analysis.cost_gpu import LONG_ROW_THREADS, ROW_REGISTERS
 from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.costs.machines import machine_of
 from aotc.lowering.analysis.resources import row_room
@@ -118,7 +119,7 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
     where, room = row_room(target)
     fits = bytes_ <= room
     idle = (FEW_ROWS if target.kind == "cpu" else GPU_IDLE_ROWS).holds(rows)
-    if fits and (REDUCED_ELEMENTS.holds(size) or not idle):
+    if fits and (not idle or size <= _shortest(target)):
         return None
     reasons = [] if fits else [f"{bytes_:,} bytes of a row > {room:,} bytes of {where}"]
     reasons += [f"{rows} rows of {size:,} elements leave workers idle"] if idle else []
@@ -138,6 +139,12 @@ def _form(row: LongRow, target: Target) -> RowForm | None:
     if again > kept:
         return RowForm(row, 0, f"{needed}, but {told}")
     return RowForm(row, part, f"{needed}: read in parts of {part:,}; {told}")
+
+
+def _shortest(target: Target) -> int:
+    """Return the elements of the longest row that is never read in parts, however few rows there are."""
+    held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # by a GPU's block
+    return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
 
 
 def _exp_again(row: LongRow, target: Target) -> float:

@@ -37,7 +37,7 @@ class Share:
 def share_of(ops: Iterable[Op], anchors: Anchors | None, kind: str, target: Target) -> Share:
     """Return what a region of ``ops`` takes, of a kind and with a space as fusion says."""
     real = [op for op in ops if op.name not in FREE and op.name not in CONTROL_FLOW]
-    return Share(sum(op_nanoseconds(op, target.kind) for op in real), min(_items(anchors, kind), ORDER_WORKERS.value))
+    return Share(sum(op_nanoseconds(op, target) for op in real), min(_items(anchors, kind), ORDER_WORKERS.value))
 
 
 def _items(anchors: Anchors | None, kind: str) -> int:

@@ -23,6 +23,7 @@ from aotc.lowering.analysis.cost import (
     ENOUGH_RESULTS,
     FEW_PARTS,
     FEW_ROWS,
+    GPU_IDLE_ROWS,
     REDUCED_ELEMENTS,
     REDUCED_TERMS,
     REDUCTION_EXTENT,
@@ -60,8 +61,8 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
     if not dims or REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
         return None
     columns = max(static(product(shape[max(dims) + 1 :])), 1)
-    if columns == 1 and size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value:
-        return None  # a block holds a row, and what reads it again is fused
+    if columns == 1 and (size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value or not GPU_IDLE_ROWS.holds(left)):
+        return None  # a block holds a row, and what reads it again is fused; or each multiprocessor has a row
     blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
     parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_PART_TERMS.value)
     return None if FEW_PARTS.holds(parts) else _split(op, b, parts, None)
