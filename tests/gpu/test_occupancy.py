@@ -39,24 +39,23 @@ def entries(function, *shapes, **flags):
 @pytest.mark.cpu
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
 def test_rows_that_ask_for_shared_memory(target):
-    """A row of 80 KB is kept in dynamic shared memory; with 48 KiB, and with 4096 bytes, it is read in parts."""
+    """A row of 160 KB is kept in dynamic shared memory; with 48 KiB, and with 4096 bytes, it is read in parts."""
     most = TARGETS[target].shared_memory
-    (asks,) = entries(jax.nn.softmax, (256, 20_480), target=target)
-    assert 20_480 * 4 < asks["launch"]["shared"] == asks["resources"]["shared"] <= most
+    (asks,) = entries(jax.nn.softmax, (256, 40_960), target=target)
+    assert 40_960 * 4 < asks["launch"]["shared"] == asks["resources"]["shared"] <= most
     assert asks["launch"]["blocks"] == [256, 1, 1]
     assert fits(asks)
-    assert 1 <= asks["resources"]["blocks"] <= 2
+    assert asks["resources"]["blocks"] == 1
     for limit in (48 << 10, 4096):
-        kernels = entries(jax.nn.softmax, (256, 20_480), target=target, shared_memory_limit=limit)
+        kernels = entries(jax.nn.softmax, (256, 40_960), target=target, shared_memory_limit=limit)
         assert len(kernels) == 3
         assert all("launch" not in k and k["resources"]["shared"] <= limit for k in kernels)
 
 
 @pytest.mark.cpu
-def test_blocks_have_more_threads_where_few_fit():
-    (few,) = explain_fusion(jax.jit(jax.nn.softmax), normal(256, 40_000), target="cuda:sm_90").regions
-    (many,) = explain_fusion(jax.jit(jax.nn.softmax), normal(256, 9_000), target="cuda:sm_90").regions
-    assert (few.threads, few.occupancy, many.threads, many.occupancy) == (1024, 50, 512, 100)
+def test_a_row_is_kept_by_enough_threads():
+    (region,) = explain_fusion(jax.jit(jax.nn.softmax), normal(256, 40_000), target="cuda:sm_90").regions
+    assert (region.threads, region.occupancy) == (1024, 50)
 
 
 REGIONS = {
@@ -82,7 +81,7 @@ def test_the_estimate_of_registers_is_near_the_linkers_count(name):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("limit", [0, 48 << 10, 4096])
-@pytest.mark.parametrize("length", [20_480, 50_000, 1 << 17])
+@pytest.mark.parametrize("length", [40_960, 50_000, 1 << 17])
 def test_long_rows_on_a_gpu(length, limit):
     x = 3 * normal(140, length) + 1
     data = aotc.compile(jax.jit(jax.nn.softmax), x, target="cuda:sm_80,cuda:sm_90", shared_memory_limit=limit)

@@ -99,7 +99,7 @@ def test_the_refusal_names_both_sizes(target):
     fuse_recorded(before, options, record)
     (refused,) = [v for v in record.verdicts if not v.taken and "bytes of a row" in v.reason]
     limit = resolve(target)[0].shared_memory
-    assert f"1,048,576 bytes of a row > {limit - 4096:,} bytes of shared memory" in refused.reason
+    assert f"1,048,576 bytes of a row > {limit - 256:,} bytes of shared memory" in refused.reason
     assert [op.name for op in refused.ops] == ["div"]
 
 

@@ -110,9 +110,11 @@ def form(function, shape, dtype="float32", **flags):
 @pytest.mark.ir
 def test_which_rows_are_read_in_parts():
     ((part, reason),) = form(jax.nn.softmax, (256, LONG))
-    assert (part, reason[:66]) == (4096, "524,288 bytes of a row > 224,256 bytes of shared memory: read in p")
-    assert form(jax.nn.softmax, (256, 16384)) == []  # shared memory holds it
-    assert form(jax.nn.softmax, (256, 16384), shared_memory_limit=4096)[0][0] == 4096
+    assert (part, reason[:66]) == (4096, "524,288 bytes of a row > 231,936 bytes of shared memory: read in p")
+    assert form(jax.nn.softmax, (256, 40_960)) == []  # shared memory holds it
+    assert form(jax.nn.softmax, (256, 32_768), shared_memory_limit=4096) == []  # registers hold it
+    ((part, reason),) = form(jax.nn.softmax, (256, 40_960), shared_memory_limit=4096)
+    assert (part, reason[:56]) == (4096, "163,840 bytes of a row > 131,072 bytes of registers: rea")
     ((part, reason),) = form(FUNCTIONS["variance"], (256, LONG))
     assert (part, reason.endswith("its blocks' rows are read again from a cache")) == (0, True)
     ((part, reason),) = form(jax.nn.softmax, (256, 131_071))
