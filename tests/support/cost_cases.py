@@ -118,7 +118,6 @@ LARGEST = lambda x: jnp.argmax(x, -1)
 PRODUCT = jnp.matmul
 EXACT = lambda x, y: jnp.matmul(x, y, precision="highest")  # no tensor cores: f32 as it is
 SOFTMAX = jax.nn.softmax
-SHARES = lambda x: jnp.tanh(x) / jnp.tanh(x).sum(-1, keepdims=True)
 SPREAD = lambda x: (jax.nn.logsumexp(x, -1), x.var(-1))
 SORT = lambda x: jnp.sort(x, 0)
 CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
@@ -227,7 +226,6 @@ LOOPS = {
     ),
     "turned_extent": pair(lambda x: x.T + 1, (8, 4000), (64, 64), target=GPU),
     "gpu_idle_rows": pair(SOFTMAX, (100, 70_000), (140, 70_000), target=GPU),
-    "shared_occupancy": pair(SHARES, (140, 57_900), (140, 10_000), target=GPU),
     "dft_side_by_side": pair(lambda x: jnp.fft.fft(x).real, (4, 8), (4, 64)),
     "factor_rows": pair(cholesky, (8, 8), (256, 256)),
     "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.cost_row import Estimate, Limit, rows_in
+from aotc.lowering.analysis.cost_row import Estimate, rows_in
 
 # fmt: off
-SHARED_OCCUPANCY = Limit(
-    "shared_occupancy", 24, "percent of a multiprocessor's threads, too few to keep a row in shared memory for",
-    "chosen, not measured: a block of 512 threads is a quarter of what most hold",
-)
 BASE_REGISTERS = Estimate(
     "base_registers", 14, "registers of indices, counters and the thread's number", "tests/gpu/test_occupancy.py"
 )

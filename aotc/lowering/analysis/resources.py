@@ -10,7 +10,6 @@ from __future__ import annotations
 from aotc.ir.loop_ir import WARP
 from aotc.lowering.analysis.cost import ROW_SCRATCH
 from aotc.lowering.analysis.cost_gpu import KEPT_REGISTERS_LONG, LONG_ROW_THREADS
-from aotc.lowering.analysis.cost_gpu_memory import SHARED_OCCUPANCY
 from aotc.lowering.analysis.costs.machines import L3_SIZE
 from aotc.lowering.analysis.registers import estimate_registers
 from aotc.lowering.analysis.row_plan import RowPlan, kept_registers, row_plan, shared_bytes
@@ -38,8 +37,8 @@ def row_fits(target: Target, stages: RowStages, size: int) -> bool:
     if plan.steps:
         return size <= _register_bytes(plan)
     shared = size + shared_bytes(plan, stages)
-    busy = target.multiprocessor.occupancy(plan.threads, row_registers(stages), shared)
-    return shared <= target.shared_memory and not SHARED_OCCUPANCY.holds(busy)
+    held = target.multiprocessor.held_blocks(plan.threads, row_registers(stages), shared)
+    return shared <= target.shared_memory and held > 0
 
 
 def row_registers(stages: RowStages) -> int:
