@@ -58,6 +58,7 @@ from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
+from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.lowering.passes.spread_work import spread_work
 from aotc.options import Options, check_options, with_bytes
@@ -110,6 +111,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(fold_constants),
     Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
     Pass(split_windows),
+    Pass(split_rows),
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
@@ -144,6 +146,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
+    (split_rows, split_reductions, "each of two reductions of a row would be cut by itself, and not be known any more"),
+    (split_rows, fuse, "the parts are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),
     (spread_work, fuse, "the steps are to become kernels"),
     (hoist_checks, advance_checks, "a loop that fails is to be judged before what comes after it"),

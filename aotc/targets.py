@@ -12,6 +12,44 @@ from aotc.vmfb.machine import cpu_features
 
 
 @dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What a multiprocessor of a GPU holds at once (CUDA C++ Programming Guide, compute capabilities).
+
+    Attributes
+    ----------
+    threads, blocks : int
+        The most that it runs.
+    shared : int
+        Bytes of shared memory.
+    registers : int
+        Of 4 bytes.
+    reserved : int
+        Bytes of shared memory that each block takes besides its kernel's arrays.
+    warp, unit : int
+        Threads that run together, and how many registers they are given at a time.
+    """
+
+    threads: int
+    blocks: int
+    shared: int
+    registers: int = 65_536
+    reserved: int = 1 << 10
+    warp: int = 32
+    unit: int = 256
+
+    def held_blocks(self, threads: int, registers: int, shared: int) -> int:
+        """Return how many blocks of so many threads it holds, each thread with registers, each block with memory."""
+        warps = -(-threads // self.warp)
+        each = -(-max(registers, 1) * self.warp // self.unit) * self.unit
+        by_threads, by_registers = self.threads // (warps * self.warp), self.registers // (warps * each)
+        return min(self.blocks, by_threads, by_registers, self.shared // (shared + self.reserved))
+
+    def occupancy(self, threads: int, registers: int, shared: int) -> int:
+        """Return the percentage of the threads which it holds at most that such blocks fill."""
+        return 100 * self.held_blocks(threads, registers, shared) * threads // self.threads
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A machine to compile for.
 
@@ -40,7 +78,7 @@ class Target:
     shared_memory : int
         Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
     static_shared : int
-        Bytes of shared memory that it may have without asking, as kernels do.
+        Bytes of shared memory that it may have without asking.
     untried : bool
         Has none of its code ever run?
     """
@@ -70,12 +108,17 @@ class Target:
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory that the arrays of a kernel may take."""
+        """The bytes of shared memory that a CUDA block may have without asking for them."""
         return min(self.shared_memory, self.static_shared)
 
     def of(self, device: str) -> Target:
         """Return what code for a device of the model is compiled for."""
         return self
+
+    @property
+    def multiprocessor(self) -> Multiprocessor:
+        """What a multiprocessor of the GPU holds."""
+        return _MULTIPROCESSORS[self.cpu]
 
     @property
     def portable(self) -> bool:
@@ -135,9 +178,23 @@ _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 
 
 
-def _gpu(name: str, shared_kib: int, untried: bool = False) -> Target:
-    """Return the target of GPUs whose blocks may have so much shared memory."""
-    return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=shared_kib << 10, untried=untried)
+_MULTIPROCESSORS = {
+    "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the least of all
+    "sm_80": Multiprocessor(2048, 32, 164 << 10),
+    "sm_86": Multiprocessor(1536, 16, 100 << 10),
+    "sm_89": Multiprocessor(1536, 24, 100 << 10),
+    "sm_90": Multiprocessor(2048, 32, 228 << 10),
+    "sm_90a": Multiprocessor(2048, 32, 228 << 10),
+    "sm_100": Multiprocessor(2048, 32, 228 << 10),
+    "sm_120": Multiprocessor(1536, 24, 100 << 10),
+}
+
+
+def _gpu(name: str, untried: bool = False) -> Target:
+    """Return the target of GPUs of an architecture."""
+    held = _MULTIPROCESSORS[name]
+    most = held.shared - held.reserved
+    return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
 
 
 MIX = "mix"
@@ -155,14 +212,14 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        _gpu("compute_80", 99),
-        _gpu("sm_80", 163),
-        _gpu("sm_86", 99),
-        _gpu("sm_89", 99),
-        _gpu("sm_90", 227),
-        _gpu("sm_90a", 227),
-        _gpu("sm_100", 227, untried=True),
-        _gpu("sm_120", 99, untried=True),
+        _gpu("compute_80"),
+        _gpu("sm_80"),
+        _gpu("sm_86"),
+        _gpu("sm_89"),
+        _gpu("sm_90"),
+        _gpu("sm_90a"),
+        _gpu("sm_100", untried=True),
+        _gpu("sm_120", untried=True),
     )
 }
 

@@ -176,19 +176,23 @@ def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
     from aotc_cli.tables import print_line, print_table
 
     right = ("bytes in", "bytes out", "work")
-    several = any(r.device for r in report.regions)
+    several, gpu = any(r.device for r in report.regions), any(r.threads for r in report.regions)
     rows = [
         (r.name, *((r.device,) if several else ()), r.kind, r.bytes_in, r.bytes_out, r.work,
-         _memory(r.memory) or "none", _some(r.lines))
+         _memory(r.memory) or "none", *((f"{r.occupancy} %, {r.threads} threads",) if gpu else ()), _some(r.lines))
         for r in report.regions
     ]  # fmt: skip
-    print_table(("kernel", *(("device",) if several else ()), "kind", *right, "memory", "from"), rows, right)
+    own = (("device",) if several else ()), (("occupancy",) if gpu else ())
+    print_table(("kernel", *own[0], "kind", *right, "memory", *own[1], "from"), rows, right)
     for region in report.regions:
         print()
         print_line(f"{region.name}: {', '.join(region.ops)}", 2)
         for n in region.neighbours:
             verdict = "took" if n.taken else "refused"
             print_line(f"  {verdict} {', '.join(n.ops)} ({_some(n.lines)}): {n.reason}", 4)
+    for row in report.rows:
+        form = "read once, in parts" if row.taken else "not read in parts"
+        print_line(f"\nrows of {_some(row.lines)}, {form}: {row.reason}", 2)
     print_line(f"\n{count_text(len(report.regions), 'kernel')} for {report.target}{_devices(report.devices)}", 2)
 
 

@@ -288,7 +288,7 @@ def _show_kernels(kernels: list[dict[str, Any]]) -> None:
         (
             k["name"],
             "" if k["code_bytes"] is None else f"{k['code_bytes']:,}",
-            *(f"{k['resources'][name]:,}" if "resources" in k else "" for name in known),
+            *(f"{k['resources'].get(name, 0):,}" if "resources" in k else "" for name in known),
             *(k.get(name, "") for name in own),
             k["from"],
         )

@@ -63,7 +63,7 @@ OTHER = {
     ("aotc/kernels/cuda/templates/tiles.py", "CHUNK"): "the format of tiles in shared memory",
     ("aotc/kernels/cuda/templates/tiles.py", "STAGING"): "the format of tiles in shared memory",
     ("aotc/kernels/cuda/dialect.py", "IR_VERSION"): "the format of NVVM IR",
-    ("aotc/kernels/cuda/emit.py", "SHARED"): "LLVM's number of an address space",
+    ("aotc/kernels/cuda/shared_memory.py", "SHARED"): "LLVM's number of an address space",
     ("aotc/kernels/cuda/front_end.py", "_FRONT"): "a compute capability that Numba knows",
     ("aotc/kernels/cuda/nvvm.py", "_AHEAD"): "how versions of PTX are numbered",
     ("aotc/kernels/emit/half.py", "_QUIET, _QUIET_F16"): "the formats of f32 and f16",

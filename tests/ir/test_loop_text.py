@@ -322,11 +322,3 @@ def test_tiles_of_groups(form, dtype, out, group, turned):
     found = np.zeros(o.shape, to_numpy(out))
     run_kernel(kernel, [(left.T if turned else left).astype(to_numpy(dtype)), packed.astype(to_numpy(dtype)), found])
     np.testing.assert_array_equal(found, left @ right)
-
-
-@pytest.mark.parametrize("name", ["max", "min"])
-def test_a_stored_maximum_is_no_atomic_store(name):
-    text = 'def k(x: "f32[4]", /, out: "f32[4]", *, grid: "4"):\n    for i in parallel(0, 4):\n'
-    kernel = parse_kernel(f"{text}        out[i] = {name}(x[i], f32(0.0))\n")
-    (store,) = kernel.body[0].body
-    assert (store.atomic, store.reduce, store.value.fn) == (False, "", name)

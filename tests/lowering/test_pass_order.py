@@ -75,6 +75,10 @@ LOOP_OVER_DEVICES = """func.func public @main(%x: tensor<8xf32> {aotc.affinity =
 }"""
 
 
+def sum_of_exp(x):
+    return jnp.exp(x - x.max()).sum()
+
+
 def convolution(x):
     return lax.conv_general_dilated(x, f32(3, 3, 16, 32), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
@@ -188,6 +192,8 @@ REASONS = {
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
     ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(6)),
+    ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
+    ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),
     ("cse", "fuse"): (twice, (f32(64),), {}, kernels(2)),
     ("licm", "isolate_devices"): (LOOP_OVER_DEVICES, (), {}, no_transfer_in_a_loop),

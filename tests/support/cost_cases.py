@@ -118,6 +118,7 @@ LARGEST = lambda x: jnp.argmax(x, -1)
 PRODUCT = jnp.matmul
 EXACT = lambda x, y: jnp.matmul(x, y, precision="highest")  # no tensor cores: f32 as it is
 SOFTMAX = jax.nn.softmax
+SPREAD = lambda x: (jax.nn.logsumexp(x, -1), x.var(-1))
 SORT = lambda x: jnp.sort(x, 0)
 CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
 TWICE = lambda x: x * 2
@@ -225,6 +226,7 @@ LOOPS = {
         case(repeated(lambda x: x * x + x, 40), (1 << 21,), dtype="int8", target=GPU),
     ),
     "turned_extent": pair(lambda x: x.T + 1, (8, 4000), (64, 64), target=GPU),
+    "gpu_idle_rows": pair(SOFTMAX, (100, 70_000), (140, 70_000), target=GPU),
     "dft_side_by_side": pair(lambda x: jnp.fft.fft(x).real, (4, 8), (4, 64)),
     "factor_rows": pair(cholesky, (8, 8), (256, 256)),
     "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),
@@ -353,6 +355,10 @@ BLOCKS = {
     **dict.fromkeys(("block_threads", "turned_edge", "turned_bytes"), GPU_TURNED),
     **dict.fromkeys(("column_threads", "column_rows", "gpu_block_columns"), GPU_COLUMNS),
     **dict.fromkeys(("gpu_blocks", "gpu_part_terms"), GPU_PARTS),
+    "row_part": sizes(SPREAD, lambda n: [(2, n)], 65_540, 1 << 16, 98_309),
+    "fewest_row_parts": sizes(SPREAD, lambda n: [(1, n)], 1 << 17, 1 << 20),
+    "least_part": sizes(SPREAD, lambda n: [(2, n)], 511 * 130, 1 << 17, 514 * 131),
+    "gpu_row_part": sizes(SOFTMAX, lambda n: [(4, n)], 65_540, 1 << 17, 98_309, target=GPU),
     "selection_spare": sizes(lambda x: lax.top_k(jnp.sort(x, 1), 20), lambda n: [(2, n)], 780, 788, 2000),
     "update_window": sizes(lambda x, y: x.at[np.array([1, 1, 0])].add(y), lambda n: [(4, n), (3, n)], 50, 64, 70),
     "dft_elements": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(64, n)], 100, 128, 130),

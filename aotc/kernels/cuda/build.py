@@ -14,6 +14,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
+from aotc.kernels.cuda.shared_memory import block_launch, taken
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import FLAT_THREADS
@@ -41,9 +42,11 @@ class CudaKernel:
     flops, bytes : Dim
         Work of the whole grid.
     resources : mapping of str to int
-        What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says.
+        What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says, and how many ``blocks`` a
+        multiprocessor holds.
     launch : mapping
-        How it is launched, if it is made by a template: see :mod:`aotc.vmfb.devices.launch`.
+        How it is launched, if it asks for more shared memory or is made by a template: see
+        :mod:`aotc.vmfb.devices.launch`.
     """
 
     name: str
@@ -117,8 +120,8 @@ def build_images(
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
     found = []
     for k, symbol in zip(kernels, symbols, strict=True):
-        threads, items, launch = _launch(k)
-        place, resources = places[symbol], images[symbol].resources
+        threads, items, launch = _launch(k, target)
+        place, resources = places[symbol], taken(images[symbol].resources, threads, launch.get("shared", 0), target)
         row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
         found.append(row)
     data = b"".join([*(image.data for image in images.values()), seal(found, target, described)])
@@ -126,12 +129,12 @@ def build_images(
     return Images(data, tuple(found), max(drivers, default=()))
 
 
-def _launch(kernel: Kernel) -> tuple[int, int, Mapping[str, Any]]:
+def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
     """Return the threads of a block, how many items of the grid it runs, and what the manifest says of the launch."""
     if kernel.tiling is not None:
         return tiles_of(kernel).threads, 1, launch_entry(kernel)
     threads = block_threads(kernel)
-    return (threads, 1, {}) if threads else (FLAT_THREADS, FLAT_THREADS, {})
+    return (threads, 1, block_launch(kernel, target)) if threads else (FLAT_THREADS, FLAT_THREADS, {})
 
 
 def _need_packages(target: Target) -> None:

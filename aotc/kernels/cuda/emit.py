@@ -17,13 +17,12 @@ from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, Store, 
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.narrow_index import NarrowIndices
+from aotc.kernels.cuda.shared_memory import place_shared
 from aotc.kernels.cuda.shuffle import exchanged
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
-from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
-SHARED = 3
 BARRIER = "llvm.nvvm.barrier0"
 
 
@@ -141,11 +140,7 @@ class CudaEmitter(LanesEmitter):
         parts = 2 if DTYPES[buffer.dtype].kind == "c" else 1
         shape = ir.ArrayType(kind, max(bytes_of(buffer) // size_of(buffer.dtype) * parts, 1))
         if buffer.space == "shared":
-            memory = ir.GlobalVariable(self.builder.module, shape, f"shared_{buffer.name}", addrspace=SHARED)
-            memory.linkage = "internal"
-            memory.initializer = ir.Constant(shape, ir.Undefined)
-            memory.align = ALIGNMENT
-            self._pointers[buffer.name] = self.builder.addrspacecast(memory, PTR)
+            self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer, shape)
             return
         if not self._inside and buffer.shape and buffer.shape[0] == self._count > 0:
             self._parts.add(buffer.name)

@@ -11,7 +11,7 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis import cost_algorithms, cost_gpu, cost_products, cost_work
+from aotc.lowering.analysis import cost_algorithms, cost_gpu, cost_gpu_memory, cost_products, cost_work
 from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
@@ -150,6 +150,26 @@ FEW_PARTS = Limit(
 FEW_ROWS = Limit(
     "few_rows", 7, "results of a reduction over trailing dims that leave cores idle",
     "chosen, not measured: 8 cores are common",
+)
+GPU_IDLE_ROWS = Limit(
+    "gpu_idle_rows", 131, "rows that leave multiprocessors of a GPU idle if each has a block",
+    "an H200 has 132",
+)
+ROW_PART = BlockSize(
+    "row_part", 1 << 15, "elements of a part of a row that a core reads once for two reductions, at most",
+    "benchmarks/long_rows.py: 128 KiB of f32 stay in a second-level cache; parts of 4096 take 5 to 20 % longer",
+)
+GPU_ROW_PART = BlockSize(
+    "gpu_row_part", 1 << 12, "elements of a part of a row that a GPU's block reads once for two reductions, at most",
+    "benchmarks/long_rows.py",
+)
+FEWEST_ROW_PARTS = BlockSize(
+    "fewest_row_parts", 16, "parts of such a row on a CPU, at least",
+    "chosen, not measured: two for each of 8 cores",
+)
+LEAST_PART = BlockSize(
+    "least_part", 512, "elements of such a part, at least",
+    "chosen, not measured: with fewer the numbers of the parts are a large part of the work",
 )
 FOLDED_BYTES = Limit(
     "folded_bytes", 64 * 1024, "bytes of a folded result of any growth",
@@ -345,4 +365,5 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-ROWS = (*rows_in(globals()), *cost_algorithms.ROWS, *cost_gpu.ROWS, *cost_products.ROWS, *cost_work.ROWS)
+_TABLES = (cost_algorithms, cost_gpu, cost_gpu_memory, cost_products, cost_work)
+ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

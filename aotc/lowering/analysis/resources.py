@@ -7,10 +7,15 @@ here is how much of each the forms of a region take.
 
 from __future__ import annotations
 
+from aotc.ir.loop_ir import WARP
 from aotc.lowering.analysis.cost import ROW_SCRATCH
+from aotc.lowering.analysis.cost_gpu import KEPT_REGISTERS_LONG, LONG_ROW_THREADS
+from aotc.lowering.analysis.costs.machines import L3_SIZE
+from aotc.lowering.analysis.registers import estimate_registers
 from aotc.lowering.analysis.row_plan import RowPlan, kept_registers, row_plan, shared_bytes
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 
 def row_threads(stages: RowStages, target: Target) -> int:
@@ -31,7 +36,14 @@ def row_fits(target: Target, stages: RowStages, size: int) -> bool:
         return size <= target.stack
     if plan.steps:
         return size <= _register_bytes(plan)
-    return size + shared_bytes(plan, stages) <= target.shared
+    shared = size + shared_bytes(plan, stages)
+    held = target.multiprocessor.held_blocks(plan.threads, row_registers(stages), shared)
+    return shared <= target.shared_memory and held > 0
+
+
+def row_registers(stages: RowStages) -> int:
+    """Return about how many registers a thread takes for the loops over a row of a region."""
+    return estimate_registers(stages.ops, [v for loop in stages.loops for v in loop.stores])
 
 
 def _register_bytes(plan: RowPlan) -> int:
@@ -44,7 +56,7 @@ def memory_limits(target: Target) -> dict[str, tuple[str, int]]:
     return {
         "private": ("stack" if target.kind == "cpu" else "a thread's memory", target.stack),
         "scratch": ("scratch memory", min(ROW_SCRATCH.value, target.l2 // 2)),
-        "shared": ("shared memory", target.shared),
+        "shared": ("shared memory", target.shared_memory),
     }
 
 
@@ -57,4 +69,13 @@ def row_memory(target: Target, stages: RowStages) -> tuple[str, int]:
         return memory_limits(target)["private"]
     if plan.steps:
         return "registers", _register_bytes(plan)
-    return "shared memory", target.shared - shared_bytes(plan, stages)
+    return "shared memory", target.shared_memory - shared_bytes(plan, stages)
+
+
+def row_room(target: Target) -> tuple[str, int]:
+    """Return what the memory is called that a worker reads a long row from again, and how many bytes there are."""
+    if target.kind == "cpu":
+        return "the last-level cache", L3_SIZE.value
+    registers = 4 * KEPT_REGISTERS_LONG.value * LONG_ROW_THREADS.value
+    partial = 2 * size_of("f64") * LONG_ROW_THREADS.value // WARP
+    return max(("registers", registers), ("shared memory", target.shared_memory - partial), key=lambda room: room[1])

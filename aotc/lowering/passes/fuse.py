@@ -31,6 +31,7 @@ from aotc.lowering.analysis.cost_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.product_views import ProductViews, product_views
 from aotc.lowering.analysis.scan_windows import scan_of
+from aotc.lowering.analysis.side_by_side import refuses_to_wait, share_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner
 from aotc.lowering.passes.fusion.record import FusionRecord
@@ -282,8 +283,9 @@ class _Fuser:
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
             return "it reads at another place than the region's loops are"
-        if trial.reduced is None:
-            return ""
+        waits = self._waits(op, group, sources)
+        if waits or trial.reduced is None:
+            return waits
         level = max(trial.levels[v] for v in op.results)
         if _reduce_kind(trial) == "reduce":
             if not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
@@ -291,6 +293,16 @@ class _Fuser:
             if level > 1 and op.name == "reduce":
                 return "a reduction over columns has one stage"
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
+
+    def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
+        """Return why ``group`` should not wait for what else ``op`` needs, or nothing."""
+        later = _before(group, sources) & ~group.before
+        others = [g for g in self.groups if later >> g.number & 1]
+        target = self.budget.target
+        if not others or target.kind != "cpu":  # a GPU runs regions one after the other anyway
+            return ""
+        shares = [share_of(g.members, g.anchors, g.kind, target) for g in others]
+        return refuses_to_wait(op, share_of(group.members, group.anchors, group.kind, target), shares, target)
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""

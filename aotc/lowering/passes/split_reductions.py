@@ -23,6 +23,7 @@ from aotc.lowering.analysis.cost import (
     ENOUGH_RESULTS,
     FEW_PARTS,
     FEW_ROWS,
+    GPU_IDLE_ROWS,
     REDUCED_ELEMENTS,
     REDUCED_TERMS,
     REDUCTION_EXTENT,
@@ -60,8 +61,8 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
     if not dims or REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
         return None
     columns = max(static(product(shape[max(dims) + 1 :])), 1)
-    if columns == 1 and size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value:
-        return None  # a block holds a row, and what reads it again is fused
+    if columns == 1 and (size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value or not GPU_IDLE_ROWS.holds(left)):
+        return None  # a block holds a row, and what reads it again is fused; or each multiprocessor has a row
     blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
     parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_PART_TERMS.value)
     return None if FEW_PARTS.holds(parts) else _split(op, b, parts, None)
@@ -85,9 +86,9 @@ def _split(op: Op, b: Builder, most: int, few_rows: Limit | None) -> Sequence[Va
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
     first = dims[0]
     extent = static(x.type.shape[first])
-    trailing = first == 0 or len(dims) > 1 or dims[-1] != x.type.rank - 1
+    rows = first > 0 and dims == [d for d in range(first, x.type.rank) if x.type.shape[d] != 1]
     parts = max((p for p in range(1, most + 1) if extent % p == 0), default=1)
-    if not trailing and few_rows and not few_rows.holds(product(op.result.type.shape)):
+    if rows and few_rows and not few_rows.holds(product(op.result.type.shape)):
         return None
     if len(dims) > 1 and REDUCTION_EXTENT.holds(extent):
         return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), first, b)
