@@ -26,7 +26,7 @@ from aotc.ir.loop_products import read_product
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
-from aotc.lowering.analysis.tensor_tiles import TILE_RATES, nanoseconds, takes_wgmma
+from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, takes_wgmma
 from aotc.options import Options
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle

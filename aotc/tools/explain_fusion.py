@@ -12,7 +12,7 @@ from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Module, Op, Region
 from aotc.kernels.limits import FLAT_THREADS
-from aotc.lowering.analysis.registers import estimate_registers
+from aotc.lowering.analysis.gpu.registers import estimate_registers
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.passes.fuse import fuse, fuse_recorded
 from aotc.lowering.passes.fusion.record import FusionRecord, Verdict
@@ -96,8 +96,10 @@ class FusionRow:
 
 @dataclass(frozen=True, slots=True)
 class FusionReport:
-    """The regions of a model for one target, or a mix of several; ``devices`` has those of devices by name, ``rows`` how long rows
-    are computed."""
+    """The regions of a model for one target, or a mix of several.
+
+    ``devices`` has the targets of devices by name, ``rows`` how long rows are computed.
+    """
 
     target: str
     regions: tuple[FusionRegion, ...]

@@ -8,9 +8,9 @@ from typing import Any
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.analysis.cost_devices import move_nanoseconds
-from aotc.lowering.analysis.cost_work import LOOP_TRIPS
+from aotc.lowering.analysis.costs.devices import move_nanoseconds
 from aotc.lowering.analysis.costs.model import Cost, Costs
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host, together
 from aotc.tools.drawing import Drawing

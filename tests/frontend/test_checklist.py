@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import _chlo_ops_gen, _stablehlo_ops_gen, stablehlo
-from support.checklist import F, module
-from support.checklist_all import CASES
+from support.checklists.checklist import F, module
+from support.checklists.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError

@@ -9,7 +9,7 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_ir import captured, walk
-from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds, size_in_bytes
+from aotc.lowering.analysis.costs.devices import move_nanoseconds, op_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices
 from aotc.options import Options

@@ -11,8 +11,8 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis import cost_algorithms, cost_gpu, cost_gpu_memory, cost_products, cost_work
-from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
+from aotc.lowering.analysis.costs import table_algorithms, table_gpu, table_gpu_memory, table_products, work
+from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
 # --- fusion --------------------------------------------------------------------
@@ -357,7 +357,7 @@ TILE_BYTES = Estimate(
 )
 
 OVERLAP_NS = Limit(
-    "overlap_ns", 4 * cost_work.SERIAL_NS.value, "nanoseconds that loops and branches beside others save, and do not",
+    "overlap_ns", 4 * work.SERIAL_NS.value, "nanoseconds that loops and branches beside others save, and do not",
     "chosen, not measured: some times what waking threads takes, as the turns of a loop are a guess",
 )
 OVERLAP_PERCENT = Limit(
@@ -365,5 +365,5 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-_TABLES = (cost_algorithms, cost_gpu, cost_gpu_memory, cost_products, cost_work)
+_TABLES = (table_algorithms, table_gpu, table_gpu_memory, table_products, work)
 ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

@@ -20,7 +20,7 @@ from aotc.diagnostics import size_text
 from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices, spread
 from aotc.targets import Target

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from aotc.ir.opset import CONTROL_FLOW, INLINE
 from aotc.ir.tensor_ir import Function, Op, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import PLACED_NS, move_nanoseconds, size_in_bytes
+from aotc.lowering.analysis.costs.devices import PLACED_NS, move_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.targets import Target
 

@@ -28,9 +28,9 @@ from aotc.lowering.analysis.cost import (
     REDUCED_ELEMENTS,
     ROW_PART,
 )
-from aotc.lowering.analysis.cost_gpu import LONG_ROW_THREADS, ROW_REGISTERS
-from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.lowering.analysis.costs.table_gpu import LONG_ROW_THREADS, ROW_REGISTERS
+from aotc.lowering.analysis.costs.work import guess
 from aotc.lowering.analysis.resources import row_room
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.targets import Target

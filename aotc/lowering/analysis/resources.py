@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from aotc.ir.loop_ir import WARP
 from aotc.lowering.analysis.cost import ROW_SCRATCH
-from aotc.lowering.analysis.cost_gpu import KEPT_REGISTERS_LONG, LONG_ROW_THREADS
 from aotc.lowering.analysis.costs.machines import L3_SIZE
-from aotc.lowering.analysis.registers import estimate_registers
-from aotc.lowering.analysis.row_plan import RowPlan, kept_registers, row_plan, shared_bytes
+from aotc.lowering.analysis.costs.table_gpu import KEPT_REGISTERS_LONG, LONG_ROW_THREADS
+from aotc.lowering.analysis.gpu.registers import estimate_registers
+from aotc.lowering.analysis.gpu.row_plan import RowPlan, kept_registers, row_plan, shared_bytes
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of

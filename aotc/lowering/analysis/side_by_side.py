@@ -15,9 +15,9 @@ from aotc.ir.opset import CONTROL_FLOW, FREE
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, ORDER_WORKERS
-from aotc.lowering.analysis.cost_devices import op_nanoseconds, size_in_bytes
-from aotc.lowering.analysis.cost_work import SHARING_NS, guess
+from aotc.lowering.analysis.costs.devices import op_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.lowering.analysis.costs.work import SHARING_NS, guess
 from aotc.targets import Target
 
 

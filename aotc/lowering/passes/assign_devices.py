@@ -22,7 +22,7 @@ from dataclasses import replace
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.devices import DEFAULTED, OF_RESULT, Placement, named, place, replicated
 from aotc.lowering.passes.rewrite import Names

@@ -27,9 +27,9 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
-from aotc.lowering.analysis.cost_algorithms import FILLED_BYTES
+from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
-from aotc.lowering.analysis.product_views import ProductViews, product_views
+from aotc.lowering.analysis.gpu.product_views import ProductViews, product_views
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.analysis.side_by_side import refuses_to_wait, share_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of

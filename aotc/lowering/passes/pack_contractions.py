@@ -8,11 +8,11 @@ After::
     %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
-:mod:`aotc.lowering.analysis.cost_products` decides. A ``matmul`` that is to read its right
+:mod:`aotc.lowering.analysis.costs.table_products` decides. A ``matmul`` that is to read its right
 operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
 it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
 stored by columns is a set of dot products: it becomes multiply and reduce.
-Products of a GPU are prepared by :mod:`aotc.lowering.passes.tensor_products`.
+Products of a GPU are prepared by :mod:`aotc.lowering.passes.gpu.tensor_products`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.cost_products import conv_strategy, matmul_strategy
+from aotc.lowering.analysis.costs.table_products import conv_strategy, matmul_strategy
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
+from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
-from aotc.lowering.passes.tensor_products import prepare_matmul
 from aotc.options import Options
 from aotc.targets import Target
 from aotc.vmfb.float_formats import SMALL_FLOATS

@@ -29,14 +29,14 @@ from aotc.lowering.analysis.cost import (
     REDUCTION_EXTENT,
     REDUCTION_PARTS,
 )
-from aotc.lowering.analysis.cost_gpu import (
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_gpu import (
     GPU_BLOCK_COLUMNS,
     GPU_BLOCKS,
     GPU_PART_TERMS,
     LONG_ROW_THREADS,
     ROW_REGISTERS,
 )
-from aotc.lowering.analysis.cost_row import Limit
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.passes.fusion.absorb import target_of
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module

@@ -36,7 +36,7 @@ from aotc.lowering.analysis.cost import (
     WINDOW_OVERLAP,
     WINDOW_TERMS,
 )
-from aotc.lowering.analysis.cost_algorithms import (
+from aotc.lowering.analysis.costs.table_algorithms import (
     GPU_SCAN_BLOCKS,
     GPU_SCAN_COLUMN_PART,
     GPU_SCAN_COLUMNS,

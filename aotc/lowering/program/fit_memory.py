@@ -11,8 +11,8 @@ from aotc.ir.dims import Dim, Expr, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Buffered, Copy, Launch, Storage, touched, walk
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.costs.work import guess
 from aotc.lowering.analysis.limits import NAMED_BUFFERS, RELIEVED
 from aotc.lowering.analysis.spaces import Space
 from aotc.lowering.program.graphs import graphs

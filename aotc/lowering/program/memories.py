@@ -12,7 +12,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Constants, Launch, Pieces, Storage
 from aotc.ir.tensor_ir import Function, Op, Value, walk
 from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
-from aotc.lowering.analysis.cost_row import Limit
+from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.spaces import Space, space_finder
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES

@@ -24,7 +24,7 @@ from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, post_order, walk
 from aotc.lowering.analysis.cost import REORDERED_PERCENT
-from aotc.lowering.analysis.cost_work import guess
+from aotc.lowering.analysis.costs.work import guess
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.vmfb.dtypes import size_of
 

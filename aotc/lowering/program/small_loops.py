@@ -29,8 +29,8 @@ from aotc.ir.loop_ir import (
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_VALUE, UNROLLED_STEPS
-from aotc.lowering.analysis.cost_row import Limit
-from aotc.lowering.analysis.cost_work import LOOP_TRIPS
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.analysis.trip_counts import trip_count

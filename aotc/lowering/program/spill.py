@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from aotc.ir.tensor_ir import Function, Op, Region, Value
-from aotc.lowering.analysis.cost_devices import move_nanoseconds
+from aotc.lowering.analysis.costs.devices import move_nanoseconds
 from aotc.lowering.analysis.spaces import SPILLED, homes
 from aotc.lowering.program.order_ops import Alive
 from aotc.lowering.program.reread import Relief, readers_of, reread, waits

@@ -20,7 +20,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_scratch import bytes_of
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost_gpu import BLOCK_THREADS, COLUMN_ROWS, COLUMN_THREADS, LANE_BYTES
+from aotc.lowering.analysis.costs.table_gpu import BLOCK_THREADS, COLUMN_ROWS, COLUMN_THREADS, LANE_BYTES
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.nests import make_axes, place

@@ -9,8 +9,8 @@ from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import TF32_BITS, read_product
 from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.gpu.tensor_tiles import best_tiling, is_for_tensor_cores
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.tensor_tiles import best_tiling, is_for_tensor_cores
 from aotc.lowering.regions.elemental import constant_scalar, provide
 from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.targets import Target
@@ -50,7 +50,7 @@ def _may_round(op: Op, dtype: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _ProductLoops:
     """The loops of a product, its terms, and the indices of operands and result: of the loops', and of the term's."""
 
     loops: tuple[tuple[str, Dim], ...]
@@ -60,11 +60,11 @@ class _Form:
     result: Callable[[Index], Index]
 
 
-def _matmul(op: Op) -> _Form:
+def _matmul(op: Op) -> _ProductLoops:
     lhs_turned, rhs_turned = op.attrs["lhs_transposed"], op.attrs["rhs_transposed"]
     shape = op.result.type.shape
     names = ("z", "row", "col")[-len(shape) :]
-    return _Form(
+    return _ProductLoops(
         tuple(zip(names, shape, strict=True)),
         op.operands[0].type.shape[-2 if lhs_turned else -1],
         lambda at, k: (*at[:-2], k, at[-2]) if lhs_turned else (*at[:-2], at[-2], k),
@@ -73,7 +73,7 @@ def _matmul(op: Op) -> _Form:
     )
 
 
-def _conv(op: Op) -> _Form:
+def _conv(op: Op) -> _ProductLoops:
     """Rows are the output pixels of all images, terms the taps and input channels."""
     *taps, n = op.operands[1].type.shape
     *pixels, _ = op.result.type.shape
@@ -85,7 +85,7 @@ def _conv(op: Op) -> _Form:
         where = (i * stride + t * gap for i, stride, t, gap in zip(pixel, strides, tap, gaps, strict=True))
         return (image, *where, channel)
 
-    return _Form(
+    return _ProductLoops(
         (("row", product(pixels)), ("col", n)),
         product(taps),
         lhs_at,
@@ -94,7 +94,7 @@ def _conv(op: Op) -> _Form:
     )
 
 
-def _element(b: RegionBuilder, op: Op, form: _Form, at: Index, term: Dim, dtype: str) -> list[Stmt]:
+def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim, dtype: str) -> list[Stmt]:
     """Return the statements of one element: its sum, and what is fused behind it."""
     e = b.elements()
     inner: list[Stmt] = []

@@ -40,10 +40,10 @@ from aotc.ir.loop_ir import (
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Function, Op, Value
-from aotc.lowering.analysis.cost_gpu import ROW_STATEMENTS, UNROLLED_VECTORS
+from aotc.lowering.analysis.costs.table_gpu import ROW_STATEMENTS, UNROLLED_VECTORS
+from aotc.lowering.analysis.gpu.row_plan import ALONE, RowPlan, is_small, kept_registers, row_plan
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.region_work import kept_values
-from aotc.lowering.analysis.row_plan import ALONE, RowPlan, is_small, kept_registers, row_plan
 from aotc.lowering.analysis.row_stages import RowLoop
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.regions.columns_cuda import lower_columns_cuda

@@ -10,7 +10,7 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, WHOLE_AXIS
-from aotc.lowering.analysis.cost_work import work_of
+from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside
 from aotc.lowering.regions.elemental import Elements, provide, test_index
 from aotc.lowering.regions.loop_cuda import threads_over

@@ -18,7 +18,7 @@ from aotc.ir.dims import Dim, Expr, Sym, mod, product, sym
 from aotc.ir.loop_access import accesses
 from aotc.ir.loop_ir import Apply, For, If, Let, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.lowering.analysis.cost_gpu import LANE_BYTES, LANE_ELEMENTS, LANE_STATEMENTS, LANE_THREADS
+from aotc.lowering.analysis.costs.table_gpu import LANE_BYTES, LANE_ELEMENTS, LANE_STATEMENTS, LANE_THREADS
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.nests import Emit, NestAxis, coefficient, grid_loop, place

@@ -23,7 +23,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Let, Load, S
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_scratch import bytes_of
 from aotc.ir.tensor_ir import Value
-from aotc.lowering.analysis.cost_gpu import (
+from aotc.lowering.analysis.costs.table_gpu import (
     BLOCK_THREADS,
     LANE_BYTES,
     LANE_ELEMENTS,

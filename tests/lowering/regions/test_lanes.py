@@ -1,4 +1,4 @@
-"""Loops on a GPU whose threads do several elements: which ones, and that every element is done, by what threads there are."""
+"""Loops on a GPU whose threads do several elements: which ones, and that every element is done."""
 
 import ml_dtypes
 import numpy as np

@@ -8,7 +8,7 @@ from support.differential import LEVELS, integers, normal
 from support.gpu_program import check_gpu, gpu_program, run_gpu_program
 
 from aotc.ir.loop_ir import Store, walk
-from aotc.lowering.analysis.cost_row import Limit
+from aotc.lowering.analysis.costs.row import Limit
 
 lax = jax.lax
 X, U, J = normal(60), normal(40, 5, 6), integers(40, low=-4, high=7)

@@ -16,7 +16,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor_ir import Module
-from aotc.lowering.analysis.cost_work import DEAR_WORK
+from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes

@@ -32,7 +32,6 @@ from aotc.ir.loop_ir import (
     walk,
 )
 from aotc.ir.opset import SCALARS
-from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
 from aotc.lowering.analysis.costs.machines import (
     COMPLEX_WORK,
     GPU_THREADS,
@@ -41,6 +40,7 @@ from aotc.lowering.analysis.costs.machines import (
     LOOP_ENTRY,
     TENSOR_WORK,
 )
+from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE
 from aotc.vmfb.dtypes import kind_of, size_of
 
 _FUNCTIONS: dict[str, Callable[[float, float], float]] = {

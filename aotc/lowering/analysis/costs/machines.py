@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.lowering.analysis.cost_row import Estimate, Limit, rows_in
+from aotc.lowering.analysis.costs.row import Estimate, Limit, rows_in
 from aotc.targets import Target
 
 # fmt: off

@@ -19,16 +19,16 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
 from aotc.ir.tensor_ir import Module, Op, TensorType, walk
-from aotc.lowering.analysis.cost_devices import elements, op_nanoseconds
-from aotc.lowering.analysis.cost_work import (
+from aotc.lowering.analysis.costs.devices import elements, op_nanoseconds
+from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
+from aotc.lowering.analysis.costs.predict import Prediction, predict
+from aotc.lowering.analysis.costs.work import (
     CLAIM_NS,
     LOOP_TRIPS,
     MAX_CLAIMS,
     SERIAL_NS,
     guess,
 )
-from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
-from aotc.lowering.analysis.costs.predict import Prediction, predict
 from aotc.targets import Target
 from aotc.vmfb.costs.record import digest_of
 from aotc.vmfb.dtypes import size_of

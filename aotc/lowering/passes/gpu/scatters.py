@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.cost_algorithms import DENSE_SCATTER, SERIAL_UPDATES
+from aotc.lowering.analysis.costs.table_algorithms import DENSE_SCATTER, SERIAL_UPDATES
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.analysis.scatters import is_apart, is_atomic, overwrites, updates_of
 from aotc.lowering.passes.gpu.exact_sums import ExactSum

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
-from aotc.lowering.analysis.cost_algorithms import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, THREAD_SORT
+from aotc.lowering.analysis.costs.table_algorithms import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, THREAD_SORT
 from aotc.lowering.analysis.limits import LONGEST_ROW
 from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.targets import Target

@@ -6,7 +6,7 @@ from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import For, If, Kernel, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import UPDATE_WINDOW
-from aotc.lowering.analysis.cost_work import SCATTER_WORK
+from aotc.lowering.analysis.costs.work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.scatters import is_apart, is_atomic
 from aotc.lowering.regions.elemental import all_of

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from aotc.ir.dims import Dim, ceildiv, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost_algorithms import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
-from aotc.lowering.analysis.cost_work import SCATTER_WORK
+from aotc.lowering.analysis.costs.table_algorithms import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
+from aotc.lowering.analysis.costs.work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
 from aotc.lowering.analysis.scatters import is_apart

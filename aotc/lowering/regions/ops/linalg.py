@@ -18,8 +18,8 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import FACTOR_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
-from aotc.lowering.analysis.cost_algorithms import SOLVED_COLUMNS, THREAD_TRIANGLE, TRIANGLE_THREADS
-from aotc.lowering.analysis.cost_row import Limit
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_algorithms import SOLVED_COLUMNS, THREAD_TRIANGLE, TRIANGLE_THREADS
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from aotc.ir.dims import Dim, ceildiv, minimum, sym
 from aotc.ir.loop_ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.lowering.analysis.cost_algorithms import PANEL_ROWS, TRIANGLE_THREADS
+from aotc.lowering.analysis.costs.table_algorithms import PANEL_ROWS, TRIANGLE_THREADS
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import constant_scalar
 from aotc.lowering.regions.region import RegionBuilder

@@ -11,7 +11,7 @@ from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import DFT_ELEMENTS, DFT_LANES, DFT_SIDE_BY_SIDE
-from aotc.lowering.analysis.cost_work import DFT_WORK
+from aotc.lowering.analysis.costs.work import DFT_WORK
 from aotc.lowering.regions.butterflies import Butterfly, Pair
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.linalg_fft_cuda import BlockDft, fits_a_block

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
-from aotc.lowering.analysis.cost_algorithms import DFT_THREAD_POINTS, DFT_THREADS
-from aotc.lowering.analysis.cost_work import DFT_WORK
+from aotc.lowering.analysis.costs.table_algorithms import DFT_THREAD_POINTS, DFT_THREADS
+from aotc.lowering.analysis.costs.work import DFT_WORK
 from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.regions.butterflies import Butterfly, Pair
 from aotc.lowering.regions.elemental import Elements, all_of, test_index

@@ -17,7 +17,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost_work import TRIDIAGONAL_WORK
+from aotc.lowering.analysis.costs.work import TRIDIAGONAL_WORK
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target

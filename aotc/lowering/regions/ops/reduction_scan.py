@@ -13,7 +13,7 @@ from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import SCAN_CHUNK, SCAN_LANES
-from aotc.lowering.analysis.cost_work import SCAN_WORK
+from aotc.lowering.analysis.costs.work import SCAN_WORK
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.regions.elemental import Elements

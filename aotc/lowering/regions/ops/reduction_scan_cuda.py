@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, ceildiv, minimum, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
-from aotc.lowering.analysis.cost_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
+from aotc.lowering.analysis.costs.table_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
 from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.scan_windows import Scan
 from aotc.lowering.regions.elemental import all_of, test_index

@@ -17,8 +17,8 @@ from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kerne
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost_algorithms import MERGED_EACH
-from aotc.lowering.analysis.cost_work import MERGE_WORK
+from aotc.lowering.analysis.costs.table_algorithms import MERGED_EACH
+from aotc.lowering.analysis.costs.work import MERGE_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.regions.elemental import all_of, test_index

@@ -22,7 +22,7 @@ from dataclasses import replace
 from aotc.ir.dims import Dim
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.tensor_tiles import TURNED_READS, is_for_tensor_cores, parts_of_sum
+from aotc.lowering.analysis.gpu.tensor_tiles import TURNED_READS, is_for_tensor_cores, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
 

@@ -5,7 +5,7 @@ See :mod:`aotc.lowering.analysis.cost` for what the rows mean.
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.cost_row import BlockSize, Limit, rows_in
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
 
 # fmt: off
 BLOCK_THREADS = BlockSize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from support.checklist import MLIR, B, C, F, I, N, P, S, add, less, region
+from support.checklists.checklist import MLIR, B, C, F, I, N, P, S, add, less, region
 
 
 def rows(dialect, names, values, types=None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.cost_row import BlockSize, Limit, rows_in
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
 
 # fmt: off
 THREAD_SORT = Limit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.cost_row import Estimate, rows_in
+from aotc.lowering.analysis.costs.row import Estimate, rows_in
 
 # fmt: off
 BASE_REGISTERS = Estimate(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from support.checklist import RNG, F, I, N, P, add, less, region
+from support.checklists.checklist import RNG, F, I, N, P, add, less, region
 
 
 def windows():

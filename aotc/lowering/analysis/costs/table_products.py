@@ -7,7 +7,7 @@ from typing import Literal
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost_row import BlockSize, Limit, rows_in
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

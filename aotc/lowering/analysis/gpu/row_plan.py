@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import WARP
 from aotc.lowering.analysis.cost import THREAD_ROW
-from aotc.lowering.analysis.cost_gpu import (
+from aotc.lowering.analysis.costs.table_gpu import (
     BLOCK_THREADS,
     KEPT_REGISTERS,
     KEPT_REGISTERS_LONG,

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxlib.mlir.dialects import _stablehlo_ops_gen
 
-from support.checklist import CASES, GROUPS, RNG, F, I, N, P, add, region
+from support.checklists.checklist import CASES, GROUPS, RNG, F, I, N, P, add, region
 
 
 def shape(*n):

@@ -6,7 +6,7 @@ from aotc.ir.dims import Dim, Expr
 from aotc.ir.dims_symbols import evaluate, symbols
 from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
+from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
 SERIAL_NS = Limit(

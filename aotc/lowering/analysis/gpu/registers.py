@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.cost_gpu_memory import BASE_REGISTERS, BUFFER_REGISTERS, MOST_REGISTERS
+from aotc.lowering.analysis.costs.table_gpu_memory import BASE_REGISTERS, BUFFER_REGISTERS, MOST_REGISTERS
 from aotc.vmfb.dtypes import size_of
 
 

@@ -13,8 +13,8 @@ from math import prod
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Tiling
 from aotc.ir.loop_products import LoopProduct, is_multiple
-from aotc.lowering.analysis.cost_row import Estimate, Limit
-from aotc.lowering.analysis.cost_work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.analysis.costs.row import Estimate, Limit
+from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

@@ -7,9 +7,9 @@ from math import prod
 
 from aotc.ir.opset import EXPENSIVE, PRODUCTS, SOURCES
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.cost_row import Estimate, Limit, rows_in
-from aotc.lowering.analysis.cost_work import DEAR_WORK, guess
 from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.lowering.analysis.costs.row import Estimate, Limit, rows_in
+from aotc.lowering.analysis.costs.work import DEAR_WORK, guess
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 

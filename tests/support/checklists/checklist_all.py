@@ -1,9 +1,9 @@
 """The whole table: importing this fills ``CASES``, once."""
 
-from support import checklist_control as control
-from support import checklist_elements as elements
-from support import checklist_reductions as reductions
-from support.checklist import CASES
+from support.checklists import checklist_control as control
+from support.checklists import checklist_elements as elements
+from support.checklists import checklist_reductions as reductions
+from support.checklists.checklist import CASES
 
 for fill in (
     elements.elementwise,

@@ -10,8 +10,8 @@ from aotc.ir.loop_ir import Buffer, Load
 from aotc.ir.loop_products import MOST_COORDINATES, view_of
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
 from aotc.lowering.analysis.index_maps import Index, backward
-from aotc.lowering.analysis.tensor_tiles import is_for_tensor_cores
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
