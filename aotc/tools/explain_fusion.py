@@ -213,4 +213,7 @@ def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
         used = [_bytes((b,)) for b in made if b.space == space]
         if used:
             found[name] = int(sum(n for n in used if isinstance(n, int))), limit
+    if kernel.tiling is not None:
+        name, limit = memory_limits(target)["shared"]
+        found[name] = kernel.tiling.shared, limit
     return found

@@ -105,7 +105,8 @@ def bounded(function, arguments):
 def test_rows_in_parts_compute_exp_twice(level, monkeypatch):
     """The one form that does more: rows that are read in parts, where memory is dearer than exp; once more, no more."""
     rows, n, part = 2, 512, 128
-    for row, value in (cost.REDUCED_ELEMENTS, n - 1), (cost.ROW_PART, part), (cost.LEAST_PART, 16):
+    parts = (cost.FEWEST_ROW_PARTS, n // part), (cost.ROW_PART, part), (cost.LEAST_PART, 16)
+    for row, value in (cost.REDUCED_ELEMENTS, n - 1), *parts:
         monkeypatch.setattr(row.__class__, "__setattr__", object.__setattr__)
         monkeypatch.setattr(row, "value", value)
     monkeypatch.setattr(online_rows, "_exp_again", lambda row, target: 0)

@@ -379,7 +379,7 @@ ESTIMATES = {
     "load_work": case(lambda x, y: jnp.sin((x + y) - LAST(x + y)[:, None]), (4, 100), (4, 100)),
     "test_work": case(lambda x: LAST(jnp.sin(jnp.pad(x, ((0, 0), (0, 1))))), (4, 100)),
     "clamp_work": case(lambda x, y: jnp.sin(taken(x, y) + taken(x, y)[::-1]), (100,), (64,)),
-    "loop_trips": LOOPS["loop_value"][0],
+    "loop_trips": case(lambda x: lax.while_loop(lambda s: s[0] < 9, lambda s: jnp.sin(s) + 1, x), (8,)),
     "scan_work": case(CUMSUM, (40,)),
     "scatter_work": BLOCKS["update_window"][0],
     "top_k_work": LOOPS["inserted"][0],

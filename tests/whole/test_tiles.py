@@ -14,7 +14,7 @@ import aotc
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program import tile_edges
 from aotc.tools.explain_schedule import explain_schedule
-from aotc.vmfb.abi import TILES_SINCE
+from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_graphs
 from aotc.vmfb.devices import buffers
@@ -168,6 +168,6 @@ def test_long_rows_are_worth_it_and_small_programs_are_not():
 
 def test_an_executor_that_knows_no_tiles_is_refused(everywhere, monkeypatch):
     data, _, _ = compiled("sorts")
-    monkeypatch.setattr(buffers, "TILES_SINCE", TILES_SINCE + 1)
-    with pytest.raises(BundleError, match=f"only executors of version {TILES_SINCE + 1} and later know tiles"):
+    monkeypatch.setattr(buffers, "TILES_SINCE", EXECUTOR_VERSION + 1)
+    with pytest.raises(BundleError, match=f"only executors of version {EXECUTOR_VERSION + 1} and later know tiles"):
         aotc.load(data)

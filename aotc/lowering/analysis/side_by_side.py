@@ -7,7 +7,7 @@ not, workers are idle that would have had the other's items.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aotc.ir.dims import product
@@ -34,10 +34,14 @@ class Share:
         return self.nanoseconds / self.workers
 
 
-def share_of(ops: Iterable[Op], anchors: Anchors | None, kind: str, target: Target) -> Share:
-    """Return what a region of ``ops`` takes, of a kind and with a space as fusion says."""
-    real = [op for op in ops if op.name not in FREE and op.name not in CONTROL_FLOW]
-    return Share(sum(op_nanoseconds(op, target) for op in real), min(_items(anchors, kind), ORDER_WORKERS.value))
+def own_nanoseconds(ops: Iterable[Op], target: Target) -> float:
+    """Return what ``ops`` take one worker in a region, of which loops and branches are no part."""
+    return sum(op_nanoseconds(op, target) for op in ops if op.name not in FREE and op.name not in CONTROL_FLOW)
+
+
+def share_of(nanoseconds: float, anchors: Anchors | None, kind: str) -> Share:
+    """Return what a region takes, of a kind and with a space as fusion says."""
+    return Share(nanoseconds, min(_items(anchors, kind), ORDER_WORKERS.value))
 
 
 def _items(anchors: Anchors | None, kind: str) -> int:
@@ -52,17 +56,20 @@ def _items(anchors: Anchors | None, kind: str) -> int:
     return max(rows // (CHUNK if kind == "contract" else ITEM_ELEMENTS).value, 1)
 
 
-def refuses_to_wait(op: Op, own: Share, others: Sequence[Share], target: Target) -> str:
+def refuses_to_wait(op: Op, own: Share, others: Iterable[Share], target: Target) -> str:
     """Return why a region that takes ``own`` does not take ``op`` and wait for ``others``, or nothing.
 
     If it does not, what ``op`` reads of it is written and read again.
     """
-    before = sum(share.wall for share in others)
-    all_at_once = (own.nanoseconds + sum(s.nanoseconds for s in others)) / ORDER_WORKERS.value
-    lost = own.wall + before - max(own.wall, before, all_at_once)
     size = 2 * size_in_bytes(op.results[0])
     machine = machine_of(target)
     saved = SHARING_NS.value + machine.launch + size / machine.level_of(size).rate
+    if own.wall <= saved:  # it cannot lose more
+        return ""
+    shares = list(others)
+    before = sum(share.wall for share in shares)
+    all_at_once = (own.nanoseconds + sum(s.nanoseconds for s in shares)) / ORDER_WORKERS.value
+    lost = own.wall + before - max(own.wall, before, all_at_once)
     if lost <= saved:
         return ""
     return f"the region would wait {lost / 1e3:.1f} us for others that run beside it, to save {saved / 1e3:.1f} us"

@@ -68,7 +68,7 @@ def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
 
 def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder) -> Value:
     *kernel, features, outputs = rhs.type.shape
-    exact = {} if attrs.get("precision", "DEFAULT") == "DEFAULT" else {"precision": attrs["precision"]}
+    exact = {} if attrs.get("precision") in (None, "DEFAULT") else {"precision": attrs["precision"]}
     if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):
         rows = product(lhs.type.shape[:-1])
         flat = b.reshape(lhs, (rows, features)), b.reshape(rhs, (features, outputs))

@@ -18,7 +18,7 @@ Then loop regions with a single reader are absorbed by it (``absorb``). Kinds of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from aotc.ir.dims import is_static, product
@@ -31,7 +31,7 @@ from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.gpu.product_views import ProductViews, product_views
 from aotc.lowering.analysis.scan_windows import scan_of
-from aotc.lowering.analysis.side_by_side import refuses_to_wait, share_of
+from aotc.lowering.analysis.side_by_side import Share, own_nanoseconds, refuses_to_wait, share_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner
 from aotc.lowering.passes.fusion.record import FusionRecord
@@ -97,6 +97,7 @@ class _Fuser:
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
+        self._times: dict[Group, tuple[int, float]] = {}  # of so many members
         self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
@@ -297,12 +298,17 @@ class _Fuser:
     def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
         """Return why ``group`` should not wait for what else ``op`` needs, or nothing."""
         later = _before(group, sources) & ~group.before
-        others = [g for g in self.groups if later >> g.number & 1]
-        target = self.budget.target
-        if not others or target.kind != "cpu":  # a GPU runs regions one after the other anyway
+        if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
             return ""
-        shares = [share_of(g.members, g.anchors, g.kind, target) for g in others]
-        return refuses_to_wait(op, share_of(group.members, group.anchors, group.kind, target), shares, target)
+        others = (self._share(self.groups[n]) for n in _numbers(later))
+        return refuses_to_wait(op, self._share(group), others, self.budget.target)
+
+    def _share(self, group: Group) -> Share:
+        """Return what a region takes; of its members only those are looked at that are new."""
+        known, nanoseconds = self._times.get(group, (0, 0.0))
+        nanoseconds += own_nanoseconds(group.members[known:], self.budget.target)
+        self._times[group] = len(group.members), nanoseconds
+        return share_of(nanoseconds, group.anchors, group.kind)
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
@@ -322,6 +328,13 @@ def _before(group: Group, sources: list[Group]) -> int:
         if source is not group:
             bits |= source.before | 1 << source.number
     return bits
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """Return the numbers of a bit set."""
+    while bits:
+        yield bits.bit_length() - 1
+        bits ^= 1 << (bits.bit_length() - 1)
 
 
 def _reduce_kind(anchors: Anchors) -> str:

@@ -58,7 +58,7 @@ GPU_TILE_RATE = Estimate(
     "cuda_tile_rate", 36_000_000, "operations of tiles of f32 in a microsecond", "docs/status.md: 36.7 TFLOP/s"
 )
 TENSOR_WORK = Estimate(
-    "tensor_work", 9, "hundredths of an operation of tiles of f32 that one on tensor cores is",
+    "cuda_tensor_work", 9, "hundredths of an operation of tiles of f32 that one on tensor cores is",
     "benchmarks/products.py: 400 to 680 TFLOP/s on an H200",
 )
 GPU_CACHE_BYTES = Estimate("cuda_cache_bytes", 5_500, "bytes of the cache in a nanosecond", "chosen: an H200")
