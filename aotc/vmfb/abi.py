@@ -108,6 +108,7 @@ INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
+GPU_ALIGNMENT = 16  # of arrays on GPUs, which kernels read and write in vectors of so many bytes
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a tensor map, a parameter of CUDA kernels
 
 MAX_PLACES = 256

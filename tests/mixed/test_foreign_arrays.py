@@ -12,7 +12,9 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
+from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.devices.interop.dlpack import capsule
+from aotc.vmfb.devices.interop.foreign import taken
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 
@@ -160,6 +162,21 @@ def test_what_does_not_fit_is_refused(module):
     buffer = ByDlpack(h)
     refused(module, r"out\[0\] shares memory with an argument", buffer, h, out=[buffer])
     np.testing.assert_allclose(module(Fixed(h), h), np.tanh(h @ h), rtol=1e-5)  # it may be read
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slice_that_begins_between_vectors_is_copied(kind, module):
+    """Kernels read 16 bytes at a time, which memory of a GPU refuses anywhere else."""
+    h, w = array(4, 4), array(4, 4, seed=1)
+    behind = kind(np.zeros((5, 4), "f4"))
+    behind.address, behind.shape, behind.nbytes = behind.address + 4, (4, 4), 64
+    behind.write(h)
+    assert behind.address % GPU_ALIGNMENT == 4
+    assert taken(behind).address % GPU_ALIGNMENT == 0
+    np.testing.assert_allclose(module(behind, kind(w)), np.tanh(h @ w), rtol=1e-5)
+    refused(module, r"out\[0\] cannot be written to: it begins 4 bytes behind a multiple of 16", h, w, out=[behind])
+    with pytest.raises(VmError, match="4 bytes behind"):
+        module.submit("main", h, w, out=[behind]).result(PATIENCE)
 
 
 def test_other_devices(monkeypatch):

@@ -24,9 +24,10 @@ from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, flat_index
 from aotc.kernels.emit.index import Frame
 from aotc.kernels.llvm_types import Register, memory_type
+from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES
 
-VECTOR = 16
+VECTOR = GPU_ALIGNMENT
 """Bytes that a thread moves in one instruction."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer, keeper
@@ -36,6 +37,8 @@ class _Borrowed(CudaBuffer):
 def taken(value: Any, writes: bool = False) -> CudaArray | None:
     """Return an array of another library that is on a GPU as one of ours, of the same memory; None if it is not.
 
+    One that begins where kernels cannot read vectors, as a slice may, is copied on its GPU.
+
     Parameters
     ----------
     value : object
@@ -47,6 +50,17 @@ def taken(value: Any, writes: bool = False) -> CudaArray | None:
     BufferError
         If its elements do not lie one after the other, cannot be written to, or are of an unknown type.
     """
+    found = _seen(value, writes)
+    if found is None or found.address % GPU_ALIGNMENT == 0:
+        return found
+    if writes:
+        behind = f"{found.address % GPU_ALIGNMENT} bytes behind a multiple of {GPU_ALIGNMENT}"
+        raise BufferError(f"it begins {behind}, and kernels write vectors: give a whole array, and copy that")
+    return found.copy()
+
+
+def _seen(value: Any, writes: bool = False) -> CudaArray | None:
+    """Return an array of another library on a GPU as one of ours, wherever it begins; see :func:`taken`."""
     device = getattr(value, "__dlpack_device__", None)
     if device is not None:
         type_, ordinal = device()
@@ -85,7 +99,7 @@ def buffer_of(out: Any) -> np.ndarray | DeviceArray | None:
     """Return the memory of a buffer for a result, as far as the order of submissions knows it."""
     if out is None or isinstance(out, np.ndarray | DeviceArray):
         return out
-    found = taken(out)
+    found = _seen(out)
     return np.from_dlpack(out) if found is None and hasattr(out, "__dlpack__") else found
 
 
