@@ -18,7 +18,6 @@ FORMATS = ("aotc/vmfb/abi.py", "aotc/vmfb/isa.py", "aotc/ir/opset")
 # Constants that decide nothing by size: (file, name), and what they are.
 OTHER = {
     ("aotc/ir/loop_ir.py", "WARP"): "a fact of NVIDIA's GPUs",
-    ("aotc/kernels/cuda/lanes.py", "VECTOR"): "a fact of NVIDIA's GPUs",
     ("aotc/kernels/cuda/shuffle.py", "_EVERYBODY, _BUTTERFLY"): "numbers of NVVM's instruction",
     ("aotc/kernels/emit/bf16_instructions.py", "_LOG2_E"): "a number of mathematics",
     ("aotc/lowering/regions/tiles_cuda.py", "_PAD"): "a word that keeps threads of a warp off each other's banks",

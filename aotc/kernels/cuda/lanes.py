@@ -27,9 +27,6 @@ from aotc.kernels.llvm_types import Register, memory_type
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES
 
-VECTOR = GPU_ALIGNMENT
-"""Bytes that a thread moves in one instruction."""
-
 
 @dataclass(slots=True)
 class _Lane:
@@ -181,11 +178,11 @@ def _width(buffer: Buffer, flats: Sequence[Dim]) -> int:
     """Return how many lanes make one access: 0 if they touch no neighbours, or begin where no vector does."""
     kind, parts = memory_type(buffer.dtype), _parts(buffer)
     width = 1
-    while len(flats) % (2 * width) == 0 and flats and fits(kind, 2 * width * parts, VECTOR):
+    while len(flats) % (2 * width) == 0 and flats and fits(kind, 2 * width * parts, GPU_ALIGNMENT):
         width *= 2
     while width * parts > 1 and not _side_by_side(flats, width):
         width //= 2
-    return width if fits(kind, width * parts, VECTOR) and flats else 0
+    return width if fits(kind, width * parts, GPU_ALIGNMENT) and flats else 0
 
 
 def _side_by_side(flats: Sequence[Dim], width: int) -> bool:
