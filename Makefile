@@ -16,7 +16,7 @@ PIP = bin/python -m pip install --quiet --disable-pip-version-check
 test: .venv-test/ready
 	.venv-test/bin/ruff check aotc cli tests examples benchmarks docs
 	.venv-test/bin/mypy
-	.venv-test/bin/python -m pytest -m "not slow and not cuda and not peer and not emulated"
+	.venv-test/bin/python -m pytest -n 2 --durations=40 -m "not slow and not cuda and not peer and not emulated"
 
 test-all: .venv-test/ready
 	.venv-test/bin/python -m pytest -n auto -m "not cuda and not peer"

@@ -13,7 +13,6 @@ from aotc.diagnostics import CompileError
 from aotc.guard import guard
 from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function, Module, TensorType
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
@@ -118,7 +117,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
     }
     if v.target.kind == MIX:
         return {**entry, **_mix(v, segments, options), "constants": _constants(v, add, options)}
-    _add_code(entry, v.target, v.kernels, v, add, options)
+    _add_code(entry, v.target, slice(len(v.kernels)), v, add, options)
     entry["constants"] = _constants(v, add, options)
     return entry
 
@@ -128,9 +127,10 @@ Add: TypeAlias = Callable[[str, Any], int]
 
 
 def _add_code(
-    entry: dict[str, Any], target: Target, kernels: Sequence[Kernel], v: Variant, add: Add, options: Options
+    entry: dict[str, Any], target: Target, rows: slice, v: Variant, add: Add, options: Options
 ) -> None:
-    """Compile ``kernels`` for one target, and add to ``entry`` what the manifest says of their code."""
+    """Compile some kernels, which ``target`` stands for, and add to ``entry`` what the manifest says of their code."""
+    kernels, targets = v.kernels[rows], v.targets[rows]
     if target.kind == "cuda":
         from aotc.kernels.cuda.build import build_images
 
@@ -142,7 +142,7 @@ def _add_code(
         needed = imported(kernels, users)
         entry["imports"] = {"lapack": lapack} if (lapack := [n for n in needed if n not in v.custom]) else {}
         entry["custom_calls"] = [v.custom[n].entry() for n in needed if n in v.custom]
-        built = build_library(kernels, target, options, users, entry)
+        built = build_library(kernels, target, options, users, entry, targets)
         entry["library"] = add("kernels.so", built.data)
         entry["executor"] = add("executor.so", build_executor(target, options))
     entry["kernels"] = [k.entry() for k in built.kernels]
@@ -160,7 +160,7 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[
 
         part: dict[str, Any] = {"target": target.name, "kind": target.kind, "features": list(target.features)}
         part["commands_version"] = COMMANDS_VERSION
-        _add_code(part, target, v.kernels[len(kernels) : len(kernels) + count], v, add, options)
+        _add_code(part, target, slice(len(kernels), len(kernels) + count), v, add, options)
         kernels += part.pop("kernels")
         parts.append({**part, "count": count})
     targets = [target for target, _ in v.parts]
@@ -168,17 +168,22 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[
         {
             "device": space.device,
             "part": targets.index(space.target),
+            "arena": arena,
             "constants": held.size,
             "pieces": [*map(list, held.rows)],
         }
-        for space, held in zip(v.spaces, v.pieces, strict=True)
+        for space, held, arena in zip(v.spaces, v.pieces, v.arenas, strict=True)
     ]
     return {"kernels": kernels, "parts": parts, "spaces": spaces}
 
 
 def _devices(v: Variant) -> dict[str, Any]:
-    """Return the kind of each device that the model names, and the transfers between them; nothing if it names none."""
-    return {"devices": v.kinds, "transfers": v.transfers} if v.devices else {}
+    """Return kind and target of each device that the model names, and the transfers; nothing if it names none."""
+    if not v.devices:
+        return {}
+    targets = {name: {"target": t.name, "features": list(t.features)} for name, t in v.devices_of.items()}
+    kinds = {name: t.kind for name, t in v.devices_of.items()}
+    return {"devices": kinds, "targets": targets, "transfers": v.transfers}
 
 
 def native_calls(v: Variant) -> list[NativeCall]:

@@ -71,8 +71,8 @@ class Options:
         Refuse the model if it takes more transfers between devices; -1 means any number.
     memory_limit : int
         Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
-        What would take more is computed a part after the other, or twice, or else refused. Limits may also be text:
-        ``"64MB"``.
+        What would take more is computed a part after the other, or twice, or moved from a GPU to the host, or else
+        refused. Of a program for the CPU and GPUs each memory has the limit. Limits may also be text: ``"64MB"``.
     stack_limit, shared_memory_limit : int
         Bytes of a thread's stack, and of the shared memory of a GPU's block, that a kernel's arrays may take, if less
         than the target's; 0 means the target's.

@@ -38,7 +38,7 @@ from aotc.kernels.cpu.build import start_workers
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
 from aotc.lowering.analysis.costs.model import check_program, digest_of_program
-from aotc.lowering.lower import lower
+from aotc.lowering.lower import Variant, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.canonicalize import canonicalize
@@ -58,14 +58,16 @@ from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
+from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
+from aotc.lowering.passes.spread_work import spread_work
 from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
 from aotc.targets import Target, combine, resolve
 from aotc.vmfb.costs.record import problem
-from aotc.vmfb.module import check_bundle
+from aotc.vmfb.safety.check_bundle import check_bundle
 
 if TYPE_CHECKING:
     from aotc.frontend.mlir import Raw
@@ -107,7 +109,9 @@ PASSES: tuple[Pass, ...] = (
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
+    Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
     Pass(split_windows),
+    Pass(split_rows),
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
@@ -142,7 +146,10 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
+    (split_rows, split_reductions, "each of two reductions of a row would be cut by itself, and not be known any more"),
+    (split_rows, fuse, "the parts are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),
+    (spread_work, fuse, "the steps are to become kernels"),
     (hoist_checks, advance_checks, "a loop that fails is to be judged before what comes after it"),
     (advance_checks, fuse, "what is needed for a check would share kernels with what is not"),
     (cse, fuse, "equal ops in two regions are computed twice"),
@@ -333,22 +340,41 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
     signatures = replace(modules[kinds[0]], functions=functions)
     del first
-    variants = []
+    variants: list[Variant] = []
     ways = [Ways() for _ in targets]
+    used: list[Ways] = []
     for n, (target, kind) in enumerate(zip(targets, kinds)):
         one = replace(options, target=target.of("").name)
         last = kind not in kinds[n + 1 :]
         module = run_passes(modules.pop(kind) if last else modules[kind], one, _before_folding(ways[n].learn))
-        variants.append(lower(module, target, one))
+        variant = lower(module, target, one)
         del module
         if one.dump_ir:
             with guard("in the report on lowering", one):
-                _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variants[-1].text)
+                _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
+        if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
+            variants.append(variant)
+            used.append(ways[n])
+    _check_homes(variants, signatures)
     if not sources:
         return assemble(signatures, variants, options, program=program)
     with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
-        found = beside.submit(embed, sources.pop(), [v.constants for v in variants], ways)
+        found = beside.submit(embed, sources.pop(), [v.constants for v in variants], used)
         return assemble(signatures, variants, options, found.result, program)
+
+
+def _check_homes(variants: Sequence[Variant], signatures: Module) -> None:
+    """Refuse variants that have arguments or results on different devices: a signature is that of all of them."""
+    first = variants[0]
+    for other in variants[1:]:
+        for name, homes in first.devices.items():
+            pairs = [pair for key in ("arguments", "results") for pair in zip(homes[key], other.devices[name][key])]
+            for mine, its in pairs:
+                if mine != its and name in signatures.functions:
+                    found = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
+                    message = f"an argument or result of @{name} is on {found}"
+                    hint = "give arguments and results affinities, or compile a bundle for each --target"
+                    raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:
@@ -356,7 +382,8 @@ def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list
     from aotc.frontend.artifact import artifact_of
 
     if not sources:
-        sources.append(Embedded(artifact_of(raw, parsed), raw.path, raw.metadata, recorded(options, targets), targets))
+        code, chosen = artifact_of(raw, parsed), recorded(options, targets)
+        sources.append(Embedded(code, raw.path, raw.metadata, chosen, targets, len(targets)))
 
 
 def _before_folding(see: Callable[[Module], None]) -> Callable[[int, Pass, Module], None]:

@@ -88,12 +88,12 @@ def upgrade(
 
 
 def _is_mix(source: Embedded) -> bool:
-    """Is the bundle for devices of several targets? Then the first is that of devices which nobody named."""
+    """Is the bundle for devices of several targets? Then the first are those of devices which nobody named."""
     return bool(source.options.get("devices")) and len(source.targets) > 1
 
 
 def _offered(source: Embedded) -> tuple[Target, ...]:
-    return source.targets[:1] if _is_mix(source) else source.targets
+    return source.targets[: source.variants]
 
 
 def weights_file(opened: Bundle) -> str:

@@ -4,11 +4,49 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.vmfb.machine import cpu_features
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What a multiprocessor of a GPU holds at once (CUDA C++ Programming Guide, compute capabilities).
+
+    Attributes
+    ----------
+    threads, blocks : int
+        The most that it runs.
+    shared : int
+        Bytes of shared memory.
+    registers : int
+        Of 4 bytes.
+    reserved : int
+        Bytes of shared memory that each block takes besides its kernel's arrays.
+    warp, unit : int
+        Threads that run together, and how many registers they are given at a time.
+    """
+
+    threads: int
+    blocks: int
+    shared: int
+    registers: int = 65_536
+    reserved: int = 1 << 10
+    warp: int = 32
+    unit: int = 256
+
+    def held_blocks(self, threads: int, registers: int, shared: int) -> int:
+        """Return how many blocks of so many threads it holds, each thread with registers, each block with memory."""
+        warps = -(-threads // self.warp)
+        each = -(-max(registers, 1) * self.warp // self.unit) * self.unit
+        by_threads, by_registers = self.threads // (warps * self.warp), self.registers // (warps * each)
+        return min(self.blocks, by_threads, by_registers, self.shared // (shared + self.reserved))
+
+    def occupancy(self, threads: int, registers: int, shared: int) -> int:
+        """Return the percentage of the threads which it holds at most that such blocks fill."""
+        return 100 * self.held_blocks(threads, registers, shared) * threads // self.threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +78,7 @@ class Target:
     shared_memory : int
         Bytes of shared memory that a CUDA block may have if it asks for them when it is launched.
     static_shared : int
-        Bytes of shared memory that it may have without asking, as kernels do.
+        Bytes of shared memory that it may have without asking.
     untried : bool
         Has none of its code ever run?
     """
@@ -70,12 +108,17 @@ class Target:
 
     @property
     def shared(self) -> int:
-        """The bytes of shared memory that the arrays of a kernel may take."""
+        """The bytes of shared memory that a CUDA block may have without asking for them."""
         return min(self.shared_memory, self.static_shared)
 
     def of(self, device: str) -> Target:
         """Return what code for a device of the model is compiled for."""
         return self
+
+    @property
+    def multiprocessor(self) -> Multiprocessor:
+        """What a multiprocessor of the GPU holds."""
+        return _MULTIPROCESSORS[self.cpu]
 
     @property
     def portable(self) -> bool:
@@ -135,9 +178,23 @@ _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 
 
 
-def _gpu(name: str, shared_kib: int, untried: bool = False) -> Target:
-    """Return the target of GPUs whose blocks may have so much shared memory."""
-    return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=shared_kib << 10, untried=untried)
+_MULTIPROCESSORS = {
+    "compute_80": Multiprocessor(1536, 16, 100 << 10),  # the least of all
+    "sm_80": Multiprocessor(2048, 32, 164 << 10),
+    "sm_86": Multiprocessor(1536, 16, 100 << 10),
+    "sm_89": Multiprocessor(1536, 24, 100 << 10),
+    "sm_90": Multiprocessor(2048, 32, 228 << 10),
+    "sm_90a": Multiprocessor(2048, 32, 228 << 10),
+    "sm_100": Multiprocessor(2048, 32, 228 << 10),
+    "sm_120": Multiprocessor(1536, 24, 100 << 10),
+}
+
+
+def _gpu(name: str, untried: bool = False) -> Target:
+    """Return the target of GPUs of an architecture."""
+    held = _MULTIPROCESSORS[name]
+    most = held.shared - held.reserved
+    return Target(f"cuda:{name}", "cuda", name, stack=2 << 10, shared_memory=most, untried=untried)
 
 
 MIX = "mix"
@@ -155,14 +212,14 @@ TARGETS = {
         Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
-        _gpu("compute_80", 99),
-        _gpu("sm_80", 163),
-        _gpu("sm_86", 99),
-        _gpu("sm_89", 99),
-        _gpu("sm_90", 227),
-        _gpu("sm_90a", 227),
-        _gpu("sm_100", 227, untried=True),
-        _gpu("sm_120", 99, untried=True),
+        _gpu("compute_80"),
+        _gpu("sm_80"),
+        _gpu("sm_86"),
+        _gpu("sm_89"),
+        _gpu("sm_90"),
+        _gpu("sm_90a"),
+        _gpu("sm_100", untried=True),
+        _gpu("sm_120", untried=True),
     )
 }
 
@@ -194,12 +251,12 @@ def _cache_bytes(level: int) -> int:
 
 
 def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequence[Target] = ()) -> tuple[Target, ...]:
-    """Return what the variants of a bundle are for: ``targets``, or one mix if ``devices`` of a model are of others.
+    """Return what the variants of a bundle are for: ``targets``, each a mix if ``devices`` of a model are of others.
 
     Parameters
     ----------
     targets : sequence of Target
-        Of the bundle; devices that are not named are of the only one.
+        Of the bundle; devices that are not named are of each of them in turn.
     devices : mapping of str to str
         Names of targets by the model's names of devices.
     known : sequence of Target
@@ -208,7 +265,7 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
     Raises
     ------
     CompileError
-        If there are several targets besides, or a device is of several, or CPU devices of different ones.
+        If a device is of several targets.
     """
     measured = {t.name: t for t in (*known, *targets)}
     rows = {name: [measured.get(t.name, t) for t in resolve(target)] for name, target in devices.items()}
@@ -216,15 +273,32 @@ def combine(targets: Sequence[Target], devices: Mapping[str, str], known: Sequen
         if len(found) > 1:
             raise CompileError.at(UNKNOWN, f"device {name!r} is of several targets, {devices[name]}", hint="name one")
     own = {name: target for name, (target,) in rows.items()}
-    others = [name for name, target in own.items() if [target] != list(targets)]
-    if not others:
+    if all([target] == list(targets) for target in own.values()):
         return tuple(targets)
-    if len(targets) > 1:
-        offered = ",".join(t.name for t in targets)
-        message = f"device {others[0]!r} is {own[others[0]].name}, the bundle is for {offered}"
-        raise CompileError.at(UNKNOWN, message, hint="one --target, that of the devices which --device does not name")
-    name = "+".join(dict.fromkeys(t.name for t in own.values()))
-    return (Mix(name, MIX, "", devices=(("", targets[0]), *own.items())),)
+    mixes = []
+    for target in targets:  # whose name tells the variants apart
+        every = (*([target] if len(targets) > 1 else ()), *own.values())
+        name = "+".join(dict.fromkeys(t.name for t in every))
+        mixes.append(Mix(name, MIX, "", devices=(("", target), *own.items())))
+    return tuple(mixes)
+
+
+def together(targets: Iterable[Target]) -> Target:
+    """Return what stands for CPU devices of one program: code that all of them run is for the least of ``targets``.
+
+    The machine must have the features of each; kernels are compiled for the targets of their own devices.
+    """
+    rows = list(dict.fromkeys(targets))
+    if len(rows) == 1:
+        return rows[0]
+    base = min(rows, key=lambda t: len(t.features))
+    features = tuple(dict.fromkeys(name for t in rows for name in t.features))
+    return replace(base, name="+".join(t.name for t in rows), features=features)
+
+
+def least() -> Target:
+    """Return the target that every machine of this one's architecture runs: for what only moves bytes."""
+    return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
 
 
 def check_mix(targets: Mapping[str, Target]) -> None:
@@ -233,13 +307,13 @@ def check_mix(targets: Mapping[str, Target]) -> None:
     Raises
     ------
     CompileError
-        If CPU devices are of different targets: they are the same processor.
+        If CPU devices are of different architectures: they are the same processor.
     """
     cpus = {name: t for name, t in targets.items() if t.kind == "cpu"}
-    if len({t.name for t in cpus.values()}) > 1:
+    if len({t.triple for t in cpus.values()}) > 1:
         listed = ", ".join(f"{name} is {t.name}" for name, t in cpus.items())
-        hint = "--device NAME=TARGET with the same CPU target for all; devices that are not named take --target"
-        raise CompileError.at(UNKNOWN, f"CPU devices of one model are of different targets: {listed}", hint=hint)
+        hint = "--device NAME=TARGET with targets of one architecture; devices that are not named take --target"
+        raise CompileError.at(UNKNOWN, f"CPU devices of one model are of different architectures: {listed}", hint=hint)
 
 
 def resolve(name: str) -> tuple[Target, ...]:

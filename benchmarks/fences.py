@@ -7,7 +7,7 @@ Stages: a model in two halves of equal work, one thread each, ``cpu:0`` and ``cp
 the other, beside the halves one after the other on one thread; and beside what two processes reach that run the whole
 at the same time, which is what this machine has to give.
 
-Callers: how threads that call at the same time share the cores.
+Callers: how threads that call at the same time share the cores; and what a device of its own is worth to one of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -152,6 +153,31 @@ def callers(size: int, seconds: float) -> None:
         print(f"{number} callers, {several} threads: {total:.0f} calls a second, each {each}")
 
 
+def devices(size: int, seconds: float) -> None:
+    """Print how many calls a caller makes in a second beside three others: all on one device, and it on another."""
+    path = Path(tempfile.mkdtemp()) / "stage.vmfb"
+    path.write_bytes(aotc.compile(STAGE.replace("SIZEx", f"{size}x")))
+    x = np.full((size, size), 0.01, np.float32)
+
+    def call(module: Any, name: str, made: dict[str, int], end: float) -> None:
+        while time.perf_counter() < end:
+            module.invoke("main", x, x)
+            made[name] += 1
+
+    for other in ("cpu:0", "cpu:1"):
+        modules = [aotc.load(path, devices=device) for device in ("cpu:0", "cpu:0", "cpu:0", other)]
+        made = dict.fromkeys(["a", "b", "c", "one"], 0)
+        end = time.perf_counter() + seconds
+        threads = [threading.Thread(target=call, args=(*row, made, end)) for row in zip(modules, made, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        three = sum(made.values()) - made["one"]
+        rates = f"{made['one'] / seconds:.0f} calls a second beside {three / seconds:.0f} of three"
+        print(f"one caller on {other}, three on cpu:0: {rates}")
+
+
 def processes(path: Path, size: int) -> float:
     """Return the seconds in which two processes compute all requests each, at the same time."""
     command = [sys.executable, __file__, "--child", str(path), "--size", str(size)]
@@ -199,6 +225,7 @@ def main() -> None:
     costs(given.rounds, given.calls)
     stages(given.size, given.rounds)
     callers(given.size, 3)
+    devices(given.size, 3)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -193,8 +193,17 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
     kernels = sum(len(v["kernels"]) for v in variants)
     placed = [v for v in variants if v.get("devices")][:1]  # the same in each
     facts = [size_text(len(data)), count_text(kernels, "kernel")]
-    facts += [f"on {' and '.join(v['devices'])} with {count_text(len(v['transfers']), 'transfer')}" for v in placed]
+    facts += [f"on {' and '.join(v['devices'])} with {_transfers(v['transfers'])}" for v in placed]
     return f"{output}: {', '.join([*facts, working_memory(variants), time_text(seconds)])}"
+
+
+def _transfers(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many transfers there are, and how many of them are for the sake of a limit."""
+    from aotc_cli.sizes import count_text
+
+    spilled = sum(t.get("spilled", False) for t in rows)
+    more = f" and {spilled} for the memory limit" if spilled else ""
+    return f"{count_text(len(rows) - spilled, 'transfer')}{more}"
 
 
 def progress_bar(quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None] | None]:

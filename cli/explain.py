@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -154,8 +155,12 @@ def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json:
     several = len({r.function for r in report.rows}) > 1
     rows_ = [(*((r.function,) if several else ()), r.device, r.name, r.reason, r.loc) for r in report.rows]
     print_table((*(("function",) if several else ()), "device", "what", "why", "from"), rows_)
-    devices = ", ".join(f"{name} is {target}" for name, target in report.targets.items())
-    print_line(f"\n{count_text(len(report.transfers), 'transfer')}; {devices}", 2)
+    print_line(f"\n{count_text(len(report.transfers), 'transfer')}{_devices(report.targets)}", 2)
+
+
+def _devices(targets: Mapping[str, str]) -> str:
+    """Return what follows a summary: the target of each device, if the model names any."""
+    return "; " + ", ".join(f"{name} is {target}" for name, target in targets.items()) if targets else ""
 
 
 def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
@@ -171,20 +176,24 @@ def _fusion(source: Any, flags: dict[str, Any], as_json: bool) -> None:
     from aotc_cli.tables import print_line, print_table
 
     right = ("bytes in", "bytes out", "work")
-    several = any(r.device for r in report.regions)
+    several, gpu = any(r.device for r in report.regions), any(r.threads for r in report.regions)
     rows = [
         (r.name, *((r.device,) if several else ()), r.kind, r.bytes_in, r.bytes_out, r.work,
-         _memory(r.memory) or "none", _some(r.lines))
+         _memory(r.memory) or "none", *((f"{r.occupancy} %, {r.threads} threads",) if gpu else ()), _some(r.lines))
         for r in report.regions
     ]  # fmt: skip
-    print_table(("kernel", *(("device",) if several else ()), "kind", *right, "memory", "from"), rows, right)
+    own = (("device",) if several else ()), (("occupancy",) if gpu else ())
+    print_table(("kernel", *own[0], "kind", *right, "memory", *own[1], "from"), rows, right)
     for region in report.regions:
         print()
         print_line(f"{region.name}: {', '.join(region.ops)}", 2)
         for n in region.neighbours:
             verdict = "took" if n.taken else "refused"
             print_line(f"  {verdict} {', '.join(n.ops)} ({_some(n.lines)}): {n.reason}", 4)
-    print(f"\n{count_text(len(report.regions), 'kernel')} for {report.target}")
+    for row in report.rows:
+        form = "read once, in parts" if row.taken else "not read in parts"
+        print_line(f"\nrows of {_some(row.lines)}, {form}: {row.reason}", 2)
+    print_line(f"\n{count_text(len(report.regions), 'kernel')} for {report.target}{_devices(report.devices)}", 2)
 
 
 def _memory(memory: Any) -> str:
@@ -264,7 +273,8 @@ def _print_schedule(report: ScheduleReport) -> None:
     print_table(headings, rows, right=(*times, "bytes"))
     what = f"{count_text(len(rows), 'command')} of @{report.function} for {report.target}"
     where = _WORKERS[tuple(sorted(report.kinds))]
-    print_line(f"\n{what}: {shown(report.work)} {where}, at least {shown(report.path)} if all that can overlaps (*)", 2)
+    least = f"at least {shown(report.path)} if all that can overlaps (*)"
+    print_line(f"\n{what}: {shown(report.work)} {where}, {least}{_devices(report.devices)}", 2)
     if report.measured_on:
         print_line(f"measured on {report.measured_on}", 2)
     if report.unknown:
@@ -287,7 +297,12 @@ def _print_memory(report: MemoryReport) -> None:
     print_table(headings, rows, right=("offset", "bytes"))
     what = f"{count_text(len(rows), 'value')} in {report.steps} steps of @{report.function} for {report.target}"
     peak = f"{size_text(report.peak)} alive at step {report.at} (*), {_arenas(report)}"
-    print_line(f"\n{what}: {peak}; scratch memory {size_text(report.scratch)} for each worker", 2)
+    thread = f"scratch memory {size_text(report.scratch)} for each worker"
+    print_line(f"\n{what}: {peak}; {thread}{_devices(report.devices)}", 2)
+    if report.spills:
+        print_line(f"{count_text(len(report.spills), 'transfer')} for the memory limit:", 2)
+    for row in report.spills:
+        print_line(f"  {row}", 4)
 
 
 def _arenas(report: MemoryReport) -> str:

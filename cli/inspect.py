@@ -83,11 +83,13 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "features": variant["features"],
         "kernels": kernels,
         "command_buffers": len(variant["command_buffers"]),
+        "tiles": _tiles(opened, variant),
         "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
         "devices": _devices(opened, variant),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
+        "arenas": {row["device"] or "host memory": row["arena"] for row in variant.get("spaces", ())},
         "memory_limit": variant.get("memory_limit", 0),
         "memory": _memory(opened, variant),
         "buffers": _buffers(opened, variant),
@@ -97,16 +99,31 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return, for each device that the model names, its target, and its place if nobody says another."""
-    from aotc.vmfb.device import bind_devices
-    from aotc.vmfb.devices.spaces import Spaces
+def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return which commands wait for tiles of others: of each ``over`` items ``times``, and ``halo`` more."""
+    from aotc.vmfb.abi import Command
+    from aotc.vmfb.commands import all_graphs
+    from aotc.vmfb.devices.buffers import load_buffers
 
-    known = Spaces(opened, variant) if "spaces" in variant else None
-    homes = {row["device"]: known.parts[row["part"]]["target"] for row in known.rows} if known else {}
-    targets = {name: homes.get("" if kind == "cpu" else name) for name, kind in variant.get("devices", {}).items()}
+    names = [kernel["name"] for kernel in variant["kernels"]]
+    rows = []
+    for buffer, nodes in enumerate(load_buffers(opened, variant).nodes):
+        for number, graph in enumerate(all_graphs(nodes)):
+            commands = [c for c in graph.commands if isinstance(c, Command)] if graph.tiled else []
+            for n, command in enumerate(commands):
+                for t in command.tiles:
+                    row = {"buffer": buffer, "graph": number, "command": n, "kernel": names[command.kernel]}
+                    row |= {"after": t.producer, "producer": names[commands[t.producer].kernel]}
+                    rows.append({**row, "times": t.times, "over": t.over, "halo": t.halo})
+    return rows
+
+
+def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return, for each device that the model names, its target, what that needs, its place if nobody says another."""
+    from aotc.vmfb.device import bind_devices
+
     places = bind_devices(opened, variant, None)
-    return {name: {"target": target or variant["target"], "place": places[name]} for name, target in targets.items()}
+    return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 
 def _buffers(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
@@ -214,7 +231,9 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     from aotc_cli.sizes import count_text, size_text
 
     peak, weights = variant["arena_peak"], variant["weights"]
-    lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}"]
+    arenas = [f"{name} {size_text(size)}" for name, size in variant["arenas"].items() if size is not None]
+    each = f" ({', '.join(arenas)})" if arenas else ""
+    lines = [f"arena peak: {'depends on shapes' if peak is None else size_text(peak)}{each}"]
     lines += _memory_lines(variant["memory"])
     if variant["memory_limit"]:
         lines.append(f"memory limit: {size_text(variant['memory_limit'])}, in which so many threads work as have room")
@@ -231,12 +250,20 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     if variant["devices"]:
         named = (f"{name}: {row['target']} ({row['place']})" for name, row in variant["devices"].items())
         lines.append(f"devices: {', '.join(named)}")
-        lines.append(count_text(len(variant["transfers"]), "transfer"))
+        if len({row["target"] for row in variant["devices"].values()}) > 1:
+            needs = ((name, row["features"]) for name, row in variant["devices"].items())
+            lines += [f"{name} needs {' '.join(features)}" for name, features in needs if features]
+        moved = sum(t.get("spilled", False) for t in variant["transfers"])
+        limited = f", and {moved} for the memory limit" if moved else ""
+        lines.append(f"{count_text(len(variant['transfers']) - moved, 'transfer')}{limited}")
         for t in variant["transfers"]:
             lines.append(f"  {t['type']}{_moved(t)} from {t['from']} to {t['to']}: {t['reason']}")
     lines += [f"{part['target']}: {count_text(part['kernels'], 'kernel')}" for part in variant["parts"]]
     kernels = count_text(len(variant["kernels"]), "kernel")
     lines.append(f"{kernels}, {count_text(variant['command_buffers'], 'command buffer')}")
+    for t in variant["tiles"]:
+        ratio = "each item" if t["times"] == t["over"] else f"each {t['over']} items {t['times']}"
+        lines.append(f"  {t['kernel']} waits for tiles of {t['producer']}: for {ratio}, and a halo of {t['halo']}")
     return lines
 
 
@@ -256,13 +283,15 @@ def _show_kernels(kernels: list[dict[str, Any]]) -> None:
     from aotc_cli.tables import print_table
 
     known = _RESOURCES if any("resources" in k for k in kernels) else ()
+    own = ("target",) if any("target" in k for k in kernels) else ()
     rows = [
         (
             k["name"],
             "" if k["code_bytes"] is None else f"{k['code_bytes']:,}",
-            *(f"{k['resources'][name]:,}" if "resources" in k else "" for name in known),
+            *(f"{k['resources'].get(name, 0):,}" if "resources" in k else "" for name in known),
+            *(k.get(name, "") for name in own),
             k["from"],
         )
         for k in kernels
     ]
-    print_table(("kernel", "bytes", *known, "from"), rows, right=("bytes", *known))
+    print_table(("kernel", "bytes", *known, *own, "from"), rows, right=("bytes", *known))

@@ -25,11 +25,12 @@ def working_memory(variants: Sequence[Mapping[str, Any]]) -> str:
     """Return what a call of any function of these variants takes at most on this machine."""
     from aotc.vmfb.machine import thread_count, threads_within
 
-    rows = [(v.get("memory_limit", 0), row) for v in variants for row in v.get("memory", {}).values()]
+    rows = [(v, row) for v in variants for row in v.get("memory", {}).values()]
     every, known = thread_count(None), []
-    for limit, row in rows:
+    for v, row in rows:
         if row["arena"] is not None:
-            threads = threads_within(every, limit, row["arena"], row["scratch"])
+            host = next((space["arena"] for space in v.get("spaces", ()) if not space["device"]), row["arena"])
+            threads = threads_within(every, v.get("memory_limit", 0), host or 0, row["scratch"])
             known.append((row["arena"] + threads * row["scratch"], threads if row["scratch"] else 0))
     least = "at least " if len(known) < len(rows) else ""
     if rows and not known:

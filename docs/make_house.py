@@ -43,14 +43,14 @@ class Room:
 
 # The way of ``module(x)`` at run time: file, function, what happens there. A test looks each of them up.
 FIRST_CALL = (
-    ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
+    ("aotc/vmfb/calls/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
     ("aotc/vmfb/vm.py", "LoadedFunction.call", "chooses the way: sizes are static, symbolic, or read from data"),
     ("aotc/vmfb/vm.py", "LoadedFunction._plan", "looks for the plan of these shapes; there is none yet"),
     ("aotc/vmfb/vm.py", "interpret", "the host program runs once for these shapes, with a recorder for a device"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "the plan becomes a function that is kept for these shapes"),
 )
 LATER_CALLS = (
-    ("aotc/vmfb/module.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
+    ("aotc/vmfb/calls/entry.py", "Entry.__call__", "the pytree of the arguments becomes a flat list"),
     ("aotc/vmfb/vm.py", "LoadedFunction._static_call", "dtypes, shapes; results are made (symbolic: _dynamic_call)"),
     ("aotc/vmfb/devices/cpu.py", "CpuExecutable.replay", "pointers of arguments, results, arena, constants"),
     ("aotc/kernels/cpu/executor.py", "run", "one native call without the GIL: graphs, loops, branches"),

@@ -21,6 +21,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -110,6 +111,9 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
             if reduce:
                 yield Access(buffer, index, False, loops, arms)
             yield Access(buffer, index, True, loops, arms)
+        case Shuffle(to=to, source=source):
+            yield Access(source, None, False, loops, arms)
+            yield Access(to, None, True, loops, arms)
         case Tile(out=out, a=a, b=b):
             yield Access(a, None, False, loops, arms)
             yield Access(b, None, False, loops, arms)
@@ -154,6 +158,8 @@ def _apart(one: Access, other: Access) -> bool:
     """Are the elements that two stores write proven to be different ones?"""
     assert one.index is not None
     assert other.index is not None
+    if _never_both(one, other):
+        return True
     for a, b in zip(one.index, other.index):
         (low, high), (least, most) = bounds(_narrowed(a, one.arms)), bounds(_narrowed(b, other.arms))
         if (high is not None and least is not None and high < least) or (
@@ -161,6 +167,13 @@ def _apart(one: Access, other: Access) -> bool:
         ):
             return True
     return False
+
+
+def _never_both(one: Access, other: Access) -> bool:
+    """Are they in two arms of one condition, within loops whose turns touch different elements?"""
+    around = [x for x, y in zip(one.loops, other.loops) if x is y]
+    alone = all(isinstance(loop, For) and loop.kind == "parallel" for loop in around)
+    return alone and any(c == d and holds != fails for c, holds in one.arms for d, fails in other.arms)
 
 
 def _narrowed(e: Dim, arms: Arms) -> Dim:

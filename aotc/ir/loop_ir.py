@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from aotc.ir.dims import Dim
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
-LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "thread"]
+LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,11 @@ Scalar: TypeAlias = Const | Index | Var | Load | Apply
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """``for var in range(begin, end, step)``; ``kind`` says how it runs."""
+    """``for var in range(begin, end, step)``; ``kind`` says how it runs.
+
+    Iterations of kind ``lanes`` are independent but for stores that reduce, and their number is static: a GPU's thread
+    does a statement for all of them before the next, and neighbouring elements of memory at once.
+    """
 
     var: str
     begin: Dim
@@ -119,13 +123,15 @@ class Store:
 
     ``reduce`` (``add``, ``mul``, ``max``, ``min``, or empty) makes it
     ``buffer[index] = reduce(buffer[index], value)`` where the order of
-    combination is free, which is what lets a reduction loop vectorize.
+    combination is free, which is what lets a reduction loop vectorize. ``atomic`` says that
+    other items of the grid may do the same to this element at the same time (CUDA).
     """
 
     buffer: Buffer
     index: tuple[Dim, ...]
     value: Scalar
     reduce: str = ""
+    atomic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +162,22 @@ class Alloc:
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Wait for all threads of a CUDA block."""
+
+
+WARP = 32
+"""Threads of a GPU that run together and read each other's registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """``to[t] = source[t ^ mask]`` for each thread ``t`` of a CUDA block; ``mask`` stays within a warp of 32.
+
+    Both are private buffers made outside of the loops over threads, with an element for each thread of the block.
+    """
+
+    to: Buffer
+    source: Buffer
+    mask: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +235,39 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Tile | ExternalCall
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Tile | ExternalCall
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product of matrices is spread over the tensor cores of a GPU.
+
+    Attributes
+    ----------
+    template : str
+        ``wgmma`` or ``mma``: which instructions multiply.
+    rows, cols : int
+        Of the part of the result that a block of threads computes.
+    stages : int
+        How many slices of both operands lie in shared memory.
+    """
+
+    template: str
+    rows: int
+    cols: int
+    stages: int
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
+        ring = self.stages * (self.rows + self.cols) * 128
+        if self.template == "wgmma":
+            return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
+        warps = self.rows // 32 * max(self.cols // 64, 1)
+        return 1024 + max(ring, warps * 2048)
+
+    def __str__(self) -> str:
+        return f"{self.template}({self.rows}, {self.cols}, {self.stages})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +291,8 @@ class Kernel:
         Pairs that may be given the same memory.
     flops, bytes : Dim
         Work of the whole grid, for the cost model.
+    tiling : Tiling, optional
+        The body is a product as :mod:`aotc.ir.loop_products` reads it, and is computed so.
     """
 
     name: str
@@ -248,6 +304,14 @@ class Kernel:
     aliases: tuple[tuple[int, int], ...] = ()
     flops: Dim = 0
     bytes: Dim = 0
+    tiling: Tiling | None = None
+
+
+def needs_block(kernel: Kernel) -> bool:
+    """Does a block of threads run an item of ``kernel`` together?"""
+    statements = list(walk(kernel.body))
+    shared = any(isinstance(s, Barrier | Shuffle) for s in statements)
+    return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 
 def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:

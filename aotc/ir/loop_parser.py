@@ -24,16 +24,20 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
+    Tiling,
     Var,
     While,
 )
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
-from aotc.ir.opset import ACCUMULATED
+from aotc.ir.opset import ACCUMULATED, ATOMIC
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
+_ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
+_REDUCTIONS = frozenset(f"reduce_{name}" for name in ACCUMULATED)
 _SPACES = ("private", "scratch", "shared")
 
 
@@ -85,7 +89,9 @@ class _Parser:
         work = [self.dim(about[key]) if key in about else 0 for key in ("flops", "bytes")]
         grid = self.dim(about["grid"])
         body = self.block(function.body)
-        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, tuple(map(tuple, aliases)), *work)
+        tiling = _tiling(about["tiling"]) if "tiling" in about else None
+        pairs = tuple(map(tuple, aliases))
+        return Kernel(function.name, inputs, outputs, tuple(names), grid, body, pairs, work[0], work[1], tiling)
 
     def parameter(self, argument: ast.arg) -> Buffer:
         buffer = self.buffer(argument.arg, _annotation(argument), "global")
@@ -163,6 +169,14 @@ class _Parser:
                 return self.while_loop(node, body)
             case ast.Expr(value=ast.Call(func=ast.Name(id="barrier"), args=[])):
                 return Barrier()
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Name(id="shuffle"),
+                    args=[to, source],
+                    keywords=[ast.keyword(arg="mask", value=ast.Constant(value=int(mask)))],
+                )
+            ):
+                return Shuffle(self.named_buffer(to), self.named_buffer(source), mask)
             case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
                 return self.tile(call)
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
@@ -202,9 +216,9 @@ class _Parser:
 
     def store(self, place: ast.Subscript, value: ast.expr) -> Store:
         match value:
-            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name.startswith("reduce_") and (
-                name.removeprefix("reduce_") in ACCUMULATED
-            ):
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _ATOMICS:
+                return Store(*self.place(place), self.scalar(operand), name.removeprefix("atomic_"), atomic=True)
+            case ast.Call(func=ast.Name(id=name), args=[_, operand]) if name in _REDUCTIONS:
                 return Store(*self.place(place), self.scalar(operand), name.removeprefix("reduce_"))
         return Store(*self.place(place), self.scalar(value))
 
@@ -284,6 +298,13 @@ def _atom(fn: str, a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return {"//": dims.floordiv, "%": dims.mod, "max": dims.maximum, "min": dims.minimum}[fn](a, b)
     return dims.Expr(0, (((dims.Call(fn, a, b),), 1),))
+
+
+def _tiling(node: ast.expr) -> Tiling:
+    match node:
+        case ast.Call(func=ast.Name(id=template), args=[*sizes]):
+            return Tiling(template, *map(ast.literal_eval, sizes))
+    _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 
 def _quoted(node: ast.expr) -> ast.expr:

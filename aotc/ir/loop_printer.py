@@ -34,6 +34,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -103,6 +104,8 @@ class _KernelPrinter:
         for name, work in (("flops", kernel.flops), ("bytes", kernel.bytes)):
             if work != 0:
                 trailer.append(f'{name}: "{self.dim(work)}"')
+        if kernel.tiling is not None:
+            trailer.append(f'tiling: "{kernel.tiling}"')
         self.block(kernel.body, "    ")
         ranges = [(scope.implied.name, scope.range_text()) for scope in dims]
         declared = [f'{name}: "dim({text})"' if text else f'{name}: "dim"' for name, text in ranges]
@@ -151,10 +154,12 @@ class _KernelPrinter:
         match stmt:
             case _Test(pred):
                 self.lines += [f"{indent}if not {self.scalar(pred, nested=True)}:", f"{indent}    break"]
-            case Store(buffer, index, value, reduce):
+            case Store(buffer, index, value, reduce, atomic):
                 place = f"{buffer.name}[{self.dims(index)}]"
                 text = self.scalar(value)
-                if reduce in _ASSIGN:
+                if atomic:
+                    self.lines.append(f"{indent}{place} = atomic_{reduce}({place}, {text})")
+                elif reduce in _ASSIGN:
                     self.lines.append(f"{indent}{place} {_ASSIGN[reduce]} {text}")
                 else:
                     self.lines.append(f"{indent}{place} = reduce_{reduce}({place}, {text})")
@@ -175,6 +180,8 @@ class _KernelPrinter:
                 self.lines.append(f'{indent}{buffer.name} = {buffer.space}("{self.type_text(buffer)}")')
             case Barrier():
                 self.lines.append(f"{indent}barrier()")
+            case Shuffle(to, source, mask):
+                self.lines.append(f"{indent}shuffle({to.name}, {source.name}, mask={mask})")
             case Tile():
                 self.lines.append(indent + self.tile(stmt))
             case ExternalCall(function, args):

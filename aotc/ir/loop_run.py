@@ -19,7 +19,7 @@ from aotc.ir.loop_ir import Kernel, Let, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import LOOPS, OPERATORS
-from aotc.ir.opset import ACCUMULATED, INFIX, SCALARS, ScalarOp, elementwise
+from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.ir.tile_forms import FORMS
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
@@ -188,6 +188,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
     functions |= dict.fromkeys(LOOPS, range)
     functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
     functions |= {f"reduce_{name}": functions[name] for name in ACCUMULATED - INFIX.keys()}
+    functions |= {f"atomic_{name}": functions[name] for name in ATOMIC}
     return functions | {
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
         "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],
@@ -197,6 +198,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "let": lambda value, dtype=None: value,
         "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
         "barrier": lambda: None,
+        "shuffle": _shuffle,
         "call": _call,
         "tile": _tile,
     }
@@ -246,6 +248,10 @@ def _call(function: str, *places: tuple[_Memory, Any]) -> None:
             raise ValueError(f"an argument of {function} is not contiguous")
         arrays.append(flat[sum(i * s // array.itemsize for i, s in zip(at, array.strides, strict=True)) :])
     call(function, arrays)
+
+
+def _shuffle(to: _Memory, source: _Memory, mask: int) -> None:
+    to.array[:] = source.array[np.arange(len(source.array)) ^ mask]
 
 
 def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:

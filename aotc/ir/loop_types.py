@@ -10,7 +10,9 @@ from aotc.ir.loop_ir import LoopKind
 from aotc.ir.opset import INFIX, PREFIX, SCALARS
 from aotc.ir.opset.elementwise import result_dtype
 
-LOOPS: dict[str, LoopKind] = {"range": "serial", "parallel": "parallel", "unroll": "unroll", "thread": "thread"}
+LOOPS: dict[str, LoopKind] = {
+    "range": "serial", "parallel": "parallel", "unroll": "unroll", "lanes": "lanes", "thread": "thread",
+}  # fmt: skip
 
 
 def _node_of(symbol: str, arity: int) -> type:
@@ -18,6 +20,9 @@ def _node_of(symbol: str, arity: int) -> type:
     node: Any = ast.parse(f"a {symbol} b" if arity == 2 else f"{symbol}a", mode="eval").body
     return type(node.ops[0] if isinstance(node, ast.Compare) else node.op)
 
+
+ATOMIC_DTYPES = frozenset({"i32", "u32", "i64", "u64"})
+"""What GPUs combine in memory in one step."""
 
 OPERATORS = {_node_of(symbol, 2): name for name, symbol in INFIX.items()} | {
     _node_of(symbol, 1): name for name, symbol in PREFIX.items()

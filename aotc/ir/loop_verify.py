@@ -10,6 +10,7 @@ from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.limits import FINDINGS
 from aotc.ir.loop_access import may_overwrite
 from aotc.ir.loop_ir import (
+    WARP,
     Alloc,
     Apply,
     Buffer,
@@ -22,6 +23,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -30,8 +32,8 @@ from aotc.ir.loop_ir import (
     walk,
 )
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.loop_types import loop_symbol, natural_dtype
-from aotc.ir.opset import ACCUMULATED, COMPARISONS, ELEMENTWISE, SCALARS
+from aotc.ir.loop_types import ATOMIC_DTYPES, loop_symbol, natural_dtype
+from aotc.ir.opset import ACCUMULATED, ATOMIC, COMPARISONS, ELEMENTWISE, SCALARS
 from aotc.ir.opset.elementwise import check_count, check_dtypes
 from aotc.ir.opset.spec import RuleError
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -200,6 +202,8 @@ class _KernelCheck:
                 self.buffers, self.symbols, self.scalars = saved
             case Alloc(buffer):
                 self.alloc(buffer)
+            case Shuffle(to, source, mask):
+                self.shuffle(to, source, mask)
             case Tile():
                 self.tile(stmt)
             case ExternalCall(function, args):
@@ -211,6 +215,16 @@ class _KernelCheck:
             self.say(f"buffer {buffer.name} is allocated in global memory")
         if not is_static(buffer.shape) and buffer.space != "scratch":
             self.say(f"{buffer.space} buffer {buffer.name} has the symbolic size {product(buffer.shape)}")
+
+    def shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+        for buffer in (to, source):
+            self.use(buffer, "shuffle")
+            if buffer.space != "private" or len(buffer.shape) != 1:
+                self.say(f"shuffle: {buffer.name} has no element for each thread")
+        if (to.dtype, to.shape) != (source.dtype, source.shape):
+            self.say(f"shuffle: {to.name} and {source.name} are of two types")
+        if not 0 < mask < WARP or mask & (mask - 1) or (source.shape and source.shape[0] % WARP):
+            self.say(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 
     def call(self, function: str, args: tuple[tuple[Buffer, tuple[Dim, ...]], ...]) -> None:
         """An address may be that of an empty buffer, so it is not held against the bounds."""
@@ -227,8 +241,10 @@ class _KernelCheck:
         self.scalar(stmt.value)
         if stmt.value.dtype != stmt.buffer.dtype:
             self.say(f"{where}: the value is {stmt.value.dtype}, the buffer {stmt.buffer.dtype}")
-        if stmt.reduce and stmt.reduce not in ACCUMULATED:
+        if stmt.reduce and stmt.reduce not in (ATOMIC if stmt.atomic else ACCUMULATED):
             self.say(f"{where}: unknown reduction {stmt.reduce}")
+        if stmt.atomic and stmt.buffer.dtype not in ATOMIC_DTYPES:
+            self.say(f"{where}: no atomic {stmt.reduce or 'store'} of {stmt.buffer.dtype}")
 
     def loop(self, stmt: For) -> None:
         where = f"loop {stmt.var}"
@@ -236,6 +252,8 @@ class _KernelCheck:
         self.dim(stmt.end, where)
         if stmt.step < 1:
             self.say(f"{where}: the step is {stmt.step}")
+        if stmt.kind == "lanes" and not is_static((stmt.begin, stmt.end)):
+            self.say(f"{where}: lanes from {stmt.begin} to {stmt.end} are not counted")
         symbol = loop_symbol(stmt.var, stmt.begin, stmt.end)
         exact = is_static((stmt.begin, stmt.end)) and stmt.step == 1 and bounds(stmt.end - stmt.begin)[0] != 0
         saved = dict(self.symbols)

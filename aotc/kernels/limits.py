@@ -49,6 +49,12 @@ why: so many share the workers at a time; another has its own thread alone
 from: chosen: their callers alone are more threads than most machines have cores, and each takes 640 bytes
 """
 
+SHARE_UNITS = 720720
+"""unit: parts of a thread
+why: shares of calls in a device's threads are counted in these; up to 16 calls have exactly equal ones
+from: the least common multiple of 1 to 16
+"""
+
 KEEP_SECONDS = 2
 """unit: seconds
 why: a worker that no run of the last 2 to 4 seconds wanted ends; to start one takes some 30 us

@@ -41,11 +41,17 @@ class KernelModule(ir.Module):
         super().__init__(name=name)
         self.triple = target.triple
         self.lacks = target.lacks
+        self.has_bf16 = target.kind == "cuda"
 
 
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
     """Has the machine of ``builder``'s module no such instruction (see :attr:`aotc.targets.Target.lacks`)?"""
     return instruction in builder.module.lacks
+
+
+def has_bf16(builder: ir.IRBuilder) -> bool:
+    """Has the machine of ``builder``'s module an instruction that rounds an f32 to bf16?"""
+    return builder.module.has_bf16
 
 
 def register_type(name: str) -> ir.Type:

@@ -51,6 +51,13 @@ def transfers_are_outside(module: Module) -> list[Finding]:
     return [Finding(f"{op.name} is in the region of a device", op.loc) for op in inner if op.name in DEVICE_OPS]
 
 
+def runs_are_sorted(module: Module) -> list[Finding]:
+    """Runs that are merged are whole: as many sorted ones as fit, of which no more is kept than there is."""
+    runs = [op for f in module.functions.values() for op in walk(f.body) if op.name == "sort_runs"]
+    wrong = [op for op in runs if op.attrs["width"] % op.attrs["done"] or op.attrs["keep"] > op.attrs["width"]]
+    return [Finding(f"runs of {op.attrs['width']} hold no runs of {op.attrs['done']}", op.loc) for op in wrong]
+
+
 def checks_are_first(module: Module) -> list[Finding]:
     """Behind the last op that the host waits for stands all that none of these needs."""
     return [finding for f in module.functions.values() for finding in _late(f)]

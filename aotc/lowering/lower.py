@@ -23,16 +23,16 @@ from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
 from aotc.lowering.analysis.costs.model import Costs, place_of
 from aotc.lowering.analysis.limits import REGION_FRAMES
-from aotc.lowering.analysis.spaces import Space, regions_by_target, spaces_of
+from aotc.lowering.analysis.spaces import SPILLED, Space, regions_by_target, spaces_of, with_host
 from aotc.lowering.passes.cse import structure
 from aotc.lowering.program.bufferize import bufferize, bytes_of
 from aotc.lowering.program.emit_program import Block, Stage, emit_program
-from aotc.lowering.program.fit_memory import fit_memory, shares
+from aotc.lowering.program.fit_memory import arenas_of, fit_memory, scratches
 from aotc.lowering.program.fit_stack import fit_stack
 from aotc.lowering.program.graphs import shared_graphs
 from aotc.lowering.program.join_programs import join_programs
 from aotc.lowering.program.memories import Memories
-from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, scratch_of, total_of
+from aotc.lowering.program.memory_report import FunctionMemory, largest, memory_of, total_of
 from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.regions.lower_region import lower_region
@@ -48,8 +48,9 @@ from aotc.vmfb.custom_calls import registered
 class Variant:
     """The module compiled for one target, or a mix of several, before its kernels are machine code.
 
-    The kernels of a mix are ordered by its ``parts``: a target, and how many are for it. Each of its ``spaces`` holds
-    some ``pieces`` of the constants, the process's memory all of them.
+    The kernels of a mix are ordered by its ``parts``: a target, and how many are for it. Those of the process's memory
+    are one part, whose target stands for all its CPU ``targets``. Each of its ``spaces`` holds some ``pieces`` of the
+    constants, the process's memory all of them.
     """
 
     target: Target
@@ -64,7 +65,7 @@ class Variant:
     steps: dict[str, Buffered] = field(default_factory=dict)
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)  # of these devices
+    devices_of: dict[str, Target] = field(default_factory=dict)  # what these devices are
     transfers: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, FunctionMemory] = field(default_factory=dict)
     op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
@@ -72,6 +73,8 @@ class Variant:
     spaces: tuple[Space, ...] = ()
     pieces: list[Pieces] = field(default_factory=list)
     parts: list[tuple[Target, int]] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)  # of each kernel
+    arenas: list[int | None] = field(default_factory=list)  # the most bytes in each space, None if they depend on sizes
 
     @property
     def text(self) -> str:
@@ -97,36 +100,37 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     def during(what: str) -> AbstractContextManager[None]:
         return guard(f"while {what}", options, module)
 
-    kernels, custom = _lower_regions(module, target, options)
+    made_for = regions_by_target(module, target)
+    kernels, custom = _lower_regions(module, target, made_for, options)
     public = {n: f for n, f in module.functions.items() if f.public}
-    memories = Memories(spaces_of(module, target), target, Constants(apart=options.guard))
+    offered = Memories(_offered(module, target, options), target, Constants(apart=options.guard), made_for)
+    for name, function in public.items():
+        with during(f"ordering the ops of @{name}"):
+            public[name] = _fitted(function, module, kernels, offered, options)
+    used = spaces_of(module.with_functions(public), target)
+    memories = Memories(used, target, Constants(apart=options.guard), made_for)
     spaces, constants = memories.spaces, memories.constants
-    by_kernel = regions_by_target(module, target)
-    target = _joined(spaces)
-    costs = Costs(target, options.costs, by_kernel)
     steps: dict[str, Buffered] = {}
     every: dict[str, Kernel] = {}
-    for name, function in list(public.items()):
+    for name, function in public.items():
         with during(f"assigning storage of @{name}"):
-            have = {**kernels, **every}
-            make = partial(bufferize, module=module, kernels=have)
-            public[name], steps[name] = fit_memory(
-                function, module.functions, have, memories, make, costs, options.memory_limit
-            )
+            steps[name] = bufferize(function, module=module, kernels={**kernels, **every}, memories=memories)
             every |= steps[name].kernels  # the loops of the next function that become kernels need other names
             if options.verify_each:
-                verify.after_bufferize(steps[name], public[name], module.functions)
-    names, unique, parts = _deduplicate(every, spaces, steps)
-    unique = [fit_stack(k, one) for k, one in zip(unique, (t for t, count in parts for _ in range(count)), strict=True)]
+                verify.after_bufferize(steps[name], function, module.functions)
+    names, unique, targets, parts = _deduplicate(every, memories, steps)
+    unique = [fit_stack(k, one) for k, one in zip(unique, targets, strict=True)]
+    target = _joined(spaces)
+    costs = Costs(target, options.costs, made_for)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
     variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
-    variant.spaces, variant.pieces, variant.parts = spaces, memories.pieces, parts
+    variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
     variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
     known = (name for row in variant.devices.values() for key in row for name in row[key])
-    variant.kinds = {name: memories.target.of(name).kind for name in known}
-    variant.transfers = [row for f in module.functions.values() if f.public for row in _transfers(f)]
+    variant.devices_of = {name: memories.target.of(name) for name in known}
+    variant.transfers = [row for f in public.values() for row in _transfers(f)]
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
@@ -143,12 +147,29 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
         if variant.arena is not None:
             last = total_of(stages[-1].arenas)
             variant.arena = max(variant.arena, last) if isinstance(last, int) else None
+        variant.arenas = [*map(_most, variant.arenas or [0] * len(spaces), stages[-1].arenas)]
     with during("joining the programs of specialized functions"):
         _join_specialized(variant, public)
         if options.verify_each:
             for name, program in variant.programs.items():
                 verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
+
+
+def _fitted(
+    function: Function, module: Module, kernels: Mapping[str, Kernel], memories: Memories, options: Options
+) -> Function:
+    """Return a function in the form that its memory asks for."""
+    costs = Costs(_joined(memories.spaces), options.costs, memories.made_for)
+    make = partial(bufferize, module=module, kernels=kernels)
+    return fit_memory(function, module.functions, kernels, memories, make, costs, options.memory_limit)
+
+
+def _offered(module: Module, target: Target, options: Options) -> tuple[Space, ...]:
+    """Return the memories that a module may use: with a limit the process's too, where devices have names."""
+    spaces = spaces_of(module, target)
+    named = all("devices" in f.attrs for f in module.functions.values() if f.public)
+    return with_host(spaces) if options.memory_limit and named else spaces
 
 
 def _joined(spaces: tuple[Space, ...]) -> Target:
@@ -158,6 +179,10 @@ def _joined(spaces: tuple[Space, ...]) -> Target:
     targets = [space.target for space in spaces]
     features = tuple(dict.fromkeys(name for t in targets for name in t.features))
     return Target("+".join(dict.fromkeys(t.name for t in targets)), MIX, "", features)
+
+
+def _most(known: int | None, arena: Dim) -> int | None:
+    return None if known is None or not isinstance(arena, int) else max(known, arena)
 
 
 def _transfers(function: Function) -> Iterator[dict[str, Any]]:
@@ -172,16 +197,16 @@ def _transfers(function: Function) -> Iterator[dict[str, Any]]:
                 "type": str(op.result.type),
                 "bytes": size if isinstance(size := bytes_of(op.result.type), int) else str(size),
                 "reason": op.attrs["reason"],
+                **({"spilled": True} if SPILLED in (op.attrs["source"], op.attrs["device"]) else {}),
                 "loc": op.loc.traced_by or str(op.loc),
             }
 
 
 def _lower_regions(
-    module: Module, target: Target, options: Options
+    module: Module, target: Target, targets: Mapping[str, Target], options: Options
 ) -> tuple[dict[str, Kernel], dict[str, CustomCall]]:
     """Return the kernel of each region by name, and the custom calls by symbol; refuse all that cannot be lowered."""
     kernels: dict[str, Kernel] = {}
-    targets = regions_by_target(module, target)
     custom: dict[str, CustomCall] = {}
     refused: list[Finding] = []
     lowered: dict[tuple, Kernel] = {}  # layers of a model are often the same
@@ -218,8 +243,8 @@ def _stages(
 
     constants = variant.constants
     spread = shared_graphs(b.steps, variant.costs)
-    arenas = [[s for s in b.arena if s.space == n] for n in range(len(variant.spaces))]
-    most = shares(limit, arenas, scratch_of(b, variant.spaces)) if limit else [None] * len(arenas)
+    arenas = arenas_of(b, len(variant.spaces))
+    most = [limit - own if limit else None for own in scratches(b, variant.spaces)]
     plans = [plan_stages(a, stage_of, len(parts), constants.apart, spread, m) for a, m in zip(arenas, most)]
     mapped = variant.spaces[0].target.kind == "cpu" or len(arenas) == 1  # not copied piece by piece to a GPU
     fixed: list[Block] = [(slots.constants, at, block_bytes(x.nbytes)) for _, x, at in constants.arrays if mapped]
@@ -261,16 +286,20 @@ def _known(call: CustomCall) -> CustomCall:
 
 
 def _deduplicate(
-    kernels: Mapping[str, Kernel], spaces: tuple[Space, ...], steps: Mapping[str, Buffered]
-) -> tuple[dict[str, str], list[Kernel], list[tuple[Target, int]]]:
-    """Return the name of the kernel that stands for each, and the distinct kernels, those of each target together."""
+    kernels: Mapping[str, Kernel], memories: Memories, steps: Mapping[str, Buffered]
+) -> tuple[dict[str, str], list[Kernel], list[Target], list[tuple[Target, int]]]:
+    """Return the name of the kernel that stands for each, and the distinct ones with their targets, part by part."""
     launches = (step for b in steps.values() for step in walk_steps(b.steps) if isinstance(step, Launch))
-    made_for = {step.kernel.name: spaces[max(space_of(step), 0)].target for step in launches}
+    homes = {step.kernel.name: max(space_of(step), 0) for step in launches}
     chosen: dict[tuple[Target, Kernel], str] = {}
     names: dict[str, str] = {}
     for name, kernel in kernels.items():
-        names[name] = chosen.setdefault((made_for.get(name, spaces[0].target), replace(kernel, name="")), name)
-    targets = dict.fromkeys(space.target for space in spaces)
-    own = [[name for (target, _), name in chosen.items() if target == one] for one in targets]
-    unique = [kernels[name] for part in own for name in part]
-    return names, unique, list(zip(targets, map(len, own)))
+        target = memories.target_of(name, homes.get(name, 0))
+        names[name] = chosen.setdefault((target, replace(kernel, name="")), name)
+    host = [space.target for space in memories.spaces if space.target.kind == "cpu"]
+    parts: dict[Target, list[tuple[str, Target]]] = {space.target: [] for space in memories.spaces}
+    for (target, _), name in chosen.items():
+        parts[host[0] if target.kind == "cpu" else target].append((name, target))
+    rows = [row for part in parts.values() for row in part]
+    counts = [(target, len(part)) for target, part in parts.items()]
+    return names, [kernels[name] for name, _ in rows], [target for _, target in rows], counts

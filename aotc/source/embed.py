@@ -63,6 +63,7 @@ def embed(source: Embedded, constants: Sequence[Constants], ways: Sequence[Ways]
         "metadata": dict(source.metadata),
         "options": dict(source.options),
         "targets": recorded_targets(source.targets),
+        "variants": source.variants,
         "code": b"".join(rest),
         "holes": holes,
     }

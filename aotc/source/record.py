@@ -27,6 +27,7 @@ SCHEMA = {
     },
     "options": {str: ANY},
     "targets": [{"name": str, "l2": int}],
+    "variants": int,
     "code": bytes,
     "holes": [{"at": int, "size": int, "sha256": bytes, "array?": _ARRAY, "kept?": int}],
 }  # fmt: skip
@@ -37,6 +38,7 @@ class Embedded:
     """A source: bytecode, and what its compilation took besides.
 
     ``metadata`` is what JAX knows of the model (:class:`aotc.frontend.mlir.Source`), ``path`` its file, for messages.
+    The first of ``targets`` are those of the ``variants``, then come those of devices that are named.
     """
 
     code: bytes
@@ -44,6 +46,7 @@ class Embedded:
     metadata: Mapping[str, Any]
     options: Mapping[str, Any]
     targets: tuple[Target, ...]
+    variants: int
 
 
 def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
@@ -56,6 +59,10 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
 
 
 def recorded_targets(targets: tuple[Target, ...]) -> list[dict[str, Any]]:
-    """Return the names of targets, and what was measured on the machine that compiled; of a mix, all that it is of."""
-    every = [one for t in targets for one in (dict(t.devices).values() if isinstance(t, Mix) else (t,))]
+    """Return the names of targets, and what was measured on the machine that compiled; of mixes, all that they are of.
+
+    The first are those of the variants, for devices that nobody named.
+    """
+    every = [t.of("") for t in targets]
+    every += [one for t in targets if isinstance(t, Mix) for _, one in t.devices]
     return [{"name": t.name, "l2": t.l2} for t in dict.fromkeys(every)]

@@ -40,7 +40,8 @@ def restore(opened: Bundle) -> Embedded:
         raise BundleError(opened.where, "the bundle has no source: it was compiled with --no-source", hint=_AGAIN)
     record = _record(opened, entry)
     targets = tuple(_target(opened.where, row) for row in record["targets"])
-    return Embedded(_code(opened, entry, record), record["path"], record["metadata"], record["options"], targets)
+    facts = (record["path"], record["metadata"], record["options"], targets, record["variants"])
+    return Embedded(_code(opened, entry, record), *facts)
 
 
 def _damaged(where: str, what: str, found: Any = "") -> BundleError:
@@ -74,8 +75,8 @@ def _record(opened: Bundle, entry: Mapping[str, Any]) -> dict[str, Any]:
 def _problems(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a record of the right form."""
     known = record["metadata"]
-    if not record["targets"]:
-        yield "no targets"
+    if not 0 < record["variants"] <= len(record["targets"]):
+        yield f"{len(record['targets'])} targets of {record['variants']} variants"
     if max(known.get("kept", ()), default=-1) >= len(known.get("arg_names", ())):
         yield "more arguments than names"
     for name in ("in_tree", "out_tree"):

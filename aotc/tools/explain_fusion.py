@@ -8,12 +8,15 @@ from typing import Any
 
 from aotc.guard import guard
 from aotc.ir.dims import Dim, product
-from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
+from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Module, Op, Region
+from aotc.kernels.limits import FLAT_THREADS
+from aotc.lowering.analysis.gpu.registers import estimate_registers
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.passes.fuse import fuse, fuse_recorded
 from aotc.lowering.passes.fusion.record import FusionRecord, Verdict
+from aotc.lowering.passes.split_rows import forms_of, split_rows
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -49,6 +52,9 @@ class FusionRegion:
     memory : mapping of str to (int, int)
         For each kind of memory that it makes arrays in: bytes, and how many there are.
     neighbours : tuple of FusionNeighbour
+    threads, registers, occupancy : int
+        On a GPU: threads of a block, about how many registers each takes, and the percentage of the threads of a
+        multiprocessor that so many blocks fill; else 0.
     """
 
     function: str
@@ -63,14 +69,42 @@ class FusionRegion:
     work: str
     memory: Mapping[str, tuple[int, int]]
     neighbours: tuple[FusionNeighbour, ...]
+    threads: int = 0
+    registers: int = 0
+    occupancy: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRow:
+    """Rows that no worker can keep, of which one reduction needs another.
+
+    Attributes
+    ----------
+    function : str
+    taken : bool
+        Are both computed in one reading, in parts (the online form)?
+    reason : str
+    lines : tuple of str
+        What the reductions are from.
+    """
+
+    function: str
+    taken: bool
+    reason: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FusionReport:
-    """The regions of a model for one target, or a mix of several."""
+    """The regions of a model for one target, or a mix of several.
+
+    ``devices`` has the targets of devices by name, ``rows`` how long rows are computed.
+    """
 
     target: str
     regions: tuple[FusionRegion, ...]
+    devices: Mapping[str, str]
+    rows: tuple[FusionRow, ...] = ()
 
 
 def explain_fusion(
@@ -93,12 +127,23 @@ def explain_fusion(
     stages = {"": before}
     run_passes(before, chosen, lambda _, step, after: stages.update({step.run.__name__: after}))
     names = list(stages)
-    whole = stages[names[names.index(fuse.__name__) - 1]]
+    whole, uncut = (stages[names[names.index(step.__name__) - 1]] for step in (fuse, split_rows))
     with guard("while explaining fusion", chosen, whole):
         record = FusionRecord()
         module = fuse_recorded(whole, chosen, record)
         target = target.limited(chosen.stack_limit, chosen.shared_memory_limit)
-        return FusionReport(target.name, tuple(_regions(module, function, record, target)))
+        regions = tuple(_regions(module, function, record, target))
+        devices = {r.device: r.target for r in regions if r.device}
+        return FusionReport(target.name, regions, devices, tuple(_rows(uncut, function, chosen)))
+
+
+def _rows(module: Module, only: str, options: Options) -> Iterator[FusionRow]:
+    """Yield what is decided about the long rows of public functions, or of ``only`` one of them."""
+    for function in module.functions.values():
+        if function.public and only in ("", function.name):
+            for form in forms_of(function.body, options):
+                ops = (form.row.first, form.row.second)
+                yield FusionRow(function.name, bool(form.part), form.reason, _lines(ops))
 
 
 def _regions(module: Module, only: str, record: FusionRecord, target: Target) -> Iterator[FusionRegion]:
@@ -129,8 +174,20 @@ def _region(
     return FusionRegion(
         caller, function.name, function.attrs["kind"], device, target.name, tuple(op.name for op in ops), _lines(ops),
         str(_bytes(kernel.inputs)), str(_bytes(kernel.outputs)), str(kernel.flops), _memory(kernel, target),
-        tuple(_neighbour(v) for v in record.about(record.groups[function.name])),
+        tuple(_neighbour(v) for v in record.about(record.groups[function.name])), *_occupancy(function, kernel, target),
     )  # fmt: skip
+
+
+def _occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int, int, int]:
+    """Return the threads of a block, their registers by estimate, and how much of a multiprocessor they fill."""
+    if target.kind != "cuda":
+        return 0, 0, 0
+    ops = {v: op for op in function.body.ops for v in op.results}
+    registers = estimate_registers(ops, function.body.results)
+    extents = [s.end for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread" and isinstance(s.end, int)]
+    threads = max(extents, default=FLAT_THREADS)
+    shared = sum(used for name, (used, _) in _memory(kernel, target).items() if name == "shared memory")
+    return threads, registers, target.multiprocessor.occupancy(threads, registers, shared)
 
 
 def _neighbour(verdict: Verdict) -> FusionNeighbour:
@@ -156,4 +213,7 @@ def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
         used = [_bytes((b,)) for b in made if b.space == space]
         if used:
             found[name] = int(sum(n for n in used if isinstance(n, int))), limit
+    if kernel.tiling is not None:
+        name, limit = memory_limits(target)["shared"]
+        found[name] = kernel.tiling.shared, limit
     return found

@@ -68,6 +68,10 @@ class MemoryReport:
         The step of the peak.
     scratch : int
         Bytes of each worker besides.
+    devices : mapping of str to str
+        Targets by the names of devices, if the model has any.
+    spills : tuple of str
+        What is moved between a GPU and the process's memory for the sake of a limit: from where, to where, made where.
     """
 
     function: str
@@ -80,6 +84,8 @@ class MemoryReport:
     at: int
     scratch: int
     picture: str
+    devices: Mapping[str, str]
+    spills: tuple[str, ...]
 
     @property
     def at_peak(self) -> tuple[MemoryRow, ...]:
@@ -106,8 +112,14 @@ def explain_memory(
     arenas = {space.name: size for space, size in zip(flow.spaces, flow.arenas, strict=True)}
     target, count = flow.variant["target"], len(flow.steps)
     return MemoryReport(
-        flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture
-    )
+        flow.function, target, count, tuple(rows), flow.arena, arenas, peak, at, flow.scratch, picture,
+        flow.targets, _spills(flow),
+    )  # fmt: skip
+
+
+def _spills(flow: Flow) -> tuple[str, ...]:
+    rows = [t for t in flow.variant.get("transfers", ()) if t.get("spilled") and t["function"] == flow.function]
+    return tuple(f"{t['type']} from {t['from']} to {t['to']}, made at {t['loc']}" for t in rows)
 
 
 def _locs(opened: Bundle, flow: Flow) -> list[str]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.analysis.cost_devices import move_nanoseconds
-from aotc.lowering.analysis.cost_work import LOOP_TRIPS
+from aotc.lowering.analysis.costs.devices import move_nanoseconds
 from aotc.lowering.analysis.costs.model import Cost, Costs
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.program.order import longest_ways
-from aotc.targets import TARGETS, Target, host
+from aotc.targets import TARGETS, Target, host, together
 from aotc.tools.drawing import Drawing
 from aotc.tools.flow import Flow, FlowStep, flow_of
 from aotc.vmfb.bundle import Bundle
@@ -91,6 +91,8 @@ class ScheduleReport:
         Kernels that were measured, and that the bundle does not have: they count for nothing.
     measured_on : str
         The processor and GPUs, if anything was measured.
+    devices : mapping of str to str
+        Targets by the names of devices, if the model has any.
     """
 
     function: str
@@ -102,6 +104,7 @@ class ScheduleReport:
     unknown: tuple[str, ...]
     measured_on: str
     picture: str
+    devices: Mapping[str, str]
 
 
 def explain_schedule(
@@ -117,7 +120,8 @@ def explain_schedule(
     flow = flow_of(opened, function, sizes, target)
     kernels, locs = _kernels(opened, flow)
     record = stored(opened, PROFILE) or stored(opened, COSTS)
-    costs = [Costs(_target(space.target), record) for space in flow.spaces]
+    own = {k["name"]: _target(k["target"]) for k in flow.variant["kernels"] if "target" in k}
+    costs = [Costs(_target(space.target), record, own) for space in flow.spaces]
     rows: list[ScheduleRow] = []
     times = _times(flow, kernels, costs)
     for graph in _graphs(flow):
@@ -131,7 +135,7 @@ def explain_schedule(
     machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
         flow.function, flow.variant["target"], kinds, tuple(rows), sum(r.ns for r in outer), path, unknown, machine,
-        _picture(flow.function, outer),
+        _picture(flow.function, outer), flow.targets,
     )  # fmt: skip
 
 
@@ -144,6 +148,8 @@ def measured_on(record: Mapping[str, Any], target: str) -> str:
 
 def _target(name: str) -> Target:
     """Return the target of some kernels; this machine's caches are known better than those of others."""
+    if "+" in name:
+        return together(map(_target, name.split("+")))
     return own if name.startswith("cpu") and (own := host()).name == name else TARGETS[name]
 
 
@@ -227,7 +233,7 @@ def _rows(
         bound = "control" if step.control else "memory"
         known = (times[n], None, bound, 2 * copied) if cost is None else _known(cost)
         rows.append(ScheduleRow(
-            step.number, step.graph, step.within, _device(flow, way), flow.name_of(step),
+            step.number, step.graph, step.within, _device(flow, step), flow.name_of(step),
             locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
             step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
         ))  # fmt: skip
@@ -252,8 +258,10 @@ def _copy(costs: Sequence[Costs], way: tuple[int, int], size: int) -> float:
     return move_nanoseconds(size, costs[way[0]].target.kind, costs[way[1]].target.kind)
 
 
-def _device(flow: Flow, way: tuple[int, int]) -> str:
-    return " to ".join(dict.fromkeys(flow.spaces[n].name for n in way))
+def _device(flow: Flow, step: FlowStep) -> str:
+    """Return where a step works: the names of memories, or its kernel's own target where CPU devices have several."""
+    own = flow.variant["kernels"][step.kernel].get("target") if step.kernel >= 0 else ""
+    return own or " to ".join(dict.fromkeys(flow.spaces[n].name for n in flow.way_of(step)))
 
 
 def _known(cost: Cost) -> tuple[float, float | None, str, int]:
@@ -281,6 +289,7 @@ def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
             lanes[lane : lane + 1] = [row.begin + row.ns]
             kind = "critical" if row.critical else "box"
             said = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            said += "".join(f", by tiles of {n}, halo {halo}" for n, halo in row.halos.items())
             drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
         start += max(lanes, default=0.0)
     return drawing.text()

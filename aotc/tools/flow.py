@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
+from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE
 from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
@@ -114,6 +114,11 @@ class Flow:
     def arena(self) -> int:
         """Return the bytes that the call takes, of all memories."""
         return sum(self.arenas)
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Return the target of each device that the model names."""
+        return {name: row["target"] for name, row in self.variant.get("targets", {}).items()}
 
     def way_of(self, step: FlowStep) -> tuple[int, int]:
         """Return the memories that a step reads and writes: a copy may go from one to another."""

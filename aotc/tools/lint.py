@@ -20,6 +20,7 @@ from aotc.guard import callers_errors, guard
 from aotc.ir.loop_ir import imports
 from aotc.ir.tensor_ir import Function, Module
 from aotc.kernels.cpu.build import check_native
+from aotc.lowering.analysis.spaces import regions_by_target
 from aotc.lowering.lower import lower
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import custom_call_of
@@ -134,10 +135,14 @@ def _lowered(
     findings: list[Finding] = []
     try:
         fused = run_passes(module, one)
-        libraries = [row for f in fused.functions.values() if not f.public for row in _library(f, target)]
-        for native in native_calls(lower(fused, target, one)):
+        targets = regions_by_target(fused, target)
+        regions = (f for f in fused.functions.values() if not f.public)
+        libraries = [row for f in regions for row in _library(f, targets.get(f.name, target))]
+        lowered = lower(fused, target, one)
+        host = next((t for t, _ in lowered.parts if t.kind == "cpu"), lowered.target)
+        for native in native_calls(lowered):
             try:
-                check_native(native, target, one)
+                check_native(native, host, one)
             except CompileError as error:
                 findings += error.findings
     except CompileError as error:

@@ -56,7 +56,7 @@ Command buffer
 Call block
     What one call into the executor needs, :data:`CALL_WORDS` words at a multiple of
     64 bytes; the positions of the words are named ``CALL_``. The host fills in those
-    from :data:`CALL_POOL` to :data:`CALL_ARGUMENT`, the executor keeps the rest.
+    from :data:`CALL_POOL` to :data:`CALL_DEVICES`, the executor keeps the rest.
     :data:`CALL_MONITOR` is what the caller's kernels get as ``monitor``. A
     :data:`CALL_STOP` that is not 0 ends the call: every participant looks at it between
     any two claims, and kernels as above.
@@ -72,17 +72,20 @@ Pool
     :data:`POOL_HALT` stops all calls of the process while it is not 0. A call that finds
     another number in :data:`POOL_ASK` than in its :data:`CALL_ASKED` gives the host the word at once.
     Calls that run at the same time share the workers; with their callers these are no more than
-    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them. :data:`POOL_COUNTS` are counted, never reset:
+    :data:`POOL_CORES`, or than the largest :data:`CALL_THREADS` of them. :data:`CALL_DEVICES` are the logical devices
+    that a call is on, a bit for each: those with calls under way have equal shares of :data:`POOL_CORES`, and each
+    divides its own equally among its calls. :data:`POOL_COUNTS` are counted, never reset:
     items that participants ran beyond their static shares, nanoseconds they waited within graphs, and how often a
     worker was woken.
 
 Trial
-    For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of as many rows as
-    :data:`TRIAL_CAPACITY` says. With a :data:`TRIAL_SEED` that is not 0 every graph is shared, whatever it says, and
-    each participant takes any ready command, of its items any number up to the grain, and waits, by chance. Participant
-    :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. Rows are claims: number
-    of the graph's run, address of the command, first item and the one after the last, when it began and ended (numbers
-    of :data:`TRIAL_CLOCK`, which counts on), participant. Graphs that one thread runs alone have none.
+    For tests: while :data:`POOL_TRIAL` is not 0 it is the address of :data:`TRIAL_HEADER` words and of as many rows
+    as :data:`TRIAL_CAPACITY` says. With a :data:`TRIAL_SEED` that is not 0 every graph is shared, whatever it says,
+    and each participant takes any ready command, of its items any number up to the grain, and waits, by chance.
+    Participant :data:`TRIAL_SLOW`, counted from 1, takes :data:`TRIAL_FACTOR` times as long for each claim. Rows are
+    claims: number of the graph's run, address of the command, first item and the one after the last, when it began
+    and ended (numbers of :data:`TRIAL_CLOCK`, which counts on), participant, logical devices of the call. Graphs that
+    one thread runs alone have none.
 
     The numbers below are the positions of these words; nobody else counts them.
     :mod:`aotc.vmfb.commands` writes and reads command buffers.
@@ -93,10 +96,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 4  # of the executor's functions and of kernels
+EXECUTOR_VERSION = 5  # of the executor's functions and of kernels
 COMMANDS_VERSION = 2  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
-EXECUTOR_VERSIONS = frozenset({2, 3, EXECUTOR_VERSION})
+EXECUTOR_VERSIONS = frozenset({2, 3, 4, EXECUTOR_VERSION})
 COMMANDS_VERSIONS = frozenset({1, COMMANDS_VERSION})
 TILES_SINCE = 4  # the first version of the executor that knows tiles
 CONTROLS_SINCE = 2  # the first version of the words that has control commands
@@ -105,6 +108,7 @@ INTERFACE_SYMBOL = "aotc_interface"
 INTERFACE_BYTES = 32
 IMPORT_PREFIX = "aotc_import_"
 ALIGNMENT = 64
+GPU_ALIGNMENT = 16  # of arrays on GPUs, which kernels read and write in vectors of so many bytes
 MAP_BYTES, MAP_ALIGNMENT = 128, 64  # of a tensor map, a parameter of CUDA kernels
 
 MAX_PLACES = 256
@@ -128,7 +132,7 @@ TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
 
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
-CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT = range(8, 13)
+CALL_CODE, CALL_LENGTH, CALL_THREADS, CALL_EVERY, CALL_ARGUMENT, CALL_DEVICES = range(8, 14)
 CALL_SINCE, CALL_PERIOD, CALL_TURNS, CALL_STATE, CALL_ASKED, CALL_RUN = range(16, 22)
 CALL_PARTICIPANT = CALL_LAG, CALL_SEAT = 22, 23
 CALL_WORDS = 24
@@ -140,7 +144,8 @@ POOL_COUNTS = POOL_STEALS, POOL_IDLE, POOL_WAKEUPS = tuple(range(8, 11))
 POOL_ALIVE = 16
 
 TRIAL_SEED, TRIAL_SLOW, TRIAL_FACTOR, TRIAL_CLOCK, TRIAL_RUNS, TRIAL_ROWS, TRIAL_CAPACITY, TRIAL_HEADER = range(8)
-ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_WORDS = range(8)
+ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_DEVICES = range(8)
+ROW_WORDS = 8
 
 
 # ---------------------------------------------------------------- slots

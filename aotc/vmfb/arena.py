@@ -9,6 +9,7 @@ import numpy as np
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.machine import GUARDED
+from aotc.vmfb.process.result_memory import ResultMemory
 
 
 class Arena:
@@ -49,9 +50,12 @@ class ArenaPool:
         The most bytes that there ever were at a time, of calls and kept for later ones.
     made : int
         How many arenas were allocated.
+    results : ResultMemory
+        Where the results of these calls lie.
     """
 
     def __init__(self) -> None:
+        self.results = ResultMemory()
         self._idle: list[Arena] = []
         self._held: dict[int, int] = {}
         self.high_water = 0
@@ -73,8 +77,8 @@ class ArenaPool:
         self._idle.append(arena)
 
     def trim(self) -> int:
-        """Free every arena that no call uses; return how many bytes that were."""
-        freed = 0
+        """Free every arena that no call uses, and kept memory of results; return how many bytes that were."""
+        freed = self.results.trim()
         with suppress(IndexError):  # other threads take arenas meanwhile
             while True:
                 arena = self._idle.pop()
@@ -91,9 +95,13 @@ class ArenaPool:
         return sum(tuple(self._held.values()))
 
     def stats(self) -> dict[str, int]:
-        """Return bytes: what calls use now, what is held for later ones, the most that there ever were."""
+        """Return bytes: what calls use now, what is held for later ones, the most that there ever were.
+
+        ``idle_results`` are bytes of results that are gone, held for those of later calls.
+        """
         held, idle = self.held_bytes(), self.idle_bytes()
-        return {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
+        found = {"in_use": max(held - idle, 0), "idle": idle, "high_water": self.high_water}
+        return {**found, "idle_results": self.results.idle_bytes()}
 
     def grow(self, size: int, held: int) -> Arena:
         """Return an arena for a call that holds ``held`` bytes of them already."""
@@ -107,7 +115,8 @@ class ArenaPool:
 
     def _make(self, size: int) -> Arena:
         try:
-            memory = np.empty(size + 2 * ALIGNMENT, np.uint8)  # behind the last array, which may be empty: see EMPTY
+            # More than is needed: behind the last array, which may be empty: see EMPTY.
+            memory = self.results.new((size + 2 * ALIGNMENT,), np.dtype(np.uint8))
         except (MemoryError, ValueError):
             raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
         start = memory.ctypes.data

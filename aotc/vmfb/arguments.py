@@ -52,13 +52,18 @@ class Argument:
     def prepare(self, value: Any, where: str, gpu: int = -1) -> Any:
         """Return ``value`` as a plain, C-contiguous, aligned array of the right type.
 
-        An array of ours on the GPU of number ``gpu`` is returned as it is.
+        An array on the GPU of number ``gpu`` is returned as it is, as one of ours if it is another library's.
 
         Raises
         ------
         VmError
             Names the argument, what was found and what was expected.
         """
+        plain = type(value) is np.ndarray and value.dtype is self.dtype and value.shape == self.dims
+        if plain and value.flags.num & GOOD_FLAGS == GOOD_FLAGS:
+            return value
+        if gpu >= 0 and type(value) is not np.ndarray:
+            value = self.as_ours(value, where)
         ours = isinstance(value, DeviceArray)
         if ours:
             self.check_kept(value, where)
@@ -72,6 +77,29 @@ class Argument:
         if isinstance(array, np.ndarray) and array.flags.num & GOOD_FLAGS != GOOD_FLAGS:
             array = np.array(array, order="C", copy=True)
         return array
+
+    def is_held(self, value: DeviceArray, gpu: int) -> bool:
+        """Is an array, on a GPU, all that the signature wants as far as that says numbers?"""
+        same = value.ordinal == gpu and value.dtype is self.dtype and value.shape == self.dims
+        return same and not value.donated
+
+    def as_ours(self, value: Any, where: str) -> Any:
+        """Return an array of another library on a GPU as one of ours, of the same memory; anything else as it is.
+
+        Raises
+        ------
+        VmError
+            If it does not lie there as our arrays do.
+        """
+        if isinstance(value, DeviceArray | np.ndarray | np.generic) or type(value) in _SCALARS:
+            return value
+        from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
+
+        try:
+            found = taken(value)
+        except Exception as error:  # it runs code of the value's own class
+            raise VmError(where, f"{self.label} cannot be taken as it is: {error}") from error
+        return value if found is None else found
 
     def check_kept(self, value: DeviceArray, where: str) -> None:
         """Refuse an array that was donated to an earlier call."""
@@ -101,10 +129,13 @@ class Argument:
         try:
             if hasattr(value, "__array__"):
                 return np.asarray(value)
-            if hasattr(value, "__dlpack__"):
+            if hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__"):
                 return np.from_dlpack(value)
         except Exception as error:  # it runs code of the value's own class
-            raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
+            found = self.as_ours(value, where)  # libraries refuse to copy what is on a GPU
+            if found is value:
+                raise VmError(where, f"{self.label} cannot be read as an array: {error}") from error
+            return found.numpy()
         hint = f"np.asarray(..., dtype={str(self.dtype)!r})"
         raise self._wrong(where, "a value that is no array", type(value).__name__, hint)
 
@@ -154,7 +185,10 @@ def prepared(
     The program may overwrite those that are donated.
     """
     places = gpus or [-1] * len(arguments)
-    arrays = [a.prepare(v, where, gpu) for a, v, gpu in zip(arguments, values, places, strict=True)]
+    arrays = [
+        v if gpu >= 0 and isinstance(v, DeviceArray) and a.is_held(v, gpu) else a.prepare(v, where, gpu)
+        for a, v, gpu in zip(arguments, values, places, strict=True)
+    ]
     _own_donated(arguments, arrays, donate)
     return arrays
 
@@ -169,7 +203,8 @@ def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) 
         return
     shared = sharing_memory(arrays) if given else set()
     for i, x in enumerate(arrays):
-        if donated[i] and (not given or i in shared or (isinstance(x, np.ndarray) and not x.flags.writeable)):
+        fixed = not x.flags.writeable if isinstance(x, np.ndarray) else x.read_only
+        if donated[i] and (not given or i in shared or fixed):
             arrays[i] = x.copy()
 
 
@@ -190,7 +225,8 @@ def take_over(arguments: Sequence[Argument], values: Sequence[Any], arrays: list
 def sharing_memory(arrays: Sequence[Any]) -> set[int]:
     """Return the numbers of the contiguous arrays that overlap another one in memory."""
     starts = [address_of(x) if isinstance(x, np.ndarray) else x.address for x in arrays]
-    extents = sorted((start, start + x.nbytes, i) for i, (start, x) in enumerate(zip(starts, arrays)) if x.nbytes)
+    sizes = [x.nbytes for x in arrays]
+    extents = sorted([(start, start + size, i) for i, (start, size) in enumerate(zip(starts, sizes)) if size])
     found, reached = set(), 0
     for (start, end, i), after in zip(extents, [*extents[1:], None]):
         if start < reached or (after is not None and after[0] < end):
@@ -199,7 +235,7 @@ def sharing_memory(arrays: Sequence[Any]) -> set[int]:
     return found
 
 
-def check_out(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:
+def check_out(out: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> None:
     """Refuse a buffer that a result cannot be written to.
 
     Raises
@@ -207,23 +243,21 @@ def check_out(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], number: 
     VmError
         Names the result, what was found and what was expected.
     """
-    expected = type_text(dtype_text(dtype), shape)
-    if type(out) is not np.ndarray:
-        raise VmError(where, f"out[{number}] is no numpy array", type(out).__name__, expected)
     if out.dtype != dtype or out.shape != shape:
-        found = type_text(dtype_text(out.dtype), out.shape)
+        found, expected = type_text(dtype_text(out.dtype), out.shape), type_text(dtype_text(dtype), shape)
         raise VmError(where, f"out[{number}] does not fit result {number}", found, expected)
-    if out.flags.num & GOOD_FLAGS != GOOD_FLAGS or not out.flags.writeable:
+    if type(out) is np.ndarray and (out.flags.num & GOOD_FLAGS != GOOD_FLAGS or not out.flags.writeable):
         raise VmError(where, f"out[{number}] is not contiguous, aligned and writable", hint="np.empty(...)")
 
 
-def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str) -> Sequence[np.ndarray | None]:
-    """Return the caller's buffers for ``count`` results, None where there is none.
+def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str, gpus: Sequence[int] = ()) -> Sequence[Any]:
+    """Return the caller's buffers for ``count`` results as arrays of NumPy, or ours on a GPU; None where there is none.
 
     Raises
     ------
     VmError
-        If they are no sequence of so many, or one shares memory with an argument or with another.
+        If they are no sequence of so many, one cannot be written to from where its result is (``gpus``), or it shares
+        memory with an argument or with another.
     """
     if out is None:
         return [None] * count
@@ -231,12 +265,45 @@ def check_outs(out: Any, count: int, arrays: Sequence[Any], where: str) -> Seque
         raise VmError(where, "out is no sequence of buffers", type(out).__name__, "a list or tuple")
     if len(out) != count:
         raise VmError(where, "wrong number of out buffers", len(out), count)
-    given = [(i, x) for i, x in enumerate(out) if isinstance(x, np.ndarray)]
-    shared = sharing_memory([*arrays, *(x for _, x in given)])
+    places = gpus or [-1] * count
+    found = [x if x is None else _writable(x, gpu, n, where) for n, (x, gpu) in enumerate(zip(out, places))]
+    given = [(i, x) for i, x in enumerate(found) if x is not None]
+    shared = sharing_memory([*arrays, *(x for _, x in given)]) if given else set()
     for number, (i, _) in enumerate(given, len(arrays)):
         if number in shared:
             raise VmError(where, f"out[{i}] shares memory with an argument or another result")
-    return out
+    return found
+
+
+def _writable(out: Any, gpu: int, number: int, where: str) -> Any:
+    """Return the buffer for a result on GPU ``gpu``, or in memory of the host if that is -1."""
+    if type(out) is np.ndarray:
+        return out
+    label = f"out[{number}]"
+    try:
+        found = out if isinstance(out, DeviceArray) else _taken_for_writing(out)
+    except Exception as error:  # it runs code of the buffer's own class
+        raise VmError(where, f"{label} cannot be written to: {error}") from error
+    if found is None:
+        raise VmError(where, f"{label} is no array that can be written to", type(out).__name__, "np.empty(...)")
+    if isinstance(found, np.ndarray):
+        return found
+    if found.donated:
+        raise VmError(where, f"{label} was donated to a call", hint="a result of that call")
+    if found.ordinal not in (-1, gpu):
+        home = f"on GPU {gpu}" if gpu >= 0 else "in memory of the host"
+        raise VmError(where, f"{label} is on another device than result {number}", f"GPU {found.ordinal}", home)
+    return found.numpy() if found.ordinal < 0 else found
+
+
+def _taken_for_writing(out: Any) -> Any:
+    """Return a buffer of another library as an array of the same memory, or None."""
+    from aotc.vmfb.devices.interop.foreign import taken  # for those who have such arrays
+
+    if isinstance(out, np.ndarray | np.generic):
+        return None
+    found = taken(out, writes=True)
+    return np.from_dlpack(out) if found is None and hasattr(out, "__dlpack__") else found
 
 
 class Signature:

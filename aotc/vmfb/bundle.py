@@ -24,6 +24,7 @@ from aotc.vmfb.errors import BundleError
 from aotc.vmfb.files import MappedFile, write_whole
 from aotc.vmfb.limits import EAGER_BYTES
 from aotc.vmfb.manifest import problem as manifest_problem
+from aotc.vmfb.process.digests import has_digest, sha256_of
 
 MAGIC = b"AOTCVMFB"
 VERSION = 1
@@ -38,15 +39,6 @@ _SIGNATURE_MAGIC = b"AOTCSIGN"
 
 def _align(size: int) -> int:
     return -size % ALIGNMENT + size
-
-
-def _sha256(*parts: Any) -> bytes:
-    from hashlib import sha256  # loads libcrypto: milliseconds that `import aotc` must not pay
-
-    digest = sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
 
 
 # ---------------------------------------------------------------- writing
@@ -86,7 +78,7 @@ def write_bundle(
     packed = msgpack.packb(whole, use_bin_type=True)
     payload = table_end(table)
     total = _HEADER.size + _align(len(packed)) + payload
-    header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), _sha256(packed), total)
+    header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), sha256_of(packed), total)
     parts: list[Any] = [header, packed, bytes(_align(len(packed)) - len(packed))]
     for data, padding in stored:
         parts += [*data, bytes(padding)]
@@ -105,7 +97,7 @@ def _place_segments(segments: Sequence[tuple[str, Any]]) -> tuple[list[dict[str,
         pieces = [memoryview(b) for b in (buffer if isinstance(buffer, list) else [buffer])]
         data = [p.cast("B") for p in pieces if p.nbytes]
         size = sum(p.nbytes for p in data)
-        digest = _sha256(*data)
+        digest = sha256_of(*data)
         offset = offsets.get((digest, size))
         if offset is None:
             offset = offsets[digest, size] = end
@@ -205,12 +197,11 @@ class Bundle:
             row = self._table[number]
             if row["size"] > EAGER_BYTES:  # the others were read when the file was opened
                 self.check_unchanged()
-            digest = _sha256(data)
-            if digest != row["sha256"]:
+            if not has_digest(data, row["sha256"]):
                 raise BundleError(
                     self.where,
                     f"segment {number} ({row['name']}) is damaged",
-                    f"sha256 {digest.hex()}",
+                    f"sha256 {sha256_of(data).hex()}",
                     f"sha256 {row['sha256'].hex()}",
                     "copy the file again from where it was made",
                 )
@@ -348,7 +339,7 @@ def _read_manifest(where: str, data: memoryview) -> tuple[dict[str, Any], int]:
     if start > total:
         raise BundleError(where, "the manifest is longer than the file", f"{length:,} bytes", f"below {total:,}")
     packed = data[_HEADER.size : _HEADER.size + length]
-    if _sha256(packed) != digest:
+    if sha256_of(packed) != digest:
         raise BundleError(where, "the manifest is damaged (sha256 differs)", hint="copy the file again")
     _check_zeros(where, data[_HEADER.size + length : start])
     return _decode_manifest(where, packed), start

@@ -310,8 +310,8 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
     ----------
     bundle : Bundle
     devices : str, sequence or mapping of str, or None
-        ``cpu``, ``cuda:0``...; None takes the first kind, in the bundle's order,
-        that this machine can run.
+        ``cpu``, ``cuda:0``...; None takes a GPU where this machine can run a variant
+        for one, else the CPU.
 
     Raises
     ------
@@ -350,10 +350,11 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
             usable.append((kind, module.rank(variant), variant, module))
     if not usable:
         offered = "\n              ".join(obstacles) or "none: the bundle has no variants"
-        raise BundleError(
-            bundle.where, "this machine cannot run the bundle", offered, hint="compile with --target for this machine"
-        )
-    first = usable[0][0]
+        named = any(variant.get("devices") for variant in bundle.manifest["variants"])
+        options = "--target, and --device NAME=TARGET," if named else "--target"
+        hint = f"compile with {options} for this machine"
+        raise BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
+    first = min((row[0] for row in usable), key=lambda kind: kind == "cpu")  # which every machine has
     best = max((row for row in usable if row[0] == first), key=lambda row: row[1])
     return best[2], best[3], ordinals.get(first, 0)
 

@@ -20,6 +20,24 @@ why: after so many without it Python has the word, for signals and cancellation;
 from: the promise of 20 ms
 """
 
+LEASED_BYTES = 1 << 20
+"""unit: bytes of a result
+why: the memory of these, and larger ones, is kept for later results: to keep it costs 0.6 us, new memory up to 400
+from: measured: a loop that drops each result, for which the C library keeps memory too, loses 1 to 2 us of 22
+"""
+
+KEPT_RESULTS = 256 << 20
+"""unit: bytes of results that are gone
+why: so many are kept for later results at most; larger ones never
+from: chosen: two results of 64 MB that replace each other, or 200 of a megabyte that go at the same time
+"""
+
+SIZE_CLASSES = 8
+"""unit: sizes of blocks of results from one power of two to the next
+why: results of about the same size take each other's blocks; an eighth more address space, whose pages nobody touches
+from: reasoning
+"""
+
 DISPATCHERS = 4
 """unit: threads that run submissions
 why: so many submissions run at a time at least, also where there are fewer cores: one may wait for a GPU, or never end
@@ -116,22 +134,64 @@ why: every worker may add it once more to a counter that is already behind the g
 from: 64 bits hold it for 2^14 workers
 """
 
+LOGICAL_DEVICES = 62
+"""unit: logical CPU devices of a process
+why: so many are told apart when workers are divided; later ones are one with an earlier one
+from: the bits of a word of the executor
+"""
+
 IDLE_BUFFERS = 4
 """unit: blocks of a GPU's memory, of one size
 why: so many of arrays that are gone are kept for the next results: the driver is slower than a small kernel
 from: chosen, not measured: a value and the one that replaces it, twice
 """
 
-LANE_DISPATCHERS = 2
-"""unit: dispatchers that run submissions of one module with GPUs
-why: one asks work of the GPUs while another waits for its end; of 32 that wait none would be left for CPUs
-from: reasoning
+STREAMS = 3
+"""unit: calls of one module that are on GPUs at a time, each on streams and in memory of its own
+why: while one computes another copies, and a third is prepared; more wait, and take no dispatcher, which CPUs may need
+from: chosen; a GPU has as many copy engines, and the process may have no more than four dispatchers
+"""
+
+RECORDED_PLANS = 64
+"""unit: tuples of argument shapes, on one stream
+why: for so many are there graphs at a time; those of the one that was not called for the longest time go
+from: chosen, not measured: a graph of fifty kernels takes some 100 KB of the driver's memory
+"""
+
+WORKSPACE_GROWTH = 1.25
+"""unit: times the working memory of a stream that was too small
+why: shapes that grow bit by bit do not make new memory, and record all graphs again, in each call
+from: chosen, not measured
+"""
+
+LARGEST_SHOWN = 4
+"""unit: arrays
+why: so many of a call for which a GPU has no memory are listed, the largest first
+from: chosen
 """
 
 RECORDED_ADDRESSES = 8
 """unit: sets of addresses of arrays on a GPU
 why: for so many does a plan keep graphs; the oldest go first
 from: chosen, not measured: a loop that hands its results back uses two
+"""
+
+COPIERS = 6
+"""unit: threads that move the bytes of one array between page-locked memory and the array
+why: one moves some 10 GB/s, and a GPU's link takes 55
+from: benchmarks/device_arrays.py on an NVIDIA H200 with 16 cores: 47 GB/s up and 48 down for 256 MB
+"""
+
+STAGED_BLOCK = 2 << 20
+"""unit: bytes of a page-locked buffer
+why: large enough that asking for a copy costs little beside it, and small enough that many are under way
+from: chosen, not measured
+"""
+
+STAGED_BYTES = 4 << 20
+"""unit: bytes of an array
+why: smaller ones are copied by the driver: to wake a thread takes longer
+from: benchmarks/device_arrays.py on an NVIDIA H200: 1 MB at 13 GB/s by the driver and 8 in blocks, 16 MB at 18 and 21
 """
 
 # ---------------------------------------------------------------- profiles

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Set
 from functools import cache
+from typing import Any
 
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MOST_THREADS
@@ -26,6 +28,17 @@ def cpu_features() -> frozenset[str]:
     except OSError:
         pass
     return frozenset()
+
+
+def lacking(variant: Mapping[str, Any], have: Set[str]) -> str:
+    """Return which features a variant needs besides those that a CPU has, and for which devices, or nothing."""
+    missing = sorted(set(variant["features"]) - have)
+    if not missing:
+        return ""
+    rows = variant.get("targets", {}).items()
+    of_devices = [f"device {name!r} is {t['target']}" for name, t in rows if not have >= set(t["features"])]
+    asking = f"{' and '.join(of_devices)}, and " if of_devices else ""
+    return f"{asking}this CPU lacks {', '.join(missing)}"
 
 
 def thread_count(asked: int | None) -> int:

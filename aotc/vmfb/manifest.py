@@ -70,6 +70,7 @@ _VARIANT = {
             "image?": [int],
             "threads?": int,
             "items?": int,
+            "target?": str,
             "resources?": {str: int},
             "launch?": _LAUNCH,
         }
@@ -77,11 +78,21 @@ _VARIANT = {
     "command_buffers": [{"code": int, "states": int, "parameters": int}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
     "devices?": {str: str},
+    "targets?": {str: {"target": str, "features": [str]}},
     "transfers?": [
-        {"function": str, "from": str, "to": str, "type": str, "bytes?": (int, str), "reason": str, "loc": str}
+        {
+            "function": str,
+            "from": str,
+            "to": str,
+            "type": str,
+            "bytes?": (int, str),
+            "reason": str,
+            "loc": str,
+            "spilled?": bool,
+        }
     ],
     "parts?": [{**_CODE, "count": int}],
-    "spaces?": [{"device": str, "part": int, "constants": int, "pieces": [[int]]}],
+    "spaces?": [{"device": str, "part": int, "arena": (int, NONE), "constants": int, "pieces": [[int]]}],
     "arena_peak?": (int, NONE),
     "memory_limit?": int,
     "memory?": dict,  # judged by whoever shows it, so that loading need not

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotc.vmfb import trees
-from aotc.vmfb.arguments import Signature
 from aotc.vmfb.bundle import Bundle, open_bundle
-from aotc.vmfb.device import MIX, Executable, bind_devices, choose, device_module
+from aotc.vmfb.calls.entry import Entry
+from aotc.vmfb.device import MIX, Executable, bind_devices, choose
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.process.byte_sizes import limit_memory
+from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
 from aotc.vmfb.safety.verify import check_functions
 from aotc.vmfb.vm import LoadedFunction
 from aotc.vmfb.weights.constants import verify_external
 
 if TYPE_CHECKING:
+    from aotc.vmfb.calls.bound import Bound
+    from aotc.vmfb.devices.array import DeviceArray
     from aotc.vmfb.schedule.fence import Fence
 
-_LEAF = {"kind": "leaf"}
 _RESULTS = (NUMPY, DEVICE)
-# Who checks signatures: imported when keys are given, for it needs a library that a runtime does without.
-SIGNATURES = "aotc.tools.sign"
-# Who compiles sources: imported when a bundle is not trusted, for a runtime does without a compiler.
-COMPILER = "aotc.recompile"
+# Imported when keys are given, or a bundle is not trusted: a runtime does without the library and the compiler.
+SIGNATURES, COMPILER = "aotc.tools.sign", "aotc.recompile"
 
 
 def load(
@@ -51,8 +49,8 @@ def load(
     source : str, path, bytes or buffer
         A path is mapped: weights are not copied.
     devices : str, sequence of str, or mapping of str to str, optional
-        ``"cpu"``, ``"cuda:0"``...; by default the first kind in the bundle that this machine can run. For a model that
-        names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these places in order; by default the next of each kind.
+        ``"cpu"``, ``"cuda:0"``...; by default a GPU if the bundle has code for one that is here, else the CPU. For a
+        model that names devices ``{"d0": "cpu:0", "d1": "cuda:0"}``, or these in order; by default the next of each.
     threads : int, optional
         Threads, the caller included; by default ``AOTC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the usable cores.
     verify : bool
@@ -132,32 +130,13 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
-    place = bound if variant["kind"] == MIX else ordinal
-    executable = device.open_executable(bundle, variant, threads, place, custom_calls)
+    where = bound if variant["kind"] == MIX else ordinal
+    executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")
     if verify:
         module.prove()
     return module
-
-
-def check_bundle(source: bytes) -> None:
-    """Check all of a bundle that loading checks, for every variant, on a machine that may run none of them.
-
-    Raises
-    ------
-    BundleError
-        Names the first thing that is wrong.
-    """
-    bundle = open_bundle(source)
-    check_functions(bundle)
-    for entry in bundle.manifest["functions"].values():
-        trees.flattener(entry["in_tree"] or _LEAF, bundle.where)
-        trees.unflattener(entry["out_tree"] or _LEAF)
-    for variant in bundle.manifest["variants"]:
-        module = device_module(variant["kind"])
-        if module is not None:
-            module.check(bundle, variant)
 
 
 class LoadedModule:
@@ -173,6 +152,8 @@ class LoadedModule:
     functions : dict of str to Entry
     devices : dict of str to str
         The device of this machine for each that the model names.
+    home : str
+        Where what is on no device of the model's is, as ``cuda:0``.
     """
 
     def __init__(
@@ -181,20 +162,22 @@ class LoadedModule:
         entries = bundle.manifest["functions"]
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
-        self._home = home  # where what is on no device of the model's is
+        self.home = home
         self._bundle = bundle
         self._executable = executable
+        place(executable, self.devices.values() or [home])
         self._functions = {
             name: LoadedFunction(name, entries[name], program, executable, self.name)
             for name, program in variant["functions"].items()
         }
+        self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
         self.functions = {name: Entry(function) for name, function in self._functions.items()}
 
     def invoke(
         self,
         name: str,
         *arrays: Any,
-        out: Sequence[np.ndarray | None] | None = None,
+        out: Sequence[Any] | None = None,
         donate: bool = False,
         trace: str | os.PathLike[str] = "",
         results: str = "",
@@ -206,10 +189,10 @@ class LoadedModule:
         name : str
         *arrays
             One for each argument of the signature: NumPy arrays, anything with
-            ``__array__`` or ``__dlpack__`` (not copied), Python scalars, or a :class:`aotc.DeviceArray`, which is not
-            copied if it is in memory of the GPU that reads it.
-        out : sequence of numpy.ndarray or None, optional
-            Where to write each result, which then is this array.
+            ``__array__`` or ``__dlpack__`` (not copied), Python scalars; a :class:`aotc.DeviceArray`, or an array of
+            another library on a GPU, which is not copied if it is in memory of the GPU that reads it.
+        out : sequence of arrays or None, optional
+            Where to write each result, which then is this array: NumPy's, or on the GPU that makes the result.
         donate : bool
             Allow donated arguments to be overwritten (an array of a device cannot be used then); else they are copied.
         trace : path, optional
@@ -234,7 +217,7 @@ class LoadedModule:
             function = self._asked(name, donate, results)
         if results == DEVICE and not trace:
             made = function.run(arrays, out, donate, results)
-            return on_devices(made, function.signature.results, out, self._home)
+            return on_devices(made, function.signature.results, out, self.home)
         if trace:
             if out is not None or donate or len(arrays) != len(function.arguments):
                 raise VmError(self.name, "a traced call takes all arguments, and neither out nor donate")
@@ -251,7 +234,7 @@ class LoadedModule:
         *arrays: Any,
         wait: Sequence[Fence] = (),
         deadline: float | None = None,
-        out: Sequence[np.ndarray | None] | None = None,
+        out: Sequence[Any] | None = None,
         donate: bool = False,
         results: str = "",
     ) -> Fence:
@@ -281,13 +264,29 @@ class LoadedModule:
             If something is known to be wrong: as for :meth:`invoke`; a fence of another process, or that has failed;
             an array that was given to another submission with ``donate=True``; a negative deadline.
         """
-        from aotc.vmfb.schedule.submission import SubmittedCall, submit  # for whoever submits
-
         function = self._asked(name, donate, results)
-        run = partial(self.invoke, name, results=results)
-        rows = function.signature.results
-        call = SubmittedCall(function.where, function.arguments, rows, run, self._executable, self._home)
-        return submit(call, arrays, wait, deadline, bool(donate), out)
+        found = self._submitted.get((name, results))
+        if found is None:
+            from aotc.vmfb.schedule.call import SubmittedCall  # for whoever submits
+            from aotc.vmfb.schedule.submission import submit
+
+            found = self._submitted[name, results] = submit, SubmittedCall(function, results, self.home)
+        return found[0](found[1], arrays, wait, deadline, bool(donate), out)
+
+    @property
+    def gpus(self) -> Sequence[Any]:
+        """Return what it has loaded on GPUs."""
+        return getattr(self._executable, "gpus", ())
+
+    def loaded(self, name: str) -> LoadedFunction:
+        """Return the function of a name.
+
+        Raises
+        ------
+        VmError
+            If there is none.
+        """
+        return self._asked(name, False, "")
 
     def _asked(self, name: str, donate: Any, results: Any) -> LoadedFunction:
         """Return the function of a name, if what is asked of it can be."""
@@ -299,6 +298,46 @@ class LoadedModule:
         if results and results not in _RESULTS:
             raise VmError(self.name, f"results is {results!r}", expected=" or ".join(map(repr, _RESULTS)))
         return function
+
+    def put(self, x: Any, where: str = "") -> DeviceArray:
+        """Return an array on a device: a copy, unless it is there already.
+
+        Parameters
+        ----------
+        x : array
+            Of NumPy, or of any library.
+        where : str, optional
+            The name of an argument of the default function, which is put where the function reads it; of a device of
+            the model; or a place as ``cuda:0``. By default the module's first GPU, or the host if it has none.
+
+        Raises
+        ------
+        VmError
+            If there is no such argument or device, or ``x`` does not fit the argument.
+        """
+        from aotc.vmfb.calls.bound import put  # for those who keep arrays on devices
+
+        return put(self, x, where)
+
+    def bind(self, values: Mapping[str | int, Any], function: str = "") -> Bound:
+        """Return a function some of whose arguments are given once; they stay where it reads them.
+
+        Parameters
+        ----------
+        values : mapping
+            Arrays by the names of arguments, or by their numbers. On a GPU they are copied to it unless they are there;
+            NumPy arrays for the CPU are kept as they are, and what is written to them later is seen.
+        function : str, optional
+            By default the default function.
+
+        Raises
+        ------
+        VmError
+            If there is no such function or argument, a value does not fit, or the argument is donated.
+        """
+        from aotc.vmfb.calls.bound import bind
+
+        return bind(self, values, function)
 
     def profile(self, name: str, *arrays: Any, repeat: int = 7) -> dict[str, Any]:
         """Run a function on flat arrays and return what each kernel took by itself, on one core or a whole GPU.
@@ -314,10 +353,20 @@ class LoadedModule:
         return measure(self._asked(name, False, "numpy"), arrays, repeat)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.functions[self.default_name()](*args, **kwargs)
+
+    def default_name(self) -> str:
+        """Return the name of the function that a call of the module runs.
+
+        Raises
+        ------
+        VmError
+            If there are several, and none is ``main``.
+        """
         name = "main" if "main" in self.functions or len(self.functions) != 1 else next(iter(self.functions))
         if name not in self.functions:
             raise VmError(self.name, "no default function 'main'", expected=", ".join(self.functions))
-        return self.functions[name](*args, **kwargs)
+        return name
 
     def prove(self) -> None:
         """Prove all that the first call of each function would prove, as far as it does not depend on shapes.
@@ -348,53 +397,3 @@ class LoadedModule:
     def trim(self) -> int:
         """Free working memory that no call uses, down to the system; return how many bytes that were."""
         return self._executable.trim()
-
-
-class Entry:
-    """A function of a module, as ``module.main``: call it with pytrees, look at its ``signature``."""
-
-    def __init__(self, function: LoadedFunction) -> None:
-        self._function = function
-        self.signature: Signature = function.signature
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values: list[Any] = []
-        try:
-            self._flatten((args, kwargs), values)
-        except VmError:
-            raise
-        except Exception as error:  # it asks objects of the caller's own
-            what = f"the arguments cannot be taken apart: {type(error).__name__}: {error}"
-            raise VmError(self._function.where, what) from error
-        return self._unflatten(iter(self._function.call(values)))
-
-    @cached_property
-    def _flatten(self) -> trees.Flatten:
-        tree = self.signature.in_tree
-        where = self._function.where
-        return _positional(self.signature, where) if tree is None else trees.flattener(tree, where)
-
-    @cached_property
-    def _unflatten(self) -> trees.Unflatten:
-        tree = self.signature.out_tree
-        if tree is not None:
-            return trees.unflattener(tree)
-        return next if len(self.signature.results) == 1 else list
-
-    def __repr__(self) -> str:
-        return repr(self.signature)
-
-
-def _positional(signature: Signature, where: str) -> trees.Flatten:
-    """Return what puts the arguments of a call in their order by their names."""
-
-    def flatten(call: tuple[tuple[Any, ...], dict[str, Any]], leaves: list[Any]) -> None:
-        args, kwargs = call
-        leaves += args
-        if kwargs:
-            names = [argument["name"] for argument in signature.arguments[len(args) :]]
-            if sorted(names) != sorted(kwargs):
-                raise VmError(where, "wrong keyword arguments", ", ".join(kwargs), ", ".join(names))
-            leaves += [kwargs[name] for name in names]
-
-    return flatten

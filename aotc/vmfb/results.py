@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from aotc.vmfb.abi import Slots
+from aotc.vmfb.arena import ARENAS
 from aotc.vmfb.arguments import check_out, type_text
 from aotc.vmfb.device import Executable, Plan
 from aotc.vmfb.devices.array import DeviceArray
@@ -24,49 +25,68 @@ class Residence:
     ----------
     layout : Slots
         The function's pointer table.
+    memory : ResultMemory
+        Where results in the process's memory lie.
     constants : tuple of int
         Bytes of the constants in each memory.
-    gpus : tuple of int
-        For each argument the number of the GPU in whose memory it is, or -1.
+    gpus, result_gpus : tuple of int
+        For each argument, and result, the number of the GPU in whose memory it is, or -1.
     named : tuple of bool
         For each result whether the signature says that it is on a device which is a GPU.
     """
 
-    __slots__ = ("_devices", "_owners", "constants", "gpus", "layout", "named")
+    __slots__ = ("_devices", "_givers", "_owners", "constants", "gpus", "layout", "memory", "named", "result_gpus")
 
     def __init__(self, executable: Executable, entry: Mapping[str, Any]) -> None:
         arguments, results = entry["arguments"], entry["results"]
+        self.memory = getattr(executable, "arenas", ARENAS).results
         self.constants = getattr(executable, "constant_sizes", (executable.constants_bytes,))
         placed: Any = executable if hasattr(executable, "loaded") else None
         self.layout = placed.layout(entry) if placed else Slots(len(arguments), len(results))
         owners: list[Any] = [placed.loaded(self.layout, slot) if placed else None for slot in range(self.layout.arena)]
-        self.gpus = tuple([-1 if owner is None else owner.ordinal for owner in owners[: len(arguments)]])
-        self._owners = owners[len(arguments) :]
+        ordinals = [-1 if owner is None else owner.ordinal for owner in owners]
+        self.gpus, self.result_gpus = tuple(ordinals[: len(arguments)]), tuple(ordinals[len(arguments) :])
+        self._givers, self._owners = owners[: len(arguments)], owners[len(arguments) :]
         self._devices = [row.get("device", "") for row in results]
         self.named = tuple([bool(owner and device) for owner, device in zip(self._owners, self._devices)])
 
-    def stays(self, wanted: str, out: Sequence[np.ndarray | None]) -> list[bool]:
-        """Return which results are to be left on a GPU; those for which the caller has a buffer are not."""
+    def owner(self, number: int) -> Any:
+        """Return what has the memory that an argument is in, or None for the host's."""
+        return self._givers[number]
+
+    def stays(self, wanted: str, out: Sequence[Any]) -> list[bool]:
+        """Return which results are to be left on a GPU: where the caller has a buffer, it says so."""
         every = {NUMPY: [False] * len(self.named), DEVICE: [bool(o) for o in self._owners]}.get(wanted, self.named)
-        return [stays and given is None for stays, given in zip(every, out)]
+        return [stays if given is None else not isinstance(given, np.ndarray) for stays, given in zip(every, out)]
 
     def results(
-        self, plan: Plan, arrays: list[Any], out: Sequence[np.ndarray | None], stays: Sequence[bool], where: str
+        self, plan: Plan, arrays: list[Any], out: Sequence[Any], stays: Sequence[bool], where: str
     ) -> list[Any]:
         """Return what each result is written to; arguments whose memory results take are replaced where it must be."""
         taken = dict(plan.taken)
         made: list[Any] = []
         for number, (shape, dtype) in enumerate(plan.results):
             owner, argument = self._owners[number], taken.get(number, -1)
-            if argument >= 0 and stays[number] and isinstance(arrays[argument], np.ndarray):
+            if argument >= 0 and stays[number] and out[number] is None and isinstance(arrays[argument], np.ndarray):
                 arrays[argument] = owner.put(arrays[argument], self._name(number))
             if argument >= 0:
                 made.append(_taken(out[number], arrays, argument, number, where))
-            elif stays[number]:
+            elif stays[number] and out[number] is None:
                 made.append(owner.empty(shape, dtype, self._name(number)))
             else:
-                made.append(new_result(out[number], dtype, shape, number, where))
+                made.append(self.new_result(out[number], dtype, shape, number, where))
         return made
+
+    def new_result(self, given: Any, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str) -> Any:
+        """Return the caller's buffer for a result, checked, or a new one."""
+        if given is None:
+            try:
+                return self.memory.empty(shape, dtype)
+            except (MemoryError, ValueError):
+                text = type_text(from_numpy(dtype), shape)
+                raise VmError(where, f"the system has no memory for result {number}, {text}") from None
+        check_out(given, dtype, shape, number, where)
+        return given
 
     def moved(self, made: list[Any], stays: Sequence[bool]) -> list[Any]:
         """Return the results of a call where they are wanted."""
@@ -89,24 +109,18 @@ def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence
     return found
 
 
-def new_result(
-    given: np.ndarray | None, dtype: np.dtype, shape: tuple[int, ...], number: int, where: str
-) -> np.ndarray:
-    """Return the caller's buffer for a result, checked, or a new one."""
-    if given is None:
-        try:
-            return np.empty(shape, dtype)
-        except (MemoryError, ValueError):
-            text = type_text(from_numpy(dtype), shape)
-            raise VmError(where, f"the system has no memory for result {number}, {text}") from None
-    check_out(given, dtype, shape, number, where)
-    return given
-
-
-def _taken(given: np.ndarray | None, arrays: list[Any], argument: int, number: int, where: str) -> Any:
+def _taken(given: Any, arrays: list[Any], argument: int, number: int, where: str) -> Any:
     """Return the memory of an argument for a result; a buffer of the caller's takes the argument's place."""
     if given is not None:
         check_out(given, arrays[argument].dtype, arrays[argument].shape, number, where)
-        given[...] = arrays[argument]
+        fill(given, arrays[argument])
         arrays[argument] = given
     return arrays[argument]
+
+
+def fill(given: Any, found: Any) -> None:
+    """Copy the elements of an array into a buffer of the caller's."""
+    if isinstance(given, DeviceArray):
+        given.assign(found)
+    else:
+        given[...] = found

@@ -11,13 +11,16 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Place, TileEdge, WhileNode, value_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError
+
+if TYPE_CHECKING:
+    from aotc.vmfb.devices.buffers import DebugText
 
 
 class Parameter(NamedTuple):
@@ -118,8 +121,9 @@ class Stepper:
         found = executable.kernel_texts()
         if found is None:
             raise VmError(where, "the bundle holds no kernel text", hint="compile it with debug information")
-        self.kernels: list[tuple[str, str, str, int]] = found
+        self.kernels: list[DebugText] = found
         self.parameters: list[int] = []
+        self.graph: Graph  # that the command is in
 
     def submit(self, number: int, parameters: Sequence[int]) -> None:
         """Run command buffer ``number``, command by command."""
@@ -134,6 +138,7 @@ class Stepper:
                         if isinstance(command, Control):
                             self._run(command.nodes)
                         else:
+                            self.graph = node
                             self._command(command)
                 case WhileNode():
                     self._run(node.condition)
@@ -165,6 +170,9 @@ class Stepper:
 class Tracer(Stepper):
     """Runs the submissions of one call and writes ``NUMBER_KERNEL.npz`` for each dispatch.
 
+    A dispatch that waits for tiles of others in calls that are not traced has ``tiles``: for each the number of its
+    file, how many of its items are done for how many of its own, and the halo.
+
     Parameters
     ----------
     executable, slots, scratch, memory, where
@@ -183,10 +191,11 @@ class Tracer(Stepper):
             raise VmError(where, f"cannot write the trace: {error}", folder, "a folder") from error
         super().__init__(executable, slots, scratch, memory, where)
         self.count = 0
+        self.files: dict[int, int] = {}  # the last of each command, by its id
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         """Run one kernel and write its file; outputs that it updates are inputs too, and come first."""
-        name, text, loc, _ = self.kernels[command.kernel]
+        name, text, loc, *_ = self.kernels[command.kernel]
         header = read_header(text)
         sizes = [value_of(word, self.parameters) for word in command.dims]
         known = dict(zip(header.dims, sizes, strict=True))
@@ -198,6 +207,9 @@ class Tracer(Stepper):
         arrays = {p.name: self._array(place, p, known) for place, p in reads}
         run()
         arrays |= {p.name: self._array(place, p, known) for place, p in outputs}
+        if command.tiles:
+            arrays["tiles"] = np.array([self._tile(t) for t in command.tiles], np.int64)
+        self.files[id(command)] = self.count
         dtypes = np.array([f"{p.name}={p.dtype}" for _, p in [*reads, *outputs]])
         path = self.folder / f"{self.count:05}_{name}.npz"
         try:
@@ -206,6 +218,11 @@ class Tracer(Stepper):
             path.unlink(missing_ok=True)
             raise VmError(self.where, f"cannot write the trace: {error.strerror or error}", path) from error
         self.count += 1
+
+    def _tile(self, t: TileEdge) -> tuple[int, int, int, int]:
+        """Return the file of the dispatch for whose tiles one waits, and the numbers of the edge."""
+        producer = self.graph.commands[t.producer]
+        return self.files[id(producer)], t.times, t.over, t.halo
 
     def _array(self, place: Place, p: Parameter, dims: Mapping[str, int]) -> np.ndarray:
         shape = [evaluate(d, dims) for d in p.dims]

@@ -25,12 +25,14 @@ from aotc.vmfb.isa import ISA, Frame
 from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.machine import GUARDED
 from aotc.vmfb.process.locks import new_lock
-from aotc.vmfb.results import Residence, new_result
+from aotc.vmfb.process.result_memory import Rows
+from aotc.vmfb.results import Residence, fill
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.recorder import Recorder, is_planned
 
 Replay = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], None]
+_Planned = tuple[Plan, Replay, Callable[[Any, Any], np.ndarray], Rows]  # the last two: how results are made
 Program = list[tuple[Callable[..., int | None], list[Any]]]
 
 
@@ -92,7 +94,7 @@ class _Live:
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         self.memory.result(index, dims)
         dtype = self.function.result_dtypes[index]
-        found = new_result(self.out[index], dtype, dims, index, self.function.where)
+        found = self.function.residence.new_result(self.out[index], dtype, dims, index, self.function.where)
         self.results[index] = found
         if GUARDED:
             from aotc.vmfb.safety.guard_pages import guarded_array  # for debugging alone
@@ -149,14 +151,14 @@ class LoadedFunction:
         self._registers = program["registers"]
         self._planned = not GUARDED and is_planned(program["code"])
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
-        self._plans: dict[tuple[tuple[int, ...], ...], tuple[Plan, Replay]] = {}
+        self._plans: dict[tuple[tuple[int, ...], ...], _Planned] = {}
         self._lock = new_lock()
         self.recordings = 0
 
     def run(
         self,
         values: Sequence[Any],
-        out: Sequence[np.ndarray | None] | None = None,
+        out: Sequence[Any] | None = None,
         donate: bool = False,
         results: str = "",
     ) -> list[Any]:
@@ -167,7 +169,7 @@ class LoadedFunction:
         values : sequence
             One for each argument: arrays, objects with ``__array__`` or
             ``__dlpack__``, Python scalars.
-        out : sequence of numpy.ndarray or None, optional
+        out : sequence of arrays or None, optional
             Where to write each result; None allocates.
         donate : bool
             Donated arguments may be overwritten, and arrays of devices among them cannot be used any more; otherwise
@@ -193,17 +195,28 @@ class LoadedFunction:
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
         arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
-        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where)
+        buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.stays(results, buffers)
         if not self._planned:
             take_over(self.arguments, values, arrays, donate)
-            made = self._interpret([np.asarray(x) for x in arrays], buffers)
-            return self.residence.moved(made, stays)
-        plan, replay = self._plan(tuple([x.shape for x in arrays]))
-        take_over(self.arguments, values, arrays, donate)
-        made = self.residence.results(plan, arrays, buffers, stays, self.where)
-        replay(arrays, made)
-        return self.residence.moved(made, stays)
+            made = self._interpreted([np.asarray(x) for x in arrays], buffers)
+        else:
+            plan, replay, *_ = self._plan(tuple([x.shape for x in arrays]))
+            take_over(self.arguments, values, arrays, donate)
+            made = self.residence.results(plan, arrays, buffers, stays, self.where)
+            replay(arrays, made)
+        made = self.residence.moved(made, stays)
+        return made if out is None else [x if given is None else given for x, given in zip(made, out)]
+
+    def _interpreted(self, arrays: list[np.ndarray], out: Sequence[Any]) -> list[Any]:
+        """Interpret the program; what goes to a buffer on a GPU is made in memory of the host first."""
+        made: list[Any] = self._interpret(arrays, [x if isinstance(x, np.ndarray) else None for x in out])
+        for number, (found, given) in enumerate(zip(made, out)):
+            if given is not None and not isinstance(given, np.ndarray):
+                check_out(given, found.dtype, found.shape, number, self.where)
+                fill(given, found)
+                made[number] = given
+        return made
 
     def trace(self, values: Sequence[Any], folder: str) -> list[np.ndarray]:
         """Run the function as :meth:`step` does and write what each dispatch reads and writes to ``folder``."""
@@ -274,7 +287,7 @@ class LoadedFunction:
         if self._planned and all(a.static for a in self.arguments):
             self._plan(tuple([a.dims for a in self.arguments]))
 
-    def _plan(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[Plan, Replay]:
+    def _plan(self, shapes: tuple[tuple[int, ...], ...]) -> _Planned:
         found = self._plans.get(shapes)
         if found is None:
             bytes_ = [prod(shape) * a.dtype.itemsize for shape, a in zip(shapes, self.arguments)]
@@ -296,7 +309,7 @@ class LoadedFunction:
                 tuple(recorder.sizes[1:]),
                 tuple(self.residence.layout.homes),
             )
-            found = plan, self.executable.replay(plan)
+            found = plan, self.executable.replay(plan), *self.residence.memory.plan(plan.results)
             with self._lock:  # other threads make plans too, of these shapes or of others
                 if len(self._plans) >= PLANS:
                     del self._plans[next(iter(self._plans))]
@@ -326,9 +339,9 @@ class LoadedFunction:
 
     def _static_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """Return a call that checks by identity, allocates and submits: nothing else."""
-        plan, replay = self._plan(tuple([a.dims for a in self.arguments]))
+        _, replay, new, made = self._plan(tuple([a.dims for a in self.arguments]))
         checks = [(a.dtype, a.dims) for a in self.arguments]
-        count, made, ndarray, empty, good = len(checks), plan.results, np.ndarray, np.empty, GOOD_FLAGS
+        count, ndarray, good = len(checks), np.ndarray, GOOD_FLAGS
         run = self._slow_way()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
@@ -342,7 +355,7 @@ class LoadedFunction:
                     or x.flags.num & good != good
                 ):
                     return run(values)
-            results = [empty(shape, dtype) for shape, dtype in made]
+            results = [new(shape, dtype) for shape, dtype in made]
             replay(values, results)
             return results
 
@@ -351,14 +364,7 @@ class LoadedFunction:
     def _dynamic_call(self) -> Callable[[Sequence[Any]], list[np.ndarray]]:
         """Return a call that finds the plan by the shapes."""
         dtypes = [a.dtype for a in self.arguments]
-        plans, count, ndarray, empty, good, run = (
-            self._plans,
-            len(dtypes),
-            np.ndarray,
-            np.empty,
-            GOOD_FLAGS,
-            self._slow_way(),
-        )
+        plans, count, ndarray, good, run = self._plans, len(dtypes), np.ndarray, GOOD_FLAGS, self._slow_way()
 
         def call(values: Sequence[Any]) -> list[np.ndarray]:
             if len(values) != count:
@@ -369,8 +375,8 @@ class LoadedFunction:
             found = plans.get(tuple([x.shape for x in values]))
             if found is None:
                 return run(values)
-            plan, replay = found
-            results = [empty(shape, dtype) for shape, dtype in plan.results]
+            _, replay, new, made = found
+            results = [new(shape, dtype) for shape, dtype in made]
             replay(values, results)
             return results
 

@@ -1,6 +1,7 @@
 """Affinities that models say in JAX's words: kinds of memory, shardings of one device."""
 
 from dataclasses import replace
+from inspect import signature
 
 import jax
 import jax.numpy as jnp
@@ -78,22 +79,22 @@ def test_a_sharding_of_one_device_is_a_device(devices, arguments, results, moved
     assert [op.attrs["device"] for op in function.body.ops if op.name == "transfer"] == moved
 
 
+def on_host(f, *args):
+    """Compute ``f`` on the host, in the words of this JAX: of a function since 0.11, of a block before."""
+    if "out_memory_spaces" in signature(compute_on).parameters:
+        return compute_on(f, compute_type="device_host", out_memory_spaces=jax.memory.Space.Device)(*args)
+    with compute_on("device_host"):
+        return f(*args)
+
+
+@jax.jit
+def halved(v):
+    return v / 2
+
+
 def on_both(x, w):
-    y = x @ w
-    with compute_on("device_host"):
-        z = jnp.sin(y) + y
-
-        @jax.jit
-        def halved(v):
-            return v / 2
-
-        z = jnp.exp(halved(z))
-    return z @ w, jax.lax.fori_loop(0, 3, lambda i, c: aside(c) * 2, z)
-
-
-def aside(c):
-    with compute_on("device_host"):
-        return jnp.cos(c)
+    z = on_host(lambda y: jnp.exp(halved(jnp.sin(y) + y)), x @ w)
+    return z @ w, jax.lax.fori_loop(0, 3, lambda i, c: on_host(jnp.cos, c) * 2, z)
 
 
 def test_ops_of_compute_on_run_on_the_host():

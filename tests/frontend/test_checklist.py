@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import _chlo_ops_gen, _stablehlo_ops_gen, stablehlo
-from support.checklist import F, module
-from support.checklist_all import CASES
+from support.checklists.checklist import F, module
+from support.checklists.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError
@@ -34,6 +34,7 @@ BY_HAND = {
     "chlo.ragged_dot": lambda a, b, sizes: np.concatenate([a[:1] @ b[0], a[1:] @ b[1]]),
     "stablehlo.unary_einsum": lambda a: a.T,
     "stablehlo.collective_broadcast": lambda a: a,
+    "stablehlo.collective_reduce": lambda a: a,
 }
 INTERPRETED = {"stablehlo.dynamic_conv"}
 """XLA does not run these on the CPU; the interpreter ends the process at ops that it does not know."""
@@ -75,4 +76,24 @@ def test_every_name_has_a_case():
 
 def test_what_has_no_name_is_refused_with_its_place():
     with pytest.raises(CompileError, match="<model>:2"):
-        aotc.compile(module('%y = "stablehlo.collective_reduce"(%a) : (@T0) -> @T0', (F,), ["3x4xf32"]).encode())
+        aotc.compile(module('%y = "stablehlo.no_such_op"(%a) : (@T0) -> @T0', (F,), ["3x4xf32"]).encode())
+
+
+REDUCE = """
+  %y = "stablehlo.collective_reduce"(%a, %b) ({
+  ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+    %s = stablehlo.add %p, %q : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) {replica_groups = dense<GROUPS> : tensor<1xNxi64>, has_dynamic_root} : (@T0, @T1) -> @T0
+"""
+
+
+@pytest.mark.skipif("stablehlo.collective_reduce" not in CASES, reason="jaxlib does not know it")
+def test_a_reduction_to_a_root():
+    """Alone this process is the root; the operand that says so is not read."""
+    alone = REDUCE.replace("GROUPS", "[[0]]").replace("N", "1")
+    root = np.zeros(1, np.int32)
+    (found,) = aotc.load(aotc.compile(module(alone, (F, root), ["3x4xf32"]).encode())).invoke("main", F, root)
+    np.testing.assert_array_equal(found, F)
+    with pytest.raises(CompileError, match="collective_reduce exchanges between 2 processes"):
+        aotc.compile(module(REDUCE.replace("GROUPS", "[[0, 1]]").replace("N", "2"), (F, root), ["3x4xf32"]).encode())

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support.checklist import module
-from support.checklist_all import CASES
+from support.checklists.checklist import module
+from support.checklists.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError

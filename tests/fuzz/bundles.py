@@ -19,11 +19,12 @@ import numpy as np
 
 from aotc.source.restore import restore
 from aotc.vmfb.abi import WhileNode
-from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align, _sha256, open_bundle
+from aotc.vmfb.bundle import _HEADER, MAGIC, VERSION, _align, open_bundle
 from aotc.vmfb.commands import all_nodes, read_commands
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.module import load
+from aotc.vmfb.process.digests import sha256_of
 
 GOLDEN = Path(__file__).parents[1] / "golden_bundles"
 NUMBERS = (
@@ -54,13 +55,13 @@ def repack(manifest: dict[str, Any], names: list[str], segments: list[bytes], rn
     table: list[dict[str, Any]] = []
     payload = b""
     for name, data in zip(names, segments):
-        table.append({"name": name, "offset": len(payload), "size": len(data), "sha256": _sha256(data)})
+        table.append({"name": name, "offset": len(payload), "size": len(data), "sha256": sha256_of(data)})
         payload += data + bytes(-len(data) % 64)
     if rng.random() < 0.02:
         table[rng.randrange(len(table))][rng.choice(("offset", "size"))] = rng.choice(NUMBERS)
     packed = msgpack.packb({**manifest, "segments": table})
     total = _HEADER.size + _align(len(packed)) + len(payload)
-    header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), _sha256(packed), total)
+    header = _HEADER.pack(MAGIC, VERSION, 0, len(packed), sha256_of(packed), total)
     return header + packed + bytes(_align(len(packed)) - len(packed)) + payload
 
 

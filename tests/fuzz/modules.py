@@ -10,8 +10,8 @@ import random
 import re
 from functools import cache
 
-from support.checklist import MLIR, module
-from support.checklist_all import CASES
+from support.checklists.checklist import MLIR, module
+from support.checklists.checklist_all import CASES
 
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model

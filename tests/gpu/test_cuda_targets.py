@@ -60,7 +60,7 @@ def test_what_kernels_take(name, architecture):
         taken = kernel["resources"]
         assert 0 < taken["registers"] <= REGISTERS[name], kernel["name"]
         assert taken["spills"] == taken["stack"] == 0, kernel["name"]
-        assert taken["shared"] <= TARGETS[f"cuda:{architecture}"].static_shared
+        assert taken["shared"] <= TARGETS[f"cuda:{architecture}"].shared
 
 
 @sim

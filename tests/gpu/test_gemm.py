@@ -1,24 +1,19 @@
-"""Products of matrices on tensor cores: what the linker says of each form of the template, and what a GPU computes."""
+"""Products of matrices on tensor cores: what the linker says of each form of the templates, and what a GPU computes."""
 
-from dataclasses import replace
-from functools import partial
-from itertools import product as all_of
-
-import ml_dtypes
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda")
 
 from gpu import gpu_kernels
+from gpu.products import GELU, MEANING, PLAIN, RELU, STORED, product_text, simulate
+from gpu.test_simulated_gemm import FORMS as SIMULATED
+from gpu.test_simulated_gemm import NT, TN, TT, operands
 from vmfb.test_cuda import gpu
 
-from aotc.ir.dims import sym
-from aotc.ir.loop_ir import Apply, Buffer, Const, Kernel, Load, Var
-from aotc.kernels.cuda import block
-from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
-from aotc.kernels.cuda.templates.gemm import Product, compile_gemm, launch_entry
-from aotc.kernels.cuda.templates.tiles import WarpgroupTiles, WarpTiles
+from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels.cuda.compile import compile_kernel
+from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.targets import TARGETS
 from aotc.vmfb.devices.launch import fits
 from aotc.vmfb.devices.tensor_map import map_fits
@@ -26,116 +21,82 @@ from aotc.vmfb.devices.tensor_map import map_fits
 pytestmark = pytest.mark.cudasim
 
 TARGET = TARGETS["cuda:sm_90a"]
-STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32}
-SUM = Var("sum", "f32")
+HEADS = {"a": "row, z, k", "b": "col, z, k", "out": "row, z, col", "batch": 3}
+BATCH = {"a": "z, row, k", "b": "z, k, col", "out": "z, row, col", "batch": 3}
+TURNED = {"out": "col, row"}
 
-
-def plain(bias, col):
-    return SUM
-
-
-def relu_of_bias(bias, col):
-    added = Apply("add", (SUM, Load(bias, (col,))), "f32")
-    return Apply("max", (added, Const(0.0, "f32")), "f32")
-
-
-def gelu_of_bias(bias, col):
-    def op(name, *args):
-        return Apply(name, args, "f32")
-
-    x = op("add", SUM, Load(bias, (col,)))
-    cube = op("mul", Const(0.044715, "f32"), op("mul", x, op("mul", x, x)))
-    inner = op("mul", Const(0.7978845608028654, "f32"), op("add", x, cube))
-    return op("mul", op("mul", Const(0.5, "f32"), x), op("add", Const(1.0, "f32"), op("tanh", inner)))
-
-
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
-
-
-MEANING = {
-    plain: lambda x, bias: x,
-    relu_of_bias: lambda x, bias: np.maximum(x + bias, 0),
-    gelu_of_bias: lambda x, bias: gelu(x + bias),
-}
-
-
-def product_of(tiles, epilogue, sizes=None):
-    """Return a product of symbolic sizes, or of fixed ones."""
-    m, n, k = sizes or (sym(name, 0, 1 << 20) for name in ("m", "n", "k"))
-    kind = "f32" if tiles.operands == "tf32" else tiles.operands
-    a = Buffer("a", kind, (k, m) if tiles.a_by_rows else (m, k))
-    b = Buffer("b", kind, (k, n) if tiles.b_by_rows else (n, k))
-    bias, out = Buffer("bias", "f32", (n,)), Buffer("out", tiles.result, (m, n))
-    kernel = Kernel("gemm", (a, b, bias), (out,), () if sizes else ("m", "n", "k"), 1, ())
-    return Product(kernel, m, n, k, epilogue(bias, sym("col", 0, 1 << 20)))
-
-
+# Tiling, operands, result, orders, epilogue.
 FORMS = {
-    "bf16": (WarpgroupTiles("bf16", "bf16"), plain),
-    "bf16 gelu": (WarpgroupTiles("bf16", "bf16"), gelu_of_bias),
-    "bf16 NT": (WarpgroupTiles("bf16", "bf16", b_by_rows=False), relu_of_bias),
-    "bf16 TN": (WarpgroupTiles("bf16", "f32", cols=128, stages=5, a_by_rows=True), plain),
-    "bf16 TT": (WarpgroupTiles("bf16", "bf16", cols=192, a_by_rows=True, b_by_rows=False), plain),
-    "f16": (WarpgroupTiles("f16", "f16", cols=128, stages=6), relu_of_bias),
-    "f16 small": (WarpgroupTiles("f16", "f32", cols=64, consumers=1, stages=8), relu_of_bias),
-    "tf32": (WarpgroupTiles("tf32", "f32", b_by_rows=False), plain),
-    "warps bf16": (WarpTiles("bf16", "bf16"), gelu_of_bias),
-    "warps f16 TT": (WarpTiles("f16", "f32", a_by_rows=True, b_by_rows=False), relu_of_bias),
-    "warps tf32": (WarpTiles("tf32", "f32", b_by_rows=False), plain),
-    "tf32 small": (WarpgroupTiles("tf32", "f32", cols=64, consumers=1, stages=8, b_by_rows=False), gelu_of_bias),
+    "bf16": ("wgmma(128, 256, 4)", "bf16", "bf16", {}, PLAIN),
+    "bf16 gelu": ("wgmma(128, 256, 4)", "bf16", "bf16", {}, GELU),
+    "bf16 NT": ("wgmma(128, 256, 4)", "bf16", "bf16", NT, RELU),
+    "bf16 TN": ("wgmma(128, 128, 5)", "bf16", "f16", TN, PLAIN),
+    "bf16 TT": ("wgmma(128, 192, 4)", "bf16", "bf16", TT, PLAIN),
+    "bf16 turned": ("wgmma(128, 256, 4)", "bf16", "bf16", TURNED, GELU),
+    "bf16 heads": ("wgmma(128, 128, 5)", "bf16", "bf16", HEADS, RELU),
+    "bf16 batch": ("wgmma(64, 128, 4)", "bf16", "f32", BATCH, PLAIN),
+    "f16": ("wgmma(128, 128, 6)", "f16", "f16", {}, RELU),
+    "f16 small": ("wgmma(64, 64, 6)", "f16", "f32", {}, RELU),
+    "f16 wide": ("wgmma(64, 256, 5)", "f16", "f16", {}, RELU),
+    "tf32": ("wgmma(128, 256, 4)", "tf32", "f32", NT, PLAIN),
+    "tf32 small": ("wgmma(64, 64, 6)", "tf32", "f32", NT, GELU),
+    "i8": ("wgmma(128, 256, 4)", "i8", "i32", NT, PLAIN),
+    "warps bf16": ("mma(128, 128, 3)", "bf16", "bf16", {}, GELU),
+    "warps f16 TT": ("mma(128, 128, 3)", "f16", "f32", TT, RELU),
+    "warps tf32": ("mma(128, 128, 3)", "tf32", "f32", NT, PLAIN),
+    "warps tf32 TN": ("mma(128, 128, 3)", "tf32", "f32", TN, PLAIN),
+    "warps i8": ("mma(64, 128, 3)", "i8", "i32", {}, PLAIN),
+    "warps batch": ("mma(64, 64, 3)", "bf16", "bf16", BATCH, RELU),
 }
-FEW = ("bf16", "f16 small", "tf32 small", "warps bf16")
+FEW = ("bf16", "f16 small", "tf32 small", "warps bf16", "warps tf32 TN")
+
+
+def text_of(name, sizes=("m", "n", "d")):
+    tiling, operands_, result, orders, epilogue = FORMS[name]
+    return product_text(tiling, operands_, result, sizes, epilogue=epilogue, **orders)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in FORMS])
 def test_what_a_form_takes(name):
-    tiles, epilogue = FORMS[name]
-    product = product_of(tiles, epilogue)
-    image = compile_gemm(product, tiles, TARGET)
+    """Of sizes that are whole pieces of 16 bytes, and of unknown ones where a template takes those."""
+    kernel = parse_kernel(text_of(name, (1000, 3000 if name != "bf16 turned" else 3008, 512)))
+    tiles, image = tiles_of(kernel), compile_kernel(kernel, TARGET)
     assert image.data[:4] == b"\x7fELF"
     assert image.resources["spills"] == image.resources["stack"] == 0
     assert image.resources["registers"] * tiles.threads <= 65536
-    row = {"threads": tiles.threads, "items": 1, "extents": [0] * 4, "launch": launch_entry(product, tiles)}
+    row = {"threads": tiles.threads, "items": 1, "extents": [0] * 4, "launch": launch_entry(kernel)}
     assert fits(row)
     assert all(map_fits(m, 4) for m in row["launch"]["maps"])
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "compute_80"])
 def test_warps_multiply_on_every_gpu(target):
-    tiles, epilogue = FORMS["warps tf32"]
-    image = compile_gemm(product_of(tiles, epilogue), tiles, TARGETS[f"cuda:{target}"])
+    kernel = parse_kernel(text_of("warps tf32"))
+    image = compile_kernel(kernel, TARGETS[f"cuda:{target}"])
     if target == "compute_80":
         assert b"mma.sync.aligned.m16n8k8" in image.data
     else:
         assert image.resources["spills"] == image.resources["stack"] == 0
-    assert tiles.shared <= TARGETS[f"cuda:{target}"].shared_memory
-
-
-def simulated(tiles, given, sizes):
-    """Return the product that the template's Python makes of operands as they are stored."""
-    m, n, _ = sizes
-    out = np.zeros((m, n), np.float32)
-    names = dict(zip(("aotc_rows", "aotc_cols", "aotc_depth"), sizes))
-    functions = {name: partial(int, size) for name, size in names.items()}
-    functions["aotc_epilogue"] = lambda row, col, value: value
-    if isinstance(tiles, WarpTiles):
-        blocks = -(-m // tiles.rows) * -(-n // tiles.cols)
-        module, arguments = gemm_mma, ((*given, out), (), 1)
-    else:
-        boxes = [
-            (64, tiles.depth) if by_rows else (tiles.depth, count)
-            for by_rows, count in ((tiles.a_by_rows, tiles.rows), (tiles.b_by_rows, tiles.cols))
-        ]
-        module, blocks = gemm_wgmma, 1
-        arguments = (tuple(map(block.Array, given, boxes)), (*given, out), (), 1)
-    block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, arguments, functions)
-    return out
+    assert kernel.tiling.shared <= TARGETS[f"cuda:{target}"].shared_memory
 
 
 SHAPES = [(256, 512, 256), (1000, 3000, 520), (200, 1000, 1048), (8, 136, 24), (1, 256, 64), (129, 8, 8)]
-BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6}
+SHAPES += [(77, 131, 93), (64, 64, 1), (300, 65, 1000)]
+BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "i32": 0}
 """Of the relative error that rounding the result leaves; TF32 rounds the operands besides."""
+
+
+def is_taken(name, sizes):
+    """Do the rows of operands begin at whole pieces of 16 bytes, where a template needs that?"""
+    try:
+        tiles_of(parse_kernel(text_of(name, sizes)))
+    except ValueError:
+        return False
+    tiling, operands_, _, orders, _ = FORMS[name]
+    each = 16 // np.dtype(STORED[operands_]).itemsize
+    extent = {"row": sizes[0], "col": sizes[1], "k": sizes[2], "z": orders.get("batch", 1)}
+    inner = [orders.get(key, default).split(", ")[-1] for key, default in (("a", "row, k"), ("b", "k, col"))]
+    return not tiling.startswith("wgmma") or not any(extent[d] % each for d in inner)
 
 
 class TestOnTensorCores:
@@ -143,52 +104,56 @@ class TestOnTensorCores:
 
     pytestmark = gpu
 
-    @pytest.mark.parametrize("name", ["bf16", "f16 small", "tf32 small", "warps f16 TT", "warps tf32"])
+    @pytest.mark.parametrize("name", SIMULATED)
     def test_instructions_mean_what_is_said_of_them(self, name):
         """The template run as Python, which tests/gpu/test_simulated_gemm.py holds to be right, has the same bits."""
-        tiles, (m, n, k) = replace(FORMS[name][0], result="f32"), (72, 136, 200)
-        product = product_of(tiles, plain, (m, n, k))
-        random = np.random.default_rng(0)
-        kind = STORED[tiles.operands]
-        given = [
-            random.integers(-8, 9, s).astype(kind)
-            for s in (((k, m) if tiles.a_by_rows else (m, k)), ((k, n) if tiles.b_by_rows else (n, k)))
-        ]
-        made = simulated(tiles, given, (m, n, k))
-        entry = {"threads": tiles.threads, "launch": launch_entry(product, tiles)}
-        arrays = [*given, np.zeros(n, np.float32), np.zeros((m, n), np.float32)]
-        loaded = gpu_kernels.Loaded(compile_gemm(product, tiles, TARGET), "gemm", entry, arrays)
+        tiling, dtype, orders = SIMULATED[name]
+        text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (72, 136, 208), **orders)
+        kernel, arrays = operands(text)
+        entry = {"threads": tiles_of(kernel).threads, "launch": launch_entry(kernel)}
+        loaded = gpu_kernels.Loaded(compile_kernel(kernel, TARGET), "gemm", entry, arrays)
         loaded.launch()
-        np.testing.assert_array_equal(loaded.result(3)[0], made)
+        got = loaded.result(3)[0]
+        places = [orders.get(n, d) for n, d in (("a", "row, k"), ("b", "k, col"))]
+        readers = [lambda z, i, k, x=x, p=p: x[tuple({"z": z, "k": k}.get(d, i) for d in p.split(", "))]
+                   for x, p in zip(arrays, places)]  # fmt: skip
+        simulate(text, arrays, readers)
+        np.testing.assert_array_equal(got, arrays[3])
 
-    def test_text_for_the_driver(self):
-        tiles, epilogue = FORMS["warps bf16"]
-        product = product_of(tiles, epilogue)
-        image = compile_gemm(product, tiles, TARGETS["cuda:compute_80"])
-        self.check(image, product, tiles, epilogue, (1000, 3000, 520), True)
+    @pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("warps")])
+    def test_text_for_the_driver(self, name):
+        self.check(name, (1000, 304, 520), "cuda:compute_80")
 
-    @pytest.mark.parametrize(("name", "dynamic"), [*all_of(FORMS, [True]), ("bf16", False)])
-    def test_products(self, name, dynamic):
-        tiles, epilogue = FORMS[name]
-        image = compile_gemm(product_of(tiles, epilogue), tiles, TARGET) if dynamic else None
-        for m, n, k in SHAPES:
-            if tiles.a_by_rows and m % 8:
-                continue
-            product = product_of(tiles, epilogue, None if dynamic else (m, n, k))
-            self.check(image or compile_gemm(product, tiles, TARGET), product, tiles, epilogue, (m, n, k), dynamic)
+    @pytest.mark.parametrize("name", FORMS)
+    def test_products(self, name):
+        for sizes in SHAPES:
+            if is_taken(name, sizes):
+                self.check(name, sizes)
 
-    def check(self, image, product, tiles, epilogue, sizes, dynamic):
-        m, n, k = sizes
-        random = np.random.default_rng(m + n + k)
-        a, b = (random.standard_normal(s).astype(STORED[tiles.operands]) for s in ((m, k), (k, n)))
-        bias, out = random.standard_normal(n).astype(np.float32), np.zeros((m, n), STORED[tiles.result])
-        given = [np.ascontiguousarray(x) for x in (a.T if tiles.a_by_rows else a, b if tiles.b_by_rows else b.T)]
-        entry = {"threads": tiles.threads, "launch": launch_entry(product, tiles)}
-        loaded = gpu_kernels.Loaded(image, "gemm", entry, [*given, bias, out], sizes if dynamic else ())
+    @pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("warps")])
+    def test_products_of_unknown_sizes(self, name):
+        image = compile_kernel(parse_kernel(text_of(name)), TARGET)
+        for sizes in SHAPES:
+            self.check(name, sizes, image=image)
+
+    def check(self, name, sizes, target="cuda:sm_90a", image=None):
+        _, kind, result, orders, epilogue = FORMS[name]
+        kernel = parse_kernel(text_of(name) if image else text_of(name, sizes))
+        shapes, random = parse_kernel(text_of(name, sizes)), np.random.default_rng(sum(sizes))
+        draw = (lambda s: random.integers(-128, 128, s)) if kind == "i8" else random.standard_normal
+        a, b, bias = (draw(x.shape).astype(STORED[x.dtype]) for x in shapes.inputs)
+        out = np.zeros(shapes.outputs[0].shape, STORED[result])
+        entry = {"threads": tiles_of(kernel).threads, "launch": launch_entry(kernel)}
+        image = image or compile_kernel(kernel, TARGETS[target])
+        loaded = gpu_kernels.Loaded(image, "gemm", entry, [a, b, bias, out], sizes if kernel.dims else ())
         loaded.fill(3, 0xFF)
         loaded.launch()
         got, after = loaded.result(3)
         assert (after == 0xFF).all()
-        want = MEANING[epilogue](a.astype("f8") @ b.astype("f8"), bias)
+        letters = [orders.get(n, d).replace("row", "i").replace("col", "j").replace(", ", "")
+                   for n, d in (("a", "row, k"), ("b", "k, col"), ("out", "row, col"))]  # fmt: skip
+        sums = np.einsum(f"{letters[0]},{letters[1]}->{letters[2]}", a.astype("f8"), b.astype("f8"), optimize=True)
+        along = np.moveaxis(sums, letters[2].index("j"), -1)
+        want = np.moveaxis(MEANING[epilogue](along, bias.astype("f8")), -1, letters[2].index("j"))
         error = np.linalg.norm(got.astype("f8") - want) / np.linalg.norm(want)
-        assert error <= BOUND[tiles.result] + (1e-3 if tiles.operands == "tf32" else 0), (sizes, error)
+        assert error <= BOUND[result] + (1e-3 if kind == "tf32" else 0), (sizes, error)

@@ -1,81 +1,96 @@
-"""The template of products as the Python that it is: rings, barriers, edges, without a GPU."""
+"""The templates of products as the Python that they are: rings, barriers, edges, batches, without a GPU."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda")
 
+from gpu.products import STORED, product_text, simulate
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_run import run_kernel
 from aotc.kernels.cuda import block
-from aotc.kernels.cuda.block import Array, PhaseBarrier, swizzled
-from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
-from aotc.kernels.cuda.templates.tiles import WarpgroupTiles, WarpTiles
-from aotc.vmfb.dtypes import to_numpy
+from aotc.kernels.cuda.block import PhaseBarrier, swizzled
+from aotc.kernels.cuda.templates.product_launch import tiles_of
 
 pytestmark = pytest.mark.cudasim
 
+NT, TN, TT = {"b": "col, k"}, {"a": "k, row"}, {"a": "k, row", "b": "col, k"}
+BATCH = {"a": "z, row, k", "b": "z, k, col", "out": "z, row, col", "batch": 2}
 FORMS = {
-    "bf16": WarpgroupTiles("bf16", "f32", cols=64, consumers=1, stages=2),
-    "f16 of two warpgroups": WarpgroupTiles("f16", "f32", cols=64, stages=3, a_by_rows=True, b_by_rows=False),
-    "tf32": WarpgroupTiles("tf32", "f32", cols=64, consumers=1, stages=2, b_by_rows=False),
+    "bf16": ("wgmma(64, 64, 2)", "bf16", {}),
+    "f16 of two warpgroups": ("wgmma(128, 64, 3)", "f16", TT),
+    "tf32": ("wgmma(64, 64, 2)", "tf32", NT),
+    "i8": ("wgmma(64, 64, 2)", "i8", NT),
+    "heads": ("wgmma(64, 64, 2)", "bf16", {"a": "row, z, k", "b": "col, z, k", "out": "row, z, col", "batch": 3}),
+    "warps bf16": ("mma(128, 128, 3)", "bf16", {}),
+    "warps f16 TN": ("mma(64, 128, 4)", "f16", TN),
+    "warps tf32": ("mma(128, 128, 3)", "tf32", NT),
+    "warps tf32 by rows": ("mma(64, 64, 3)", "tf32", TN),
+    "warps tf32, computed": ("mma(64, 128, 3)", "tf32", {}),
+    "warps i8, computed": ("mma(64, 64, 3)", "i8", {}),
+    "warps in a batch": ("mma(64, 64, 3)", "bf16", BATCH),
 }
 
 
-WARP_FORMS = {
-    "bf16": WarpTiles("bf16", "f32"),
-    "f16 the other way": WarpTiles("f16", "f32", 4, True, False, warp_rows=64, warps_down=2),
-    "tf32": WarpTiles("tf32", "f32", b_by_rows=False),
-}
+def operands(text):
+    """Return A, B and bias of small integers, a result of no numbers, and the kernel."""
+    kernel, random = parse_kernel(text), np.random.default_rng(0)
+    given = [random.integers(-3, 4, b.shape).astype(STORED[b.dtype]) for b in kernel.inputs]
+    (out,) = kernel.outputs
+    return kernel, [*given, np.full(out.shape, 99, STORED[out.dtype])]
 
 
-def functions(m, n, k):
-    """Return what a template calls."""
-    sizes = {"aotc_rows": lambda: m, "aotc_cols": lambda: n, "aotc_depth": lambda: k}
-    return {**sizes, "aotc_epilogue": lambda row, col, value: 2 * value + row}
+def wanted(arrays, orders):
+    """Return the product that NumPy makes."""
+    a, b, out = ((orders.get(name, default)).replace("row", "i").replace("col", "j").replace(", ", "")
+                 for name, default in (("a", "row, k"), ("b", "k, col"), ("out", "row, col")))  # fmt: skip
+    return np.einsum(f"{a},{b}->{out}", *(x.astype("f8") for x in arrays[:2]))
 
 
-def operands_of(tiles, m, n, k):
-    """Return A, and B transposed, of small integers."""
-    dtype = to_numpy("f32" if tiles.operands == "tf32" else tiles.operands)
-    random = np.random.default_rng(m)
-    return [random.integers(-3, 4, s).astype(dtype) for s in ((m, k), (n, k))]
+def reader(array, order):
+    """Return the function of product, row or column, and term that is an element of an operand."""
+    return lambda z, i, k: array[tuple({"z": z, "k": k}.get(d, i) for d in order.split(", "))]
 
 
-def check(out, a, b):
-    want = 2 * (a.astype("f8") @ b.astype("f8").T) + np.arange(len(a))[:, None]
-    np.testing.assert_array_equal(out, want)
-
-
-def stored(x, by_rows, rows, depth):
-    """Return an operand as it lies in memory, for the maps of a template."""
-    box = (64, depth) if by_rows else (depth, rows)
-    return Array(np.ascontiguousarray(x.T if by_rows else x), box)
-
-
-@pytest.mark.parametrize("sizes", [(70, 72, 136), (64, 64, 8), (3, 130, 300), (5, 5, 0)])
+@pytest.mark.parametrize("sizes", [(72, 72, 144), (3, 136, 304), (16, 16, 0), (70, 33, 21), (72, 68, 40)])
 @pytest.mark.parametrize("name", FORMS)
 def test_products(name, sizes):
-    tiles, (m, n, k) = FORMS[name], sizes
-    a, b = operands_of(tiles, m, n, k)
-    out = np.full((m, n), np.nan, np.float32)
-    maps = (stored(a, tiles.a_by_rows, tiles.rows, tiles.depth), stored(b, tiles.b_by_rows, tiles.cols, tiles.depth))
-    given = (maps, (None, None, out), (), 1)
-    kernel = lambda: gemm_wgmma._kernel(tiles)
-    block.run(gemm_wgmma, kernel, 2, tiles.threads, tiles.shared, given, functions(m, n, k))
-    check(out, a, b)
+    tiling, dtype, orders = FORMS[name]
+    if tiling.startswith("wgmma") and sizes == (70, 33, 21):
+        pytest.skip("rows begin at no whole pieces of 16 bytes")
+    if tiling.startswith("wgmma") and (dtype == "i8" or "b" not in orders) and sizes == (72, 68, 40):
+        pytest.skip("as above")
+    if sizes == (3, 136, 304) and orders.get("a") == "k, row" and tiling.startswith("wgmma"):
+        pytest.skip("as above")
+    text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", sizes, **orders)
+    _, arrays = operands(text)
+    out = arrays[-1]
+    places = [orders.get(n, d) for n, d in (("a", "row, k"), ("b", "k, col"), ("out", "row, col"))]
+
+    def store(z, row, col, value):
+        out[tuple({"z": z, "row": row, "col": col}[d] for d in places[2].split(", "))] = value
+
+    simulate(text, arrays, [reader(x, order) for x, order in zip(arrays, places)], store)
+    np.testing.assert_array_equal(out, wanted(arrays, orders))
 
 
-@pytest.mark.parametrize("sizes", [(136, 72, 200), (8, 136, 8), (5, 8, 0)])
-@pytest.mark.parametrize("name", WARP_FORMS)
-def test_products_of_warps(name, sizes):
-    tiles, (m, n, k) = WARP_FORMS[name], sizes
-    a, b = operands_of(tiles, m, n, k)
-    out = np.full((m, n), np.nan, np.float32)
-    given = [np.ascontiguousarray(x) for x in (a.T if tiles.a_by_rows else a, b.T if tiles.b_by_rows else b)]
-    blocks = -(-m // tiles.rows) * -(-n // tiles.cols)
-    kernel = lambda: gemm_mma._kernel(tiles)
-    arguments = ((*given, out), (), 1)
-    block.run(gemm_mma, kernel, blocks, tiles.threads, tiles.shared, arguments, functions(m, n, k))
-    check(out, a, b)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_kernel_means_what_its_template_computes(name):
+    """The text reads back, and its loops, which NumPy runs, are the product."""
+    tiling, dtype, orders = FORMS[name]
+    text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (5, 7, 6), **orders)
+    kernel, arrays = operands(text)
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    run_kernel(kernel, arrays)
+    np.testing.assert_array_equal(arrays[-1], wanted(arrays, orders))
+
+
+def test_what_memory_a_block_needs_is_known_to_lowering():
+    for tiling, dtype, orders in FORMS.values():
+        kernel = parse_kernel(product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (64, 64, 64), **orders))
+        assert tiles_of(kernel).shared == kernel.tiling.shared
 
 
 def test_a_barrier_counts_threads_and_bytes():

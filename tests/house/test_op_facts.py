@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from llvmlite import ir
-from support.checklist import module
-from support.checklist_all import CASES
+from support.checklists.checklist import module
+from support.checklists.checklist_all import CASES
 
 from aotc.diagnostics import InternalError
 from aotc.frontend.importer import import_model
@@ -149,7 +149,7 @@ def untested(name):
         return ""
     if any(text == name or f"@{name}(" in text for text in said_in(*tests)):  # the op, or a custom call that it is
         return ""
-    return "tests/support/checklist_elements.py (or a test of its own that names the op): a case"
+    return "tests/support/checklists/checklist_elements.py (or a test of its own that names the op): a case"
 
 
 def family_of(name):

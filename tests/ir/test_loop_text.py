@@ -54,8 +54,21 @@ aliases: "[(0, 0)]", flops: "48*b", bytes: "12"):
 levels=[(b, 1, 16), (3, b, 5)], form="f64")
 '''.replace("            pass\n", "")
 
+LARGEST = '''\
+def k2(x: "i32[8]", y: "i32[8]", /, out: "i32[8]", *, grid: "8"):
+    for i in parallel(0, 8):
+        out[i] = max(x[i], y[i])
+'''
 
-@pytest.mark.parametrize("text", [TANH_SUM, KITCHEN_SINK])
+
+def test_the_larger_of_two_is_a_plain_store():
+    """Neither a reduction nor an atomic one, though its name is that of both."""
+    (loop,) = parse_kernel(LARGEST).body
+    (store,) = loop.body
+    assert (store.reduce, store.atomic) == ("", False)
+
+
+@pytest.mark.parametrize("text", [TANH_SUM, KITCHEN_SINK, LARGEST])
 def test_text_reads_back(text):
     kernel = parse_kernel(text)
     assert print_kernel(kernel) == text

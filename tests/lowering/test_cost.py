@@ -4,7 +4,7 @@ import pytest
 
 from aotc.ir.dims import sym
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.cost_products import (
+from aotc.lowering.analysis.costs.table_products import (
     STREAM_ROWS,
     TINY_FLOPS,
     conv_strategy,

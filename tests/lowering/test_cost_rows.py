@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from support import cost_cases_gpu
 from support.cost_cases import BLOCKS, ESTIMATES, GPU, LIMITS, V4
 from support.differential import close
 
@@ -10,14 +11,17 @@ import aotc
 from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_verify import verify_kernel
-from aotc.lowering.analysis import cost, cost_products, cost_work
-from aotc.lowering.analysis.cost_row import BlockSize, Limit
+from aotc.lowering.analysis import cost
+from aotc.lowering.analysis.costs import table_algorithms, table_gpu, table_gpu_memory, table_products, work
+from aotc.lowering.analysis.costs.row import BlockSize, Limit
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
 
 pytestmark = pytest.mark.cpu
+LIMITS = {**LIMITS, **cost_cases_gpu.LIMITS}
+BLOCKS = {**BLOCKS, **cost_cases_gpu.BLOCKS}
 
 
 @pytest.fixture
@@ -56,9 +60,9 @@ def run(case):
 
 
 def test_each_row_has_a_unit_and_says_where_it_was_measured():
-    for module in (cost, cost_products, cost_work):
+    for module in (cost, table_algorithms, table_gpu, table_gpu_memory, table_products, work):
         for name, row in vars(module).items():
-            if isinstance(row, Limit | BlockSize | cost_work.Estimate):
+            if isinstance(row, Limit | BlockSize | work.Estimate):
                 assert row.name == name.lower()
                 assert row.unit
                 assert row.measured

@@ -73,7 +73,8 @@ def donating(function, count):
 def bundle_of(function, arguments, **flags):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # JAX's, of buffers that XLA cannot use
-        return aotc.compile(donating(function, len(arguments)), *arguments, verify_each=True, **flags)
+        with jax.default_matmul_precision("highest"):  # else a GPU rounds what its tensor cores multiply
+            return aotc.compile(donating(function, len(arguments)), *arguments, verify_each=True, **flags)
 
 
 def compiled(function, arguments, **flags):

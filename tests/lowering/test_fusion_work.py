@@ -9,6 +9,7 @@ from support.differential import LEVELS, check, normal
 from support.programs.shared_reads import FusedProgram, random_program
 
 from aotc.ir.loop_printer import print_kernel
+from aotc.lowering.analysis import cost, online_rows
 
 MOST = 1.25
 
@@ -97,6 +98,26 @@ def bounded(function, arguments):
         for got, want in zip(results, wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
         assert work <= MOST * most, f"-O{level}: {work} scalar operations, {most} at -O0"
+
+
+@pytest.mark.ir
+@pytest.mark.parametrize("level", [2, 3])
+def test_rows_in_parts_compute_exp_twice(level, monkeypatch):
+    """The one form that does more: rows that are read in parts, where memory is dearer than exp; once more, no more."""
+    rows, n, part = 2, 512, 128
+    parts = (cost.FEWEST_ROW_PARTS, n // part), (cost.ROW_PART, part), (cost.LEAST_PART, 16)
+    for row, value in (cost.REDUCED_ELEMENTS, n - 1), *parts:
+        monkeypatch.setattr(row.__class__, "__setattr__", object.__setattr__)
+        monkeypatch.setattr(row, "value", value)
+    monkeypatch.setattr(online_rows, "_exp_again", lambda row, target: 0)
+    arguments = [normal(rows, n)]
+    apart, fused = FusedProgram(jax.nn.softmax, arguments, 0), FusedProgram(jax.nn.softmax, arguments, level)
+    for program in apart, fused:
+        (got,), _ = program.run(arguments)
+        np.testing.assert_allclose(got, jax.nn.softmax(arguments[0]), rtol=1e-5, atol=1e-6)
+    assert apart.executed.pop("exp") == rows * n
+    assert fused.executed.pop("exp") == 2 * rows * n + rows * n // part
+    assert fused.executed.total() <= MOST * apart.executed.total()
 
 
 @pytest.mark.ir

@@ -56,11 +56,20 @@ def neutral_start(op, arrays):
     return [arrays[0], np.full_like(arrays[1], start)]
 
 
+def sorted_runs(op, arrays):
+    keys, *others = arrays
+    done = op.attrs["done"]
+    if done == 1:
+        return arrays
+    return [np.concatenate([np.sort(keys[at : at + done]) for at in range(0, len(keys), done)]), *others]
+
+
 PREPARE = {
     "cholesky": positive_definite,
     "csr_dot": sparse_rows,
     "dft": table_of_roots,
     "reduce_window": neutral_start,
+    "sort_runs": sorted_runs,
     "triangular_solve": well_conditioned,
 }
 

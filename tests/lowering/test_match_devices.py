@@ -9,18 +9,20 @@ import aotc
 from aotc.diagnostics import CompileError
 from aotc.frontend.importer import import_model
 from aotc.ir.tensor_ir import captured, walk
-from aotc.lowering.analysis.cost_devices import move_nanoseconds, op_nanoseconds, size_in_bytes
+from aotc.lowering.analysis.costs.devices import move_nanoseconds, op_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices
 from aotc.options import Options
 from aotc.pipeline import run_passes
-from aotc.targets import TARGETS
+from aotc.targets import TARGETS, resolve
 from aotc.tools.explain_affinity import explain_affinity
 
 pytestmark = pytest.mark.ir
 
 T = "tensor<512x512xf32>"
-COSTS = Costs(TARGETS["cpu:x86-64-v4"])
+(HOST,) = resolve("cpu")
+GPU = TARGETS["cuda:sm_90"]
+COSTS = Costs(HOST)
 CPUS = {"d0": "cpu", "d1": "cpu"}
 
 
@@ -84,13 +86,12 @@ def test_a_chain_stays_together():
 
 def test_what_the_model_says_counts():
     """A large argument stays where it is if moving it takes longer than to wait."""
-    devices = {"host": "cpu", "gpu": "cuda:sm_90"}
+    devices = {"host": HOST, "gpu": GPU}
     (function,) = import_model(function_of_rows()).functions.values()
-    kinds = {name: target.partition(":")[0] for name, target in devices.items()}
-    (match,) = match_devices(function, kinds, COSTS).values()
+    (match,) = match_devices(function, devices, COSTS).values()
     assert match.device == "host"
     (free,) = import_model(function_of_rows(affinity="")).functions.values()
-    assert [m.device for m in match_devices(free, {"host": "cpu", "gpu": "cuda"}, COSTS).values()] == ["gpu"]
+    assert [m.device for m in match_devices(free, devices, COSTS).values()] == ["gpu"]
 
 
 def makespan(ops, device_of, costs=COSTS):
@@ -102,7 +103,7 @@ def makespan(ops, device_of, costs=COSTS):
         for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
             moved = home.get(v, device) != device
             arrivals.append(ready.get(v, 0.0) + (move_nanoseconds(size_in_bytes(v), "cpu", "cpu") if moved else 0.0))
-        end = max(busy.get(device, 0.0), *arrivals) + costs.of_op(op, "cpu", device)
+        end = max(busy.get(device, 0.0), *arrivals) + costs.of_op(op, HOST, device)
         busy[device] = end
         ready.update(dict.fromkeys(op.results, end))
         home.update(dict.fromkeys(op.results, device))
@@ -140,8 +141,8 @@ def test_reasons_are_times():
 
 def test_costs_grow_with_sizes():
     small, large = (import_model(CHAIN.replace("512", str(n))).functions["main"].body.ops[0] for n in (64, 512))
-    for kind in ("cpu", "cuda"):
-        assert op_nanoseconds(small, kind) < op_nanoseconds(large, kind)
+    for target in (HOST, GPU):
+        assert op_nanoseconds(small, target) < op_nanoseconds(large, target)
     assert move_nanoseconds(1 << 30, "cpu", "cpu") < move_nanoseconds(1 << 20, "cuda", "cuda")
     assert move_nanoseconds(1 << 20, "cuda", "cuda") < move_nanoseconds(1 << 20, "cpu", "cuda")
 
@@ -171,7 +172,7 @@ def predicted(text, places):
             if value in ends:
                 far = homes[value] != place
                 begin = max(begin, ends[value] + (move_nanoseconds(size_in_bytes(value), "cpu", "cpu") if far else 0.0))
-        busy[place] = begin + op_nanoseconds(op, "cpu")
+        busy[place] = begin + op_nanoseconds(op, HOST)
         ends.update((value, busy[place]) for value in op.results)
         homes.update((value, place) for value in op.results)
     return max(ends.values())

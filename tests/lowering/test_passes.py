@@ -25,6 +25,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 pytestmark = pytest.mark.ir
 
 TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
+TARGETS = {"spread_work": "cuda:sm_90"}  # of passes for others
 STEPS = {step.run.__name__: step.run for step in PASSES}
 GIVEN = {"specialize": {"b": (2, 3)}}
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
@@ -54,7 +55,9 @@ def test_golden(case, update):
     head, before, after = _sections(case.read_text())
     module = parse_module(before)
     assert verify(module) == []
-    changed = STEPS[case.parent.name](module, Options(target=TARGET, specialize=GIVEN.get(case.parent.name, {})))
+    name = case.parent.name
+    options = Options(target=TARGETS.get(name, TARGET), specialize=GIVEN.get(name, {}))
+    changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     arrays = inputs_of(module)
     for x, y in zip(interpret(module, *arrays), interpret(changed, *arrays), strict=True):

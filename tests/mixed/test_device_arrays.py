@@ -16,7 +16,7 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, array_at, install
 
 import aotc
-from aotc.vmfb.devices.dlpack import _HELD, _Managed
+from aotc.vmfb.devices.interop.dlpack import _HELD, _Managed, _Versioned
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import IDLE_BUFFERS
 
@@ -93,6 +93,30 @@ def test_memory_comes_back(module):
     assert len(gpu.memory) == 1  # of the constants
 
 
+def test_memory_that_another_library_may_use_is_not_used_again(module):
+    """It is freed, which waits for all streams of the GPU."""
+    gpu = module._executable.gpu
+    h, w = array(4, 4), array(4, 4)
+    for share in (lambda x: x.__dlpack__(), lambda x: x.__cuda_array_interface__):
+        made = on_gpu(module, h, w)
+        kept = share(made)
+        address, held = made.address, len(gpu.memory)
+        del made, kept
+        assert address not in gpu.memory
+        assert len(gpu.memory) == held - 1
+
+
+def test_arrays_at_other_places_of_the_call(module):
+    """The graphs of a call whose first argument is on the GPU are none of one whose second is."""
+    h, w = array(4, 4), array(4, 4, seed=1)
+    there = on_gpu(module, h, np.eye(4, dtype="f4"))
+    x = there.numpy()
+    for _ in range(3):
+        np.testing.assert_allclose(module.invoke("main", there, w)[0], np.tanh(x @ w), rtol=1e-5)
+    for _ in range(3):
+        np.testing.assert_allclose(module.invoke("main", w, there)[0], np.tanh(w @ x), rtol=1e-5)
+
+
 def test_an_array_outlives_its_module(module):
     made = on_gpu(module, array(4, 4), np.eye(4, dtype="f4"))
     del module
@@ -126,7 +150,9 @@ def tensor_of(capsule):
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
     api.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    managed = _Managed.from_address(api.PyCapsule_GetPointer(capsule, b"dltensor"))
+    versioned = "versioned" in repr(capsule)
+    name = b"dltensor_versioned" if versioned else b"dltensor"
+    managed = (_Versioned if versioned else _Managed).from_address(api.PyCapsule_GetPointer(capsule, name))
     assert api.PyCapsule_SetName(capsule, USED) == 0
     return managed
 
@@ -134,13 +160,14 @@ def tensor_of(capsule):
 USED = b"used_dltensor"
 
 
+@pytest.mark.parametrize("version", [None, (0, 8), (1, 1)])
 @pytest.mark.parametrize("taken", [True, False])
-def test_dlpack(module, taken):
+def test_dlpack(module, taken, version):
     """The struct says where the array is, and the memory is there until the consumer has done with it."""
     made = on_gpu(module, array(4, 4), np.eye(4, dtype="f4"))
     want, before = made.numpy(), len(_HELD)
     assert made.__dlpack_device__() == (2, 0)
-    capsule = made.__dlpack__(stream=None, max_version=(1, 0))
+    capsule = made.__dlpack__(stream=None, max_version=version)
     assert len(_HELD) == before + 1
     del made
     if taken:
@@ -168,6 +195,8 @@ def test_dlpack_of_other_types(dtype, code, bits, monkeypatch):
     assert (t.code, t.bits) == (code, bits)
     with pytest.raises(BufferError, match="copies it to the host"):
         made.__dlpack__(dl_device=(1, 0))
+    with pytest.raises(BufferError, match="ambiguous"):
+        made.__dlpack__(stream=0)
 
 
 def test_types_without_a_name_elsewhere(monkeypatch):

@@ -16,7 +16,7 @@ from vmfb.test_interruption import ENDLESS
 
 import aotc
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.limits import LANE_DISPATCHERS
+from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.interruption import RUNNING
 from aotc.vmfb.schedule.lane import lane_of
 
@@ -58,7 +58,7 @@ def under_way(fence):
 def ended(module):
     """Wait until no dispatcher runs anything of a module: a fence may have failed before."""
     lane = lane_of(module._executable)
-    wait_until(lambda: len(lane._free) == LANE_DISPATCHERS)
+    wait_until(lambda: len(lane._free) == STREAMS)
     assert not lane._ready
     assert not RUNNING
 
@@ -161,7 +161,7 @@ def test_nothing_leaks(endless):
     for _ in range(5):
         cancelled()
     assert (len(gpu.memory), gpu.events) == (blocks, events)
-    assert threading.active_count() <= threads + LANE_DISPATCHERS
+    assert threading.active_count() <= threads + STREAMS
 
 
 @pytest.mark.parametrize("results", ["device", "numpy"])
@@ -225,19 +225,18 @@ def test_a_donated_array_of_a_cancelled_call(gate, monkeypatch):
         module.invoke("main", cache)
 
 
-def test_two_calls_are_under_way_on_one_bundle(gate, monkeypatch):
-    """The second asks its work of the GPU while the first waits for its end."""
+def test_calls_are_under_way_on_one_bundle(gate, monkeypatch):
+    """Others ask their work of the GPU, on streams of their own, while the first waits for its end."""
     data = aotc.compile(jax.jit(jnp.sin), X, target="cuda:sm_90")
     install(monkeypatch, data)
     module = aotc.load(data)
-    gpu = module._executable.gpu
     module.invoke("main", X, results="device")
     gate.close()
-    before = gpu.given
+    before = sum(gpu.given for gpu in SimulatedGpu.every)
     fences = [module.submit("main", n * X, results="device") for n in range(6)]
-    wait_until(lambda: len(gate.waiting) == LANE_DISPATCHERS)
-    assert gpu.given - before >= LANE_DISPATCHERS
-    assert len(RUNNING) == LANE_DISPATCHERS  # the others take no dispatcher
+    wait_until(lambda: len(gate.waiting) == STREAMS)
+    assert sum(gpu.given for gpu in SimulatedGpu.every) - before >= STREAMS
+    assert len(RUNNING) == STREAMS  # the others take no dispatcher
     gate.open()
     for n, fence in enumerate(fences):
         np.testing.assert_allclose(fence.result(PATIENCE)[0].numpy(), np.sin(n * X), rtol=1e-6)

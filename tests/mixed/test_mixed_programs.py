@@ -248,9 +248,8 @@ def test_what_cannot_run_there_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("target", "d0", "d1", "found"),
     [
-        ("cpu", "cpu:x86-64-v2", "cpu:x86-64-v3", "d0 is cpu:x86-64-v2, d1 is cpu:x86-64-v3"),
-        ("cpu:x86-64-v2", "cpu:x86-64-v3", "", "d0 is cpu:x86-64-v3, d1 is cpu:x86-64-v2"),
-        ("cpu:x86-64-v2,cpu:x86-64-v3", "cpu:x86-64-v3", "", "the bundle is for cpu:x86-64-v2,cpu:x86-64-v3"),
+        ("cpu", "cpu:x86-64-v2", "cpu:aarch64", "d0 is cpu:x86-64-v2, d1 is cpu:aarch64"),
+        ("cpu:aarch64", "cpu:x86-64-v3", "", "d0 is cpu:x86-64-v3, d1 is cpu:aarch64"),
         ("cpu", "cpu:x86-64-v2,cpu:x86-64-v3", "", "device 'd0' is of several targets"),
     ],
 )

@@ -114,8 +114,11 @@ def integer_product(x: Any, y: Any) -> Any:
 SUM = lambda x: x.sum()
 COLUMNS = lambda x: x.sum(0)
 LAST = lambda x: x.sum(-1)
+LARGEST = lambda x: jnp.argmax(x, -1)
 PRODUCT = jnp.matmul
+EXACT = lambda x, y: jnp.matmul(x, y, precision="highest")  # no tensor cores: f32 as it is
 SOFTMAX = jax.nn.softmax
+SPREAD = lambda x: (jax.nn.logsumexp(x, -1), x.var(-1))
 SORT = lambda x: jnp.sort(x, 0)
 CUMSUM = lambda x: jnp.cumsum(x, x.ndim - 1)
 TWICE = lambda x: x * 2
@@ -167,7 +170,8 @@ PASSES = {
     ),
     "folded_growth": (
         case(folded(lambda: jnp.sin(numbers(30_000))), (4,)),
-        case(folded(lambda: lax.convert_element_type(numbers(30_000, dtype="int8"), jnp.float32)), (4,)),
+        # JAX itself converts constants since 0.11, but not what is computed of them
+        case(folded(lambda: lax.convert_element_type(lax.neg(numbers(30_000, dtype="int8")), jnp.float32)), (4,)),
     ),
     "folded_broadcast": (
         case(lambda x: x + jnp.broadcast_to(numbers(4), (2, 4)), (2, 4)),
@@ -195,9 +199,9 @@ PRODUCTS = {
     "spread_height": pair(PRODUCT, [(4, 64), (64, 96)], [(28, 64), (64, 96)]),
     "spread_panels": pair(PRODUCT, [(8, 256), (256, 16)], [(8, 256), (256, 96)]),
     "unrolled_terms": pair(PRODUCT, [(8, 8), (8, 8)], [(8, 64), (64, 8)], dtype="int32"),
-    "gpu_extent": pair(PRODUCT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
-    "gpu_terms": pair(PRODUCT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
-    "gpu_idle_blocks": pair(PRODUCT, [(64, 64), (64, 64)], [(4096, 64), (64, 4096)], target=GPU),
+    "gpu_extent": pair(EXACT, [(4, 512), (512, 64)], [(64, 512), (512, 64)], target=GPU),
+    "gpu_terms": pair(EXACT, [(4, 64), (64, 64)], [(4, 512), (512, 64)], target=GPU),
+    "gpu_idle_blocks": pair(EXACT, [(64, 64), (64, 64)], [(4096, 64), (64, 4096)], target=GPU),
 }
 
 LOOPS = {
@@ -214,11 +218,15 @@ LOOPS = {
     "repeated_stage_work": (case(lambda x: (x + 1) - LAST(x + 1)[:, None], (4, 100)), case(SOFTMAX, (4, 100))),
     "short_row": pair(LAST, (8, 16), (8, 128)),
     "thread_row": pair(LAST, (8, 16), (8, 128), target=GPU),
-    "thread_row_of_many": pair(LAST, (70_000, 200), (70_000, 400), target=GPU),
-    "gpu_few_rows": pair(LAST, (8, 128), (70_000, 200), target=GPU),
-    "gpu_row_short": pair(LAST, (8, 128), (8, 1024), target=GPU),
-    "gpu_row_medium": pair(LAST, (8, 1024), (8, 10_000), target=GPU),
-    "shared_row": pair(SOFTMAX, (8, 1024), (8, 10_000), target=GPU),
+    "small_reduction": pair(LAST, (8, 16), (8000, 16), target=GPU),
+    "row_statements": (case(LAST, (32_768, 1024), target=GPU), case(LARGEST, (32_768, 1024), target=GPU)),
+    "lane_threads": pair(TWICE, (1000,), (1 << 20,), target=GPU),
+    "lane_statements": (
+        case(TWICE, (1 << 20,), target=GPU),
+        case(repeated(lambda x: x * x + x, 40), (1 << 21,), dtype="int8", target=GPU),
+    ),
+    "turned_extent": pair(lambda x: x.T + 1, (8, 4000), (64, 64), target=GPU),
+    "gpu_idle_rows": pair(SOFTMAX, (100, 70_000), (140, 70_000), target=GPU),
     "dft_side_by_side": pair(lambda x: jnp.fft.fft(x).real, (4, 8), (4, 64)),
     "factor_rows": pair(cholesky, (8, 8), (256, 256)),
     "solve_rows": pair(solve, [(8, 8), (8, 8)], [(192, 192), (192, 192)]),
@@ -316,6 +324,13 @@ def right(k: int, m: int = 8, n: int = 96) -> list[tuple[int, int]]:
 LARGE = sizes(PRODUCT, lambda m: right(256, m, 256), 8, 24, 401)
 
 # Below, at and above the size, where above is no multiple of it.
+GPU_ROWS = sizes(LAST, lambda n: [(300, n)], 1000, 1024, 70_003, target=GPU)
+GPU_SOFTMAX = sizes(SOFTMAX, lambda n: [(300, n)], 1000, 32_768, 33_003, target=GPU)
+GPU_VECTORS = sizes(TWICE, lambda n: [(n,)], (1 << 20) - 4, 1 << 20, (1 << 20) + 3, target=GPU)
+GPU_TURNED = sizes(lambda x: x.T + 1, lambda n: [(n, 128)], 60, 64, 65, target=GPU)
+GPU_COLUMNS = sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130, target=GPU)
+GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target=GPU)
+
 BLOCKS = {
     "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
     "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
@@ -334,7 +349,16 @@ BLOCKS = {
     "set_bytes": sizes(PRODUCT, right, 200, 256, 300),
     "cache_line": sizes(PRODUCT, right, 240, 256, 272),
     "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
-    "gpu_row_threads": sizes(LAST, lambda n: [(8, n)], 100, 128, 130, target=GPU),
+    **dict.fromkeys(("row_elements", "row_registers", "long_row_threads", "unrolled_vectors"), GPU_ROWS),
+    **dict.fromkeys(("kept_registers", "kept_registers_long"), GPU_SOFTMAX),
+    **dict.fromkeys(("lane_bytes", "lane_elements"), GPU_VECTORS),
+    **dict.fromkeys(("block_threads", "turned_edge", "turned_bytes"), GPU_TURNED),
+    **dict.fromkeys(("column_threads", "column_rows", "gpu_block_columns"), GPU_COLUMNS),
+    **dict.fromkeys(("gpu_blocks", "gpu_part_terms"), GPU_PARTS),
+    "row_part": sizes(SPREAD, lambda n: [(2, n)], 65_540, 1 << 16, 98_309),
+    "fewest_row_parts": sizes(SPREAD, lambda n: [(1, n)], 1 << 17, 1 << 20),
+    "least_part": sizes(SPREAD, lambda n: [(2, n)], 511 * 130, 1 << 17, 514 * 131),
+    "gpu_row_part": sizes(SOFTMAX, lambda n: [(4, n)], 65_540, 1 << 17, 98_309, target=GPU),
     "selection_spare": sizes(lambda x: lax.top_k(jnp.sort(x, 1), 20), lambda n: [(2, n)], 780, 788, 2000),
     "update_window": sizes(lambda x, y: x.at[np.array([1, 1, 0])].add(y), lambda n: [(4, n), (3, n)], 50, 64, 70),
     "dft_elements": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(64, n)], 100, 128, 130),
@@ -355,7 +379,7 @@ ESTIMATES = {
     "load_work": case(lambda x, y: jnp.sin((x + y) - LAST(x + y)[:, None]), (4, 100), (4, 100)),
     "test_work": case(lambda x: LAST(jnp.sin(jnp.pad(x, ((0, 0), (0, 1))))), (4, 100)),
     "clamp_work": case(lambda x, y: jnp.sin(taken(x, y) + taken(x, y)[::-1]), (100,), (64,)),
-    "loop_trips": LOOPS["loop_value"][0],
+    "loop_trips": case(lambda x: lax.while_loop(lambda s: s[0] < 9, lambda s: jnp.sin(s) + 1, x), (8,)),
     "scan_work": case(CUMSUM, (40,)),
     "scatter_work": BLOCKS["update_window"][0],
     "top_k_work": LOOPS["inserted"][0],

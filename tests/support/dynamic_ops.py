@@ -20,8 +20,8 @@ from aotc.frontend.xla import run_xla
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_run import ArgumentError, interpret
 from aotc.vmfb.errors import VmError
-from support.checklist import MLIR
-from support.checklist_all import CASES
+from support.checklists.checklist import MLIR
+from support.checklists.checklist_all import CASES
 
 NAMES = "abcdefg"
 NOT_RUN = ("stablehlo.custom_call",)  # the function is one of the test's own

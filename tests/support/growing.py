@@ -6,8 +6,8 @@ import numpy as np
 
 GROWING = """
 func.func @main(%x: tensor<?x64xf32>, %w: tensor<64x64xf32>) -> tensor<?x64xf32> {
-  %p = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<?x64xf32>, tensor<64x64xf32>)
-    -> tensor<?x64xf32>
+  %p = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST]
+    : (tensor<?x64xf32>, tensor<64x64xf32>) -> tensor<?x64xf32>
   %z = stablehlo.constant dense<0.0> : tensor<f32>
   %s = stablehlo.reduce(%p init: %z) applies stablehlo.maximum across dimensions = [0, 1]
     : (tensor<?x64xf32>, tensor<f32>) -> tensor<f32>
@@ -18,10 +18,10 @@ func.func @main(%x: tensor<?x64xf32>, %w: tensor<64x64xf32>) -> tensor<?x64xf32>
   %r = stablehlo.reduce(%p init: %z) applies stablehlo.add across dimensions = [0]
     : (tensor<?x64xf32>, tensor<f32>) -> tensor<64xf32>
   %b = stablehlo.dynamic_broadcast_in_dim %r, %d, dims = [1] : (tensor<64xf32>, tensor<2xi32>) -> tensor<?x64xf32>
-  %q = stablehlo.dot_general %b, %w, contracting_dims = [1] x [0] : (tensor<?x64xf32>, tensor<64x64xf32>)
-    -> tensor<?x64xf32>
-  %k = stablehlo.dot_general %q, %w, contracting_dims = [1] x [0] : (tensor<?x64xf32>, tensor<64x64xf32>)
-    -> tensor<?x64xf32>
+  %q = stablehlo.dot_general %b, %w, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST]
+    : (tensor<?x64xf32>, tensor<64x64xf32>) -> tensor<?x64xf32>
+  %k = stablehlo.dot_general %q, %w, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST]
+    : (tensor<?x64xf32>, tensor<64x64xf32>) -> tensor<?x64xf32>
   return %k : tensor<?x64xf32>
 }"""
 

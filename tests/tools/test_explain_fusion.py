@@ -16,7 +16,7 @@ from aotc_cli.main import app
 pytestmark = pytest.mark.ir
 
 INPUTS = Path(__file__).parents[1] / "inputs"
-NEEDED = "1,048,576 bytes of a row > 32,768 bytes of shared memory, and without them"
+NEEDED = "1,048,576 bytes of a row > 262,144 bytes of scratch memory, and without them"
 
 
 def mirrored(x):
@@ -25,17 +25,30 @@ def mirrored(x):
 
 
 def test_rows_that_do_not_fit():
-    report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cuda:sm_90")
+    report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cpu:x86-64-v4")
     row, loop = report.regions
-    assert report.target == "cuda:sm_90"
+    assert report.target == "cpu:x86-64-v4"
     assert (row.kind, row.ops, loop.ops) == ("row", ("reduce", "sub", "exp", "reduce"), ("div", "mul", "tanh"))
     assert (row.bytes_in, row.bytes_out) == (str(32 * 262144 * 4), str(32 * 262144 * 4 + 32 * 4))
-    used, limit = row.memory["shared memory"]
-    assert 0 < used <= limit == 48 << 10
+    assert not row.memory
     (refused,) = [n for n in row.neighbours if not n.taken]
     assert refused.ops == ("div",)
     assert refused.reason.startswith(NEEDED)
     assert refused.lines[0].endswith("softmax_mul.mlir:10:8")
+
+
+def test_rows_that_are_read_in_parts():
+    report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cuda:sm_90", shared_memory_limit=48 << 10)
+    (row,) = report.rows
+    assert row.taken
+    assert row.reason.startswith("1,048,576 bytes of a row > 131,072 bytes of registers, and 32 rows")
+    assert "read in parts of 4,096; exp again takes" in row.reason
+    assert row.lines[0].endswith("softmax_mul.mlir:4:24")
+    assert [r.ops for r in report.regions][-1] == ("sub", "exp", "div", "mul", "tanh")
+    for region in report.regions:
+        assert region.threads in (128, 256, 512, 1024)
+        assert 0 < region.registers < 64
+        assert 0 < region.occupancy <= 100
 
 
 def test_what_would_be_computed_twice():
@@ -77,8 +90,11 @@ def test_command():
     model = str(INPUTS / "softmax_mul.mlir")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cuda:sm_90"])
     assert shown.exit_code == 0, shown.output
+    assert f"rows of {model}:4:24 and 1 more, read once, in parts: 1,048,576 bytes of a row >" in shown.output
+    assert " threads " in shown.output
+    assert shown.output.endswith("\n3 kernels for cuda:sm_90\n")
+    shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cpu:x86-64-v4"])
     assert f"refused div ({model}:10:8): {NEEDED}" in shown.output
-    assert shown.output.endswith("\n2 kernels for cuda:sm_90\n")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--shared-memory-limit=9", "--json"])
     facts = json.loads(shown.output)
     assert [r["kind"] for r in facts["regions"]] == ["row", "loop"]

@@ -10,8 +10,8 @@ import pytest
 from fuzz.modules import mutant
 from jax import export
 from jax.experimental import checkify, io_callback
-from support.checklist import module
-from support.checklist_all import CASES
+from support.checklists.checklist import module
+from support.checklists.checklist_all import CASES
 
 import aotc
 from aotc import CompileError, pipeline

@@ -29,7 +29,7 @@ def test_each_kernel_has_a_row():
     module, record = profiled(lambda x: jax.nn.softmax(x @ x, 1), X)
     assert problem(record) == ""
     assert len(record["kernels"]) == module.stats()["kernels"] == 2
-    for row, (name, text, loc, ops) in zip(record["kernels"], module._executable.kernel_texts()):
+    for row, (name, text, loc, ops, _) in zip(record["kernels"], module._executable.kernel_texts()):
         assert (row["name"], row["digest"], row["loc"], row["ops"]) == (name, digest_of(text), loc, ops)
         assert row["ns"]["cpu"] > 0
         assert row["runs"] == 1

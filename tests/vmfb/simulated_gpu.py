@@ -6,14 +6,16 @@ import threading
 from collections import deque
 from functools import partial
 from typing import ClassVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices import cuda_array, cuda_program
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.dtypes import to_numpy
 
@@ -46,6 +48,7 @@ class SimulatedGpu:
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
+    streams: ClassVar[WeakValueDictionary] = WeakValueDictionary()  # by handle
     lock: ClassVar = threading.RLock()  # streams are given work by one thread while another waits for them
     thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
 
@@ -56,7 +59,14 @@ class SimulatedGpu:
         self.events = 0  # that somebody has
         self.acting = False
         self.every.add(self)
+        self.handle = id(self)
+        self.streams[self.handle] = self
         self.enter()
+
+    def another(self):
+        other = SimulatedGpu(self.ordinal)
+        other.memory, other.first, other.log = self.memory, self, self.log
+        return other
 
     def _do(self, what, action):
         self.log.append(what)
@@ -122,6 +132,13 @@ class SimulatedGpu:
 
     def wait_for(self, event):
         self._do("wait_for", partial(event.gpu._reach, event.mark))
+
+    def follow(self, stream):
+        """Wait for what another stream has been given by now; 1 is the one of which all others take care."""
+        self.enter()
+        others = [self.streams[stream]] if stream > 1 else [g for g in list(self.every) if g is not self]
+        marks = [(gpu, gpu.given) for gpu in others]
+        self._do("follow", lambda: [gpu._reach(mark) for gpu, mark in marks])
 
     def finish(self, event):
         self.log.append("finish")
@@ -207,6 +224,20 @@ class SimulatedGpu:
         self._do("graph", lambda: [action() for action in actions])
 
 
+LOCKED = []  # buffers of the host: the process keeps them
+
+
+def page_locked(size):
+    """The address of memory of the host."""
+    LOCKED.append(np.full(size, 0x5A, np.uint8))
+    return LOCKED[-1].ctypes.data
+
+
+def ordinal_of(address):
+    """The number of the simulated GPU that has some memory."""
+    return next(gpu.ordinal for gpu in list(SimulatedGpu.every) if gpu._holds(address, 1))
+
+
 def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LATE, driver=(13, 0)):
     """Put ``count`` simulated GPUs in the driver's place for the bundle ``data``."""
     manifest = open_bundle(data).manifest
@@ -218,6 +249,10 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(SimulatedGpu, "texts", texts)
     monkeypatch.setattr(SimulatedGpu, "order", order)
     monkeypatch.setattr(cuda_driver, "Gpu", SimulatedGpu)
+    monkeypatch.setattr(cuda_array, "_KEEPERS", {})
+    monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
+    monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
+    monkeypatch.setattr(cuda_program, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     monkeypatch.setattr(cuda_driver, "device_count", lambda: count)
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "a simulated GPU")

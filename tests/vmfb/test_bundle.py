@@ -17,6 +17,7 @@ from aotc.vmfb import bundle as fmt
 from aotc.vmfb.bundle import open_bundle, write_bundle
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.module import load
+from aotc.vmfb.process.digests import sha256_of
 
 pytestmark = pytest.mark.ir
 
@@ -43,7 +44,7 @@ def forged(manifest, payload=b""):
     """A bundle whose checksums are right, whatever the manifest says."""
     packed = msgpack.packb(manifest)
     body = packed + bytes(-len(packed) % 64) + payload
-    header = fmt._HEADER.pack(fmt.MAGIC, 1, 0, len(packed), fmt._sha256(packed), 64 + len(body))
+    header = fmt._HEADER.pack(fmt.MAGIC, 1, 0, len(packed), sha256_of(packed), 64 + len(body))
     return header + body
 
 
@@ -134,7 +135,7 @@ def test_each_fault_has_its_message(change, message):
     ],
 )
 def test_segment_tables_that_lie(rows, message):
-    table = [{"name": "s", "offset": o, "size": n, "sha256": fmt._sha256(bytes(n))} for o, n in rows]
+    table = [{"name": "s", "offset": o, "size": n, "sha256": sha256_of(bytes(n))} for o, n in rows]
     with pytest.raises(BundleError, match=message):
         open_bundle(forged({**empty(), "segments": table}, bytes(128)))
 
@@ -270,7 +271,7 @@ def test_a_library_that_is_none():
     ("source", "message"),
     [
         ("int aotc_pool_bytes;", "executor exports no 'aotc_executor_version'"),
-        (tiny.EXECUTOR.replace("return 4;", "return 99;", 1), "executor has another version"),
+        (tiny.EXECUTOR.replace("return 5;", "return 99;", 1), "executor has another version"),
     ],
 )
 def test_an_executor_that_does_not_fit(source, message, monkeypatch):
@@ -291,15 +292,15 @@ def test_each_version_has_an_executor_of_its_own(monkeypatch):
     (variant,) = manifest["variants"]
     variant["executor_version"] = 2
     tiny.seal(variant, segments)
-    segments[0] = ("executor", tiny.shared_object(tiny.EXECUTOR.replace("return 4;", "return 2;", 1)))
+    segments[0] = ("executor", tiny.shared_object(tiny.EXECUTOR.replace("return 5;", "return 2;", 1)))
     modules = [load(data, threads=1) for data in (tiny.bundle(), write_bundle(None, manifest, segments))]
     x = np.ones(4, np.float32)
     assert [m(x, x).tolist() for m in modules] == [[2] * 4] * 2
-    assert set(native._PROCESS.executors) == {(2, b""), (4, b"")}
+    assert set(native._PROCESS.executors) == {(2, b""), (5, b"")}
     assert modules[0]._executable._executor is not modules[1]._executable._executor
 
 
-@pytest.mark.parametrize(("key", "known"), [("commands_version", "1, 2"), ("executor_version", "2, 3, 4")])
+@pytest.mark.parametrize(("key", "known"), [("commands_version", "1, 2"), ("executor_version", "2, 3, 4, 5")])
 def test_a_version_that_is_not_known(key, known):
     manifest, segments = tiny.parts()
     manifest["variants"][0][key] = 99
@@ -318,3 +319,14 @@ def test_the_example_of_the_page_runs():
     x = np.arange(5, dtype=np.float32)
     assert load(names["data"])(x, x).tolist() == [0, 2, 4, 6, 8]
     assert load(names["data"])(b=x, a=x).tolist() == [0, 2, 4, 6, 8]
+
+
+def test_an_executor_that_is_known_is_compared_all_the_same():
+    """Not by its sha256, which is damaged with it: by its bytes."""
+    load(tiny.bundle(), threads=1)
+    data = bytearray(tiny.bundle())
+    row = open_bundle(bytes(data)).manifest["segments"][0]
+    at = data.index(tiny.shared_object(tiny.EXECUTOR)[:256])
+    data[at + row["size"] // 2] ^= 1
+    with pytest.raises(BundleError, match=r"segment 0 \(executor\) is damaged"):
+        load(bytes(data), threads=1)

@@ -13,10 +13,12 @@ import pytest
 from jax.experimental import checkify
 from support.growing import GROWING, check_growing
 from support.scalar_kernels import one_kernel
+from support.sizes.dynamic_exports import empty, text_of, without_jax
 from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import install
 
 import aotc
+from aotc.diagnostics import CompileError
 from aotc.ir.opset import SCALARS
 from aotc.kernels.cuda import compile as compile_cuda
 from aotc.targets import TARGETS
@@ -80,7 +82,11 @@ CASES = {
         (array(1, 2, 7, 5), array(1, 2, 9, 5, seed=1)),
         1e-6,
     ),
-    "tiled_product": (lambda x, y, b: jnp.tanh(x @ y + b), (array(27, 70), array(70, 29), array(29)), 1e-5),
+    "tiled_product": (
+        lambda x, y, b: jnp.tanh(jnp.dot(x, y, precision="highest") + b),
+        (array(27, 70), array(70, 29), array(29)),
+        1e-5,
+    ),
     "tiled_skinny_product": (lambda x, y: x @ y, (array(3, 130), array(130, 25)), 1e-5),
     "tiled_bf16_product": (
         lambda x, y: jnp.einsum("bmk,bnk->bmn", x, y),
@@ -186,6 +192,24 @@ def test_dynamic_shapes(monkeypatch):
 
 
 @sim
+@pytest.mark.parametrize("name", ["cholesky", "triangular_solve", "fft", "csr_dot"])
+def test_sizes_of_zero(name, monkeypatch):
+    text = text_of(name)
+    data = aotc.compile(text.encode(), target="cuda:sm_90")
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    outcomes = [without_jax(module, text, args) for args in empty(name)]
+    assert "fits" in outcomes
+    assert {*outcomes} <= {"fits", "refused"}
+
+
+@sim
+def test_a_tridiagonal_system_of_unknown_size():
+    with pytest.raises(CompileError, match=r"rows and .* right-hand sides is not supported on target cuda:sm_90"):
+        aotc.compile(text_of("tridiagonal_solve_perturbed").encode(), target="cuda:sm_90")
+
+
+@sim
 def test_sizes_that_kernels_compute(monkeypatch):
     data = aotc.compile(GROWING.replace("64", "8").encode(), target="cuda:sm_90")
     install(monkeypatch, data)
@@ -226,6 +250,20 @@ def test_one_bundle_for_both_kinds(monkeypatch):
     close(aotc.load(data, devices="cuda:0").invoke("main", *jax.tree.leaves(args)), want, tolerance)
     with pytest.raises(BundleError, match="no GPU 3"):
         aotc.load(data, devices="cuda:3")
+    module = aotc.load(data)  # nobody says which: the GPU, as there is one
+    assert module.stats()["target"] == "cuda:sm_90"
+    close(module.invoke("main", *jax.tree.leaves(args)), want, tolerance)
+
+
+@sim
+def test_one_bundle_for_both_kinds_without_a_gpu_it_runs_on():
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cpu,cuda:sm_90")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
+        assert aotc.load(data).stats()["target"].startswith("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, data, capability=(7, 0))
+        np.testing.assert_allclose(aotc.load(data)(array(3)), np.sin(array(3)), rtol=1e-6)
 
 
 @sim

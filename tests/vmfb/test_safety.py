@@ -185,7 +185,7 @@ def test_arithmetic_beyond_a_word():
 
 def test_memory_that_nobody_has(monkeypatch):
     class Refusing:  # whether the system refuses depends on how much it promises
-        uint8 = np.uint8
+        uint8, dtype = np.uint8, np.dtype
 
         @staticmethod
         def empty(size, dtype):

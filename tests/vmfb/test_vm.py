@@ -213,7 +213,7 @@ def test_out_buffers(module):
         ([np.empty(8, np.float32)[::2]], "not contiguous"),
         ([X], r"out\[0\] shares memory"),
         ([], "wrong number of out buffers"),
-        ([[0.0] * 4], "no numpy array"),
+        ([[0.0] * 4], "no array that can be written to"),
     ],
 )
 def test_out_buffers_that_do_not_fit(module, out, message):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.checklist_all import CASES
+from support.checklists.checklist_all import CASES
 from support.dynamic_ops import NOT_RUN
 from support.dynamic_ops import text_of as row_text
 from support.sizes.dynamic_exports import EXPORTS, TEXTS, text_of

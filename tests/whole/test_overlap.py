@@ -15,8 +15,8 @@ from whole.test_fuzz import QUICK
 from whole.test_fuzz import check as check_program
 
 import aotc
-from aotc.lowering.analysis.cost_work import LOOP_TRIPS
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.program import graphs
 from aotc.tools.explain_schedule import explain_schedule
 from aotc.vmfb.abi import Control, Graph

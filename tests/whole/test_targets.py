@@ -22,8 +22,8 @@ from conformance import functions, harnesses
 from conformance.case import NotRun, run
 from hypothesis import HealthCheck, given, settings
 from support import emulated
-from support.checklist import module
-from support.checklist_all import CASES
+from support.checklists.checklist import module
+from support.checklists.checklist_all import CASES
 from support.differential import compare
 from support.programs import programs
 from support.small_models import MODELS, close

@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from jax import lax
 from support.differential import close
+from typer.testing import CliRunner
 
 import aotc
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program import tile_edges
 from aotc.tools.explain_schedule import explain_schedule
-from aotc.vmfb.abi import TILES_SINCE
+from aotc.vmfb.abi import EXECUTOR_VERSION
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.commands import all_graphs
 from aotc.vmfb.devices import buffers
 from aotc.vmfb.devices.buffers import load_buffers
 from aotc.vmfb.errors import BundleError
+from aotc_cli.inspect import describe
+from aotc_cli.main import app
 
 pytestmark = pytest.mark.cpu
 PATIENCE = 60
@@ -107,12 +110,49 @@ def test_a_call_is_cancelled_between_tiles(threads, everywhere):
     np.testing.assert_array_equal(first, second)
 
 
-def test_sizes_of_the_call_wait_for_whole_commands(everywhere):
+@pytest.mark.parametrize("name", ["pooled", "rows", "sorts"])
+def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
+    """One line is right for all of them; how many items there are is known when the call runs."""
+    function, shapes = PROGRAMS[name]
     (n,) = jax.export.symbolic_shape("n")
-    exported = jax.export.export(jax.jit(sorts))(
-        jax.ShapeDtypeStruct((n, 96), "float32"), jax.ShapeDtypeStruct((96,), "float32")
-    )
-    assert not edges(aotc.compile(exported))
+    types = [jax.ShapeDtypeStruct(s, "float32") for s in ((n, *shapes[0][1:]), *shapes[1:])]
+    lines = jax.export.export(jax.jit(function))(*types).mlir_module().splitlines()
+    text = "\n".join(line for line in lines if "@shape_assertion" not in line).encode()  # which demand one row
+    data = aotc.compile(text, verify_each=True, cache=False)
+    assert edges(data)
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
+    whole = aotc.load(aotc.compile(text, cache=False), threads=1)
+    modules = [aotc.load(data, threads=threads) for threads in (1, 2, 8)]
+    rng = np.random.default_rng(0)
+    for count in (shapes[0][0], 0, 1, 2, 3 * shapes[0][0] + 1):
+        arguments = [rng.standard_normal(s).astype(np.float32) / 4 for s in ((count, *shapes[0][1:]), *shapes[1:])]
+        (want,) = whole.invoke("main", *arguments)
+        for module in modules:
+            for _ in range(3):
+                (got,) = module.invoke("main", *arguments)
+                np.testing.assert_array_equal(got, want)
+
+
+def test_tiles_are_told(everywhere, tmp_path):
+    """What inspect, explain and traces say of them is what the executor reads."""
+    data, arguments, _ = compiled("pooled")
+    wanted = sorted((t.times, t.over, t.halo) for t in edges(data))
+    opened = open_bundle(data)
+    (variant,) = describe(opened, 0)["variants"]
+    assert sorted((t["times"], t["over"], t["halo"]) for t in variant["tiles"]) == wanted
+    bundle = tmp_path / "model.vmfb"
+    bundle.write_bytes(data)
+    said = CliRunner().invoke(app, ["inspect", str(bundle)]).output
+    assert said.count("waits for tiles of") == len(wanted)
+    report = explain_schedule(opened)
+    assert sorted(halo for row in report.rows for halo in row.halos.values()) == sorted(h for _, _, h in wanted)
+    assert report.picture.count("by tiles of") == len(wanted)
+    module = aotc.load(data)
+    module.invoke("main", *arguments, trace=tmp_path / "trace")
+    files = [dict(np.load(f)) for f in sorted((tmp_path / "trace").glob("*.npz"))]
+    traced = [(n, *row) for n, f in enumerate(files) for row in f.get("tiles", np.zeros((0, 4))).tolist()]
+    assert sorted(tuple(row[2:]) for row in traced) == wanted
+    assert all(producer < n for n, producer, *_ in traced)
 
 
 def test_long_rows_are_worth_it_and_small_programs_are_not():
@@ -128,6 +168,6 @@ def test_long_rows_are_worth_it_and_small_programs_are_not():
 
 def test_an_executor_that_knows_no_tiles_is_refused(everywhere, monkeypatch):
     data, _, _ = compiled("sorts")
-    monkeypatch.setattr(buffers, "TILES_SINCE", TILES_SINCE + 1)
-    with pytest.raises(BundleError, match=f"only executors of version {TILES_SINCE + 1} and later know tiles"):
+    monkeypatch.setattr(buffers, "TILES_SINCE", EXECUTOR_VERSION + 1)
+    with pytest.raises(BundleError, match=f"only executors of version {EXECUTOR_VERSION + 1} and later know tiles"):
         aotc.load(data)

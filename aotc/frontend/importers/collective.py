@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 
 from aotc.frontend.mlir_types import config_of, entries
 from aotc.frontend.session import Importer, State
+from aotc.ir.opset.collective import group_size
 from aotc.ir.tensor_ir import TensorType
 
 
@@ -55,6 +56,21 @@ def _collective(name: str, names: Mapping[str, str]) -> Importer:
         state.bind(op, state.emit(name, operands, _attrs(state, op, names), (), regions))
 
     return run
+
+
+def _reduce_to_root(state: State, op: Any) -> None:
+    """Import what reduces to one process of each group: alone it is the root, and the result is its operand."""
+    attrs = _attrs(state, op, {})
+    if group_size(attrs["groups"]) > 1:
+        state.fail(
+            f"collective_reduce exchanges between {group_size(attrs['groups'])} processes, "
+            "and the program is compiled for one",
+            hint="export the function for one device; distributed programs are not supported yet",
+        )
+    regions = [state.scalar_region(r.blocks[0]) for r in op.regions]
+    operands = state.operands(op)[: len(op.results)]  # what may follow are the roots
+    operands = state.promoted(operands, [state.dtype(r.type) for r in op.results])
+    state.bind(op, state.emit("all_reduce", operands, attrs, (), regions))
 
 
 def _permute(state: State, op: Any) -> None:
@@ -121,6 +137,7 @@ COLLECTIVE: dict[str, Importer] = {
     "stablehlo.all_to_all": _collective(
         "all_to_all", {"split_dimension": "split_dim", "concat_dimension": "concat_dim", "split_count": "split_count"}
     ),
+    "stablehlo.collective_reduce": _reduce_to_root,
     "stablehlo.collective_broadcast": _collective("collective_broadcast", {}),
     "stablehlo.collective_permute": _permute,
     "stablehlo.partition_id": _identifier("partition_id"),

@@ -14,6 +14,11 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def _precision(op: Any) -> str:
+    """Return how exact a product is to be at least; an algorithm that rounds to no shorter float asks for all bits."""
+    if "algorithm" in op.attributes:
+        algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
+        taken = {str(algorithm.lhs_precision_type), str(algorithm.rhs_precision_type)}
+        return "DEFAULT" if taken & {"tf32", "bf16", "f16"} and algorithm.num_primitive_operations == 1 else "HIGHEST"
     if "precision_config" not in op.attributes:
         return "DEFAULT"
     precisions = [stablehlo.PrecisionAttr(a).value for a in op.attributes["precision_config"]]

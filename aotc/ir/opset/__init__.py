@@ -58,6 +58,7 @@ VARIADIC = names(lambda s: s.variadic)
 
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
+ATOMIC = frozenset(name for name, row in SCALARS.items() if row.atomic)  # of integers of 32 and 64 bits
 COMMUTATIVE = frozenset(name for name, row in SCALARS.items() if row.commutes)
 INFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 2 and not row.total}
 COMPARISONS = {name: symbol for name, symbol in INFIX.items() if SCALARS[name].result == "bool"}
@@ -65,7 +66,7 @@ ORDERINGS = frozenset(COMPARISONS) - {"eq", "ne"}
 PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and row.arity == 1}
 
 __all__ = [
-    "ACCUMULATED", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
+    "ACCUMULATED", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
     "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "ORDERINGS",
     "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "OpSpec", "RuleError",
     "ScalarOp", "names",

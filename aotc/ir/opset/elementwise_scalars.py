@@ -46,6 +46,8 @@ class ScalarOp:
         of the type. A reduction may start from it, so a function that has one is associative.
     accumulates : bool
         A store of the loop IR can combine what it writes with what is there by it.
+    atomic : bool
+        GPUs do it to an integer in memory in one step.
     widens : bool
         A small float means the same as f32. False where the meaning lies in the bits of the format.
     counts_bits : bool
@@ -69,6 +71,7 @@ class ScalarOp:
     commutes: bool = False
     neutral: str = ""
     accumulates: bool = False
+    atomic: bool = False
     widens: bool = True
     counts_bits: bool = False
     work: int = 1
@@ -334,7 +337,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0),
     ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
     ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
-              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True),
+              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True),
     ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-"),
     ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
               symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True),
@@ -342,13 +345,13 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
     ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200),
     ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
-              on_bool="or", neutral="lowest", accumulates=True, tolerance=0),
+              on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0),
     ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
-              on_bool="and", neutral="largest", accumulates=True, tolerance=0),
+              on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0),
     ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76),
-    ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, neutral="ones"),
-    ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, neutral="zero"),
-    ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True),
+    ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
+    ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
+    ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True, atomic=True),
     ScalarOp("shl", 2, "iu", "same", _shift(np.left_shift, "u", False)),
     ScalarOp("shr_arith", 2, "iu", "same", _shift(np.right_shift, "i", True), counts_bits=True),
     ScalarOp("shr_logic", 2, "iu", "same", _shift(np.right_shift, "u", False), counts_bits=True),

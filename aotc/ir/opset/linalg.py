@@ -176,7 +176,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
 def _cholesky(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     """One factor per matrix; a matrix that is not positive definite gives NaN."""
     (x,), lower = arrays, attrs["lower"]
-    flat = _wide(x).reshape(-1, *x.shape[-2:])
+    flat = _wide(x).reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     result = np.full(flat.shape, np.nan, flat.dtype)
     for i, a in enumerate(flat):
         part = np.tril(a) if lower else np.conj(np.triu(a)).T

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aotc.ir.dims import minimum
 from aotc.ir.opset.elementwise_scalars import total_order_key
 from aotc.ir.opset.spec import (
     Arrays,
@@ -75,6 +76,29 @@ def _merge_order(rows: list[np.ndarray], comparator: RegionCall) -> np.ndarray:
     return order
 
 
+def _infer_sort_runs(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    need(types[0].rank > 0, "sort_runs: is not defined on scalars")
+    for t in types:
+        need(same_shape(t.shape, types[0].shape), f"sort_runs: operand shapes differ: {t} and {types[0]}")
+    *lead, n = types[0].shape
+    width, keep = attrs["width"], attrs["keep"]
+    need(1 <= keep <= width, f"sort_runs: keeps {keep} of {width}")
+    left = n if keep == width else n // width * keep + minimum(n % width, keep)
+    kept = [TensorType(t.dtype, (*lead, left)) for t in types]
+    return (*kept, TensorType("i32", (*lead, left))) if attrs["numbered"] else tuple(kept)
+
+
+def _sort_runs(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    n, width = arrays[0].shape[-1], attrs["width"]
+    if attrs["numbered"]:
+        arrays = [*arrays, np.broadcast_to(np.arange(n, dtype=np.int32), arrays[0].shape)]
+    pieces = [[a[..., begin : begin + width] for a in arrays] for begin in range(0, n, width)]
+    done = [_sort(piece, {"dim": arrays[0].ndim - 1}, regions, types) for piece in pieces]
+    if not done:
+        return list(arrays)
+    return [np.concatenate([a[..., : attrs["keep"]] for a in column], axis=-1) for column in zip(*done)]
+
+
 def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), k = types, attrs["k"]
     need(x.rank > 0 and kind_of(x.dtype) in "iufb", f"top_k: is not defined on {x}")
@@ -99,6 +123,10 @@ SORTING = table(
     OpSpec(
         "sort", _infer_sort, _sort, ("dim", "stable"), regions=1, tolerance=0, constraints=all_alike, variadic=True,
         partial=True,
+    ),
+    OpSpec(
+        "sort_runs", _infer_sort_runs, _sort_runs, ("width", "done", "keep", "numbered"), regions=1, tolerance=0,
+        constraints=all_alike, partial=True, made_by="spread_work",
     ),
     OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

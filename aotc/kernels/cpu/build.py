@@ -11,7 +11,7 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
+from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
@@ -20,18 +20,20 @@ from aotc.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """What the bundle says about one kernel; ``scratch`` is bytes per worker."""
+    """What the bundle says about one kernel; ``scratch`` is bytes per worker, ``target`` its own one of several."""
 
     name: str
     scratch: int
     interface: Mapping[str, Any]
     flops: Dim
     bytes: Dim
+    target: str = ""
 
     def entry(self) -> dict[str, Any]:
         """Return the manifest's entry."""
         work = {"flops": str(self.flops), "bytes": str(self.bytes)}
-        return {"name": self.name, "scratch": self.scratch, **self.interface, **work}
+        own = {"target": self.target} if self.target else {}
+        return {"name": self.name, "scratch": self.scratch, **self.interface, **work, **own}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,12 @@ def build_library(
     options: Options,
     custom: Sequence[NativeCall] = (),
     described: Mapping[str, Any] | None = None,
+    targets: Sequence[Target] = (),
 ) -> Library:
     """Compile and link ``kernels`` and the user's functions; those that the cache holds are not compiled again.
 
     ``described`` is what the manifest says of the variant besides its kernels; the library is sealed with all of it.
+    Each kernel is compiled for its own one of ``targets``, which ``target`` stands for, if they are given.
 
     Raises
     ------
@@ -81,17 +85,21 @@ def build_library(
     """
     from aotc.kernels.cpu.link import function_table, link
 
-    symbols, named = name_kernels(kernels)
+    own_targets = targets or [target] * len(kernels)
+    symbols, named = name_kernels(kernels, own_targets)
     fields = target_fields(target)
     users = [_custom_request(c, fields) for c in custom]
-    requests = [{"executor": True, "target": fields}, *kernel_requests(named.values(), target), *users]
-    names = ["executor", *named.values(), *(c.symbol for c in custom)]
+    requests = [{"executor": True, "target": fields}, *kernel_requests(named.values()), *users]
+    whole = [Named("executor", target), *named.values(), *(Named(c.symbol, target) for c in custom)]
     try:
-        executor, *objects = compile_texts(requests, names, target, options)
+        executor, *objects = compile_texts(requests, whole, options)
     except Refusal as refusal:
         raise _refused(next(c for c in custom if c.symbol == refusal.symbol), refusal.reason) from None
     _EXECUTORS[target] = executor
-    infos = tuple(KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes) for k in kernels)
+    infos = tuple(
+        KernelInfo(k.name, scratch_bytes(k), interface(k), k.flops, k.bytes, "" if own == target else own.name)
+        for k, own in zip(kernels, own_targets, strict=True)
+    )
     own = {c.symbol for c in custom}
     table = function_table(symbols, target, imported(kernels, ()), own, seal(infos, target, described))
     return Library(link([*objects, table], target, math_symbols() if custom else ()), infos)
@@ -113,7 +121,7 @@ def check_native(native: NativeCall, target: Target, options: Options) -> None:
     """
     request = _custom_request(native, target_fields(target))
     try:
-        compile_texts([request], [native.symbol], target, options)
+        compile_texts([request], [Named(native.symbol, target)], options)
     except Refusal as refusal:
         raise _refused(native, refusal.reason) from None
 
@@ -152,5 +160,5 @@ def build_executor(target: Target, options: Options) -> bytes:
 
     if target not in _EXECUTORS:
         request = {"executor": True, "target": target_fields(target)}
-        (_EXECUTORS[target],) = compile_texts([request], ["executor"], target, options)
+        (_EXECUTORS[target],) = compile_texts([request], [Named("executor", target)], options)
     return link([_EXECUTORS[target]], target)

@@ -214,7 +214,7 @@ def run_nodes(pool, call, code, words, threads, inner, who, monitor):
             together = (threads > 1 and not is_small(head, params)) or is_shuffled(pool)
             own = at(cells, head[GRAPH_STATE] * STATE)
             if together and inner == 0 and call[CALL_RUN] == 0:
-                call[CALL_RUN] = take_run(pool, threads)
+                call[CALL_RUN] = take_run(pool, call, threads)
             if together and inner != 0:
                 run_inner(pool, words_at(inner), head, call, own, who)
             elif together and call[CALL_RUN] != 0:

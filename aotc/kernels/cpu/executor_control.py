@@ -19,6 +19,7 @@ from aotc.kernels.cpu.executor_words import (
     CELLS,
     CONTROLS,
     COUNT,
+    DEVICES,
     HELPER,
     INSIDE,
     MONITOR,
@@ -41,7 +42,7 @@ from aotc.kernels.cpu.executor_words import (
     part_words,
     worker_monitor,
 )
-from aotc.vmfb.abi import CALL_THREADS, COMMAND_HEADER, DIMS, INNER_CELLS, SUCCESSORS
+from aotc.vmfb.abi import CALL_DEVICES, CALL_THREADS, COMMAND_HEADER, DIMS, INNER_CELLS, SUCCESSORS
 
 
 @njit
@@ -69,7 +70,7 @@ def prepare_inner(pool, inner, call):
     inner[MONITOR] = worker_monitor()
     inner[MONITOR_RUN] = address_of(inner)
     inner[MONITOR_POOL] = address_of(pool)
-    inner[THREADS] = call[CALL_THREADS]
+    inner[THREADS], inner[DEVICES] = call[CALL_THREADS], call[CALL_DEVICES]
 
 
 @njit

@@ -1,10 +1,12 @@
 """How calls that run at the same time share the workers.
 
-A call takes one of the pool's *runs* with its first graph that several threads can share, and keeps it until it ends.
-A worker joins the open run that has the fewest workers, and leaves one between two claims when another has two fewer;
-so no call has more than one worker more than another that could use it. Callers are threads as well: the more calls,
-the fewer workers take part, so that there are never more threads at work than cores. Counts may be out of date by the
-time they are used: then a worker is where it is not needed most until it looks again.
+A call takes one of the pool's *runs* with its first graph that several threads can share, and keeps it until it ends. A
+worker joins the open run that has the fewest workers, and leaves one between two claims when another has two fewer; so
+no call has more than one worker more than another that could use it. Where calls are on different logical devices, each
+device that has calls has as much of the cores as the others, a call its part of the devices that it is on, and workers
+go where most is missing: what a device does not use is lent, and it has it back after a claim. Callers are threads as
+well: the more calls, the fewer workers take part, so that there are never more threads at work than cores. Counts may
+be out of date by the time they are used: then a worker is where it is not needed most until it looks again.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from aotc.kernels.cpu.atomics import (
 )
 from aotc.kernels.cpu.executor_words import (
     COUNT,
+    DEVICES,
     DONE,
     EPOCH,
     FIRST_RUN,
@@ -43,8 +46,8 @@ from aotc.kernels.cpu.executor_words import (
     WAKE,
     worker_monitor,
 )
-from aotc.kernels.limits import RUNS
-from aotc.vmfb.abi import POOL_CORES
+from aotc.kernels.limits import RUNS, SHARE_UNITS
+from aotc.vmfb.abi import CALL_DEVICES, POOL_CORES
 
 
 @njit
@@ -62,7 +65,7 @@ def wake(pool, workers):
 
 
 @njit
-def take_run(pool, threads):
+def take_run(pool, call, threads):
     """Return the address of a run that is this call's from now on, or 0 if there is none."""
     for number in range(RUNS):
         run = run_at(pool, number)
@@ -70,6 +73,7 @@ def take_run(pool, threads):
             run[MONITOR] = worker_monitor()
             run[MONITOR_RUN] = address_of(run)
             run[MONITOR_POOL] = address_of(pool)
+            run[DEVICES] = call[CALL_DEVICES]
             release(at(run, THREADS), threads)
             if fetch_add(at(pool, HELD), 1) > 0:
                 fetch_add(at(pool, EPOCH), 1)  # workers of the others may have to leave
@@ -108,6 +112,21 @@ def count_workers(pool):
 
 
 @njit
+def most_wanted(pool):
+    """Return how many workers the call under way that could use the most of them would have if it were alone."""
+    held = acquire(at(pool, HELD))
+    seen, most = 0, 0
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            seen += 1
+            most = max(most, acquire(at(run, THREADS)) - 1)
+    return most
+
+
+@njit
 def missing_workers(pool):
     """Return how many more workers calls under way could use; less than 0 if there are too many."""
     wanted, present = count_workers(pool)
@@ -123,18 +142,70 @@ def has_room(run, several):
 
 
 @njit
-def least_served(pool, held):
-    """Return the address of the open run with the fewest workers of those that could use one more, or 0."""
-    seen, found, fewest = 0, 0, 0
+def devices_in_use(pool, held):
+    """Return the logical devices of all calls under way, 0 if none of them is on others than the rest."""
+    seen, every, same = 0, 0, True
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            same = same and (seen == 0 or run[DEVICES] == every)
+            every |= run[DEVICES]
+            seen += 1
+    return 0 if same else every
+
+
+@njit
+def calls_on(pool, held, device):
+    """Return how many calls under way are on a logical device, given by its bit."""
+    seen, count = 0, 0
     for number in range(RUNS):
         if seen >= held:
             break
         run = run_at(pool, number)
         if acquire(at(run, TAKEN)) != 0:
             seen += 1
-            present = acquire(at(run, PRESENT))
-            if has_room(run, held > 1) and (found == 0 or present < fewest):
-                found, fewest = address_of(run), present
+            count += 1 if run[DEVICES] & device else 0
+    return count
+
+
+@njit
+def share_of(pool, run, held, devices):
+    """Return how many threads a call is entitled to, in :data:`SHARE_UNITS`; 0 for all where devices are the same.
+
+    Each of ``devices`` has equally many, and divides them among its calls.
+    """
+    parts, share = 0, 0
+    while devices != 0:
+        device = devices & -devices
+        devices ^= device
+        parts += 1
+        if run[DEVICES] & device:
+            share += pool[POOL_CORES] * SHARE_UNITS // max(calls_on(pool, held, device), 1)
+    return share // parts if parts > 0 else 0
+
+
+@njit
+def missing_in(pool, run, held, devices):
+    """Return how many workers a run misses, in :data:`SHARE_UNITS`; less a number that is the same for all."""
+    return share_of(pool, run, held, devices) - acquire(at(run, PRESENT)) * SHARE_UNITS
+
+
+@njit
+def least_served(pool, held, devices):
+    """Return the address of the open run that misses most of those that could use one more worker, or 0."""
+    seen, found, most = 0, 0, 0
+    for number in range(RUNS):
+        if seen >= held:
+            break
+        run = run_at(pool, number)
+        if acquire(at(run, TAKEN)) != 0:
+            seen += 1
+            if has_room(run, held > 1):
+                missing = missing_in(pool, run, held, devices)
+                if found == 0 or missing > most:
+                    found, most = address_of(run), missing
     return found
 
 
@@ -144,7 +215,7 @@ def run_to_join(pool):
     held = acquire(at(pool, HELD))
     if held > 1 and missing_workers(pool) <= 0:
         return 0
-    return least_served(pool, held)
+    return least_served(pool, held, devices_in_use(pool, held) if held > 1 else 0)
 
 
 @njit
@@ -156,14 +227,17 @@ def is_hoped_for(pool):
 
 @njit
 def is_needed_elsewhere(pool, run):
-    """Should a worker leave this run? There are too many at work, or another run has two fewer."""
+    """Should a worker leave this run? There are too many at work, or another run misses more than one more."""
     held = acquire(at(pool, HELD))
     if held <= 1:
         return False
     if missing_workers(pool) < 0:
         return True
-    found = least_served(pool, held)
-    return found != 0 and acquire(at(words_at(found), PRESENT)) + 1 < acquire(at(run, PRESENT))
+    devices = devices_in_use(pool, held)
+    found = least_served(pool, held, devices)
+    if found == 0:
+        return False
+    return missing_in(pool, words_at(found), held, devices) > missing_in(pool, run, held, devices) + SHARE_UNITS
 
 
 @njit

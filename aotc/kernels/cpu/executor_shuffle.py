@@ -10,7 +10,7 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, address_of, at, fetch_add, pause, ticks, words_at, yield_processor
 from aotc.kernels.cpu.executor_balance import claim_of
-from aotc.kernels.cpu.executor_words import NEXT, NUMBER, READY, SEAT, STATE, TAIL, operand
+from aotc.kernels.cpu.executor_words import DEVICES, NEXT, NUMBER, READY, SEAT, STATE, TAIL, operand
 from aotc.kernels.limits import SHUFFLE_PAUSES, SHUFFLE_YIELDS
 from aotc.vmfb.abi import (
     GRAPH_HEADER,
@@ -18,6 +18,7 @@ from aotc.vmfb.abi import (
     POOL_TRIAL,
     ROW_BEGAN,
     ROW_COMMAND,
+    ROW_DEVICES,
     ROW_ENDED,
     ROW_FIRST,
     ROW_LAST,
@@ -138,4 +139,5 @@ def end_claim(trial, run, command, first, last, began, since, who, dice):
         row[ROW_RUN], row[ROW_COMMAND] = run[NUMBER], address_of(command)
         row[ROW_FIRST], row[ROW_LAST] = first, last
         row[ROW_BEGAN], row[ROW_ENDED], row[ROW_WHO] = began, ended, who[SEAT]
+        row[ROW_DEVICES] = run[DEVICES]
     dawdle(trial, dice)

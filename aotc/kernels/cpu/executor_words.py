@@ -18,7 +18,7 @@ FIRST_RUN = 72  # where the runs lie, one after the other
 
 # Words of a run: the monitor of its workers and its description; then, apart from each other, what changes.
 MONITOR, MONITOR_RUN, MONITOR_POOL, NODE, CALL, CELLS, COUNT, THREADS = range(8)
-TAKEN, OPEN, NUMBER, CONTROLS = range(8, 12)  # the last: how many control commands its graph has
+TAKEN, OPEN, NUMBER, CONTROLS, DEVICES = range(8, 13)  # how many control commands its graph has; of the call
 INSIDE, TAIL, DONE, PRESENT = range(16, 48, 8)
 SEATS = PRESENT + 1  # a bit for each participant
 SEAT_BITS = 32

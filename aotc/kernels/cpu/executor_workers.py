@@ -18,7 +18,14 @@ from aotc.kernels.cpu.atomics import (
     yield_processor,
 )
 from aotc.kernels.cpu.executor_control import participate
-from aotc.kernels.cpu.executor_shares import give_seat, is_hoped_for, run_to_join, take_seat
+from aotc.kernels.cpu.executor_shares import (
+    give_seat,
+    is_hoped_for,
+    missing_workers,
+    most_wanted,
+    run_to_join,
+    take_seat,
+)
 from aotc.kernels.cpu.executor_words import (
     ALIVE,
     BORN,
@@ -70,13 +77,16 @@ def have_workers(pool, wanted):
 
 @njit
 def is_surplus(pool):
-    """Should this worker end, as no run of this window and the one before wanted so many? Then it no longer counts."""
+    """Should this worker end, as no run of this window and the one before wanted so many? Then it no longer counts.
+
+    A call under way may want as many again when others have ended.
+    """
     now = clock(time_words())
     since = acquire(at(pool, WINDOW))
     if now - since > KEEP_SECONDS * SECOND and exchange(at(pool, WINDOW), now) == since:
         pool[WANTED_BEFORE] = pool[WANTED]
         pool[WANTED] = 0
-    most = max(pool[WANTED], pool[WANTED_BEFORE])
+    most = max(pool[WANTED], pool[WANTED_BEFORE], most_wanted(pool))
     if acquire(at(pool, ALIVE)) <= most:
         return False
     if fetch_add(at(pool, ALIVE), -1) > most:
@@ -100,6 +110,16 @@ def sleep(pool):
 
 
 @njit
+def is_crowded(pool):
+    """Are there too many at work, now that this worker is one of them?
+
+    Two may have seen the same seat free at once. Both would stay: in a run nobody looks again before another call
+    begins or ends.
+    """
+    return acquire(at(pool, HELD)) > 1 and missing_workers(pool) < 0
+
+
+@njit
 def join(pool, run, hint, who):
     """Take part in a run, if it is still open and has a seat; return whether another may need this worker now."""
     helped = False
@@ -107,8 +127,9 @@ def join(pool, run, hint, who):
     if fetch_add(at(run, OPEN), 0) == 1:
         me = take_seat(run, hint)
         if me != 0:
-            who[SEAT] = me
-            participate(pool, run, who, MEMBER)
+            if not is_crowded(pool):
+                who[SEAT] = me
+                participate(pool, run, who, MEMBER)
             give_seat(run, me)
             helped = acquire(at(pool, HELD)) > 1
     fetch_add(at(run, INSIDE), -1)

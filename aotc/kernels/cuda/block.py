@@ -47,16 +47,16 @@ class PhaseBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """What a tensor map says: an array in memory, and the box that is copied of it."""
+    """What a tensor map says: an array in memory, and the box that is copied of its last two dimensions."""
 
     elements: np.ndarray
     box: tuple[int, int]
 
-    def part(self, column: int, row: int) -> np.ndarray:
+    def part(self, column: int, row: int, *others: int) -> np.ndarray:
         """Return the elements of the box at ``column`` and ``row``; 0 outside of the array."""
         width, height = self.box
         found = np.zeros((height, width), self.elements.dtype)
-        inside = self.elements[row : row + height, column : column + width]
+        inside = self.elements[(*reversed(others),)][row : row + height, column : column + width]
         found[: inside.shape[0], : inside.shape[1]] = inside
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,8 @@ from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
+from aotc.kernels.cuda.shared_memory import block_launch, taken
+from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
@@ -40,7 +42,11 @@ class CudaKernel:
     flops, bytes : Dim
         Work of the whole grid.
     resources : mapping of str to int
-        What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says.
+        What a cubin takes of the machine, as :class:`aotc.kernels.cuda.image.Image` says, and how many ``blocks`` a
+        multiprocessor holds.
+    launch : mapping
+        How it is launched, if it asks for more shared memory or is made by a template: see
+        :mod:`aotc.vmfb.devices.launch`.
     """
 
     name: str
@@ -52,6 +58,7 @@ class CudaKernel:
     flops: Dim
     bytes: Dim
     resources: Mapping[str, int]
+    launch: Mapping[str, Any] = field(default_factory=dict)
 
     def entry(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -66,6 +73,7 @@ class CudaKernel:
             "flops": str(self.flops),
             "bytes": str(self.bytes),
             **({"resources": dict(self.resources)} if self.resources else {}),
+            **({"launch": dict(self.launch)} if self.launch else {}),
         }
 
 
@@ -105,22 +113,28 @@ def build_images(
         If a package of NVIDIA's that makes machine code is not installed.
     """
     _need_packages(target)
-    symbols, named = name_kernels(kernels)
-    packed = compile_texts(kernel_requests(named.values(), target), [*named.values()], target, options)
+    symbols, named = name_kernels(kernels, [target] * len(kernels))
+    packed = compile_texts(kernel_requests(named.values()), [*named.values()], options)
     images = dict(zip(named, map(unpacked, packed), strict=True))
     ends = accumulate(len(image.data) for image in images.values())
     places = {symbol: (end - len(i.data), len(i.data)) for (symbol, i), end in zip(images.items(), ends, strict=True)}
     found = []
     for k, symbol in zip(kernels, symbols, strict=True):
-        threads = block_threads(k)
-        shape = (threads, 1) if threads else (FLAT_THREADS, FLAT_THREADS)
-        row = CudaKernel(
-            k.name, symbol, places[symbol], *shape, interface(k), k.flops, k.bytes, images[symbol].resources
-        )
+        threads, items, launch = _launch(k, target)
+        place, resources = places[symbol], taken(images[symbol].resources, threads, launch.get("shared", 0), target)
+        row = CudaKernel(k.name, symbol, place, threads, items, interface(k), k.flops, k.bytes, resources, launch)
         found.append(row)
     data = b"".join([*(image.data for image in images.values()), seal(found, target, described)])
     drivers = [driver_of(image.data) for image in images.values()] if target.portable else []
     return Images(data, tuple(found), max(drivers, default=()))
+
+
+def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
+    """Return the threads of a block, how many items of the grid it runs, and what the manifest says of the launch."""
+    if kernel.tiling is not None:
+        return tiles_of(kernel).threads, 1, launch_entry(kernel)
+    threads = block_threads(kernel)
+    return (threads, 1, block_launch(kernel, target)) if threads else (FLAT_THREADS, FLAT_THREADS, {})
 
 
 def _need_packages(target: Target) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda import nvvm
+from aotc.kernels.cuda.device_function import functions_text
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.link import link
 from aotc.kernels.cuda.shell import BODY, shell_text
+from aotc.kernels.cuda.templates.gemm import template_texts
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.rare_calls import define_scalars
@@ -33,6 +35,9 @@ def body_text(kernel: Kernel, target: Target) -> str:
 
 def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
     """Return the modules of ``kernel``; the entry has the kernel's name."""
+    if kernel.tiling is not None:
+        texts, functions = template_texts(kernel)
+        return [*texts, functions_text(functions, kernel, target)]
     threads = block_threads(kernel)
     pointers = len(kernel.inputs) + len(kernel.outputs)
     shell = shell_text(kernel.name, threads > 0, pointers, len(kernel.dims), threads or FLAT_THREADS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import Kernel, Scalar
+from aotc.ir.loop_ir import Kernel, Scalar, Stmt
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter
 from aotc.kernels.cuda.tile import emit_tile
@@ -33,11 +33,14 @@ class DeviceFunction:
         Name and dtype of each; integers may stand in indices.
     value : Scalar
         What it returns, in a register of its dtype.
+    body : tuple of Stmt
+        What is done before.
     """
 
     name: str
     parameters: tuple[tuple[str, str], ...]
     value: Scalar
+    body: tuple[Stmt, ...] = ()
 
 
 class _FunctionEmitter(CudaEmitter):
@@ -45,12 +48,14 @@ class _FunctionEmitter(CudaEmitter):
 
     def returned(self, function: DeviceFunction) -> ir.Value:
         """Return the register of the function's value."""
-        self._parts = set()
+        self._parts, self._count, self._inside = set(), 0, False
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, ())
         for (name, dtype), register in zip(function.parameters, self.bind_kernel(), strict=True):
             self._scalars[-1][name] = register
             if DTYPES[dtype].kind in "iu":
                 self._indices.bind(name, register)
+        for stmt in function.body:
+            self._statement(stmt)
         return self.scalar(function.value)
 
 

@@ -77,6 +77,8 @@ def _typed_uses(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruc
         case instr.StoreInstr():
             value = _typed(i.operands[0].type)
             wanted = [value, value.as_pointer()]
+        case instr.AtomicRMW():
+            wanted = [i.type.as_pointer(), i.type]
         case instr.GEPInstr(indices=[_]):
             wanted = [i.source_etype.as_pointer(), *(x.type for x in i.indices)]
         case instr.CallInstr():

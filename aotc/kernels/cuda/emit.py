@@ -13,15 +13,16 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Stmt, walk
+from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, Store, walk
 from aotc.ir.loop_scratch import bytes_of
-from aotc.kernels.emit.body import BodyEmitter
+from aotc.kernels.cuda.lanes import LanesEmitter
+from aotc.kernels.cuda.narrow_index import NarrowIndices
+from aotc.kernels.cuda.shared_memory import place_shared
+from aotc.kernels.cuda.shuffle import exchanged
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
-from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.dtypes import DTYPES, size_of
+from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
 
-SHARED = 3
 BARRIER = "llvm.nvvm.barrier0"
 
 
@@ -42,7 +43,7 @@ def block_threads(kernel: Kernel) -> int:
     return max(extents)
 
 
-class CudaEmitter(BodyEmitter):
+class CudaEmitter(LanesEmitter):
     """Emits a kernel's body for a thread of the GPU: ``void body(ptr of each buffer, i64 of each dim, i64 item)``.
 
     A private buffer made outside of the loops over threads whose first dim counts
@@ -54,6 +55,11 @@ class CudaEmitter(BodyEmitter):
     def parameters(kernel: Kernel) -> list[ir.Type]:
         """Return the types of the function's parameters."""
         return [PTR] * (len(kernel.inputs) + len(kernel.outputs)) + [I64] * (len(kernel.dims) + 1)
+
+    @staticmethod
+    def indices(builder: ir.IRBuilder) -> NarrowIndices:
+        """Return what emits index expressions."""
+        return NarrowIndices(builder)
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -85,8 +91,19 @@ class CudaEmitter(BodyEmitter):
                 self._threads(stmt)
             case Barrier():
                 call_intrinsic(self.builder, BARRIER, VOID, [])
+            case Shuffle(to=to, source=source, mask=mask):
+                self._shuffle(to, source, mask)
+            case Store(atomic=True):
+                self._atomic(stmt)
             case _:
                 super()._statement(stmt)
+
+    def _atomic(self, stmt: Store) -> None:
+        """Combine a value with an element in one step; in what order others do it changes no integer."""
+        unsigned = kind_of(stmt.buffer.dtype) == "u"
+        operation = {"max": "umax", "min": "umin"}.get(stmt.reduce, stmt.reduce) if unsigned else stmt.reduce
+        value = self.scalar(stmt.value)
+        self.builder.atomic_rmw(operation, self._element(stmt.buffer, stmt.index), value, "monotonic")
 
     def _threads(self, loop: For) -> None:
         """Run the iterations of a loop on the threads of the block: there are at most as many."""
@@ -108,19 +125,24 @@ class CudaEmitter(BodyEmitter):
         builder.branch(after)
         builder.position_at_end(after)
 
+    def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+        """Move a number from each thread to another; a complex one has two parts."""
+        kind, builder = memory_type(to.dtype), self.builder
+        old, new = self._pointers[source.name], self._pointers[to.name]
+        for part in range(2 if DTYPES[to.dtype].kind == "c" else 1):
+            place = [ir.Constant(I64, part)]
+            at = [builder.gep(p, place, inbounds=True, source_etype=kind) if part else p for p in (old, new)]
+            builder.store(exchanged(builder, builder.load(at[0], typ=kind), mask), at[1])
+
     def _alloc(self, buffer: Buffer) -> None:
         """Make memory of a thread (scratch too: a thread is its own worker) or of its block."""
         kind = memory_type(buffer.dtype)
         parts = 2 if DTYPES[buffer.dtype].kind == "c" else 1
         shape = ir.ArrayType(kind, max(bytes_of(buffer) // size_of(buffer.dtype) * parts, 1))
         if buffer.space == "shared":
-            memory = ir.GlobalVariable(self.builder.module, shape, f"shared_{buffer.name}", addrspace=SHARED)
-            memory.linkage = "internal"
-            memory.initializer = ir.Constant(shape, ir.Undefined)
-            memory.align = ALIGNMENT
-            self._pointers[buffer.name] = self.builder.addrspacecast(memory, PTR)
+            self._pointers[buffer.name] = place_shared(self.builder, self.kernel, self.target, buffer, shape)
             return
-        if not self._inside and len(buffer.shape) > 1 and buffer.shape[0] == self._count:
+        if not self._inside and buffer.shape and buffer.shape[0] == self._count > 0:
             self._parts.add(buffer.name)
             shape = ir.ArrayType(kind, shape.count // self._count)
         with self.builder.goto_entry_block():

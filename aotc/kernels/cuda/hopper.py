@@ -7,6 +7,8 @@ do nothing.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
@@ -46,16 +48,24 @@ def barrier_wait(barrier, parity):
     here().block.barriers[int(barrier)].wait(int(parity))
 
 
-@ptx(
-    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4}], [$2];",
-    NOTHING, I32, I64, I32, I32, I32,
-)  # fmt: skip
-def copy_tile(to, tensor_map, barrier, column, row):
-    """Begin to copy the box of a tensor map at ``row`` and ``column``; what is outside of the array is 0."""
-    block, part = here().block, tensor_map.part(int(column), int(row))
-    rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
-    block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
-    block.barriers[int(barrier)].change(0, -part.nbytes)
+@cache
+def copy_tile(rank: int):
+    """Return the instruction that begins to copy a box of an array of so many dimensions."""
+    place = ", ".join(f"${n}" for n in range(3, 3 + rank))
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        f"[$0], [$1, {{{place}}}], [$2];"
+    )
+
+    @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank)
+    def copy(to, tensor_map, barrier, *place):
+        """Begin to copy the box at ``place``, the innermost coordinate first; what is outside of the array is 0."""
+        block, part = here().block, tensor_map.part(*map(int, place))
+        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+        block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
+        block.barriers[int(barrier)].change(0, -part.nbytes)
+
+    return copy
 
 
 @ptx("wgmma.fence.sync.aligned;", NOTHING)

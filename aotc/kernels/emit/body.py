@@ -26,6 +26,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -94,6 +95,16 @@ def _pointer_parameter(builder: ir.IRBuilder, number: int) -> ir.Value:
     return invariant(builder.load(address, typ=PTR))
 
 
+def flat_index(buffer: Buffer, index: tuple[Dim, ...]) -> Dim:
+    """Return the number of an element among all of ``buffer``."""
+    flat: Dim = 0
+    stride: Dim = 1
+    for at, extent in zip(reversed(index), reversed(buffer.shape)):
+        flat = flat + at * stride
+        stride = stride * extent
+    return flat
+
+
 class BodyEmitter:
     """Emits the statements of one kernel; also the context given to tiles.
 
@@ -108,11 +119,16 @@ class BodyEmitter:
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         self.builder, self.kernel, self.target = builder, kernel, target
         self._emit_tile = emit_tile
-        self._indices = Indices(builder)
+        self._indices = self.indices(builder)
         self._scalars: list[dict[str, Register]] = [{}]
         self._pointers: dict[str, ir.Value] = {}
         self._scratch = scratch_layout(kernel)[0]
         self._heap: list[list[ir.Value]] = []  # addresses to free at the end of each open block
+
+    @staticmethod
+    def indices(builder: ir.IRBuilder) -> Indices:
+        """Return what emits index expressions."""
+        return Indices(builder)
 
     @staticmethod
     def parameters(kernel: Kernel) -> list[ir.Type]:
@@ -167,12 +183,7 @@ class BodyEmitter:
     def _element(self, buffer: Buffer, index: tuple[Dim, ...]) -> ir.Value:
         if len(index) != len(buffer.shape):
             raise InternalError(f"kernels: {len(index)} indices for {buffer.name} of rank {len(buffer.shape)}")
-        flat: Dim = 0
-        stride: Dim = 1
-        for at, extent in zip(reversed(index), reversed(buffer.shape)):
-            flat = flat + at * stride
-            stride = stride * extent
-        return self.address(buffer, flat)
+        return self.address(buffer, flat_index(buffer, index))
 
     # --- scalars ---
 
@@ -230,12 +241,14 @@ class BodyEmitter:
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
-            case For(kind="unroll"):
+            case For(kind="unroll" | "lanes"):
                 self._unrolled(stmt)
             case For():
                 self._loop(stmt)
             case Let(var=var, value=value):
                 self._let(var, self.scalar(value))
+            case Store(atomic=True):
+                raise InternalError("kernels: a CPU kernel has no atomic stores")
             case Store():
                 self._store(stmt)
             case If():
@@ -251,8 +264,8 @@ class BodyEmitter:
                     self._polls.ask(self._heap)
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
-            case Barrier():
-                raise InternalError("kernels: a CPU kernel has no barrier")
+            case Barrier() | Shuffle():
+                raise InternalError("kernels: a CPU kernel has no threads to wait for")
 
     def _let(self, var: Var, value: Register) -> None:
         self._scalars[-1][var.name] = value

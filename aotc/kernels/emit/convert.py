@@ -9,9 +9,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
-from aotc.kernels.emit import half, small_float
+from aotc.kernels.emit import bf16_instructions, half, small_float
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, register_type
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, has_bf16, register_type
 from aotc.vmfb.dtypes import DTYPES, DType, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -99,6 +99,8 @@ def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
     if to in SMALL_FLOATS:
         return small_float.from_f32(builder, value, to)
     match to:
+        case "bf16" if has_bf16(builder):
+            return bf16_instructions.rounded(builder, value)
         case "bf16":
             bits = bf16_bits(builder, value)
             return builder.bitcast(builder.shl(builder.zext(bits, I32), ir.Constant(I32, 16)), F32)
@@ -111,12 +113,30 @@ def round_to(builder: ir.IRBuilder, value: ir.Value, to: str) -> ir.Value:
 
 def bf16_bits(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return the 16 bits of an f32 register rounded to bf16; NaN stays a NaN."""
+    known = _widened_bf16(builder, value)
+    if known is not None:
+        return known
+    if has_bf16(builder):
+        return bf16_instructions.bits(builder, value)
     bits = builder.bitcast(value, I32)
     last = builder.and_(builder.lshr(bits, ir.Constant(I32, 16)), ir.Constant(I32, 1))
     rounded = builder.add(builder.add(bits, ir.Constant(I32, 0x7FFF)), last)
     quiet = builder.or_(bits, ir.Constant(I32, 0x400000))
     is_nan = builder.fcmp_unordered("uno", value, value)
     return builder.trunc(builder.lshr(builder.select(is_nan, quiet, rounded), ir.Constant(I32, 16)), I16)
+
+
+def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
+    """Return the 16 bits that an f32 register was just made of, as :func:`round_to` and loads do."""
+    match value:
+        case ir.CastInstr(
+            opname="bitcast",
+            operands=[ir.Instruction(opname="shl", operands=[ir.CastInstr() as wide, ir.Constant() as n])],
+        ) if n.constant == 16 and wide.opname == "zext" and wide.operands[0].type == I16:
+            return wide.operands[0]
+        case ir.CastInstr(opname="bitcast", operands=[ir.CallInstr(callee=ir.InlineAsm()) as pair]) if pair.type == I32:
+            return builder.trunc(builder.lshr(pair, ir.Constant(I32, 16)), I16)
+    return None
 
 
 def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:

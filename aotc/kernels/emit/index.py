@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from llvmlite import ir
 
 from aotc.diagnostics import InternalError
@@ -10,6 +12,7 @@ from aotc.ir.dims_symbols import substitute, symbols
 from aotc.kernels.llvm_types import I64
 
 _NO_WRAP = ("nsw",)
+Frame: TypeAlias = tuple[dict[str, ir.Value], dict[Dim, ir.Value]]
 
 
 class Indices:
@@ -31,15 +34,15 @@ class Indices:
         self._numbers: dict[str, int] = {}
         self._known: list[dict[Dim, ir.Value]] = [{}]
 
-    def push(self) -> None:
-        """Enter a block of statements."""
-        self._names.append({})
-        self._known.append({})
+    def push(self, frame: Frame | None = None) -> None:
+        """Enter a block of statements, or one again that was left."""
+        names, known = ({}, {}) if frame is None else frame
+        self._names.append(names)
+        self._known.append(known)
 
-    def pop(self) -> None:
-        """Leave the block."""
-        self._names.pop()
-        self._known.pop()
+    def pop(self) -> Frame:
+        """Leave the block, and return its frame."""
+        return self._names.pop(), self._known.pop()
 
     def bind(self, name: str, value: ir.Value) -> None:
         """Give ``name`` an i64 register for the rest of the block."""
@@ -129,8 +132,12 @@ class Indices:
             return builder.select(keep, a, b)
         low = bounds(atom.a)[0]
         if low is not None and low >= 0:
-            return builder.udiv(a, b) if atom.fn == "//" else builder.urem(a, b)
+            return self._divide(atom, a, b)
         return self._floor_call(atom.fn, a, b, atom.b)
+
+    def _divide(self, atom: Call, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Divide what is not negative."""
+        return self.builder.udiv(a, b) if atom.fn == "//" else self.builder.urem(a, b)
 
     def _floor_call(self, fn: str, a: ir.Value, b: ir.Value, divisor: Dim) -> ir.Value:
         """Divide rounding down where ``a`` may be negative; the divisor is positive."""

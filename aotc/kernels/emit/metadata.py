@@ -86,6 +86,9 @@ class Metadata:
         for name, own in group.items():
             others = module.add_metadata([scopes[n] for n in names if n != own])
             self._tags[name] = (module.add_metadata([scopes[own]]), others)
+        shared = {kernel.inputs[source].name for _, source in kernel.aliases}
+        written = {s.buffer.name for s in walk(kernel.body) if isinstance(s, Store)} | shared
+        self._constant = {b.name for b in kernel.inputs} - written if target.kind == "cuda" else set()
         if kernel.aliases and target.kind == "cpu":
             self._parallel = module.add_metadata([_MARK])
 
@@ -97,6 +100,8 @@ class Metadata:
             if tag is not None:
                 instruction.set_metadata("alias.scope", tag[0])
                 instruction.set_metadata("noalias", tag[1])
+            if buffer.name in self._constant and isinstance(instruction, ir.LoadInstr):
+                invariant(instruction)
             if self._parallel is not None:
                 instruction.set_metadata("llvm.access.group", self._parallel)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.emit import functions
+from aotc.kernels.emit.bf16_instructions import BF16
 from aotc.kernels.emit.convert import round_to
 from aotc.kernels.emit.memory import decode, encode
 from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic, suffix
-from aotc.kernels.llvm_types import I1, Emit
+from aotc.kernels.llvm_types import I1, Emit, has_bf16
 from aotc.vmfb.dtypes import DTYPES
 
 _CONTRACT = ("contract",)
@@ -37,6 +38,9 @@ def _is_finite(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
 def _remainder(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return functions.call(b, "rem", [x, y])
 
+
+PICKS = frozenset({"max", "min"})
+"""What gives one of its operands, which is not rounded again."""
 
 FLOATS: dict[str, Emit] = {
     "add": _plain("fadd"),
@@ -80,8 +84,9 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str, resu
     """Emit the scalar op ``fn`` on floats of ``dtype``, of 16 bits or more."""
     if fn == "next_after":
         return _next_after(builder, args[0], args[1], dtype)
-    emit = FLOATS.get(fn)
+    short = BF16.get(fn) if dtype == "bf16" and has_bf16(builder) else None
+    emit = short or FLOATS.get(fn)
     value = emit(builder, *args) if emit else functions.call(builder, fn, args)
-    if value.type == I1 or result in ("f32", "f64"):
+    if value.type == I1 or result in ("f32", "f64") or fn in PICKS:
         return value
     return round_to(builder, value, dtype)

@@ -152,4 +152,4 @@ def combine(builder: ir.IRBuilder, reduce: str, old: Register, new: Register, dt
             value = call_intrinsic(builder, f"llvm.minimum.{kind}", old.type, [old, new], ("nsz",))
         case _:
             return apply(builder, reduce, [old, new], [dtype, dtype], dtype)
-    return value if dtype == computes_in(dtype) else round_to(builder, value, dtype)
+    return value if dtype == computes_in(dtype) or reduce in real.PICKS else round_to(builder, value, dtype)

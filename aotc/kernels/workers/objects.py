@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
@@ -15,29 +16,47 @@ from aotc.kernels.workers.worker import target_fields
 from aotc.options import Options
 from aotc.targets import Target
 
+_NO_LETTER = re.compile(r"\W")
 
-def name_kernels(kernels: Sequence[Kernel]) -> tuple[list[str], dict[str, str]]:
-    """Return each kernel's symbol, and by symbol the text that is compiled: equal kernels are compiled once.
 
-    A symbol is a digest of the kernel's text alone, so that equal kernels make equal bundles.
+class Named(NamedTuple):
+    """The text of what becomes an object, by which the cache knows it, and the target that it is compiled for."""
+
+    text: str
+    target: Target
+
+
+def name_kernels(kernels: Sequence[Kernel], targets: Sequence[Target]) -> tuple[list[str], dict[str, Named]]:
+    """Return each kernel's symbol, and by symbol what is compiled: equal kernels for one target are compiled once.
+
+    A symbol is a digest of the kernel's text, so that equal kernels make equal bundles, and has the target's name where
+    ``targets``, those of the kernels, are several.
     """
+    several = len(set(targets)) > 1
     texts = [print_kernel(replace(k, name="kernel")) for k in kernels]
-    symbols = {text: f"aotc_{sha256(text.encode()).hexdigest()[:24]}" for text in dict.fromkeys(texts)}
-    named = {symbol: text.replace("def kernel(", f"def {symbol}(", 1) for text, symbol in symbols.items()}
-    return [symbols[text] for text in texts], named
+    symbols: list[str] = []
+    named: dict[str, Named] = {}
+    digests = {text: sha256(text.encode()).hexdigest()[:24] for text in dict.fromkeys(texts)}
+    for text, target in zip(texts, targets, strict=True):
+        own = f"_{_NO_LETTER.sub('_', target.name)}" if several else ""
+        symbols.append(f"aotc_{digests[text]}{own}")
+        if symbols[-1] not in named:
+            named[symbols[-1]] = Named(text.replace("def kernel(", f"def {symbols[-1]}(", 1), target)
+    return symbols, named
 
 
-def kernel_requests(texts: Iterable[str], target: Target) -> list[dict[str, Any]]:
-    """Return what a compiling process is asked for each of the kernels ``texts``."""
-    return [{"text": text, "target": target_fields(target)} for text in texts]
+def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
+    """Return what a compiling process is asked for each of some kernels."""
+    return [{"text": kernel.text, "target": target_fields(kernel.target)} for kernel in named]
 
 
-def compile_texts(requests: list[dict[str, Any]], texts: list[str], target: Target, options: Options) -> list[bytes]:
+def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
     """Return the objects of ``requests``, from the cache where it has them.
 
     A user's function is always compiled: the functions that it calls are not in its text.
     """
-    keys = ["" if "custom" in r or not options.cache else cache.key_of(t, target) for r, t in zip(requests, texts)]
+    rows = zip(requests, named, strict=True)
+    keys = ["" if "custom" in r or not options.cache else cache.key_of(k.text, k.target) for r, k in rows]
     found = {n: data for n, key in enumerate(keys) if key and (data := cache.read(key)) is not None}
     missing = [n for n in range(len(requests)) if n not in found]
 

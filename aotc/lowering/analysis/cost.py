@@ -11,8 +11,8 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis import cost_products, cost_work
-from aotc.lowering.analysis.cost_row import BlockSize, Estimate, Limit, rows_in
+from aotc.lowering.analysis.costs import table_algorithms, table_gpu, table_gpu_memory, table_products, work
+from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
 # --- fusion --------------------------------------------------------------------
@@ -151,6 +151,26 @@ FEW_ROWS = Limit(
     "few_rows", 7, "results of a reduction over trailing dims that leave cores idle",
     "chosen, not measured: 8 cores are common",
 )
+GPU_IDLE_ROWS = Limit(
+    "gpu_idle_rows", 131, "rows that leave multiprocessors of a GPU idle if each has a block",
+    "an H200 has 132",
+)
+ROW_PART = BlockSize(
+    "row_part", 1 << 15, "elements of a part of a row that a core reads once for two reductions, at most",
+    "benchmarks/long_rows.py: 128 KiB of f32 stay in a second-level cache; parts of 4096 take 5 to 20 % longer",
+)
+GPU_ROW_PART = BlockSize(
+    "gpu_row_part", 1 << 12, "elements of a part of a row that a GPU's block reads once for two reductions, at most",
+    "benchmarks/long_rows.py",
+)
+FEWEST_ROW_PARTS = BlockSize(
+    "fewest_row_parts", 16, "parts of such a row on a CPU, at least",
+    "chosen, not measured: two for each of 8 cores",
+)
+LEAST_PART = BlockSize(
+    "least_part", 512, "elements of such a part, at least",
+    "chosen, not measured: with fewer the numbers of the parts are a large part of the work",
+)
 FOLDED_BYTES = Limit(
     "folded_bytes", 64 * 1024, "bytes of a folded result of any growth",
     "chosen, not measured: so much does not fatten a bundle",
@@ -232,32 +252,7 @@ REDUCED_COLUMNS = BlockSize(
 )
 THREAD_ROW = Limit(
     "thread_row", 95, "elements of a row that one GPU thread reduces",
-    "chosen, not measured: many of a block's 128 threads would have none",
-)
-THREAD_ROW_OF_MANY = Limit(
-    "thread_row_of_many", 4 * (THREAD_ROW.value + 1) - 1,
-    "elements of a row that one GPU thread reduces if there are many rows",
-    "chosen, not measured: four times thread_row",
-)
-GPU_FEW_ROWS = Limit(
-    "gpu_few_rows", (1 << 16) - 1, "rows too few to occupy a GPU with one thread each",
-    "chosen, not measured: 512 threads for each of 128 multiprocessors", unknown=True,
-)
-GPU_ROW_SHORT = Limit(
-    "gpu_row_short", 511, "elements of a row reduced by the smallest block of threads",
-    "chosen, not measured: less than four elements per thread", unknown=True,
-)
-GPU_ROW_MEDIUM = Limit(
-    "gpu_row_medium", 8191, "elements of a row reduced by twice the smallest block; longer ones by four times",
-    "chosen, not measured: less than 32 elements per thread",
-)
-GPU_ROW_THREADS = BlockSize(
-    "gpu_row_threads", 128, "threads of the smallest block for a row",
-    "chosen, not measured: one warp for each of a multiprocessor's four schedulers",
-)
-SHARED_ROW = Limit(
-    "shared_row", 32 << 10, "bytes of the values of a row that a GPU's block keeps in shared memory",
-    "chosen, not measured: within the 48 KiB of every GPU, beside the partial results",
+    "chosen, not measured: most of a block's threads would have none",
 )
 
 # --- ops of their own ----------------------------------------------------------
@@ -362,7 +357,7 @@ TILE_BYTES = Estimate(
 )
 
 OVERLAP_NS = Limit(
-    "overlap_ns", 4 * cost_work.SERIAL_NS.value, "nanoseconds that loops and branches beside others save, and do not",
+    "overlap_ns", 4 * work.SERIAL_NS.value, "nanoseconds that loops and branches beside others save, and do not",
     "chosen, not measured: some times what waking threads takes, as the turns of a loop are a guess",
 )
 OVERLAP_PERCENT = Limit(
@@ -370,4 +365,5 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-ROWS = (*rows_in(globals()), *cost_products.ROWS, *cost_work.ROWS)
+_TABLES = (table_algorithms, table_gpu, table_gpu_memory, table_products, work)
+ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

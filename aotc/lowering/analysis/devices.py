@@ -20,9 +20,10 @@ from aotc.diagnostics import size_text
 from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.match_devices import match_devices, spread
+from aotc.targets import Target
 
 DEFAULTED = "default device"
 OF_MEMORY = "arguments are in the memory of the device, if nothing is said"
@@ -44,19 +45,19 @@ class Placement:
 
 
 def place(
-    function: Function, default: str = "", kinds: Mapping[str, str] | None = None, costs: Costs | None = None,
+    function: Function, default: str = "", targets: Mapping[str, Target] | None = None, costs: Costs | None = None,
     arguments: str = "",
 ) -> Placement:  # fmt: skip
     """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
 
-    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. With ``kinds``,
-    of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
+    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. With
+    ``targets``, of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
     """
     solver = _Solver(function)
     for v in function.body.params if arguments else ():
         if not solver.known(v):
             solver.decide(v, arguments, OF_MEMORY)
-    for large, match in match_devices(function, kinds, costs).items() if kinds and costs else ():
+    for large, match in match_devices(function, targets, costs).items() if targets and costs else ():
         for op in spread(large):
             if solver.is_work(op):
                 solver.decide(op, match.device, match.reason)

@@ -8,14 +8,16 @@ padding, reversal and broadcasts need no rules of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 
-from aotc.ir.dims import Atom, Dim, Expr, Sym, static
+from aotc.ir.dims import Atom, Dim, Expr, Sym
+from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_access import leaves, operands
 from aotc.ir.loop_ir import Buffer, ExternalCall, For, Index, Kernel, Let, Load, Stmt, Store, Tile, children
 from aotc.ir.tile_forms import FORMS
@@ -35,17 +37,18 @@ class ItemSpans:
     ends: np.ndarray
 
 
-def item_spans(kernel: Kernel, edges: Sequence[int]) -> list[ItemSpans]:
+def item_spans(
+    kernel: Kernel, edges: Sequence[int], sizes: Mapping[str, int] = MappingProxyType({})
+) -> list[ItemSpans]:
     """Return what the items from each of ``edges`` to before the next touch of each buffer, inputs first.
 
-    The kernel's sizes must all be known.
+    ``sizes`` are those of the kernel's dims.
     """
-    assert not kernel.dims
     first, last = np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64) - 1
     buffers = (*kernel.inputs, *kernel.outputs)
-    walker = _ItemWalker(first, last, {b.name: _Hull(first) for b in buffers})
-    walker.block(kernel.body, _Scope({}))
-    return [walker.hulls[b.name].spans(b) for b in buffers]
+    walker = _ItemWalker(first, last, {b.name: _Hull(first) for b in buffers}, sizes)
+    walker.block(kernel.body, _Scope({name: walker.just(sizes[name]) for name in kernel.dims}))
+    return [walker.hulls[b.name].spans(size_of(b.dtype), walker.count(b)) for b in buffers]
 
 
 class _Hull:
@@ -59,9 +62,8 @@ class _Hull:
         self.least = np.minimum(self.least, ends[0])
         self.most = np.maximum(self.most, ends[1])
 
-    def spans(self, buffer: Buffer) -> ItemSpans:
-        size = size_of(buffer.dtype)
-        count = prod(map(static, buffer.shape))
+    def spans(self, size: int, count: int) -> ItemSpans:
+        """Return the bytes of ``count`` elements of ``size`` that were touched."""
         begins = np.clip(self.least, 0, count) * size
         return ItemSpans(begins, np.maximum(begins, np.clip(self.most + 1, 0, count) * size))
 
@@ -79,6 +81,15 @@ class _ItemWalker:
     first: np.ndarray
     last: np.ndarray
     hulls: dict[str, _Hull]
+    sizes: Mapping[str, int]
+
+    def count(self, buffer: Buffer) -> int:
+        return prod(evaluate(d, self.sizes) for d in buffer.shape)
+
+    def just(self, number: int) -> Ends:
+        """Return the ends of a number that is the same for all blocks."""
+        here = np.full(self.first.shape, number)
+        return here, here
 
     def block(self, body: Sequence[Stmt], scope: _Scope) -> None:
         for stmt in body:
@@ -97,7 +108,7 @@ class _ItemWalker:
                     self.tile(stmt, scope)
                 case ExternalCall(args=args):
                     for buffer, _ in args:
-                        self.add(buffer, self.any_of(prod(map(static, buffer.shape))))
+                        self.add(buffer, self.any_of(self.count(buffer)))
             for inner in children(stmt):
                 self.block(inner, scope)
 
@@ -119,9 +130,10 @@ class _ItemWalker:
         for e, dim in zip(index, buffer.shape, strict=True):
             number = number * dim + e
             low, high = self.value(e, scope)
-            top = max(static(dim) - 1, 0)
-            least = least * static(dim) + np.clip(low, 0, top)
-            most = most * static(dim) + np.clip(high, 0, top)
+            extent = evaluate(dim, self.sizes)
+            top = max(extent - 1, 0)
+            least = least * extent + np.clip(low, 0, top)
+            most = most * extent + np.clip(high, 0, top)
         low, high = self.value(number, scope)
         self.add(buffer, (np.maximum(least, np.minimum(low, most)), np.minimum(most, np.maximum(high, least))))
 
@@ -157,8 +169,7 @@ class _ItemWalker:
     def value(self, e: Dim, scope: _Scope) -> Ends:
         """Return what ``e`` is at least and at most."""
         if not isinstance(e, Expr):
-            here = np.full(self.first.shape, int(e))
-            return here, here
+            return self.just(int(e))
         found = scope.known.get(e)
         if found is None:
             least = most = np.full(self.first.shape, e.const)

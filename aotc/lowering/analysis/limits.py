@@ -44,9 +44,9 @@ why: which of them need which takes the square of their number in time and memor
 from: chosen: a tenth of a second
 """
 
-RECOMPUTED = 256
+RELIEVED = 256
 """unit: values of a function
-why: so many are made a second time to keep a limit on memory; each is a look at all ops
+why: so many are made a second time or moved away to keep a limit on memory; each is a look at all ops
 from: chosen, not measured
 """
 
@@ -54,4 +54,16 @@ NAMED_BUFFERS = 5
 """unit: buffers
 why: so many are named where a limit on memory cannot be kept
 from: chosen, not measured
+"""
+
+BANKS = 32
+"""unit: words of shared memory
+why: threads of a warp that touch different words at this distance wait for each other
+from: all of NVIDIA's GPUs
+"""
+
+LONGEST_ROW = 1 << 31
+"""unit: elements
+why: a row of unknown length is sorted in as many steps as one of this length takes
+from: positions in a row are i32
 """

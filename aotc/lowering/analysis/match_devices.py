@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from aotc.ir.opset import CONTROL_FLOW, INLINE
 from aotc.ir.tensor_ir import Function, Op, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import PLACED_NS, move_nanoseconds, size_in_bytes
+from aotc.lowering.analysis.costs.devices import PLACED_NS, move_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class Match:
     reason: str
 
 
-def match_devices(function: Function, kinds: Mapping[str, str], costs: Costs) -> dict[Op, Match]:
-    """Return a device for each large op of ``function``; ``kinds`` are those of the devices by name."""
-    matcher = _Matcher(function, kinds, costs)
+def match_devices(function: Function, targets: Mapping[str, Target], costs: Costs) -> dict[Op, Match]:
+    """Return a device for each large op of ``function``; ``targets`` are those of the devices by name."""
+    matcher = _Matcher(function, targets, costs)
     for op in sorted(matcher.large, key=matcher.rank, reverse=True):
         matcher.matched[op] = matcher.choose(op)
     return matcher.matched
@@ -38,7 +39,7 @@ class _Matcher:
     """The state of matching one function: what each large op reads of others, and what has been placed."""
 
     function: Function
-    kinds: Mapping[str, str]
+    targets: Mapping[str, Target]
     costs: Costs
     large: list[Op] = field(default_factory=list)
     reads: dict[Op, list[tuple[Op | Value, int]]] = field(default_factory=dict)  # large ops or arguments, bytes
@@ -75,11 +76,11 @@ class _Matcher:
         if op.name in INLINE or op.name == "transfer":
             return False
         moves = any(inner.name == "transfer" for r in op.regions for inner in walk(r))
-        cheapest = min(self.costs.of_op(op, kind, device) for device, kind in self.kinds.items())
+        cheapest = min(self.costs.of_op(op, target, device) for device, target in self.targets.items())
         return not moves and not PLACED_NS.holds(int(cheapest))
 
     def _mean(self, op: Op) -> float:
-        return sum(self.costs.of_op(op, kind, device) for device, kind in self.kinds.items()) / len(self.kinds)
+        return sum(self.costs.of_op(op, target, device) for device, target in self.targets.items()) / len(self.targets)
 
     def rank(self, op: Op) -> float:
         """Return the longest way from ``op`` to the end."""
@@ -87,7 +88,7 @@ class _Matcher:
 
     def choose(self, op: Op) -> Match:
         """Return the device on which ``op`` ends first."""
-        ends = {device: self._end(op, device) for device in self.kinds}
+        ends = {device: self._end(op, device) for device in self.targets}
         best = min(ends, key=lambda device: ends[device])
         self.busy[best] = ends[best]
         others = ", ".join(f"{end / 1e3:.1f} on {device}" for device, end in ends.items() if device != best)
@@ -95,14 +96,14 @@ class _Matcher:
 
     def _end(self, op: Op, device: str) -> float:
         begin = max(self.busy.get(device, 0.0), *self._arrivals(op, device), 0.0)
-        return begin + self.costs.of_op(op, self.kinds[device], device)
+        return begin + self.costs.of_op(op, self.targets[device], device)
 
     def _arrivals(self, op: Op, device: str) -> Iterable[float]:
         for root, bytes_ in self.reads[op]:
             home = self.matched[root].device if isinstance(root, Op) else self.homes[root]
             made = self.matched[root].end if isinstance(root, Op) else 0.0
-            near = home == device or home not in self.kinds
-            yield made + (0.0 if near else move_nanoseconds(bytes_, self.kinds[home], self.kinds[device]))
+            near = home == device or home not in self.targets
+            yield made + (0.0 if near else move_nanoseconds(bytes_, self.targets[home].kind, self.targets[device].kind))
 
 
 def spread(op: Op) -> Iterable[Op]:

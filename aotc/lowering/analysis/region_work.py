@@ -16,7 +16,7 @@ from aotc.ir.opset import CONTRACT, ELEMENTWISE, FREE, MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import CLAMP_WORK, REGION_WORK, SEGMENTS, TEST_WORK
-from aotc.lowering.analysis.cost_work import guess, work_of
+from aotc.lowering.analysis.costs.work import guess, work_of
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.resources import row_fits
 from aotc.lowering.analysis.row_stages import RowStages

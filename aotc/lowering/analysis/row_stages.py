@@ -15,7 +15,7 @@ from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REPEATED_STAGE_WORK
-from aotc.lowering.analysis.cost_work import LOAD_WORK
+from aotc.lowering.analysis.costs.work import LOAD_WORK
 from aotc.vmfb.dtypes import size_of
 
 

@@ -1,22 +1,29 @@
 """Which memory each value of a module lies in: the process's, which all CPU devices share, or a GPU's own.
 
-A *space* is memory that the kernels of one target work on. A program of one space is one for one target; where there
-are several, values are copied from one to another by transfers.
+A *space* is memory that the kernels of one GPU work on, or of all CPU devices, each of which may have a target of its
+own. Where a program has several, values are copied from one to another by transfers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, walk
-from aotc.targets import Target
+from aotc.targets import Target, least, together
+
+SPILLED = "host memory"
+"""The device of values that wait in the process's memory because a limit on their own does not hold them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Memory of one device of the model, or of all its CPU devices, which have no name here."""
+    """Memory of one device of the model, or of all its CPU devices, which have no name here.
+
+    ``target`` is that of its kernels; of the process's memory what stands for all CPU targets
+    (:func:`aotc.targets.together`).
+    """
 
     device: str
     target: Target
@@ -28,13 +35,17 @@ def spaces_of(module: Module, target: Target) -> tuple[Space, ...]:
     for function in module.functions.values():
         if "devices" in function.attrs:
             names.update(dict.fromkeys(homes(function).values()))
-    found = dict.fromkeys(_space(name, target) for name in names or ("",))
-    return tuple(sorted(found, key=lambda space: space.target.kind != "cpu"))
+    own = {name: target.of(name) for name in names or ("",) if name != SPILLED}
+    cpus = [t for t in own.values() if t.kind == "cpu"]
+    found = tuple(Space(name, t) for name, t in own.items() if t.kind != "cpu")
+    if cpus:
+        return (Space("", together(cpus)), *found)
+    return with_host(found) if SPILLED in names else found
 
 
-def _space(device: str, target: Target) -> Space:
-    own = target.of(device)
-    return Space("" if own.kind == "cpu" else device, own)
+def with_host(spaces: tuple[Space, ...]) -> tuple[Space, ...]:
+    """Return memories with the process's first, whatever works there."""
+    return spaces if spaces[0].target.kind == "cpu" else (Space("", least()), *spaces)
 
 
 def homes(function: Function) -> dict[Value, str]:
@@ -68,11 +79,13 @@ def space_finder(function: Function, spaces: tuple[Space, ...], target: Target) 
     if len(spaces) == 1:
         return lambda value: 0
     found, known = homes(function), function.attrs["devices"]["known"]
-    numbers = {name: spaces.index(space) for name in known if (space := _space(name, target)) in spaces}
+    places = {space.device: n for n, space in enumerate(spaces)}
+    own = {name: "" if target.of(name).kind == "cpu" else name for name in known} | {SPILLED: ""}
+    numbers = {name: places[space] for name, space in own.items() if space in places}
     return lambda value: numbers[found.get(value, known[0])]
 
 
-def regions_by_target(module: Module, target: Target) -> Mapping[str, Target]:
+def regions_by_target(module: Module, target: Target) -> dict[str, Target]:
     """Return what each outlined region is compiled for, by its name."""
     dispatches = (op for f in module.functions.values() if f.public for op in walk(f.body) if op.name == "dispatch")
     return {op.attrs["callee"]: target.of(_device_of(op)) for op in dispatches}

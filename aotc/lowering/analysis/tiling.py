@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.tile_forms import FORMS
-from aotc.lowering.analysis.cost_products import (
+from aotc.lowering.analysis.costs.table_products import (
     COLUMN_TILE_ROWS,
     GPU_EXTENT,
     GPU_IDLE_BLOCKS,

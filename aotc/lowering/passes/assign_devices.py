@@ -22,7 +22,7 @@ from dataclasses import replace
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
-from aotc.lowering.analysis.cost_devices import size_in_bytes
+from aotc.lowering.analysis.costs.devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.devices import DEFAULTED, OF_RESULT, Placement, named, place, replicated
 from aotc.lowering.passes.rewrite import Names
@@ -39,8 +39,8 @@ def assign_devices(module: Module, options: Options) -> Module:
     ------
     CompileError
         If nothing decides where an op, an argument or a result belongs and ``options`` names no default device, there
-        are more transfers than ``options`` allow, CPU devices are of different targets, or ``options`` names devices
-        that the model does not.
+        are more transfers than ``options`` allow, CPU devices are of different architectures, or ``options`` names
+        devices that the model does not.
     """
     said = dict.fromkeys(name for f in module.functions.values() for name in named(f))
     _check_names(module, options, said)
@@ -83,11 +83,10 @@ def _assigned(function: Function, options: Options) -> Function:
         return function
     targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
     check_mix(targets)
-    kinds = {name: target.kind for name, target in targets.items()}
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
     costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
     arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
-    solution = place(function, default, kinds, costs, arguments)
+    solution = place(function, default, targets, costs, arguments)
     mover = _Mover(function, solution, default or known[0])
     unplaced = [_unplaced(thing, function, known) for thing in solution.unplaced]
     unplaced += [_free(n, function, known) for n in mover.free_results() if not default]

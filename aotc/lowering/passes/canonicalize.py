@@ -13,8 +13,8 @@ from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import SWEEPS
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
-from aotc.lowering.passes.simplify_algebra import simplify_algebra
-from aotc.lowering.passes.simplify_shape import simplify_shape
+from aotc.lowering.passes.rules.simplify_algebra import simplify_algebra
+from aotc.lowering.passes.rules.simplify_shape import simplify_shape
 from aotc.options import Options
 
 

@@ -38,6 +38,8 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     batch = (product(lhs.type.shape[d] for d in lb),) if lb else ()
     shape = (*batch, product(lhs.type.shape[d] for d in rows), product(rhs.type.shape[d] for d in columns))
     attrs = {"lhs_transposed": lhs_transposed, "rhs_transposed": rhs_transposed}
+    if op.attrs["precision"] not in (None, "DEFAULT"):  # which rounds f32 where nothing else is fast
+        attrs["precision"] = op.attrs["precision"]
     result = b.make("matmul", (left, right), attrs, TensorType(op.result.type.dtype, shape))
     return (b.reshape(result, op.result.type.shape),)
 

@@ -68,10 +68,11 @@ def _batch_to_features(x: Value, groups: int, b: Builder) -> Value:
 
 def _product(lhs: Value, rhs: Value, attrs: Mapping[str, Any], groups: int, type_: TensorType, b: Builder) -> Value:
     *kernel, features, outputs = rhs.type.shape
+    exact = {} if attrs.get("precision") in (None, "DEFAULT") else {"precision": attrs["precision"]}
     if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in attrs["strides"]):
         rows = product(lhs.type.shape[:-1])
         flat = b.reshape(lhs, (rows, features)), b.reshape(rhs, (features, outputs))
-        plain = {"lhs_transposed": False, "rhs_transposed": False}
+        plain = {"lhs_transposed": False, "rhs_transposed": False, **exact}
         return b.reshape(b.make("matmul", flat, plain, TensorType(type_.dtype, (rows, outputs))), type_.shape)
     own = {"strides": tuple(attrs["strides"]), "rhs_dilation": tuple(attrs["rhs_dilation"]), "feature_groups": groups}
-    return b.make("conv", (lhs, rhs), own, type_)
+    return b.make("conv", (lhs, rhs), {**own, **exact}, type_)

@@ -18,7 +18,7 @@ Then loop regions with a single reader are absorbed by it (``absorb``). Kinds of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from aotc.ir.dims import is_static, product
@@ -27,8 +27,11 @@ from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
+from aotc.lowering.analysis.gpu.product_views import ProductViews, product_views
 from aotc.lowering.analysis.scan_windows import scan_of
+from aotc.lowering.analysis.side_by_side import Share, own_nanoseconds, refuses_to_wait, share_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner
 from aotc.lowering.passes.fusion.record import FusionRecord
@@ -54,14 +57,16 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
     return Module({**changed, **outlined}, module.name)
 
 
-def needs_buffer(ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op]) -> set[Value]:
-    """Return the values that must exist in memory because of who reads them."""
-    needed: set[Value] = set(results)
+def needs_buffer(
+    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews
+) -> set[Value]:
+    """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie."""
+    needed: set[Value] = {*results, *viewed.sources}
     for op in ops:
         if op.name == UPDATE:
             needed.add(op.operands[0])
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
-            needed.update(op.operands)
+            needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
             if op.name in CONTROL_FLOW:
                 needed.update(captured(r))
@@ -92,6 +97,7 @@ class _Fuser:
         self.outer = frozenset(outer.values())
         self.groups: list[Group] = []
         self.group_of: dict[Op, Group] = {}
+        self._times: dict[Group, tuple[int, float]] = {}  # of so many members
         self.budget = Budget(options.opt_level, target_of(options), self.makers, self.group_of)
 
     def region(self, region: Region) -> Region:
@@ -102,7 +108,8 @@ class _Fuser:
         if any(op.name in JUDGED for op in region.ops):
             return self._stages(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
-        self.needed = needs_buffer(region.ops, region.results, self.makers)
+        self.views = product_views(region.ops, self.budget.target)
+        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views)
         moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
@@ -118,7 +125,8 @@ class _Fuser:
             Absorber(readers, self.needed, self.budget, self.record).run(self.groups, self.group_of)
         outer, taken = self.outer, self.functions
         outliner = Outliner(
-            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups
+            self.groups, self.group_of, self.makers, outer, taken, self.outlined, self._inner, self.record.groups,
+            self.views.operands,
         )
         return outliner.region(region)
 
@@ -147,13 +155,21 @@ class _Fuser:
 
     def _materialised(self, op: Op) -> bool:
         if op.name == "constant":  # one of unknown size cannot lie in the bundle: a kernel fills it
-            return op.result in self.needed and not is_static(op.result.type.shape)
+            return op.result in self.needed and (not is_static(op.result.type.shape) or self._is_filled(op))
         if op.name == "reshape" or (op.name == "dim"):
             return op.name == "dim" and op.result in self.needed
         if op.name in FREE:
             wanted = op.result in self.needed or self.level == 0
-            return wanted or (op.name == "transpose" and _moves_last(op) and _large(op.result.type))
+            return wanted or (
+                op.name == "transpose" and op not in self.views.moves and _moves_last(op) and _large(op.result.type)
+            )
         return True
+
+    def _is_filled(self, op: Op) -> bool:
+        """Does a GPU write a number everywhere, as the start of a sum, rather than read it from the bundle?"""
+        t = op.result.type
+        small = FILLED_BYTES.holds(product(t.shape) * size_of(t.dtype))
+        return op.attrs["value"].ndim == 0 and not small and target_of(self.options).kind == "cuda"
 
     def _place(self, op: Op) -> None:
         if op.name in CONTRACT:
@@ -268,8 +284,9 @@ class _Fuser:
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         if not trial.extend(op, {*group.members, op}) or not self._all_mapped(op, group, trial):
             return "it reads at another place than the region's loops are"
-        if trial.reduced is None:
-            return ""
+        waits = self._waits(op, group, sources)
+        if waits or trial.reduced is None:
+            return waits
         level = max(trial.levels[v] for v in op.results)
         if _reduce_kind(trial) == "reduce":
             if not all(trial.levels[v] == 0 or trial.is_row(v) for v in op.results):
@@ -277,6 +294,21 @@ class _Fuser:
             if level > 1 and op.name == "reduce":
                 return "a reduction over columns has one stage"
         return self.budget.refuses_member([*group.members, op], trial) if level else ""
+
+    def _waits(self, op: Op, group: Group, sources: list[Group]) -> str:
+        """Return why ``group`` should not wait for what else ``op`` needs, or nothing."""
+        later = _before(group, sources) & ~group.before
+        if not later or self.budget.target.kind != "cpu":  # a GPU runs regions one after the other anyway
+            return ""
+        others = (self._share(self.groups[n]) for n in _numbers(later))
+        return refuses_to_wait(op, self._share(group), others, self.budget.target)
+
+    def _share(self, group: Group) -> Share:
+        """Return what a region takes; of its members only those are looked at that are new."""
+        known, nanoseconds = self._times.get(group, (0, 0.0))
+        nanoseconds += own_nanoseconds(group.members[known:], self.budget.target)
+        self._times[group] = len(group.members), nanoseconds
+        return share_of(nanoseconds, group.anchors, group.kind)
 
     def _all_mapped(self, op: Op, group: Group, trial: Anchors) -> bool:
         """Is every operand that comes from ``group`` at a known index, and no initial value from it?"""
@@ -296,6 +328,13 @@ def _before(group: Group, sources: list[Group]) -> int:
         if source is not group:
             bits |= source.before | 1 << source.number
     return bits
+
+
+def _numbers(bits: int) -> Iterator[int]:
+    """Return the numbers of a bit set."""
+    while bits:
+        yield bits.bit_length() - 1
+        bits ^= 1 << (bits.bit_length() - 1)
 
 
 def _reduce_kind(anchors: Anchors) -> str:

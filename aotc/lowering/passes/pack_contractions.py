@@ -8,10 +8,11 @@ After::
     %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
-:mod:`aotc.lowering.analysis.cost_products` decides. A ``matmul`` that is to read its right
+:mod:`aotc.lowering.analysis.costs.table_products` decides. A ``matmul`` that is to read its right
 operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
 it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
 stored by columns is a set of dot products: it becomes multiply and reduce.
+Products of a GPU are prepared by :mod:`aotc.lowering.passes.gpu.tensor_products`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from dataclasses import replace
 from typing import Any
 
 from aotc.ir.dims import Dim, product, static
-from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.cost_products import conv_strategy, matmul_strategy
+from aotc.lowering.analysis.costs.table_products import conv_strategy, matmul_strategy
+from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
+from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
-from aotc.targets import Target, resolve
+from aotc.targets import Target
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
@@ -45,23 +48,13 @@ def form_of(lhs: str, rhs: str, result: str) -> str:
 
 def pack_contractions(module: Module, options: Options) -> Module:
     """Rewrite every ``matmul`` and ``conv`` for the target of its device, else for the first one of ``options``."""
-    first = resolve(options.target)[0]
-    known = {name: resolve(target)[0] for name, target in options.devices.items()}
-    homes: dict[Value, Target] = {}
-    for on in (op for f in module.functions.values() for op in walk(f.body) if op.name == "on"):
-        target = known.get(on.attrs["device"], first)
-        homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
-    if first.kind != "cpu" and not any(target.kind == "cpu" for target in homes.values()):
-        return module
-    return rewrite_module(module, lambda op, b: _rule(op, b, homes, first, options.memory_limit))
+    home, _ = homes_of(module, options)
+    return rewrite_module(module, lambda op, b: _rule(op, b, home(op), options.memory_limit))
 
 
-def _rule(
-    op: Op, b: Builder, homes: Mapping[Value, Target], first: Target, memory_limit: int
-) -> Sequence[Value] | None:
-    target = homes.get(op.results[0], first) if op.results else first
+def _rule(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value] | None:
     if target.kind != "cpu":
-        return None
+        return prepare_matmul(op, b, target) if op.name == "matmul" else None
     match op.name:
         case "matmul":
             return _matmul(op, b, target, memory_limit)

@@ -17,78 +17,92 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aotc.ir.dims import product, static
+from aotc.ir.dims import is_static, product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.analysis.cost import (
     ENOUGH_RESULTS,
     FEW_PARTS,
     FEW_ROWS,
+    GPU_IDLE_ROWS,
     REDUCED_ELEMENTS,
     REDUCED_TERMS,
     REDUCTION_EXTENT,
     REDUCTION_PARTS,
 )
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_gpu import (
+    GPU_BLOCK_COLUMNS,
+    GPU_BLOCKS,
+    GPU_PART_TERMS,
+    LONG_ROW_THREADS,
+    ROW_REGISTERS,
+)
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
+from aotc.lowering.passes.fusion.absorb import target_of
 from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
 from aotc.options import Options
 
 
 def split_reductions(module: Module, options: Options) -> Module:
     """Split large single reductions with few results in every function."""
-    return rewrite_module(module, _rule)
+    split = _split_gpu if target_of(options).kind == "cuda" else _split_cpu
+    return rewrite_module(module, lambda op, b: split(op, b) if op.name == "reduce" and _can_be_split(op) else None)
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
-    return _split(op, b) if op.name == "reduce" and _leaves_cores_idle(op) else None
+def _split_cpu(op: Op, b: Builder) -> Sequence[Value] | None:
+    return _split(op, b, REDUCTION_PARTS.value, FEW_ROWS) if _leaves_cores_idle(op) else None
+
+
+def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Split what has fewer blocks of threads than a GPU runs at once: a row is a block, or some columns are."""
+    shape = op.operands[0].type.shape
+    dims = [d for d in op.attrs["dims"] if shape[d] != 1]
+    size, left = static(product(shape)), max(static(product(op.result.type.shape)), 1)
+    if not dims or REDUCED_ELEMENTS.holds(size) or REDUCED_TERMS.holds(size // left):
+        return None
+    columns = max(static(product(shape[max(dims) + 1 :])), 1)
+    if columns == 1 and (size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value or not GPU_IDLE_ROWS.holds(left)):
+        return None  # a block holds a row, and what reads it again is fused; or each multiprocessor has a row
+    blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
+    parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_PART_TERMS.value)
+    return None if FEW_PARTS.holds(parts) else _split(op, b, parts, None)
+
+
+def _can_be_split(op: Op) -> bool:
+    name = combiner(op)
+    known = name is not None and neutral_value(name, op.result.type.dtype) is not None
+    return known and is_static(op.operands[0].type.shape)
 
 
 def _leaves_cores_idle(op: Op) -> bool:
-    name = combiner(op)
-    if name is None or neutral_value(name, op.result.type.dtype) is None:
-        return False
-    shape = op.operands[0].type.shape
-    size, left = product(shape), product(op.result.type.shape)
-    if not isinstance(size, int) or not isinstance(left, int):
-        return False
+    size, left = static(product(op.operands[0].type.shape)), static(product(op.result.type.shape))
     large = not REDUCED_ELEMENTS.holds(size) and ENOUGH_RESULTS.holds(left)
     return large and not REDUCED_TERMS.holds(size // max(left, 1))
 
 
-def _split(op: Op, b: Builder) -> Sequence[Value] | None:
-    """Reduce all but the first large axis, or a divisor of it, in the first step."""
+def _split(op: Op, b: Builder, most: int, few_rows: Limit | None) -> Sequence[Value] | None:
+    """Reduce all but the first large axis, or a divisor of it, in the first step; rows if they are ``few_rows``."""
     x = op.operands[0]
     dims = [d for d in sorted(op.attrs["dims"]) if x.type.shape[d] != 1]
     first = dims[0]
     extent = static(x.type.shape[first])
-    trailing = first == 0 or len(dims) > 1 or dims[-1] != x.type.rank - 1
-    parts = max((p for p in range(1, REDUCTION_PARTS.value + 1) if extent % p == 0), default=1)
-    if not trailing and not FEW_ROWS.holds(product(op.result.type.shape)):
+    rows = first > 0 and dims == [d for d in range(first, x.type.rank) if x.type.shape[d] != 1]
+    parts = max((p for p in range(1, most + 1) if extent % p == 0), default=1)
+    if rows and few_rows and not few_rows.holds(product(op.result.type.shape)):
         return None
     if len(dims) > 1 and REDUCTION_EXTENT.holds(extent):
-        return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), b)
+        return _two_steps(op, x, tuple(d for d in op.attrs["dims"] if d != first), first, b)
     if FEW_PARTS.holds(parts):
         return None
     split = b.reshape(x, (*x.type.shape[:first], parts, extent // parts, *x.type.shape[first + 1 :]))
-    return _two_steps(op, split, tuple(d if d < first else d + 1 for d in op.attrs["dims"]), b)
+    return _two_steps(op, split, tuple(d if d < first else d + 1 for d in op.attrs["dims"]), first, b)
 
 
-def _two_steps(op: Op, x: Value, dims: tuple[int, ...], b: Builder) -> Sequence[Value]:
-    """Reduce ``x`` over ``dims`` from a value that changes nothing, then over the axis that is left."""
+def _two_steps(op: Op, x: Value, dims: tuple[int, ...], left: int, b: Builder) -> Sequence[Value]:
+    """Reduce ``x`` over ``dims`` from a value that changes nothing, then over the axis ``left``."""
     init, region = op.operands[1], op.regions[0]
     neutral = neutral_value(region.ops[0].name, init.type.dtype)
     assert neutral is not None
     start = b.constant(neutral, TensorType(init.type.dtype))
     partial = b.reduce(x, start, dims, copy_region(region, b.names))
-    return b.append(replace(op, operands=(partial, init), attrs={"dims": (_axis_left(x, dims, op),)}))
-
-
-def _axis_left(x: Value, dims: tuple[int, ...], op: Op) -> int:
-    """Return where in the partial result the axis that is still to be reduced stands."""
-    rest = [d for d in range(x.type.rank) if d not in dims]
-    final = list(op.result.type.shape)
-    for n, d in enumerate(rest):
-        if [x.type.shape[k] for k in rest if k != d] == final:
-            original = sorted(op.attrs["dims"])[0] if x.type.rank == op.operands[0].type.rank else None
-            if original is None or d == original or n == len(rest) - 1:
-                return n
-    return 0
+    return b.append(replace(op, operands=(partial, init), attrs={"dims": (left - sum(d < left for d in dims),)}))

@@ -36,6 +36,13 @@ from aotc.lowering.analysis.cost import (
     WINDOW_OVERLAP,
     WINDOW_TERMS,
 )
+from aotc.lowering.analysis.costs.table_algorithms import (
+    GPU_SCAN_BLOCKS,
+    GPU_SCAN_COLUMN_PART,
+    GPU_SCAN_COLUMNS,
+    GPU_SCAN_PART,
+)
+from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.scan_windows import Scan, combiner, moved_dims, scan_of, starts_neutral
 from aotc.lowering.passes.rewrite import Builder, copy_region, lift_region, rewrite_module
 from aotc.options import Options
@@ -43,10 +50,11 @@ from aotc.options import Options
 
 def split_windows(module: Module, options: Options) -> Module:
     """Split windows with avoidable work, and long scans, in every function; see the module docstring."""
-    return rewrite_module(module, _rule)
+    home, _ = homes_of(module, options)
+    return rewrite_module(module, lambda op, b: _rule(op, b, home(op).kind))
 
 
-def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
+def _rule(op: Op, b: Builder, kind: str) -> Sequence[Value] | None:
     if op.name != "reduce_window" or not _elementwise(op):
         return None
     sizes = (*op.operands[0].type.shape, *op.attrs["window"], *(p for pair in op.attrs["padding"] for p in pair))
@@ -56,12 +64,13 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     scan, known = scan_of(op), starts_neutral(op, b.definitions)
     if scan is not None:
-        return _in_parts(op, scan, b) if _long(op, scan) and (known or combiner(op) is None) else None
+        parts = _parts(op, scan, kind)
+        return _in_parts(op, scan, parts, b) if parts > 1 and (known or combiner(op) is None) else None
     if not known:
         return None
     moved = moved_dims(op)
     if len(moved) > 1:
-        return _dim_by_dim(op, moved, b)
+        return _dim_by_dim(op, moved, b, kind)
     return _two_scans(op, moved[0], b) if moved and _large(op, moved[0]) else None
 
 
@@ -89,7 +98,7 @@ def _scan(op: Op, inputs: Sequence[Value], scan: Scan, b: Builder) -> tuple[Valu
 # --- several dims --------------------------------------------------------------
 
 
-def _dim_by_dim(op: Op, moved: list[int], b: Builder) -> Sequence[Value] | None:
+def _dim_by_dim(op: Op, moved: list[int], b: Builder, kind: str) -> Sequence[Value] | None:
     """Reduce along one dim after the other, those with the largest strides first, if that halves the work."""
     a, shape = op.attrs, [static(s) for s in op.operands[0].type.shape]
     results = [static(s) for s in op.result.type.shape]
@@ -106,7 +115,7 @@ def _dim_by_dim(op: Op, moved: list[int], b: Builder) -> Sequence[Value] | None:
         own = {key: tuple(v if k == d else 1 for k, v in enumerate(a[key])) for key in a if key != "padding"}
         padding = tuple(tuple(p) if k == d else (0, 0) for k, p in enumerate(a["padding"]))
         step = _windows(op, (x, init), b, **own, padding=padding)
-        (x,) = _rule(step, b) or b.append(step)
+        (x,) = _rule(step, b, kind) or b.append(step)
     return (x,)
 
 
@@ -144,18 +153,24 @@ def _two_scans(op: Op, d: int, b: Builder) -> Sequence[Value]:
 # --- long scans ----------------------------------------------------------------
 
 
-def _long(op: Op, scan: Scan) -> bool:
+def _parts(op: Op, scan: Scan, kind: str) -> int:
+    """Return in how many parts a scan is done, a divisor of its length if there is one."""
     shape = [static(s) for s in op.operands[0].type.shape]
-    others = prod(shape[: scan.dim]) * -(-prod(shape[scan.dim + 1 :]) // SCAN_LANES.value)
-    return not LONG_SCAN.holds(shape[scan.dim]) and FEW_SCANS.holds(others)
+    n, lead, tail = shape[scan.dim], prod(shape[: scan.dim]), prod(shape[scan.dim + 1 :])
+    if kind == "cuda":
+        blocks, least = (GPU_SCAN_BLOCKS, GPU_SCAN_PART) if tail == 1 else (GPU_SCAN_COLUMNS, GPU_SCAN_COLUMN_PART)
+        wanted = min(n // least.value, -(-blocks.value // (lead * tail)))
+        fewest, most = -(-wanted // 2), wanted
+    else:
+        long = not LONG_SCAN.holds(n) and FEW_SCANS.holds(lead * -(-tail // SCAN_LANES.value))
+        fewest, most = (FEWEST_SCAN_PARTS.value, SCAN_PARTS.value) if long else (1, 1)
+    return max((p for p in range(fewest, most + 1) if p and n % p == 0), default=most)
 
 
-def _in_parts(op: Op, scan: Scan, b: Builder) -> Sequence[Value]:
+def _in_parts(op: Op, scan: Scan, parts: int, b: Builder) -> Sequence[Value]:
     """Scan parts on their own, then combine each with all the parts before it."""
     d = scan.dim
     n = static(op.operands[0].type.shape[d])
-    most = SCAN_PARTS.value
-    parts = max((p for p in range(FEWEST_SCAN_PARTS.value, most + 1) if n % p == 0), default=most)
     size = -(-n // parts)
     spare = {d: parts * size - n}
     lead, tail = op.operands[0].type.shape[:d], op.operands[0].type.shape[d + 1 :]

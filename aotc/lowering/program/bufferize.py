@@ -17,7 +17,7 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
-from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses
+from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
 from aotc.lowering.program.early_results import early_results
@@ -262,7 +262,7 @@ class _Bufferizer:
         return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps))]
 
     def _is_small(self, op: Op) -> bool:
-        limit = self.memories.loop_flops({self.space(v) for v in (*op.results, *made_in(op))})
+        limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
         return limit is not None and is_small(op, self.functions, self.kernels, limit)
 
     def _enter(self, op: Op) -> None:
@@ -366,16 +366,12 @@ class _Bufferizer:
 
     def _loop_kernel(self, op: Op) -> Launch:
         name = loop_name(op, self.kernels, self.used)
-        kernel, reads = loop_kernel(op, name, self.functions, self.kernels)
-        for r in op.regions:
-            stack = [r]
-            while stack:
-                region = stack.pop()
-                for inner in region.ops:
-                    stack += inner.regions
-                    if inner.name == "constant":
-                        self.constant_ops[inner.result] = inner
+        kernel, reads = loop_kernel(op, name, self.functions, self.kernels, self.constant_ops)
+        inner = [one for r in op.regions for one in walk(r)]
+        self.constant_ops.update((one.result, one) for one in inner if one.name == "constant")
         self.used[name] = kernel
+        for target in self.memories.targets_in(op):  # the only one
+            self.memories.made_for[name] = target
         sources = tuple(self.storage(v) for v in reads)
         writes = tuple(self.target(v) for v in op.results)
         self._touch(*sources, *writes)

@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
 from aotc.lowering.analysis.cost import ORDER_WORKERS, OVERLAP_NS, OVERLAP_PERCENT
-from aotc.lowering.analysis.cost_work import LOOP_TRIPS, SHARING_NS, guess
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS, SHARING_NS, guess
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import Target
 

@@ -19,6 +19,7 @@ from aotc.ir.loop_ir import (
     Let,
     Load,
     Scalar,
+    Shuffle,
     Stmt,
     Store,
     Tile,
@@ -100,15 +101,15 @@ class _Renamer:
                 return For(self.name(var), self.index(begin), self.index(end), self.block(body), kind, step)
             case Let(var, value):
                 return Let(Var(self.name(var.name), var.dtype), self.scalar(value))
-            case Store(buffer, index, value, reduce):
-                return Store(*self.element(buffer, index), self.scalar(value), reduce)
+            case Store(buffer, index, value, reduce, atomic):
+                return Store(*self.element(buffer, index), self.scalar(value), reduce, atomic)
             case If(cond, then, otherwise):
                 return If(self.scalar(cond), self.block(then), self.block(otherwise))
             case While(cond, pred, body):
                 return While(self.block(cond), self.scalar(pred), self.block(body))
             case Alloc(buffer):
                 return Alloc(self.buffer(buffer))
-            case Barrier():
+            case Barrier() | Shuffle():
                 return s
             case Tile():
                 return self._tile(s)

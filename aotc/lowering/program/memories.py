@@ -10,9 +10,9 @@ import numpy as np
 from aotc.diagnostics import CompileError
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Constants, Launch, Pieces, Storage
-from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tensor_ir import Function, Op, Value, walk
 from aotc.lowering.analysis.cost import LOOP_FLOPS, LOOP_FLOPS_CUDA
-from aotc.lowering.analysis.cost_row import Limit
+from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.spaces import Space, space_finder
 from aotc.targets import Target
 from aotc.vmfb.abi import MAX_PLACES
@@ -29,6 +29,8 @@ class Memories:
         What the module is compiled for, a mix perhaps.
     constants : Constants
         All of them, as the bundle holds them.
+    made_for : dict of str to Target
+        What each kernel is compiled for, by its name.
     pieces : list of Pieces
         For each space.
     """
@@ -36,6 +38,7 @@ class Memories:
     spaces: tuple[Space, ...]
     target: Target
     constants: Constants
+    made_for: dict[str, Target] = field(default_factory=dict)
     pieces: list[Pieces] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -43,7 +46,7 @@ class Memories:
 
     def anew(self) -> Memories:
         """Return the same spaces without constants, for steps that are made to see what they take."""
-        return Memories(self.spaces, self.target, Constants())
+        return Memories(self.spaces, self.target, Constants(), dict(self.made_for))
 
     def finder(self, function: Function) -> Callable[[Value], int]:
         """Return the function that tells the number of a value's space."""
@@ -58,12 +61,24 @@ class Memories:
         offset = self.constants.add(array, name)
         return self.pieces[space].place(offset, array.nbytes) if self.has_pieces(space) else offset
 
-    def loop_flops(self, spaces: set[int]) -> Limit | None:
-        """Return how much a loop over ``spaces`` may compute as one kernel; None if it needs several memories."""
-        if len(spaces) > 1:
+    def loop_flops(self, op: Op, spaces: set[int]) -> Limit | None:
+        """Return how much a loop over ``spaces`` may compute as one kernel.
+
+        None if it needs several memories, or its kernels are for several targets.
+        """
+        if len(spaces) > 1 or len(self.targets_in(op)) > 1:
             return None
         kinds = {self.spaces[n].target.kind for n in spaces}
         return LOOP_FLOPS_CUDA if kinds == {"cuda"} else LOOP_FLOPS
+
+    def targets_in(self, op: Op) -> set[Target]:
+        """Return what the kernels inside of a loop or a branch are compiled for."""
+        inner = (o for r in op.regions for o in walk(r))
+        return {self.made_for[o.attrs["callee"]] for o in inner if o.name == "dispatch"}
+
+    def target_of(self, kernel: str, space: int) -> Target:
+        """Return what a kernel that works on ``space`` is compiled for; one without a device of its own, for all."""
+        return self.made_for.get(kernel, self.spaces[space].target)
 
 
 def launch(kernel: Kernel, reads: tuple[Storage, ...], writes: tuple[Storage, ...], op: Op) -> Launch:

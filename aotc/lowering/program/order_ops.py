@@ -24,7 +24,7 @@ from aotc.ir.opset import EFFECTS
 from aotc.ir.opset.control import JUDGED, VIEWS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, post_order, walk
 from aotc.lowering.analysis.cost import REORDERED_PERCENT
-from aotc.lowering.analysis.cost_work import guess
+from aotc.lowering.analysis.costs.work import guess
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.vmfb.dtypes import size_of
 
@@ -47,6 +47,8 @@ class Alive:
         The roots that each op reads, once each.
     over : dict of Op to list of (Value, Value)
         What may be made in whose memory.
+    only : int
+        The memory that is looked at; -1 for all of them together.
     """
 
     region: Region
@@ -58,6 +60,7 @@ class Alive:
     reads: dict[Op, list[Value]] = field(default_factory=dict)
     over: dict[Op, list[tuple[Value, Value]]] = field(default_factory=dict)
     inner: dict[Op, int] = field(default_factory=dict)
+    only: int = -1
 
     def __post_init__(self) -> None:
         handed_on = set(self.region.results)
@@ -71,9 +74,17 @@ class Alive:
                 self.roots[op.result] = self.roots.get(op.operands[0], op.operands[0])
             elif op.name != "constant":
                 made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
-                self.sizes.update((v, 0 if v in handed_on else guess(size)) for v, size in made)
+                self.sizes.update((v, 0 if v in handed_on or self._is_far(v) else guess(size)) for v, size in made)
             self.over[op] = self._written_over(op)
-            self.inner[op] = max((peak_of(r, self.functions, self.kernels, self.space) for r in op.regions), default=0)
+            self.inner[op] = max((self._peak_of(r) for r in op.regions), default=0)
+
+    def _is_far(self, v: Value) -> bool:
+        return self.only >= 0 and self.space(v) != self.only
+
+    def _peak_of(self, region: Region) -> int:
+        """Return the most bytes that are alive at a time in a region of an op, as it stands."""
+        model = Alive(region, self.functions, self.kernels, self.space, only=self.only)
+        return model.peak(region.ops) if region.ops else 0
 
     def is_view(self, op: Op) -> bool:
         """Is the result the operand's memory, not a copy in another one?"""
@@ -92,6 +103,12 @@ class Alive:
     def peak(self, ops: Sequence[Op]) -> int:
         """Return the most bytes that are alive at a time if the ops run in this order."""
         return max(self._alive(ops), default=0)
+
+    def strain(self, ops: Sequence[Op]) -> tuple[int, int]:
+        """Return the most bytes that are alive at a time, and while how many ops they are."""
+        alive = list(self._alive(ops))
+        most = max(alive, default=0)
+        return most, alive.count(most)
 
     def worst(self, ops: Sequence[Op]) -> int:
         """Return the place of the op while which most bytes are alive."""
@@ -116,11 +133,6 @@ class Alive:
             yield alive + self.inner[op]
             alive -= sum(self.sizes[v] for v in dying if v not in taken.values())
             alive -= sum(self.sizes[v] for v in op.results if v not in left and v in self.sizes)
-
-
-def peak_of(region: Region, functions: Functions, kernels: Kernels, space: SpaceOf) -> int:
-    """Return the most bytes that are alive at a time in ``region``, as it stands."""
-    return Alive(region, functions, kernels, space).peak(region.ops) if region.ops else 0
 
 
 def order_ops(function: Function, functions: Functions, kernels: Kernels, space: SpaceOf) -> Function:

@@ -15,7 +15,6 @@ from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
-    Barrier,
     Buffer,
     Const,
     For,
@@ -25,15 +24,16 @@ from aotc.ir.loop_ir import (
     Stmt,
     Store,
     While,
+    needs_block,
 )
-from aotc.ir.loop_ir import walk as walk_stmts
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_VALUE, UNROLLED_STEPS
-from aotc.lowering.analysis.cost_row import Limit
-from aotc.lowering.analysis.cost_work import LOOP_TRIPS
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.inline_kernels import inline_kernel
 from aotc.vmfb.dtypes import size_of
 
@@ -57,7 +57,7 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
         return False
     work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or _has_barrier(k) for k in work):
+    if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or needs_block(k) for k in work):
         return False
     return limit.holds(sum(static(k.flops) for k in work))
 
@@ -76,10 +76,6 @@ def loop_name(op: Op, *taken: Mapping[str, Kernel]) -> str:
     while any(name in kernels for kernels in taken):
         name += "_"
     return name
-
-
-def _has_barrier(kernel: Kernel) -> bool:
-    return any(isinstance(s, Barrier) for s in walk_stmts(kernel.body))
 
 
 def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
@@ -220,9 +216,13 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
 
 
 def loop_kernel(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]
-) -> tuple[Kernel, tuple[Value, ...]]:
-    """Return one kernel for a whole ``while`` and the outer values that it reads, in order."""
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op],
+) -> tuple[Kernel, tuple[Value, ...]]:  # fmt: skip
+    """Return one kernel for a whole ``while`` and the outer values that it reads, in order.
+
+    ``constants``, outside of it, may say how often it turns, which is guessed otherwise.
+    """
     outer = list(dict.fromkeys([*op.operands, *(v for r in op.regions for v in captured(r))]))
     made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
     reads = [*outer, *made_inside]
@@ -239,5 +239,7 @@ def loop_kernel(
         if carry is not out:
             copy(block, carry, out, f"_out{n}")
     inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
-    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * LOOP_TRIPS.value
+    turns = trip_count(op, constants, functions)
+    turns = LOOP_TRIPS.value if turns is None else turns
+    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * turns
     return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)

@@ -3,7 +3,8 @@
 Two commands of which one needs what the other makes touch common bytes. If the items of both go through these bytes in
 the same direction, an item of the later one needs the first items of the earlier one, up to some: a line over its
 number bounds them, and how far that is ahead is the halo. What reads in another order than the earlier one writes, or
-all of it, waits for the whole command.
+all of it, waits for the whole command. With sizes that only a call knows the line is one for all of them,
+so its numbers are constants.
 
 What is written over what the earlier command still reads counts as well, wherever the plan of memory has put it. A
 command that waits for tiles begins while other commands before it still run, of which it would have been sure to come
@@ -12,18 +13,22 @@ after: it is compared with each of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import gcd
+from types import MappingProxyType
 from typing import TypeGuard
 
 import numpy as np
 
-from aotc.ir.dims import Expr, static
+from aotc.ir.dims import Dim, Expr, Monomial, bounds
+from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch, Step, Storage, touched
 from aotc.lowering.analysis.cost import ITEM_BLOCKS
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.item_lines import ItemLine, ItemLines, item_lines
 from aotc.lowering.analysis.item_spans import ItemSpans, item_spans
 from aotc.lowering.program.tile_gain import begins_early, pays
 from aotc.vmfb.abi import TileEdge
@@ -48,6 +53,7 @@ class TileEdges:
 
     costs: Costs
     _known: dict[int, tuple[Kernel, Blocks]] = field(default_factory=dict)  # by the kernel's id
+    _lines: dict[tuple[int, int], tuple[Kernel, ItemLines]] = field(default_factory=dict)  # with the items of a group
 
     def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
         """Return what each command of a graph waits for; ``before`` are the commands that it would as a whole."""
@@ -93,13 +99,38 @@ class TileEdges:
 
         None if that is not known, or so far that ``later`` might as well wait for all of it.
         """
-        if not _is_static(earlier) or not _is_static(later):
+        if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
-        need = needs(earlier, later, self._blocks)
-        if need is None:
-            return None
-        tile = line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
-        return tile if begins_early(earlier, later, tile, self.costs) else None
+        if _is_static(earlier) and _is_static(later):
+            need = needs(earlier, later, self._blocks)
+            tile = None if need is None else line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
+        else:
+            tile = self._for_all_sizes(earlier, later, number)
+        return tile if tile and begins_early(earlier, later, tile, self.costs) else None
+
+    def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
+        """Return the edge between items; else between the groups of them that the kernels' indices make."""
+        one, other = self._lines_of(earlier, 1), self._lines_of(later, 1)
+        for of, by in dict.fromkeys(((1, 1), (one.part, other.part))):
+            one, other = self._lines_of(earlier, of), self._lines_of(later, by)
+            pairs = []
+            for a, b in meetings(earlier, later):
+                firsts, ends = one.firsts[a.number], other.ends[b.number]
+                if firsts is None or ends is None:
+                    break
+                away = b.at - a.at
+                pairs += [(first, ItemLine(end.slope, end.start + away)) for first in firsts for end in ends]
+            else:
+                if tile := line_for_all_sizes(number, pairs):
+                    return by_items(tile, of, by)
+        return None
+
+    def _lines_of(self, step: Launch, group: int) -> ItemLines:
+        key = id(step.kernel), group
+        found = self._lines.get(key)
+        if found is None:
+            found = self._lines[key] = step.kernel, item_lines(step.kernel, group)
+        return found[1]
 
     def _blocks(self, step: Launch) -> Blocks:
         found = self._known.get(id(step.kernel))
@@ -116,31 +147,39 @@ class Blocks:
     spans: Sequence[ItemSpans]
 
 
-def blocks_of(step: Launch) -> Blocks:
-    """Return the blocks of a command whose sizes are known."""
-    items = static(step.kernel.grid)
+def blocks_of(step: Launch, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
+    """Return the blocks of a command, of which no size may be unknown, and one item at least."""
+    items = evaluate(step.kernel.grid, sizes)
     edges = [*range(0, items, -(-items // ITEM_BLOCKS.value)), items]
-    return Blocks(edges, item_spans(step.kernel, edges))
+    return Blocks(edges, item_spans(step.kernel, edges, sizes))
 
 
-def needs(earlier: Launch, later: Launch, blocks: Callable[[Launch], Blocks]) -> np.ndarray | None:
+def needs(
+    earlier: Launch, later: Launch, blocks: Callable[[Launch], Blocks], sizes: Mapping[str, int] = MappingProxyType({})
+) -> np.ndarray | None:
     """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known."""
     one, other = blocks(earlier), blocks(later)
     need = np.zeros(len(other.edges) - 1, np.int64)
     for a, b in meetings(earlier, later):
-        if not (isinstance(a.at, int) and isinstance(b.at, int)):
+        if not sizes and not (isinstance(a.at, int) and isinstance(b.at, int)):
             return None
-        need = np.maximum(need, _needed(one.spans[a.number], a.at, other.spans[b.number], b.at, one.edges))
+        at, later_at = evaluate(a.at, sizes), evaluate(b.at, sizes)
+        need = np.maximum(need, _needed(one.spans[a.number], at, other.spans[b.number], later_at, one.edges))
     return np.maximum.accumulate(need)
 
 
-def covers(tile: TileEdge, earlier: Step, later: Step) -> bool:
-    """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?"""
-    if not _is_static(earlier) or not _is_static(later):
+def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
+    """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?
+
+    With unknown sizes that is answered for some ``sizes``.
+    """
+    if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False
-    need = needs(earlier, later, blocks_of)
-    of, items = static(earlier.kernel.grid), static(later.kernel.grid)
-    begins = blocks_of(later).edges[:-1]
+    of, items = evaluate(earlier.kernel.grid, sizes), evaluate(later.kernel.grid, sizes)
+    if not of or not items:
+        return True
+    need = needs(earlier, later, lambda step: blocks_of(step, sizes), sizes)
+    begins = blocks_of(later, sizes).edges[:-1]
     return need is not None and all(tile.need(b + 1, items, of) >= n for b, n in zip(begins, need, strict=True))
 
 
@@ -220,3 +259,62 @@ def _union(sets: Sequence[int] | Iterator[int]) -> int:
     for some in sets:
         bits |= some
     return bits
+
+
+# ---------------------------------------------------------------- sizes that only a call knows
+
+# Items of both commands move through their common bytes by some bytes each. Where these are in a constant ratio, and
+# what an item touches is at most a constant number of the earlier command's steps wide, the later command's item needs
+# so many of the earlier one's, whatever the sizes are.
+
+
+def line_for_all_sizes(number: int, pairs: Iterable[tuple[ItemLine, ItemLine]]) -> TileEdge | None:
+    """Return the edge that waits for command ``number``, or None if no constants are right for all sizes.
+
+    Of each pair the first line is nowhere above the first byte of an item of that command, the second nowhere below
+    the end of an item of the command that waits.
+    """
+    found: TileEdge | None = None
+    for first, end in pairs:
+        ratio = _ratio(end.slope, first.slope)
+        if ratio is None or (found and ratio != Fraction(found.times, found.over)):
+            return None
+        times, over = ratio.numerator, ratio.denominator
+        steps = _steps((end.start - first.start) * over, first.slope)
+        if steps is None:
+            return None
+        found = TileEdge(number, times, over, max(0, found.plus if found else 0, steps - times + over - 1))
+    return found
+
+
+def by_items(tile: TileEdge, of: int, by: int) -> TileEdge:
+    """Return an edge over items, where ``tile`` is one over groups: of ``of`` items, and of ``by`` that wait."""
+    times, over = of * tile.times, by * tile.over
+    plus = of * (tile.times * (by - 1) + tile.plus * by)
+    common = gcd(times, over, plus)
+    return TileEdge(tile.producer, times // common, over // common, plus // common)
+
+
+def _ratio(a: Dim, b: Dim) -> Fraction | None:
+    """Return ``a / b`` if it is the same positive number for all sizes of which ``b`` is not 0."""
+    one, other = (e.terms[0][1] if isinstance(e, Expr) else e for e in (a, b))
+    low = bounds(b)[0]
+    if not one or not other or low is None or low < 0 or a * other != b * one or one * other < 0:
+        return None
+    return Fraction(one, other)
+
+
+def _steps(width: Dim, slope: Dim) -> int | None:
+    """Return the least number of times that ``slope`` is surely no less than ``width``, or None if none is."""
+    own = _coefficients(slope)
+    shared = {-(-c // own[m]) for m, c in _coefficients(width).items() if own.get(m)}
+    for times in sorted({0, *shared, *(n + 1 for n in shared)}):
+        low = bounds(slope * times - width)[0]
+        if times >= 0 and low is not None and low >= 0:
+            return times
+    return None
+
+
+def _coefficients(e: Dim) -> dict[Monomial, int]:
+    """Return the number before each product of names, with that of none."""
+    return {**dict(e.terms), (): e.const} if isinstance(e, Expr) else {(): e}

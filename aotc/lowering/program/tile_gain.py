@@ -9,8 +9,8 @@ from __future__ import annotations
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.program_ir import Copy, Launch
 from aotc.lowering.analysis.cost import FIRST_TILE, ORDER_WORKERS, TILE_BYTES, TILE_CLAIM, TILE_GAIN
-from aotc.lowering.analysis.cost_work import guess
 from aotc.lowering.analysis.costs.model import Costs
+from aotc.lowering.analysis.costs.work import guess
 from aotc.vmfb.abi import TileEdge
 
 

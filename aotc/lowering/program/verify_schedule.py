@@ -166,7 +166,7 @@ class _ScheduleCheck:
                 if other == here or before[here] >> other & 1:
                     continue
                 tiles = [t for t in graph[here].tiles if t.producer == other]
-                if not any(covers(t, steps[other], steps[here]) for t in tiles):
+                if not any(covers(t, steps[other], steps[here], self.values) for t in tiles):
                     yield f"{title(steps[here])} does not wait for {title(steps[other])}, and both touch slot {place}"
 
     def _bytes(self, n: int, step: Part) -> Iterator[tuple[int, int, int, int, int]]:

@@ -16,7 +16,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, L
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS
-from aotc.lowering.analysis.cost_products import (
+from aotc.lowering.analysis.costs.table_products import (
     CACHE_LINE,
     ITEM_FLOPS,
     LARGE_ITEMS,
@@ -27,7 +27,7 @@ from aotc.lowering.analysis.cost_products import (
     SPREAD_PANELS,
     WHOLE_FLOPS,
 )
-from aotc.lowering.analysis.cost_work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.lowering.regions.contract_loops import lower_contract_loops

@@ -26,6 +26,7 @@ from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.tiling import SLICE_PAD, Block, best_block
 from aotc.lowering.regions.contract_loops import lower_contract_loops, sum_dtype
+from aotc.lowering.regions.contract_tensor import lower_contract_tensor
 from aotc.lowering.regions.elemental import constant_scalar, provide
 from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
 from aotc.targets import Target
@@ -51,9 +52,11 @@ class BlockedProduct:
 
 
 def lower_contract_cuda(function: Function, target: Target) -> Kernel:
-    """Lower a product in blocks if it is large enough to fill them, else with one thread per element."""
+    """Lower a product for tensor cores, or in blocks if it is large enough to fill them, or a thread per element."""
     b = RegionBuilder(function, target)
     op = b.root
+    if (kernel := lower_contract_tensor(b, op, target)) is not None:
+        return kernel
     p = _conv(op) if op.name == "conv" else _matmul(op)
     block = best_block(p.batch, p.m, p.n, p.k, size_of(sum_dtype(op)), target)
     if block is None or sum_dtype(op) not in ("f32", "i32"):

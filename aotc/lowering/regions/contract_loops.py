@@ -5,7 +5,7 @@ from __future__ import annotations
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.cost_products import UNROLLED_TERMS
+from aotc.lowering.analysis.costs.table_products import UNROLLED_TERMS
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
@@ -26,7 +26,7 @@ def lower_contract_loops(b: RegionBuilder) -> Kernel:
         e.anchor(op.result, lambda _: total)
         store_results(b, e, at)
 
-    grid, body = loops_over(b, emit)
+    grid, body = loops_over(b, e, emit)
     k = product(op.operands[0].type.shape[-1:])
     return b.kernel(grid, body, product(b.shape) * 2 * k)
 

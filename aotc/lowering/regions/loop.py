@@ -10,9 +10,10 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import CHUNK, ITEM_ELEMENTS, SEGMENTS, SHORT_ITEM, WHOLE_AXIS
-from aotc.lowering.analysis.cost_work import work_of
+from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.index_maps import Index, inside
 from aotc.lowering.regions.elemental import Elements, provide, test_index
+from aotc.lowering.regions.loop_cuda import threads_over
 from aotc.lowering.regions.nests import (
     Emit,
     NestAxis,
@@ -38,14 +39,15 @@ def lower_loop(function: Function, target: Target) -> Kernel:
         _anchor_windows(b, e, at)
         store_results(b, e, at)
 
-    grid, body = loops_over(b, emit)
+    grid, body = loops_over(b, e, emit)
     return b.kernel(grid, body, b.cost())
 
 
-def loops_over(b: RegionBuilder, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
+def loops_over(b: RegionBuilder, e: Elements, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
     """Return the grid and the loops over the space of the region, as :data:`_GRIDS` has them for the target.
 
-    ``emit(block, index)`` adds the statements of one element; a trial of it tells which axes run as one, and the cost.
+    ``emit(block, index)`` adds the statements of one element, by ``e``; a trial of it tells which axes run as one, and
+    the cost.
     """
     trial: list[Stmt] = []
     emit(trial, b.anchors.space)
@@ -55,19 +57,12 @@ def loops_over(b: RegionBuilder, emit: Emit) -> tuple[Dim, tuple[Stmt, ...]]:
         block: list[Stmt] = []
         emit(block, b.anchors.space)
         return 1, tuple(block)
-    return _GRIDS[b.target.kind](b, merged, emit, trial)
+    return _GRIDS[b.target.kind](b, e, merged, emit, trial)
 
 
-def _threads(
-    b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
+def _items(
+    b: RegionBuilder, e: Elements, merged: list[NestAxis], emit: Emit, trial: list[Stmt]
 ) -> tuple[Dim, tuple[Stmt, ...]]:
-    """One thread per element."""
-    return grid_loop(
-        merged, None, lambda block, at, begin, end: emit(block, place(b.anchors.space, b.shape, merged, at))
-    )
-
-
-def _items(b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stmt]) -> tuple[Dim, tuple[Stmt, ...]]:
     """Items of enough elements to be worth a claim, their innermost loop fit for vectors."""
     outer, inner = split_grid(merged, ITEM_ELEMENTS.value)
     last = inner[-1]
@@ -109,7 +104,7 @@ def _items(b: RegionBuilder, merged: list[NestAxis], emit: Emit, trial: list[Stm
     return grid_loop(outer[:-1] if rows else outer, rows or chunk, item)
 
 
-_GRIDS = {"cpu": _items, "cuda": _threads}
+_GRIDS = {"cpu": _items, "cuda": threads_over}
 
 
 def _rows_of_items(b: RegionBuilder, outer: list[NestAxis], inner: list[NestAxis]) -> tuple[NestAxis, int] | None:

@@ -22,6 +22,7 @@ from aotc.lowering.regions.ops.random import lower_rng_bit_generator
 from aotc.lowering.regions.ops.reduction_scan import lower_scan
 from aotc.lowering.regions.ops.reduction_window import lower_select_and_scatter
 from aotc.lowering.regions.ops.sorting import lower_sort
+from aotc.lowering.regions.ops.sorting_runs import lower_sort_runs
 from aotc.lowering.regions.ops.sorting_selection import lower_top_k
 from aotc.lowering.regions.reduction import lower_reduction
 from aotc.targets import Target
@@ -56,6 +57,7 @@ SINGLES: dict[str, Lowering] = {
     "scatter": lower_scatter,
     "select_and_scatter": lower_select_and_scatter,
     "sort": lower_sort,
+    "sort_runs": lower_sort_runs,
     "top_k": lower_top_k,
     "triangular_solve": lower_triangular_solve,
     "tridiagonal_solve_perturbed": lower_tridiagonal_solve_perturbed,

@@ -43,6 +43,7 @@ class Rows:
         self.b, self.kept, self.reduced = b, kept, reduced
         self.e = b.elements()
         self.scratch: dict[Value, Buffer] = {}
+        self.part: Index = ()  # of the accumulators that the steps being written add to
         results = b.function.body.results
         self.outs = {v: out for out, v in zip(b.outputs, results, strict=True) if not b.anchors.is_row(v)}
         self.rows = [(out, v) for out, v in zip(b.outputs, results, strict=True) if b.anchors.is_row(v)]
@@ -155,13 +156,17 @@ class Rows:
         for v in self.keep:
             scalar = self.e.at(v, here)
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
-            block.append(Store(self.scratch[v], (flat,), scalar))
+            block.append(Store(self.scratch[v], self._kept_at(flat), scalar))
             self.e.anchored[v] = provide(scalar, here)
         store_all(self.e, [(self.outs[v], v, relocate(self.b, v, here)) for v in loop.stores])
         for op in loop.ops:
-            combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [])
+            combine(self.b, self.e, op, accs[op], operands_at(self.b, self.e, op, here), [], self.part)
         for v in self.keep:
             self.e.anchored[v] = self._from_scratch(v, here)
+
+    def _kept_at(self, flat: Dim) -> Index:
+        """Return where element ``flat`` of a row is kept."""
+        return (flat,)
 
     def _from_scratch(self, value: Value, here: Index) -> Provide:
         """Return the function that gives elements of the row that ``here`` is in: those of others are not kept."""

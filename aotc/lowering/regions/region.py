@@ -14,7 +14,7 @@ from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Sc
 from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.anchors import settle
-from aotc.lowering.analysis.cost_work import work_of
+from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.lowering.analysis.row_stages import RowStages

@@ -73,13 +73,14 @@ class Profiler(Stepper):
 
     def _dispatch(self, command: Command, run: Callable[[], None]) -> None:
         sizes = tuple([value_of(word, self.parameters) for word in command.dims])
-        devices = self.memory.devices_of(command.places[0][0]) if command.places else ()
+        name, text, loc, ops, own = self.kernels[command.kernel]
+        home = self.memory.devices_of(command.places[0][0]) if command.places else ()
+        devices = (own,) if own else home
         row = self.rows.get((command.kernel, sizes, devices))
         if row is not None:
             row["runs"] += 1
             run()
             return
-        name, text, loc, ops = self.kernels[command.kernel]
         header = read_header(text)
         dims = dict(zip(header.dims, sizes, strict=True))
         extents = [prod(evaluate(d, dims) for d in p.dims) * size_of(p.dtype) for p in header.parameters]

@@ -1,8 +1,8 @@
 """Records of measured kernels: their form, and the digest by which a kernel is known again.
 
 A record is plain data, which is kept as JSON, as a segment of a bundle, or among the options that a bundle's source
-was compiled with. ``ns`` is the time of one run on one core of a CPU, or on a whole GPU, by the kind of the device, or
-by the name of one that the model names.
+was compiled with. ``ns`` is the time of one run on one core of a CPU, or on a whole GPU, by the kind of the device, by
+the name of one that the model names, or by its target where CPU devices have several.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,12 @@ class DeviceArray:
     shape : tuple of int
     dtype : numpy.dtype
     nbytes : int
+    ordinal : int
+        The number of the GPU in whose memory it is, or -1.
     """
 
     __slots__ = ("__weakref__", "_array", "_dtype", "_shape", "device")
+    ordinal: int = -1
 
     def __init__(self, array: np.ndarray, device: str) -> None:
         self._array: np.ndarray | None = array
@@ -61,19 +65,19 @@ class DeviceArray:
         return self._dtype
 
     @property
-    def ordinal(self) -> int:
-        """Return the number of the GPU in whose memory it is, or -1."""
-        return -1
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of the elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self._shape) * self._dtype.itemsize
 
     @property
     def donated(self) -> bool:
         """Was it given to a call, which has overwritten it? Then its elements are nobody's to read."""
         return self._array is None
+
+    @property
+    def read_only(self) -> bool:
+        """Does the memory belong to somebody who lets nobody write to it?"""
+        return not self.numpy().flags.writeable
 
     @property
     def buffer(self) -> Any:
@@ -101,6 +105,10 @@ class DeviceArray:
         """Return a copy on the same device."""
         return DeviceArray(self.numpy().copy(order="C"), self.device)
 
+    def assign(self, value: Any) -> None:
+        """Copy the elements of an array of the same shape and dtype into this one."""
+        self.numpy()[...] = value
+
     def give_away(self) -> DeviceArray:
         """Return another array of the same memory; this one cannot be used any more."""
         other = DeviceArray(self.numpy(), self.device)
@@ -119,7 +127,7 @@ class DeviceArray:
         found = self.numpy()
         if self._dtype.isbuiltin == 1 or not found.flags.c_contiguous:
             return found.__dlpack__(**kwargs)
-        from aotc.vmfb.devices.dlpack import capsule  # NumPy hands over no type that is not its own
+        from aotc.vmfb.devices.interop.dlpack import capsule  # NumPy hands over no type that is not its own
 
         return capsule(self, **kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,14 +72,23 @@ def _check_versions(nodes: list[Node], variant: dict[str, Any]) -> None:
             raise Invalid(f"word {graph.at}: a control command for {variant['kind']}, commands version {version}")
 
 
-def kernel_texts(bundle: Bundle, variant: dict[str, Any]) -> list[tuple[str, str, str, int]] | None:
-    """Return name, text, line of the model and ops of each kernel; None without debug information."""
+class DebugText(NamedTuple):
+    """What debug information says of a kernel: ``loc`` is a line of the model, ``target`` its own one of several."""
+
+    name: str
+    text: str
+    loc: str
+    ops: int
+    target: str
+
+
+def kernel_texts(bundle: Bundle, variant: dict[str, Any]) -> list[DebugText] | None:
+    """Return what debug information says of each kernel; None without it."""
     held = (bundle.manifest.get("debug") or {}).get("kernels")
     if held is None:
         return None
-    names = [k["name"] for k in variant["kernels"]]
-    rows = [held[f"{variant['target']}/{n}"] for n in names]
-    return [(n, row["text"], row["loc"], row.get("ops", 0)) for n, row in zip(names, rows)]
+    rows = [(k, held[f"{variant['target']}/{k['name']}"]) for k in variant["kernels"]]
+    return [DebugText(k["name"], row["text"], row["loc"], row.get("ops", 0), k.get("target", "")) for k, row in rows]
 
 
 def origin(bundle: Bundle) -> dict[str, str]:

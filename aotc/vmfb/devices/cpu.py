@@ -22,6 +22,7 @@ from aotc.vmfb.abi import (
     CALL_ARGUMENT,
     CALL_CELLS,
     CALL_CODE,
+    CALL_DEVICES,
     CALL_EVERY,
     CALL_LENGTH,
     CALL_PARAMS,
@@ -35,6 +36,7 @@ from aotc.vmfb.abi import (
     IMPORT_PREFIX,
     INTERFACE_BYTES,
     INTERFACE_SYMBOL,
+    POOL_CORES,
     STATE_WORDS,
     TABLE_SYMBOL,
     Command,
@@ -48,12 +50,13 @@ from aotc.vmfb.commands import encode, kernel_words
 from aotc.vmfb.custom_calls import Callbacks
 from aotc.vmfb.device import Plan, run_judged, without_empty
 from aotc.vmfb.devices import native
-from aotc.vmfb.devices.buffers import check_digest, kernel_texts, load_buffers, origin
+from aotc.vmfb.devices.buffers import DebugText, check_digest, kernel_texts, load_buffers, origin
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.lapack import Lapack, open_lapack
 from aotc.vmfb.limits import NOTICE_NANOSECONDS
-from aotc.vmfb.machine import cpu_features, thread_count, threads_within
+from aotc.vmfb.machine import cpu_features, lacking, thread_count, threads_within
 from aotc.vmfb.pointers import DATA_FIELD, WORDS, address_of, aligned_bytes
+from aotc.vmfb.process import logical_devices
 from aotc.vmfb.process.interruption import notice
 from aotc.vmfb.weights.constants import ConstantMemory, load_constants
 
@@ -63,8 +66,7 @@ if TYPE_CHECKING:
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return which CPU features this machine lacks, or an empty string."""
-    missing = sorted(set(variant["features"]) - cpu_features())
-    return f"this CPU lacks {', '.join(missing)}" if missing else ""
+    return lacking(variant, cpu_features())
 
 
 def rank(variant: dict[str, Any]) -> int:
@@ -87,7 +89,7 @@ def check(bundle: Bundle, variant: dict[str, Any]) -> None:
 def open_executable(
     bundle: Bundle, variant: dict[str, Any], threads: int | None, ordinal: int, custom_calls: Mapping[str, Any]
 ) -> CpuExecutable:
-    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` are the same cores."""
+    """Load a CPU variant; ``threads`` as in :func:`aotc.vmfb.module.load`. All ``cpu:N`` share the same cores."""
     return CpuExecutable(bundle, variant, thread_count(threads), custom_calls)
 
 
@@ -100,11 +102,8 @@ class _Buffer:
     __slots__ = ("address", "parameters", "states", "stride", "words")
 
     def __init__(self, words: np.ndarray, states: int, parameters: int, stride: int) -> None:
-        self.words = words
-        self.address = words.ctypes.data
-        self.states = states
-        self.parameters = parameters
-        self.stride = stride
+        self.words, self.address = words, words.ctypes.data
+        self.states, self.parameters, self.stride = states, parameters, stride
 
 
 class CpuExecutable:
@@ -138,6 +137,7 @@ class CpuExecutable:
         self._stride = max(self._widths, default=0)
         self._limit: int = variant.get("memory_limit") or 0
         self.arenas: ArenaPool = ARENAS
+        self.device_bits = 0
         self._lapack: Lapack | None = None
         calls = variant.get("custom_calls", [])
         self._callbacks = Callbacks(bundle.where, calls, custom_calls) if calls else None
@@ -236,8 +236,8 @@ class CpuExecutable:
         """Return command buffer ``number`` as records, with numbers of kernels."""
         return self.buffers.nodes[number]
 
-    def kernel_texts(self) -> list[tuple[str, str, str, int]] | None:
-        """Return name, text, line of the model and ops of each kernel; None without debug information."""
+    def kernel_texts(self) -> list[DebugText] | None:
+        """Return what debug information says of each kernel; None without it."""
         return kernel_texts(self._bundle, self._variant)
 
     def origin(self) -> dict[str, str]:
@@ -257,7 +257,7 @@ class CpuExecutable:
         block[CALL_STRIDE] = buffer.stride
         block[CALL_SCRATCH] = ctypes.addressof(scratch)
         block[CALL_CODE], block[CALL_LENGTH] = buffer.address, len(buffer.words)
-        block[CALL_THREADS] = threads
+        block[CALL_THREADS], block[CALL_DEVICES] = threads, self.device_bits
         # A Python function that raised is to end the call at the next look.
         block[CALL_EVERY] = 0 if self._callbacks is not None else NOTICE_NANOSECONDS
         block[CALL_ARGUMENT] = id(self._notice)
@@ -342,6 +342,10 @@ class CpuExecutable:
         whole = run if self._callbacks is None else self._callbacks.around(run)
         return without_empty(whole, plan) if plan.empty else whole
 
+    def use_devices(self, names: Sequence[str]) -> None:
+        """Let calls have the cores that these logical devices have: as the executor knows them, ``device_bits``."""
+        self.device_bits = logical_devices.use(self, names)
+
     def limit_memory(self, limit: int) -> None:
         """Let calls take ``limit`` bytes of working memory at most, all that run at a time together."""
         from aotc.vmfb.process.watermark import LimitedPool  # a process that has no limit need not pay for it
@@ -368,6 +372,7 @@ class CpuExecutable:
         return {
             "target": self._variant["target"],
             "threads": self.threads,
+            "slots": logical_devices.slots(self.device_bits, self._executor[POOL_CORES]),
             **self._executor.stats(),
             "kernels": len(self._variant["kernels"]),
             "command_buffers": len(self._buffers),

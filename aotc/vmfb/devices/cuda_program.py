@@ -42,12 +42,8 @@ class CudaMemory:
         if slot not in self._held or self._held[slot][1] != size:
             self._drop(slot)
             self._held[slot] = self._executable.gpu.allocate(size), size
-            self._executable.count(size)
+            self._executable.usage.count(size)
         self._slots[slot] = self._held[slot][0]
-
-    def has(self, slot: int) -> bool:
-        """Tell whether a slot has memory."""
-        return slot in self._held
 
     def held_bytes(self) -> int:
         """Return how much it has."""
@@ -57,7 +53,7 @@ class CudaMemory:
         if slot in self._held:
             address, size = self._held.pop(slot)
             self._executable.gpu.free([address])
-            self._executable.bytes -= size
+            self._executable.usage.count(-size)
 
     def grow(self, slot: int, size: int) -> None:
         """Take other memory for a slot, which keeps what it holds."""
@@ -68,7 +64,7 @@ class CudaMemory:
             gpu.copy(self._slots[slot], old, min(held, size))
             gpu.wait()
             gpu.free([old])
-            self._executable.bytes -= held
+            self._executable.usage.count(-held)
 
     def release(self) -> None:
         """Give everything back."""
@@ -79,7 +75,7 @@ def _give_back(executable: LoadedGpu, held: dict[int, tuple[int, int]]) -> None:
     """Give the memory of all slots back."""
     rows = [held.pop(slot) for slot in list(held)]
     executable.gpu.free([address for address, _ in rows])
-    executable.bytes -= sum(size for _, size in rows)
+    executable.usage.count(-sum(size for _, size in rows))
 
 
 class Recordings:

@@ -10,10 +10,12 @@ import ctypes
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from copy import copy
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 from weakref import finalize
 
+from aotc.vmfb.devices.driver_functions import SIGNATURES
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
@@ -23,51 +25,9 @@ _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _OUT_OF_MEMORY = 2
-
-_HANDLE, _OUT = c_void_p, POINTER(c_void_p)
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
-    "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGet": (POINTER(c_int), c_int),
-    "cuDeviceGetName": (c_char_p, c_int, c_int),
-    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
-    "cuDevicePrimaryCtxRetain": (_OUT, c_int),
-    "cuCtxSetCurrent": (_HANDLE,),
-    "cuCtxPushCurrent_v2": (_HANDLE,),
-    "cuCtxPopCurrent_v2": (_OUT,),
-    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
-    "cuModuleLoadData": (_OUT, c_void_p),
-    "cuModuleUnload": (_HANDLE,),
-    "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
-    "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
-    "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
-    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
-    "cuMemFree_v2": (c_uint64,),
-    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, _HANDLE),
-    "cuMemcpyDtoDAsync_v2": (c_uint64, c_uint64, c_size_t, _HANDLE),
-    "cuStreamCreate": (_OUT, c_uint),
-    "cuStreamDestroy_v2": (_HANDLE,),
-    "cuStreamSynchronize": (_HANDLE,),
-    "cuStreamWaitEvent": (_HANDLE, _HANDLE, c_uint),
-    "cuEventCreate": (_OUT, c_uint),
-    "cuEventRecord": (_HANDLE, _HANDLE),
-    "cuEventSynchronize": (_HANDLE,),
-    "cuEventDestroy_v2": (_HANDLE,),
-    "cuMemcpyPeerAsync": (c_uint64, _HANDLE, c_uint64, _HANDLE, c_size_t, _HANDLE),
-    "cuDeviceCanAccessPeer": (POINTER(c_int), c_int, c_int),
-    "cuCtxEnablePeerAccess": (_HANDLE, c_uint),
-    "cuStreamBeginCapture_v2": (_HANDLE, c_int),
-    "cuStreamEndCapture": (_HANDLE, _OUT),
-    "cuGraphInstantiateWithFlags": (_OUT, _HANDLE, c_uint64),
-    "cuGraphDestroy": (_HANDLE,),
-    "cuGraphExecDestroy": (_HANDLE,),
-    "cuGraphLaunch": (_HANDLE, _HANDLE),
-    "cuLaunchKernelEx": (c_void_p, _HANDLE, c_void_p, c_void_p),
-}
-
 
 class _Driver:
     """libcuda, loaded and started once."""
@@ -87,7 +47,7 @@ class _Driver:
     def _start(self) -> str:
         try:
             library = ctypes.CDLL("libcuda.so.1")
-            for name, arguments in _SIGNATURES.items():
+            for name, arguments in SIGNATURES.items():
                 getattr(library, name).argtypes = arguments
         except (OSError, AttributeError) as error:
             return f"no NVIDIA driver ({error})"
@@ -108,6 +68,10 @@ def _name(library: Any, status: int) -> str:
     return (text.value or b"error %d" % status).decode()
 
 
+class OutOfGpuMemory(VmError):
+    """A GPU has not so much memory."""
+
+
 def missing() -> str:
     """Return why this machine cannot use CUDA, or an empty string."""
     return _DRIVER.load()
@@ -123,9 +87,11 @@ def call(name: str, *arguments: Any) -> None:
     """
     library: Any = _DRIVER.library
     status = getattr(library, name)(*arguments)
+    if status == _OUT_OF_MEMORY:
+        hint = "give the GPU less to do at a time"
+        raise OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
     if status:
-        hint = "give the GPU less to do at a time" if status == _OUT_OF_MEMORY else ""
-        raise VmError("", f"{name} failed on the GPU", _name(library, status), hint=hint)
+        raise VmError("", f"{name} failed on the GPU", _name(library, status))
 
 
 def _handle(name: str, *arguments: Any) -> c_void_p:
@@ -160,6 +126,25 @@ def _attribute(number: int, ordinal: int) -> int:
     return found.value
 
 
+def memory_info() -> tuple[int, int]:
+    """Return how many bytes of the current GPU are free, and how many it has."""
+    free, total = c_size_t(), c_size_t()
+    call("cuMemGetInfo_v2", byref(free), byref(total))
+    return free.value, total.value
+
+
+def page_locked(size: int) -> int:
+    """Return the address of memory of the host that all GPUs copy from and to by themselves; it stays."""
+    return _handle("cuMemHostAlloc", size, _PORTABLE).value or 0
+
+
+def ordinal_of(address: int) -> int:
+    """Return the number of the GPU that has some memory."""
+    found = c_int()
+    call("cuPointerGetAttribute", byref(found), _ORDINAL, address)
+    return found.value
+
+
 def device_name(ordinal: int) -> str:
     """Return what the driver calls a GPU."""
     text = ctypes.create_string_buffer(100)
@@ -189,7 +174,7 @@ class _Held:
     def __init__(self, ordinal: int) -> None:
         self.process = os.getpid()
         self.context = _handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
-        self.stream: c_void_p | None = None
+        self.streams: list[c_void_p] = []
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
@@ -208,13 +193,15 @@ class _Held:
         """Give everything back but the context."""
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
-                _try("cuStreamSynchronize", self.stream)
+                for stream in self.streams:
+                    _try("cuStreamSynchronize", stream)
                 self.free(list(self.blocks), ())
                 for module in self.modules:
                     _try("cuModuleUnload", module)
                 for event in self.events:
                     _try("cuEventDestroy_v2", event)
-                _try("cuStreamDestroy_v2", self.stream)
+                for stream in self.streams:
+                    _try("cuStreamDestroy_v2", stream)
 
 
 def _try(name: str, *arguments: Any) -> None:
@@ -242,8 +229,20 @@ class Gpu:
         finalize(self, self._held.close).atexit = False
         self._context = self._held.context
         self.enter()
-        self.stream = self._held.stream = _handle("cuStreamCreate", _NON_BLOCKING)
+        self.stream = self._new_stream()
+        self._first: Gpu | None = None  # whose end is that of the memory
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
+
+    def _new_stream(self) -> c_void_p:
+        self._held.streams.append(_handle("cuStreamCreate", _NON_BLOCKING))
+        return self._held.streams[-1]
+
+    def another(self) -> Gpu:
+        """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
+        self.enter()
+        other = copy(self)
+        other._first, other.stream = self._first or self, self._new_stream()
+        return other
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""
@@ -323,6 +322,19 @@ class Gpu:
     def wait_for(self, event: c_void_p) -> None:
         """Let the stream go on when an event of any GPU has come; the caller does not wait."""
         call("cuStreamWaitEvent", self.stream, event, 0)
+
+    @property
+    def handle(self) -> int:
+        """Return the stream as other libraries know it."""
+        return self.stream.value or 0
+
+    def follow(self, stream: int) -> None:
+        """Let the stream go on when another one, of any library, is done with all that it has by now."""
+        event = self.take_event()
+        self.enter()
+        call("cuEventRecord", event, stream)
+        self.wait_for(event)
+        self.give_events([event])  # who waits has read it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
         """Wait until an event has come."""

@@ -6,10 +6,11 @@ each multiprocessor if that is not 0, how many make a cluster, how much dynamic 
 arrays are copied by the tensor memory accelerator::
 
     {"blocks": [size, size, size], "resident": 1, "cluster": [2, 1, 1], "shared": 196608, "maps": [
-        {"buffer": 0, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128], "swizzle": 128}]}
+        {"buffer": 0, "offset": size, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128],
+         "swizzle": 128}]}
 
-Sizes and strides begin with the innermost dimension, whose elements lie side by side. Parameters of the kernel are the
-tensor maps, then pointers, dims and the size of the grid.
+An offset is in bytes and may be missing. Sizes and strides begin with the innermost dimension, whose elements lie side
+by side. Parameters of the kernel are the tensor maps, then pointers, dims and the size of the grid.
 """
 
 from __future__ import annotations

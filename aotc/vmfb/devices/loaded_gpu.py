@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,30 @@ from aotc.vmfb.devices.launch import fits
 from aotc.vmfb.devices.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import IDLE_BUFFERS
-from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_recursive_lock
 from aotc.vmfb.weights.constants import ConstantMemory
+
+
+class Usage:
+    """Bytes of a GPU's memory that a variant has.
+
+    Attributes
+    ----------
+    bytes, most_bytes : int
+        Now, and the most that ever were: constants, and what calls work in.
+    limit : int
+        Of working memory, 0 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = self.most_bytes = self.limit = 0
+        self._lock = new_recursive_lock()
+
+    def count(self, size: int) -> None:
+        """Note that ``size`` bytes more are in use."""
+        with self._lock:
+            self.bytes += size
+            self.most_bytes = max(self.most_bytes, self.bytes)
 
 
 class LoadedGpu:
@@ -50,7 +72,6 @@ class LoadedGpu:
     ) -> None:  # fmt: skip
         check_kernels(bundle, part)
         self.where = bundle.where
-        self.lock = new_recursive_lock()  # whoever uses the stream holds it, for another thread may be recording on it
         self.ordinal = ordinal
         self.gpu = cuda_driver.Gpu(ordinal)
         self.kernels = dict(enumerate(part["kernels"], first))
@@ -58,9 +79,9 @@ class LoadedGpu:
         rows = [(0, constants.size, 0)] if pieces is None else pieces
         self.constants_bytes = max((offset + size for _, size, offset in rows), default=0)
         self.constants = self._upload(bundle, constants, rows)
-        self.bytes = self.most_bytes = self.constants_bytes
-        self.limit = 0  # bytes of working memory, if there is one
-        self._idle: dict[int, list[int]] = {}  # memory of arrays that are gone, by size: the stream orders its uses
+        self.usage = Usage()
+        self.usage.count(self.constants_bytes)
+        self._idle: dict[int, list[int]] = {}  # memory of arrays that are gone, by size
 
     def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
         modules: dict[tuple[int, ...], Any] = {}
@@ -85,6 +106,12 @@ class LoadedGpu:
         self.gpu.wait()
         return address
 
+    def on_another_stream(self) -> LoadedGpu:
+        """Return the same kernels, constants and memory with a stream of their own."""
+        other = copy(self)
+        other.gpu = self.gpu.another()
+        return other
+
     # ------------------------------------------------------------ arrays
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
@@ -100,29 +127,22 @@ class LoadedGpu:
     def put(self, array: np.ndarray, device: str) -> CudaArray:
         """Return a copy of an array in this GPU's memory."""
         made = self.empty(array.shape, array.dtype, device)
-        with self.lock:
-            self.gpu.enter()
-            self.gpu.upload(made.address, address_of(array), array.nbytes)
-            self.gpu.wait()
+        made.assign(array)
         return made
 
     def give(self, address: int, size: int) -> None:
         """Take the memory of an array back; a finalizer calls it, on any thread."""
         blocks = self._idle.setdefault(size, [])
-        if len(blocks) < IDLE_BUFFERS and (not self.limit or self.working_bytes() + size <= self.limit):
+        limit = self.usage.limit
+        if len(blocks) < IDLE_BUFFERS and (not limit or self.working_bytes() + size <= limit):
             blocks.append(address)
         else:
             self.gpu.free([address])
 
-    def count(self, size: int) -> None:
-        """Note that ``size`` bytes more are in use."""
-        self.bytes += size
-        self.most_bytes = max(self.most_bytes, self.bytes)
-
     def working_bytes(self) -> int:
         """Return the bytes that plans hold, and those of arrays that are gone."""
         idle = sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
-        return self.bytes - self.constants_bytes + idle
+        return self.usage.bytes - self.constants_bytes + idle
 
     def trim(self) -> int:
         """Free the memory of arrays that are gone; return how many bytes that were."""

@@ -24,7 +24,8 @@ _KINDS = {"cpu": cpu, "cuda": cuda}
 
 def obstacle(variant: dict[str, Any]) -> str:
     """Return why this machine cannot run the variant, or an empty string."""
-    found = [f"{part['target']}: {why}" for part in variant.get("parts", ()) if (why := _obstacle(part))]
+    parts = [{**part, "targets": variant.get("targets", {})} for part in variant.get("parts", ())]
+    found = [f"{part['target']}: {why}" for part in parts if (why := _obstacle(part))]
     return "; ".join(found)
 
 
@@ -70,7 +71,7 @@ def open_executable(
         part = {**spaces.parts[row["part"]], "constants": variant.get("constants")}
         if spaces.kind(number) == "cpu":
             host = HostPart(bundle, part, thread_count(threads), custom_calls)
-            host.keep_within(variant.get("memory_limit", 0), variant["arena_peak"] or 0)
+            host.keep_within(variant.get("memory_limit", 0), row["arena"] or 0)
             loaded.append(host)
             continue
         ordinal = int(devices[row["device"]].partition(":")[2] or 0)

@@ -35,6 +35,7 @@ from aotc.vmfb.files import work_folder, write_parts
 from aotc.vmfb.limits import EXIT_SECONDS
 from aotc.vmfb.machine import shuffle_seed, thread_count
 from aotc.vmfb.pointers import WORDS, aligned_bytes
+from aotc.vmfb.process.digests import remember
 from aotc.vmfb.process.interruption import is_calling, on_ask
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
 
@@ -200,6 +201,8 @@ def load_executor(bundle: Bundle, number: int | None, version: int) -> Executor:
         if found is None:
             library = load_library(bundle, number, "executor")
             _check_executor(bundle, library.library, version)
+            if number is not None:  # bundles that come later have the same
+                remember(bundle.checked(number), bundle.digest(number))
             _shuffle()
             found = _PROCESS.executors[version, bundle.signer] = Executor(library, version)
         return found

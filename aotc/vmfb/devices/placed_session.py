@@ -18,12 +18,12 @@ from aotc.vmfb.pointers import EMPTY, address_of
 
 
 class PlacedSession:
-    """One call of a function whose course depends on its data; it has its ``PlacedExecutable`` for itself."""
+    """One call of a function whose course depends on its data; it has streams of a ``PlacedExecutable`` for itself."""
 
     def __init__(self, executable: Any, layout: Slots) -> None:
         self._executable, self._layout = executable, layout
         self._held = ExitStack()
-        self._held.enter_context(executable.streams())
+        self._streams = self._held.enter_context(executable.streams())
         self._call = CallState(layout)
         self._memories: dict[LoadedGpu, CudaMemory] = {}
         self._arrays: dict[int, np.ndarray] = {}  # by slot: those that GPUs have copies of
@@ -39,9 +39,9 @@ class PlacedSession:
 
     def _begin(self) -> None:
         """Take the memory that the call has from the beginning."""
-        executable, layout = self._executable, self._layout
+        layout = self._layout
         self._pool.begin()
-        for space, loaded in enumerate(executable.spaces):
+        for space, loaded in enumerate(self._streams.spaces):
             slot = layout.constants_of(space)
             if isinstance(loaded, LoadedGpu):
                 self._memories[loaded] = CudaMemory(loaded, self._call.slots)
@@ -58,13 +58,13 @@ class PlacedSession:
     def arena_in(self, space: int, size: int) -> None:
         """Take an arena in a memory; what an earlier one held is kept."""
         slot = self._layout.arena_of(space)
-        loaded = self._executable.loaded(self._layout, slot)
+        loaded = self._streams.loaded(self._layout, slot)
         if loaded is not None:
             loaded.gpu.enter()
-            self._make_room(loaded, size)
-            self._memories[loaded].grow(slot, size)
+            memory = self._memories[loaded]
+            self._take_more(loaded, size, lambda: memory.grow(slot, size))
             return
-        self._executable.wait()  # copies may read or write the old one
+        self._streams.wait()  # copies may read or write the old one
         self._call.pending.clear()
         found = self._arena_of(size)
         if self._arena is not None:
@@ -77,46 +77,46 @@ class PlacedSession:
         held = [arena.size for arena in (self._arena, self._scratch) if arena is not None]
         return self._pool.grow(size, sum(held))
 
-    def _make_room(self, loaded: LoadedGpu, size: int) -> None:
-        self._executable.make_room(loaded, size, self._memories[loaded].held_bytes(), None)
+    def _take_more(self, loaded: LoadedGpu, size: int, take: Callable[[], None]) -> None:
+        self._executable.pool.take_more(loaded, size, self._memories[loaded].held_bytes(), take)
 
     def bind(self, slot: int, array: np.ndarray) -> None:
         """Put an argument or a result in the pointer table."""
-        loaded = self._executable.loaded(self._layout, slot)
+        loaded = self._streams.loaded(self._layout, slot)
         if loaded is None:
             self._call.slots[slot] = address_of(array if array.size else EMPTY)
             return
         loaded.gpu.enter()
-        self._make_room(loaded, array.nbytes)
-        self._memories[loaded].take(slot, array.nbytes)
+        memory = self._memories[loaded]
+        self._take_more(loaded, array.nbytes, lambda: memory.take(slot, array.nbytes))
         loaded.gpu.upload(self._call.slots[slot], address_of(array), array.nbytes)
         self._arrays[slot] = array
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Run a command buffer, wait for it, and bring home the arrays that it wrote."""
         buffers = self._executable.buffers
-        PlacedProgram(self._executable.spaces, self._call, buffers, number, parameters, record=False).run()
+        PlacedProgram(self._streams.spaces, self._call, buffers, number, parameters, record=False).run()
         self._bring_home(number)
 
     def stepper(self, make: Callable[..., Any]) -> Any:
         """Return what runs this call's submissions a dispatch at a time, of executable, pointer table and memory."""
         from aotc.vmfb.devices.placed_steps import PlacedSteps, SteppedCall  # for debugging and measuring alone
 
-        steps = PlacedSteps(self._executable, self._call)
+        steps = PlacedSteps(self._executable, self._streams, self._call)
         return SteppedCall(make(steps, self._call.slots, self._call.scratch, steps), self._bring_home)
 
     def _bring_home(self, number: int) -> None:
         for slot in self._arrays.keys() & self._executable.writes[number]:
-            loaded, array = self._executable.loaded(self._layout, slot), self._arrays[slot]
+            loaded, array = self._streams.loaded(self._layout, slot), self._arrays[slot]
             if loaded is not None:
                 loaded.gpu.enter()
                 loaded.gpu.download(address_of(array), self._call.slots[slot], array.nbytes)
-        self._executable.wait()
+        self._streams.wait()
         self._call.pending.clear()
 
     def load_scalar(self, slot: int, offset: int, dtype: str) -> int:
         """Return the integer at a byte offset of a slot."""
-        return read_scalar(self._executable.spaces, self._call, slot, offset, dtype)
+        return read_scalar(self._streams.spaces, self._call, slot, offset, dtype)
 
     def block(self, slot: int, offset: int, size: int) -> None:
         """Do nothing: the memory of a GPU has no guards."""
@@ -124,7 +124,7 @@ class PlacedSession:
     def close(self) -> None:
         """Give the memory back."""
         with self._held:
-            self._executable.wait()
+            self._streams.wait()
         self._pool.end()
         for memory in self._memories.values():
             memory.release()

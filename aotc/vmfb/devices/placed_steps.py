@@ -11,6 +11,7 @@ from aotc.vmfb.devices.cuda_program import CudaProgram, Recordings
 from aotc.vmfb.devices.host_part import HostPart
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState
+from aotc.vmfb.devices.streams import CallStreams
 
 
 class PlacedSteps:
@@ -19,12 +20,13 @@ class PlacedSteps:
     Parameters
     ----------
     executable : PlacedExecutable
+    streams : CallStreams
+        Of the call.
     call : CallState
-        Of the call, which has the executable for itself.
     """
 
-    def __init__(self, executable: Any, call: CallState) -> None:
-        self._executable, self._call = executable, call
+    def __init__(self, executable: Any, streams: CallStreams, call: CallState) -> None:
+        self._executable, self._streams, self._call = executable, streams, call
         self.kernel_texts = executable.kernel_texts
         self.origin = executable.origin
         self.stats = executable.stats
@@ -38,8 +40,7 @@ class PlacedSteps:
     # ------------------------------------------------------------ memory
 
     def _loaded(self, slot: int) -> LoadedGpu | None:
-        found: LoadedGpu | None = self._executable.loaded(self._call.layout, slot)
-        return found
+        return self._streams.loaded(self._call.layout, slot)
 
     def read(self, slot: int, address: int, size: int) -> bytes:
         """Return bytes of a slot."""

@@ -43,6 +43,7 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     """
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % MAP_ALIGNMENT
+    address += evaluate(row.get("offset", 0), dims)
     made = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)
     rank = len(row["sizes"])
     sizes = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["sizes"]])

@@ -14,6 +14,7 @@ from aotc.vmfb.abi import (
     ALIGNMENT,
     ROW_BEGAN,
     ROW_COMMAND,
+    ROW_DEVICES,
     ROW_ENDED,
     ROW_FIRST,
     ROW_LAST,
@@ -30,7 +31,7 @@ from aotc.vmfb.abi import (
 )
 from aotc.vmfb.pointers import aligned_bytes
 
-_FIELDS = ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO
+_FIELDS = ROW_RUN, ROW_COMMAND, ROW_FIRST, ROW_LAST, ROW_BEGAN, ROW_ENDED, ROW_WHO, ROW_DEVICES
 _KEPT: list[Trial] = []  # a worker may look at a trial after it is over
 
 
@@ -49,6 +50,8 @@ class Claim(NamedTuple):
         Numbers of one clock, that of all claims of the trial.
     who : int
         The participant; 0 is the caller.
+    devices : int
+        The logical devices of the call, a bit for each (:mod:`aotc.vmfb.process.logical_devices`).
     """
 
     run: int
@@ -58,6 +61,7 @@ class Claim(NamedTuple):
     began: int
     ended: int
     who: int
+    devices: int
 
 
 class Trial:

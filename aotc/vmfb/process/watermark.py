@@ -8,13 +8,14 @@ runs at a time, and what it asks for comes first, so that no two wait for each o
 from __future__ import annotations
 
 from collections import deque
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from aotc.vmfb.arena import Arena, ArenaPool
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import NOTICE_NANOSECONDS
+from aotc.vmfb.limits import KEPT_RESULTS, NOTICE_NANOSECONDS
 from aotc.vmfb.process.interruption import notice
-from aotc.vmfb.process.locks import after_fork, new_lock, new_recursive_lock
+from aotc.vmfb.process.locks import after_fork, new_lock
+from aotc.vmfb.process.result_memory import ResultMemory
 
 _POOLS: WeakSet[LimitedPool] = WeakSet()
 
@@ -32,13 +33,29 @@ class _Waiter:
         self.gate.acquire()
 
 
+class _Rest(ResultMemory):
+    """Keeps of results that are gone what a pool has no use for."""
+
+    def __init__(self, pool: LimitedPool) -> None:
+        super().__init__(min(pool.limit, KEPT_RESULTS))
+        self.watched = 0  # how much may be kept changes with each call
+        self._pool = ref(pool)
+
+    def shrink(self) -> None:
+        """Free what is too much, or all if the pool is gone."""
+        pool = self._pool()
+        with self.lock:
+            self.keep_within(0 if pool is None else min(self.limit, pool.free_bytes()))
+
+
 class LimitedPool(ArenaPool):
-    """Arenas of ``limit`` bytes in all, idle ones included."""
+    """Arenas of ``limit`` bytes in all, idle ones included, and what is kept for results."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self._lock = new_recursive_lock()  # a signal handler may call, too
+        self.results = _Rest(self)
+        self._lock = self.results.lock  # a recursive one: a signal handler may call, too
         self._queue: deque[_Waiter] = deque()
         self._promised = 0  # bytes that were granted and are not made yet
         self._growing = False
@@ -142,12 +159,17 @@ class LimitedPool(ArenaPool):
         if fits:
             waiter.arena = self._idle.pop(min(fits, key=lambda n: self._idle[n].size))
             return True
-        while self._idle and self.held_bytes() + self._promised + waiter.size > self.limit:
+        while self._idle and waiter.size > self.free_bytes():
             self._idle.pop(0).free()
-        if self.held_bytes() + self._promised + waiter.size > self.limit:
+        if waiter.size > self.free_bytes():
             return False
         self._promised += waiter.size
+        self.results.keep_within(self.free_bytes())
         return True
+
+    def free_bytes(self) -> int:
+        """Return the bytes that are neither an arena's nor promised; results that are gone may lie there."""
+        return self.limit - self.held_bytes() - self._promised
 
     def renew(self) -> None:
         """Begin anew in a forked child: nobody waits there, and no other call runs."""

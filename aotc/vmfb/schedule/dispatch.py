@@ -87,6 +87,7 @@ class Dispatchers:
         self.ready: deque[Box] = deque()
         count = min(max(DISPATCHERS, usable_cores()), MOST_DISPATCHERS)
         self._free = list(range(count))  # numbers of threads that could be started
+        self._most = count
         self._idle: list[Bell] = []
         self._coming: list[None] = []  # an entry for each thread that was woken or started and has not looked yet
         self._idents: set[int] = set()
@@ -103,15 +104,23 @@ class Dispatchers:
 
     def withdraw(self, box: Box) -> None:
         """Forget a box that is empty, if it was the last one to come: others are passed over later."""
-        with suppress(IndexError):
+        try:
             last = self.ready.pop()
-            if last is not box:
-                self.post(last)  # a thread may have looked in between, and have gone to sleep
+        except IndexError:
+            return
+        if last is not box:
+            self.post(last)  # a thread may have looked in between, and have gone to sleep
 
     def have_one(self) -> None:
         """Start a thread if there is none."""
         if not self._idents and not self._coming:
             self._send()
+
+    def allow(self, count: int) -> None:
+        """Let there be so many threads, if more are wanted."""
+        while self._most < count:
+            self._most += 1
+            self._free.insert(0, self._most - 1)
 
     def is_dispatcher(self) -> bool:
         """Tell whether this thread is one of them."""

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from aotc.vmfb.limits import LANE_DISPATCHERS
+from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.locks import after_fork
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
 
@@ -14,19 +14,37 @@ from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
 class Lane:
     """The ready submissions of one executable with GPUs, in the order in which they became ready.
 
-    Their calls ask work of the GPUs one after the other: while one does, and another waits for its end, no further
-    dispatcher could do anything.
+    :meth:`enter` and :meth:`leave` decide how many dispatchers it has: one for each of its streams. While as many calls
+    are on GPUs, no further dispatcher could do anything.
     """
 
     def __init__(self) -> None:
         self._ready: deque[Box] = deque()
-        self._free = [None] * LANE_DISPATCHERS
+        self._free = [None] * STREAMS
         self._last: Box = []  # what was posted for a dispatcher last
 
     def post(self, box: Box) -> None:
         """Have what is in ``box`` run soon."""
         self._ready.append(box)
         self._send()
+
+    def enter(self) -> bool:
+        """Take one more dispatcher, if there may be one."""
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Give a dispatcher back; what is ready goes on."""
+        self._free.append(None)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Have a dispatcher look, if there is anything ready."""
+        if self._ready:
+            self._send()
 
     def withdraw(self, box: Box) -> None:
         """Forget a box that is empty, if it was the last one to come, and do not wake a dispatcher for it."""
@@ -38,14 +56,11 @@ class Lane:
             self._ready.append(last)
         elif not self._ready and take(self._last) is not None:  # no dispatcher has begun
             PROCESS.dispatchers.withdraw(self._last)
-            self._free.append(None)
-        if self._ready:  # a dispatcher may have looked in between
-            self._send()
+            self.leave()
+        self.go_on()  # a dispatcher may have looked in between
 
     def _send(self) -> None:
-        try:
-            self._free.pop()
-        except IndexError:
+        if not self.enter():
             return  # a dispatcher that is at work looks again
         self._last = [_Next(self)]
         PROCESS.dispatchers.post(self._last)
@@ -60,9 +75,7 @@ class Lane:
                 break
         if task is not None:
             task.run()
-        self._free.append(None)
-        if self._ready:
-            self._send()
+        self.leave()
 
 
 class _Next:

@@ -9,9 +9,9 @@ and is told as each is settled; then it is ready, and a dispatcher runs it, or w
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,48 +19,24 @@ from aotc.vmfb.arguments import Argument, dtype_text, take_over
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.errors import BundleError, DeadlineExceeded, FenceCancelled, VmError
 from aotc.vmfb.process.interruption import RUNNING, ask
+from aotc.vmfb.schedule.call import SubmittedCall
 from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult
 from aotc.vmfb.schedule.lane import Lane, lane_of
 from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
+from aotc.vmfb.schedule.slots import lane_of_devices
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
 _EXPECTED = (VmError, BundleError, MemoryError)
-
-
-class SubmittedCall(NamedTuple):
-    """What a submission runs.
-
-    Attributes
-    ----------
-    where : str
-        Module and function, for messages.
-    arguments : sequence of Argument
-    results : sequence of dict
-        Rows of the signature.
-    run : callable
-        ``run(*arrays, out=..., donate=...) -> list`` makes the call.
-    executable : Executable
-        What it runs on.
-    home : str
-        The device of results that are on none of the model's.
-    """
-
-    where: str
-    arguments: Sequence[Argument]
-    results: Sequence[dict[str, Any]]
-    run: Callable[..., list[Any]]
-    executable: Any
-    home: str
 
 
 class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_rows", "_tokens",
-        "_turn", "_values", "_where",
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_remote", "_rows",
+        "_tokens", "_turn", "_values", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
@@ -69,8 +45,9 @@ class Submission(Fence):
         self._where, self._rows, self._home = call.where, call.results, call.home
         self._values, self._out, self._donate = values, out, donate
         self._generation = PROCESS.generation
-        self._lane = lane_of(call.executable) if getattr(call.executable, "gpus", ()) else None
-        self._hidden = self._lane is not None and _writes_are_hidden(call, values, out, donate)
+        self._remote = call.remote
+        self._lane = lane_of(call.executable) if call.remote else lane_of_devices(call.executable)
+        self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
@@ -109,7 +86,7 @@ class Submission(Fence):
         """Wait until it is done; run it on this thread if it is ready and nobody has begun."""
         if self._generation != PROCESS.generation:
             raise foreign(self._where, self)
-        if timeout is None and not self._tokens and not self._donate and not (self._lane and self._mortal):
+        if timeout is None and not self._tokens and not self._donate and not (self._remote and self._mortal):
             self._help()
         if self._outcome is None:
             super()._wait(timeout)
@@ -155,6 +132,9 @@ class Submission(Fence):
     def start_when(self, fences: Iterable[Fence]) -> None:
         """Become ready when all fences are settled."""
         unsettled = [fence for fence in fences if fence._outcome is None or fence._root is not None]
+        if not unsettled:
+            self._post()
+            return
         self._tokens.extend(range(len(unsettled) + 1))  # the last is this function's
         for fence in unsettled:
             fence.add_done_callback(self._hear)
@@ -216,12 +196,13 @@ class Submission(Fence):
         outer = RUNNING.get(me)
         RUNNING[me] = self
         try:
-            if self.stopped is not None:
-                raise self.stopped
-            values = [v.fence.result()[v.number] if isinstance(v, FenceResult) else v for v in self._values]
+            stopped = self._fate.get(0)
+            if stopped is not None:
+                raise stopped
+            values = [v.fence.result()[v.number] if type(v) is FenceResult else v for v in self._values]
             if self._donate:
                 _note_given(call, values)
-            made = call.run(*values, out=self._out, donate=self._donate)
+            made = call.run(values, self._out, self._donate)
         finally:
             if outer is None:
                 RUNNING.pop(me, None)
@@ -278,23 +259,29 @@ def submit(
     call: SubmittedCall, values: Sequence[Any], wait: Any, deadline: Any, donate: bool, out: Sequence[Any] | None
 ) -> Submission:
     """Submit a call; the parameters are those of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
-    where, fences = call.where, _checked_fences(call.where, wait)
-    seconds = _checked_deadline(where, deadline)
+    where = call.where
+    fences = [] if wait == () else _checked_fences(where, wait)
+    seconds = None if deadline is None else _checked_deadline(where, deadline)
     if len(values) != len(call.arguments):
         expected = f"{len(call.arguments)}: {', '.join(map(str, call.arguments))}"
         raise VmError(where, "wrong number of arguments", len(values), expected)
-    given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
+    given: Sequence[Any] = values
+    if any(isinstance(v, Fence) for v in values):
+        given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
     prepared = [_prepared(where, a, v) for a, v in zip(call.arguments, given)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
     made = Submission(call, prepared, out, donate)
-    fences += [v.fence for v in prepared if isinstance(v, FenceResult)]
+    fences += [v.fence for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
-    donated = [donate and a.donated for a in call.arguments]
-    touches = [Touch(v, writes) for v, writes in zip(prepared, donated)]
+    if donate and call.donates:
+        touches = [Touch(v, a.donated) for v, a in zip(prepared, call.arguments)]
+    else:
+        touches = [Touch(v, False) for v in prepared]
     if out is not None:
-        touches += [Touch(x, True) for x in out if isinstance(x, np.ndarray)]
+        from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
+        touches += [Touch(x, True) for x in map(buffer_of, out) if x is not None]
     fences += turn.enter(made, touches)
     try:
         PROCESS.dispatchers.have_one()
@@ -320,8 +307,6 @@ def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
 
 
 def _checked_fences(where: str, wait: Any) -> list[Fence]:
-    if wait == ():
-        return []
     if not isinstance(wait, list | tuple) or not all(isinstance(f, Fence) for f in wait):
         raise VmError(where, "wait is no list of fences", repr(wait)[:80], "fences that submit or aotc.Fence() made")
     for fence in wait:
@@ -337,9 +322,7 @@ def _check_fence(where: str, fence: Fence) -> None:
         raise foreign(where, fence)
 
 
-def _checked_deadline(where: str, deadline: Any) -> float | None:
-    if deadline is None:
-        return None
+def _checked_deadline(where: str, deadline: Any) -> float:
     number = isinstance(deadline, int | float | np.integer | np.floating) and not isinstance(deadline, bool)
     if not number or not isfinite(deadline) or deadline < 0:
         raise VmError(where, "the deadline is no time to come", repr(deadline), "seconds from now, 0 or more")
@@ -362,6 +345,8 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if label:
         what = f"{argument.label} was given to {label} with donate=True"
         raise VmError(where, what, expected="an array that is the caller's", hint="the result that is in its memory")
+    if not isinstance(value, FenceResult):
+        value = argument.as_ours(value, where)
     if isinstance(value, DeviceArray):  # the call takes it where it is
         argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)

@@ -16,7 +16,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.opset import EXPENSIVE
 from aotc.ir.tensor_ir import Module
-from aotc.lowering.analysis.cost_work import DEAR_WORK
+from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -96,13 +96,20 @@ def random_program(seed: int, count: int) -> tuple[Callable[..., Any], list[np.n
 
 
 class FusedProgram:
-    """A program as fusion leaves it at a level, with a kernel for each region."""
+    """A program as fusion leaves it at a level, with a kernel for each region.
+
+    Attributes
+    ----------
+    executed : Counter of str
+        How often the last run has executed each scalar operation.
+    """
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[np.ndarray], level: int) -> None:
         (target,) = resolve("cpu:x86-64-v3")
         options = Options(opt_level=level, target=target.name)
         self.module: Module = run_passes(import_raw(fetch(function, tuple(arguments), {}), options=options), options)
         private = {n: f for n, f in self.module.functions.items() if not f.public}
+        self.executed: Counter[str] = Counter()
         self.kernels: dict[str, Kernel] = {n: lower_region(f, target) for n, f in private.items()}
 
     def run(self, arguments: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
@@ -120,5 +127,6 @@ class FusedProgram:
                 inputs = [np.ascontiguousarray(values[v]) for v in op.operands]
                 run_kernel(self.kernels[op.attrs["callee"]], [*inputs, *results], executed=executed)
                 values.update(zip(op.results, results, strict=True))
+        self.executed = executed
         work = sum(n * (DEAR_WORK.value if name in EXPENSIVE else 1) for name, n in executed.items())
         return [values[v] for v in main.body.results], work

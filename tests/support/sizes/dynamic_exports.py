@@ -47,10 +47,11 @@ func.func @main(%d: tensor<?xf32>, %c: tensor<?xi32>, %s: tensor<?xi32>, %x: ten
   return %y : tensor<?x?xf32>
 }"""
 TRIDIAGONAL = """
-func.func @main(%l: tensor<?xf32>, %d: tensor<?xf32>, %u: tensor<?xf32>, %b: tensor<?x?xf32>) -> tensor<?x?xf32> {
+func.func @main(%l: tensor<?x?xf32>, %d: tensor<?x?xf32>, %u: tensor<?x?xf32>, %b: tensor<?x?x?xf32>)
+    -> tensor<?x?x?xf32> {
   %y = stablehlo.custom_call @tridiagonal_solve_perturbed_ffi(%l, %d, %u, %b)
-    : (tensor<?xf32>, tensor<?xf32>, tensor<?xf32>, tensor<?x?xf32>) -> tensor<?x?xf32>
-  return %y : tensor<?x?xf32>
+    : (tensor<?x?xf32>, tensor<?x?xf32>, tensor<?x?xf32>, tensor<?x?x?xf32>) -> tensor<?x?x?xf32>
+  return %y : tensor<?x?x?xf32>
 }"""
 RAGGED = """
 func.func @main(%x: tensor<?x?xf32>, %o: tensor<?x?xf32>, %s: tensor<1xi32>, %n: tensor<1xi32>, %t: tensor<1xi32>)
@@ -79,9 +80,15 @@ func.func @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> {
 ONES, PLACES = np.ones(3, np.float32), np.array([0, 1], np.int32)
 TEXTS = {
     "csr_dot": (CSR, [ONES, np.zeros(3, "i"), np.array([0, 1, 3], "i"), np.ones((2, 4), "f")]),
-    "tridiagonal_solve_perturbed": (TRIDIAGONAL, [ONES, 4 * ONES, ONES, np.ones((3, 2), "f")]),
+    "tridiagonal_solve_perturbed": (TRIDIAGONAL, [*3 * [np.ones((4, 3), "f")], np.ones((4, 3, 2), "f")]),
     "ragged_all_to_all": (RAGGED, [np.ones((3, 2), "f"), np.zeros((4, 2), "f"), PLACES[:1], PLACES[1:], PLACES[:1]]),
     "computed sizes": (COMPUTED, [ONES, ONES]),
+}
+SPECS = {name: specs for name, (_, specs, _) in EXPORTS.items()} | {
+    "csr_dot": ["k", "k", "m", "n, p"],
+    "tridiagonal_solve_perturbed": ["b, n", "b, n", "b, n", "b, n, k"],
+    "ragged_all_to_all": ["m, k", "n, k", "1", "1", "1"],
+    "computed sizes": ["n", "m"],
 }
 UNSAFE = [export.DisabledSafetyCheck.custom_call(f"lapack_s{name}_ffi") for name in ("ormqr", "geqp3")]
 
@@ -100,11 +107,30 @@ def text_of(name):
     return TEXTS[name][0] if name in TEXTS else exported(name)[1]
 
 
+def dims(specs, known):
+    """Return the shapes of the arguments."""
+    return [[known[s.strip()] if s.strip() in known else int(s) for s in spec.split(",")] for spec in specs]
+
+
+def empty(name):
+    """Yield arguments for every choice of names that are 0, the others as large as JAX is told they are."""
+    specs = SPECS[name]
+    names = sorted(set("bkmnp") & set("".join(specs)))
+    for choice in range(1, 2 ** len(names)):
+        known = {n: 0 if choice >> k & 1 else "bknmp".index(n) + 9 for k, n in enumerate(names)}
+        yield [resized(a, s) for a, s in zip(given(name, specs), dims(specs, known))]
+
+
+def given(name, specs):
+    """Return arrays with the elements of the arguments, of any sizes."""
+    return TEXTS[name][1] if name in TEXTS else [np.ones(1, "f")] * len(specs)
+
+
 def sizes_of(specs, rng):
     """Return sizes that mostly fit, with one dim changed every other time."""
     known = dict(zip("bkmnp", sorted(int(n) for n in rng.integers(1, 7, 5))))  # k <= m: JAX is told so
     known["k"], known["n"], known["m"] = sorted((known["k"], known["n"], known["m"]))
-    shapes = [[known.get(s.strip()) or int(s) for s in spec.split(",")] for spec in specs]
+    shapes = dims(specs, known)
     if rng.integers(2):
         shape = shapes[rng.integers(len(shapes))]
         d = rng.integers(len(shape))
@@ -146,10 +172,10 @@ def arguments(name, rng, count):
         for _ in range(count):
             yield [rng.normal(size=s).astype("f") for s in sizes_of(EXPORTS[name][1], rng)]
         return
-    text, given = TEXTS[name]
-    dynamic = [n for n, t in enumerate(re.findall(r"%\w+: tensor<([^>]*)>", text)[: len(given)]) if "?" in t]
-    for shapes in shapes_of(given, dynamic, rng, count):
-        yield [resized(a, s) for a, s in zip(given, shapes)]
+    text, rows = TEXTS[name]
+    dynamic = [n for n, t in enumerate(re.findall(r"%\w+: tensor<([^>]*)>", text)[: len(rows)]) if "?" in t]
+    for shapes in shapes_of(rows, dynamic, rng, count):
+        yield [resized(a, s) for a, s in zip(rows, shapes)]
 
 
 def check(name, count):
@@ -158,8 +184,10 @@ def check(name, count):
     made, text = exported(name) if name in EXPORTS else (None, TEXTS[name][0])
     plain = aotc.load(aotc.compile(text.encode()), threads=1)
     asserting = made and aotc.load(aotc.compile(made), threads=1)
-    for args in arguments(name, rng, count):
-        for way in ("jax", "plain") if made else ("plain",):
+    calls = [(args, ["plain"]) for args in empty(name)]
+    calls += [(args, ["jax", "plain"] if made else ["plain"]) for args in arguments(name, rng, count)]
+    for args, ways in calls:
+        for way in ways:
             print("CALL", name, way, [a.shape for a in args], flush=True)
             if way == "jax":
                 outcome = by_jax(made, asserting, args, name not in NOT_COMPARED)

@@ -1,86 +1,91 @@
-"""A product of matrices as a kernel: the template of its tiles, what it calls, and how it is launched."""
+"""A product of matrices as a kernel: the template of its tiles, and the functions that it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from aotc.ir.dims import Dim, ceildiv
-from aotc.ir.loop_ir import Index, Kernel, Scalar
-from aotc.kernels.cuda.compile import image_of
-from aotc.kernels.cuda.device_function import DeviceFunction, functions_text
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
+from aotc.ir.loop_products import LoopProduct, read_product
+from aotc.kernels.cuda.device_function import DeviceFunction
 from aotc.kernels.cuda.front_end import ENTRY
-from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
-from aotc.kernels.cuda.templates.steps import EPILOGUE, SIZES
-from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles, WarpTiles
-from aotc.kernels.interface import size_entry
-from aotc.targets import Target
+from aotc.kernels.cuda.templates.product_launch import tiles_of
+from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, EPILOGUE, GATHERED, PITCH, PLACE, SIZES, START, STORE
+from aotc.kernels.cuda.templates.tiles import OperandSource, WarpgroupTiles, WarpTiles
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product of matrices with what is computed of each of its elements.
-
-    Attributes
-    ----------
-    kernel : Kernel
-        Its buffers, A and B first and one output, and dims.
-    rows, cols, depth : Dim
-        Its sizes.
-    epilogue : Scalar
-        What is stored, in f32: of the variables ``row``, ``col`` and ``sum``, and of the kernel's buffers.
-    """
-
-    kernel: Kernel
-    rows: Dim
-    cols: Dim
-    depth: Dim
-    epilogue: Scalar
-
-    def functions(self) -> list[DeviceFunction]:
-        """Return what the template calls."""
-        given = (("row", "i64"), ("col", "i64"), ("sum", "f32"))
-        sizes = {name: Index(getattr(self, name), "i64") for name in SIZES}
-        called = [DeviceFunction(SIZES[name], (), size) for name, size in sizes.items()]
-        return [DeviceFunction(EPILOGUE, given, self.epilogue), *called]
-
-
-def compile_gemm(product: Product, tiles: WarpgroupTiles | WarpTiles, target: Target) -> Image:
-    """Return the machine code of a product, by the template that ``tiles`` are of."""
-    kernel = product.kernel
+def template_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
+    """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
+    tiles = tiles_of(kernel)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
     texts = template.gemm_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
-    named = [text.replace(ENTRY, kernel.name) for text in texts]
-    own = functions_text(product.functions(), kernel, target)
-    return image_of([*named, own], kernel.name, target)
+    return [text.replace(ENTRY, kernel.name) for text in texts], functions_of(kernel, tiles)
 
 
-def launch_entry(product: Product, tiles: WarpgroupTiles | WarpTiles) -> dict[str, Any]:
-    """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.launch`."""
-    numbers = {name: n for n, name in enumerate(product.kernel.dims)}
-    m, n, k = product.rows, product.cols, product.depth
-    blocks = ceildiv(m, tiles.rows) * ceildiv(n, tiles.cols)
-    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction]:
+    """Return what the template of ``tiles`` calls."""
+    product = read_product(kernel)
+    extents = {"batch": product.batch, "rows": product.row, "cols": product.col, "depth": product.k}
+    found = [DeviceFunction(SIZES[name], (), _long(extent)) for name, (_, extent) in extents.items()]
+    for number, source in enumerate((tiles.a, tiles.b)):
+        found += _operand(product, tiles, source, number)
+    return [*found, *_stores(product, tiles)]
+
+
+def _operand(
+    product: LoopProduct, tiles: WarpgroupTiles | WarpTiles, source: OperandSource, number: int
+) -> Iterator[DeviceFunction]:
+    """Yield what tells of an operand."""
+    z = ((product.batch[0] or "z", "i64"),)
+    if source.computed:
+        value, (outer, _) = (product.right, product.col) if number else (product.left, product.row)
+        dtype = "i32" if tiles.operands == "i8" else "f32"
+        value = value if value.dtype == dtype else Apply("convert", (value,), dtype)
+        yield DeviceFunction(ELEMENT[number], (*z, (outer, "i64"), (product.k[0], "i64")), value, product.lets)
+        return
+    if source.gathered:
+        place, (outer, _) = product.gathered(right=bool(number)), product.col if number else product.row
+        assert place is not None
+        yield DeviceFunction(GATHERED[number], (*z, (outer, "i64"), (product.k[0], "i64")), _long(place))
+        return
+    view = product.view(right=bool(number))
+    assert view is not None
     if isinstance(tiles, WarpTiles):
-        return {**shape, "resident": 0, "maps": []}
-    rows = ((0, m, tiles.a_by_rows, tiles.rows), (1, n, tiles.b_by_rows, tiles.cols))
-    maps = [_map(tiles, buffer, k, outer, by_rows, count, numbers) for buffer, outer, by_rows, count in rows]
-    return {**shape, "resident": 1, "maps": maps}
+        yield DeviceFunction(START[number], z, _long(view.start))
+        yield DeviceFunction(PITCH[number], (), _long(view.pitch))
+        return
+    found = view.coordinates(*product.batch)
+    assert found is not None
+    for n, (value_, _, _) in enumerate(found[1]):
+        yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _long(value_))
 
 
-def _map(
-    tiles: WarpgroupTiles, buffer: int, depth: Dim, outer: Dim, by_rows: bool, count: int, numbers: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be."""
-    inner, other = (outer, depth) if by_rows else (depth, outer)
-    box = [64, tiles.depth] if by_rows else [tiles.depth, count]
-    return {
-        "buffer": buffer,
-        "type": tiles.operands,
-        "sizes": [size_entry(inner, numbers), size_entry(other, numbers)],
-        "strides": [size_entry(inner * tiles.size, numbers)],
-        "box": box,
-        "swizzle": CHUNK,
-    }
+def _stores(product: LoopProduct, tiles: WarpgroupTiles | WarpTiles) -> Iterator[DeviceFunction]:
+    """Yield what becomes of a sum."""
+    axes = tuple((name or "z", "i64") for name, _ in (product.batch, product.row, product.col))
+    total, given = product.total, Var("aotc_sum", product.total.dtype)
+    begin: tuple[Stmt, ...] = (Alloc(total), Store(total, (), given))
+    own = (*axes, ("aotc_sum", total.dtype))
+    if not tiles.in_lines:
+        yield DeviceFunction(STORE, own, Const(0, "i32"), (*begin, *product.epilogue))
+        return
+    *lets, last = product.epilogue
+    place = product.place
+    assert isinstance(last, Store)
+    assert place is not None
+    yield DeviceFunction(EPILOGUE, own, _before_rounding(last.value, tiles.sum), (*begin, *lets))
+    yield DeviceFunction(PLACE, axes, _long(place))
+
+
+def _before_rounding(value: Scalar, dtype: str) -> Scalar:
+    """Return ``value`` as templates take it, which round it to the dtype of the result."""
+    match value:
+        case Apply(fn="convert", args=(inner,)) if inner.dtype == dtype:
+            return inner
+    return value if value.dtype == dtype else Apply("convert", (value,), dtype)
+
+
+def _long(e: Dim) -> Scalar:
+    return Index(e, "i64")

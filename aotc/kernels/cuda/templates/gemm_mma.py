@@ -15,10 +15,11 @@ from numba.cuda import types
 
 from aotc.kernels.cuda.ampere import copies_commit, copies_wait
 from aotc.kernels.cuda.front_end import kernel_ir
-from aotc.kernels.cuda.ptx import SWIZZLE_BYTES, quotient, shared_base
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.computed_steps import compute_stage, put_stage
 from aotc.kernels.cuda.templates.mma_steps import copy_stage, multiply, store_tile
 from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
-from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, WarpTiles
+from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpTiles
 
 
 @cache
@@ -34,9 +35,10 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
     a_bytes, across_warps = rows * CHUNK, cols // tiles.warp_cols
     warp_rows, warp_cols = tiles.warp_rows, tiles.warp_cols
     copy, steps, store = copy_stage(tiles), multiply(tiles), store_tile(tiles)
-    clear = zeros(warp_rows * warp_cols // 32)
+    compute, put = compute_stage(tiles), put_stage(tiles)
+    clear = zeros(warp_rows * warp_cols // 32, tiles.sum)
     wait_ready, wait_all = copies_wait(stages - 2), copies_wait(0)
-    place = tile_order(cuda, rows, cols)
+    place = tile_order(cuda, rows, cols, tiles.batched)
     m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
     i32 = types.int32
     above = SWIZZLE_BYTES - 1
@@ -47,10 +49,13 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
         down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
         turns = quotient(i32(k + depth - 1), i32(depth))
-        row, column = place(i32(cuda.blockIdx.x), down, across)
+        z, row, column = place(i32(cuda.blockIdx.x), down, across)
         for s in range(stages - 1):
-            copy(pointers, i32(base + s * stage), thread, row, column, i32(s * depth), m, n, k)
+            begin, first = i32(base + s * stage), i32(s * depth)
+            copy(pointers, dims, begin, thread, z, row, column, first, m, n, k)
             copies_commit()
+            if first < k:
+                put(compute(pointers, dims, thread, z, row, column, first, m, n, k), begin, thread)
         warp = i32(thread >> 5)
         warp_row = i32(quotient(warp, i32(across_warps)) * warp_rows)
         warp_col = i32((warp & (across_warps - 1)) * warp_cols)
@@ -59,12 +64,14 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         while turn < turns:
             wait_ready()
             cuda.syncthreads()
-            if turn + stages - 1 < turns:
-                following = i32((turn + stages - 1) * depth)
-                copy(pointers, i32(base + ahead * stage), thread, row, column, following, m, n, k)
+            following, to = i32((turn + stages - 1) * depth), i32(base + ahead * stage)
+            if following < k:
+                copy(pointers, dims, to, thread, z, row, column, following, m, n, k)
             copies_commit()
+            held = compute(pointers, dims, thread, z, row, column, following, m, n, k)
             begin = i32(base + at * stage)
             sums = steps(sums, begin, i32(begin + a_bytes), i32(thread & 31), warp_row, warp_col)
+            put(held, to, thread)
             turn, at, ahead = i32(turn + 1), i32(at + 1), i32(ahead + 1)
             if at == stages:
                 at = i32(0)
@@ -73,6 +80,6 @@ def _kernel(tiles: WarpTiles) -> Callable[..., None]:
         wait_all()
         cuda.syncthreads()
         own, lane = i32(base + warp * STAGING), i32(thread & 31)
-        store(sums, own, lane, i32(row + warp_row), i32(column + warp_col), m, n, pointers, dims)
+        store(sums, own, lane, z, i32(row + warp_row), i32(column + warp_col), m, n, pointers, dims)
 
     return gemm

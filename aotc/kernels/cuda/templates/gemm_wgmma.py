@@ -1,11 +1,11 @@
-"""Products of matrices on Hopper's tensor cores: bf16, f16 and TF32, with an epilogue of the program's own.
+"""Products of matrices on Hopper's tensor cores: bf16, f16, TF32 and i8, with an epilogue of the program's own.
 
 A block has a warpgroup that copies and one or two that multiply. The first keeps the tensor memory accelerator busy: it
 fills the stages of a ring in shared memory. The others multiply stage after stage, 64 rows each, and give it back. The
 products of a tile stay in registers; the epilogue gets them one by one, and rows of 16 bytes go to memory. Blocks stay
 and take one tile after the other, those of a few rows of tiles together, which share what they read in the L2 cache.
 
-Rows of all three arrays begin at multiples of 16 bytes; their sizes may be any.
+Rows of both operands begin at multiples of 16 bytes; their sizes may be any. A batch of products is one launch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from aotc.kernels.cuda.hopper import (
     products_wait,
     registers,
 )
-from aotc.kernels.cuda.ptx import SWIZZLE_BYTES, quotient, shared_base
-from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS, PRODUCT_REGISTERS_OF_ONE
+from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS, PRODUCT_REGISTERS_OF_ONE, WIDE_COLUMNS
 from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
-from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, WarpgroupTiles
+from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
 from aotc.kernels.cuda.templates.wgmma_steps import load_tile, multiply, store_tile
 
 
@@ -54,19 +54,19 @@ def _copier(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return what the thread does that copies: it fills stage after stage, of all tiles of the block."""
     rows, cols, depth, stages, stage = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.stage_bytes
     _, full, empty = _places(tiles)
-    copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols), types.int32
+    copy, place, i32 = load_tile(tiles), tile_order(cuda, rows, cols, tiles.batched), types.int32
 
     @cuda.jit(device=True, inline="always")
-    def copy_tiles(maps, base, down, across, turns):
+    def copy_tiles(maps, pointers, dims, base, count, down, across, turns):
         tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
-        while tile < i32(down * across):
-            row, column = place(tile, down, across)
+        while tile < count:
+            z, row, column = place(tile, down, across)
             turn = i32(0)
             while turn < turns:
                 barrier_wait(i32(base + empty + 8 * s), i32(parity ^ 1))
                 barrier = i32(base + full + 8 * s)
                 barrier_expect(barrier, i32(stage))
-                copy(maps, i32(base + s * stage), barrier, row, column, i32(turn * depth))
+                copy(maps, pointers, dims, i32(base + s * stage), barrier, z, row, column, i32(turn * depth))
                 turn, s = i32(turn + 1), i32(s + 1)
                 if s == stages:
                     s, parity = i32(0), i32(parity ^ 1)
@@ -79,18 +79,18 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
-    steps, clear, store = multiply(tiles), zeros(cols // 2), store_tile(tiles)
+    steps, clear, store = multiply(tiles), zeros(cols // 2, tiles.sum), store_tile(tiles)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
-    place, i32 = tile_order(cuda, rows, cols), types.int32
+    place, i32 = tile_order(cuda, rows, cols, tiles.batched), types.int32
 
     @cuda.jit(device=True, inline="always")
-    def multiply_tiles(pointers, dims, base, thread, m, n, down, across, turns):
+    def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
         mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
         leads = (thread & 127) == 0
         own = i32(base + staging + (mine * 4 + warp) * STAGING)
         tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
-        while tile < i32(down * across):
-            row, column = place(tile, down, across)
+        while tile < count:
+            z, row, column = place(tile, down, across)
             sums = clear()
             turn, before = i32(0), i32(0)
             while turn < turns:
@@ -110,7 +110,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
             wait_all()
             if turns > 0 and leads:
                 barrier_arrive(i32(base + empty + 8 * before))
-            store(sums, own, lane, i32(row + mine * 64 + warp * 16), column, m, n, pointers, dims)
+            store(sums, own, lane, z, i32(row + mine * 64 + warp * 16), column, m, n, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
 
     return multiply_tiles
@@ -121,9 +121,9 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _places(tiles)
     copy_tiles, multiply_tiles = _copier(tiles), _multiplier(tiles)
-    most = PRODUCT_REGISTERS if consumers == 2 else PRODUCT_REGISTERS_OF_ONE
+    most = PRODUCT_REGISTERS if consumers == 2 or cols > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
     give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", most)
-    m_of, n_of, k_of = extent("rows"), extent("cols"), extent("depth")
+    m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 
     def gemm(maps, pointers, dims, items):
@@ -132,6 +132,7 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         m, n, k = m_of(pointers, dims), n_of(pointers, dims), k_of(pointers, dims)
         down, across = quotient(i32(m + rows - 1), i32(rows)), quotient(i32(n + cols - 1), i32(cols))
         turns = quotient(i32(k + depth - 1), i32(depth))
+        count = i32(i32(down * across) * z_of(pointers, dims))
         if thread == 0:
             for s in range(stages):
                 barrier_init(i32(base + full + 8 * s), i32(1))
@@ -141,9 +142,9 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         if thread < 128:
             give_registers()
             if thread == 0:
-                copy_tiles(maps, base, down, across, turns)
+                copy_tiles(maps, pointers, dims, base, count, down, across, turns)
         else:
             take_registers()
-            multiply_tiles(pointers, dims, base, thread, m, n, down, across, turns)
+            multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns)
 
     return gemm

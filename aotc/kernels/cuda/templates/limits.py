@@ -22,6 +22,36 @@ from: measured on an H200
 
 PRODUCT_REGISTERS_OF_ONE = 160
 """unit: registers of a thread of a warpgroup that multiplies alone
-why: its tiles are smaller; two blocks may share a multiprocessor
+why: its tiles are smaller; two blocks may share a multiprocessor if these have no more than WIDE_COLUMNS
 from: chosen, not measured
+"""
+
+MULTIPROCESSOR_SHARED = 228 << 10
+"""unit: bytes of shared memory of a multiprocessor
+why: of templates whose blocks stay, as many are launched as fit
+from: the CUDA programming guide, compute capability 9.0
+"""
+
+BLOCK_SHARED = 1 << 10
+"""unit: bytes of shared memory that a block takes besides its own
+why: see MULTIPROCESSOR_SHARED
+from: the CUDA programming guide
+"""
+
+MOST_THREADS = 512
+"""unit: threads of templates whose blocks stay, on a multiprocessor
+why: those of a block that multiplies with one warpgroup have 160 or 40 registers each, and two blocks fit
+from: registers of a multiprocessor
+"""
+
+WARP_ROWS = 32
+"""unit: rows of a warp's part of a tile, of 64 columns
+why: its sums, and what it multiplies, take two thirds of a thread's registers
+from: measured on an H200; see WarpTiles
+"""
+
+WIDE_COLUMNS = 128
+"""unit: columns of a tile of one warpgroup that multiplies
+why: the sums of more do not fit PRODUCT_REGISTERS_OF_ONE
+from: the linker's log: 72 bytes spilled with 256 columns
 """

@@ -9,69 +9,100 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
+from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
-from aotc.kernels.cuda.templates.steps import StoreRows, own_elements, products, store_meaning
-from aotc.kernels.cuda.templates.tiles import CHUNK, WarpTiles
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.steps import (
+    GATHERED,
+    PITCH,
+    REGISTERS,
+    START,
+    emit_stores,
+    own_elements,
+    products,
+    store_meaning,
+)
+from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource, WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
-_PIECES = CHUNK // PIECE
+PIECES = CHUNK // PIECE
 _FOUR = ir.LiteralStructType([I32] * 4)
 
 
-def _piece_of(tiles: WarpTiles, thread: Any, number: int, by_rows: bool) -> tuple[Any, Any, Any]:
+def piece_of(tiles: WarpTiles, thread: Any, number: int, operand: int) -> tuple[Any, Any, Any]:
     """Return the piece ``number`` that a thread copies: where it goes, its first row or column, its first product.
 
     ``thread`` is a number of Python's, or one that is emitted.
     """
     at = thread + number * tiles.threads
-    piece, line = at & (_PIECES - 1), at >> 3
-    place = line * CHUNK + ((piece ^ (line & 7)) << 4)
+    source, by_rows, count, _ = parts(tiles)[operand]
+    if source.turned:
+        piece, line = at >> (count.bit_length() - 1), at & (count - 1)
+    else:
+        piece, line = at & (PIECES - 1), at >> 3
+    turn = (line & 3) << 1 if by_rows and tiles.size == 4 else line & 7
+    place = line * CHUNK + ((piece ^ turn) << 4)
     first = piece * (PIECE // tiles.size)
     if not by_rows:
         return place, line, first
     part, within = line >> (tiles.depth.bit_length() - 1), line & (tiles.depth - 1)
-    return place, part * 64 + first, within
+    return place, part * (CHUNK // tiles.size) + first, within
 
 
-def _parts(tiles: WarpTiles) -> tuple[tuple[int, bool, int, int], ...]:
-    """Return the operands: which pointer, is it stored by rows, the rows or columns of a tile, where they begin."""
-    return (0, tiles.a_by_rows, tiles.rows, 0), (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
+def parts(tiles: WarpTiles) -> tuple[tuple[OperandSource, bool, int, int], ...]:
+    """Return the operands: what is known of each, is it stored by rows, its lines of a tile, where they begin."""
+    return (tiles.a, tiles.a_by_rows, tiles.rows, 0), (tiles.b, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK)
 
 
 def copy_stage(tiles: WarpTiles) -> Any:
     """Return the function by which a block begins to copy a stage; what is outside of the operands is 0."""
+    copied = [(n, *row) for n, row in enumerate(parts(tiles)) if not row[0].computed]
 
     def generate(context, builder, signature, arguments):
-        table, to, thread, row, column, depth, m, n, k = arguments
-        b, own = builder, ScalarValue(builder, thread)
-        for operand, by_rows, count, begin in _parts(tiles):
-            source = b.ptrtoint(b.extract_value(table, operand), I64)
+        pointers, dims, to, thread, z, row, column, depth, m, n, k = arguments
+        b, own, tables = builder, ScalarValue(builder, thread), (pointers, dims)
+        for operand, found, by_rows, count, begin in copied:
+            source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
+            if not found.gathered:
+                start = call_function(b, START[operand], I64, tables, b.sext(z, I64))
+                pitch = call_function(b, PITCH[operand], I64, tables)
             first, size = ((row, m), (column, n))[operand]
-            for number in range(count * _PIECES // tiles.threads):
-                place, outer, inner = (v.raw for v in _piece_of(tiles, own, number, by_rows))
+            for number in range(count * PIECES // tiles.threads):
+                place, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
                 outer, inner = b.add(first, outer), b.add(depth, inner)
                 inside = b.and_(b.icmp_signed("<", outer, size), b.icmp_signed("<", inner, k))
-                high, low, pitch = (inner, outer, size) if by_rows else (outer, inner, k)
-                flat = b.add(b.mul(b.sext(high, I64), b.sext(pitch, I64)), b.sext(low, I64))
+                if found.gathered:
+                    at = [b.sext(v, I64) for v in (z, outer, inner)]
+                    flat = call_function(b, GATHERED[operand], I64, tables, *at)
+                else:
+                    high, low = (inner, outer) if by_rows else (outer, inner)
+                    flat = b.add(b.add(start, b.mul(b.sext(high, I64), pitch)), b.sext(low, I64))
                 offset = b.select(inside, b.mul(flat, ir.Constant(I64, tiles.size)), ir.Constant(I64, 0))
                 there = b.select(inside, i32(PIECE), i32(0))
                 given = [b.add(b.add(to, i32(begin)), place), b.add(source, offset), there]
                 assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
         return context.get_dummy_value()
 
-    @emitted(lambda pointers, *given: NOTHING(pointers, *[INT] * 8), generate)
-    def copy(pointers, to, thread, row, column, depth, m, n, k):
-        for operand, by_rows, count, begin in _parts(tiles):
-            source, (first, size) = pointers[operand], ((row, m), (column, n))[operand]
-            for number in range(count * _PIECES // tiles.threads):
-                place, outer, inner = _piece_of(tiles, int(thread), number, by_rows)
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 9), generate)
+    def copy(pointers, dims, to, thread, z, row, column, depth, m, n, k):
+        functions = here().block.functions
+        for operand, found, by_rows, count, begin in copied:
+            source, (first, size) = pointers[found.pointer], ((row, m), (column, n))[operand]
+            for number in range(count * PIECES // tiles.threads):
+                place, outer, inner = piece_of(tiles, int(thread), number, operand)
                 outer, inner = outer + int(first), inner + int(depth)
                 inside = outer < size and inner < k
-                flat = (inner * int(size) + outer if by_rows else outer * int(k) + inner) if inside else 0
+                if not inside:
+                    flat = 0
+                elif found.gathered:
+                    flat = functions[GATHERED[operand]](int(z), outer, inner)
+                else:
+                    high, low = (inner, outer) if by_rows else (outer, inner)
+                    flat = functions[START[operand]](int(z)) + high * functions[PITCH[operand]]() + low
                 copy_piece(to + begin + place, source.ctypes.data + flat * tiles.size, PIECE if inside else 0)
 
     return copy
@@ -95,7 +126,7 @@ def multiply(tiles: WarpTiles) -> Any:
                     held[at : at + 4] = warp.add_products(four, two, held[at : at + 4])
         return context.make_tuple(builder, signature.return_type, held)
 
-    kept = types.UniTuple(FLOAT, count)
+    kept = types.UniTuple(REGISTERS[tiles.sum][0], count)
 
     @emitted(lambda *given: kept(kept, *[INT] * 5), generate)
     def steps(sums, a, b, lane, warp_row, warp_col):
@@ -109,11 +140,16 @@ def multiply(tiles: WarpTiles) -> Any:
     return steps
 
 
+def _bits(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
+    """Return some bits of ``value``."""
+    return builder.and_(value, i32(mask))
+
+
 class _Warp:
     """Emits the loads and products of a warp."""
 
     def __init__(self, builder: ir.IRBuilder, tiles: WarpTiles, lane: ir.Value) -> None:
-        self.b, self.tiles = builder, tiles
+        self.b, self.tiles, self.lane = builder, tiles, lane
         self.eighth, self.second, self.fourth = (
             builder.and_(lane, i32(7)), builder.and_(builder.lshr(lane, i32(3)), i32(1)), builder.lshr(lane, i32(4))
         )  # fmt: skip
@@ -132,6 +168,8 @@ class _Warp:
         """Load four 8 by 8 matrices: the lane names a row of the one at ``outer`` and ``inner``, which are 0 or 1."""
         b = self.b
         start = b.add(first, i32(more))
+        if by_rows and self.tiles.size == 4:
+            return self._load_words(begin, start, step, outer is self.second)
         if by_rows:
             line = b.add(b.add(i32(16 * step), b.shl(inner, i32(3))), self.eighth)
             element = b.add(start, b.shl(outer, i32(3)))
@@ -150,16 +188,35 @@ class _Warp:
             return values
         return [assembly(b, "cvt.rna.tf32.f32 $0, $1;", INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
 
+    def _load_words(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
+        """Load what :meth:`_load` does of f32 that lie by rows, whose instruction turns only elements of 16 bits."""
+        b, third = self.b, _bits(self.b, self.lane, 3)
+        found = []
+        for n in range(4):
+            outer, inner = (n & 1, n >> 1) if outer_first else (n >> 1, n & 1)
+            element = b.add(b.add(start, i32(8 * outer)), b.lshr(self.lane, i32(2)))
+            line = b.add(b.mul(b.lshr(element, i32(5)), i32(self.tiles.depth)), i32(8 * step + 4 * inner))
+            piece = b.xor(_bits(b, b.lshr(element, i32(2)), 7), b.shl(third, i32(1)))
+            place = b.add(b.shl(b.add(line, third), i32(7)), b.shl(piece, i32(4)))
+            place = b.add(b.add(begin, place), b.shl(_bits(b, element, 3), i32(2)))
+            kind = ir.FunctionType(F32, [I32])
+            found.append(b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True))
+        return [assembly(b, "cvt.rna.tf32.f32 $0, $1;", INT, [FLOAT], [v]) for v in found]
+
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the sums with the products of 16 rows and 8 columns added."""
         b, kind = self.b, self.tiles.operands
-        shape = "m16n8k8" if kind == "tf32" else "m16n8k16"
+        shape = {"tf32": "m16n8k8", "i8": "m16n8k32"}.get(kind, "m16n8k16")
+        kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{kind}.{kind}.f32"
         text = (
-            f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
+            f"mma.sync.aligned.{shape}.row.col.{kinds} "
             "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
         )
-        result = ir.FunctionType(ir.LiteralStructType([F32] * 4), [I32] * 6 + [F32] * 4)
-        found = b.asm(result, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [*left, *right, *sums], side_effect=False)
+        _, sum_type = REGISTERS[self.tiles.sum]
+        c = "r" if kind == "i8" else "f"
+        result = ir.FunctionType(ir.LiteralStructType([sum_type] * 4), [I32] * 6 + [sum_type] * 4)
+        letters = ",".join([f"={c}"] * 4 + ["r"] * 6 + [c] * 4)
+        found = b.asm(result, text, letters, [*left, *right, *sums], side_effect=False)
         return [b.extract_value(found, n) for n in range(4)]
 
 
@@ -168,16 +225,16 @@ def store_tile(tiles: WarpTiles) -> Any:
     count = tiles.warp_cols // 2  # sums of 16 rows
 
     def generate(context, builder, signature, arguments):
-        sums, staging, lane, row, *others = arguments
+        sums, staging, lane, z, row, *others = arguments
         for i in range(tiles.warp_rows // 16):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
-            StoreRows(builder, tiles, own, [staging, lane, builder.add(row, i32(16 * i)), *others]).emit()
+            emit_stores(builder, tiles, own, [staging, lane, z, builder.add(row, i32(16 * i)), *others])
         return context.get_dummy_value()
 
-    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 6, *given[-2:]), generate)
-    def store(sums, staging, lane, row, col, rows, cols, pointers, dims):
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)
+    def store(sums, staging, lane, z, row, col, rows, cols, pointers, dims):
         for i in range(tiles.warp_rows // 16):
             own = sums[i * count : (i + 1) * count]
-            store_meaning(own, row + 16 * i, col, tiles.warp_cols, (rows, cols), pointers)
+            store_meaning(tiles, own, (z, row + 16 * i, col), tiles.warp_cols, (rows, cols), pointers)
 
     return store

@@ -2,7 +2,7 @@
 
 Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
 c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
-each index of the sum, and 64 elements are a part of their own.
+each index of the sum, and as many elements as fill it are a part of their own; pieces of f32 are at c ^ 2 * (r % 4).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
-from aotc.kernels.cuda.block import here, swizzled
+from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
@@ -26,15 +26,33 @@ from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
 EPILOGUE = "aotc_epilogue"
-"""``f32 epilogue(..., i64 row, i64 col, f32 sum)``: what is stored for a sum, before it is rounded."""
-SIZES = {"rows": "aotc_rows", "cols": "aotc_cols", "depth": "aotc_depth"}
-"""``i64 f(...)``: the sizes of the product."""
+"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: what is stored for a sum, before it is rounded; for a sum of
+i32 that is an i32 too."""
+PLACE = "aotc_place"
+"""``i64 place(..., i64 z, i64 row, i64 col)``: where, counted in elements."""
+STORE = "aotc_store"
+"""``i32 store(..., i64 z, i64 row, i64 col, f32 sum)``: does all that is to be done with a sum."""
+SIZES = {"batch": "aotc_batch", "rows": "aotc_rows", "cols": "aotc_cols", "depth": "aotc_depth"}
+"""``i64 f(...)``: the sizes of the products, and how many there are."""
+START = ("aotc_left_start", "aotc_right_start")
+"""``i64 f(..., i64 z)``: the first element of an operand of product z that lies in lines."""
+PITCH = ("aotc_left_pitch", "aotc_right_pitch")
+"""``i64 f(...)``: how many elements its lines are apart."""
+COORDINATE = ("aotc_left_coordinate", "aotc_right_coordinate")
+"""``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of product z."""
+GATHERED = ("aotc_left_gathered", "aotc_right_gathered")
+"""``i64 f(..., i64 z, i64 i, i64 k)``: the place of an element of an operand that lies in pieces of terms."""
+ELEMENT = ("aotc_left", "aotc_right")
+"""``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32."""
+REGISTERS = {"f32": (FLOAT, F32), "i32": (INT, I32)}
+"""What sums are to Numba and to LLVM."""
 _BARRIER = "bar.warp.sync 0xffffffff;"
-_PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
+PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
 _STORE_IF = (
     "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
     "@p st.global.v4.b32 [$1], {a,b,c,d};\n}"
 )
+_LOAD = {"f32": ("ld.shared.f32 $0, [$1];", "=f,r,~{memory}"), "i32": ("ld.shared.b32 $0, [$1];", "=r,r,~{memory}")}
 
 
 def extent(name: str) -> Any:
@@ -50,8 +68,8 @@ def extent(name: str) -> Any:
     return size
 
 
-def tile_order(cuda: Any, rows: int, cols: int) -> Any:
-    """Return the function of a tile's number, and of how many there are down and across, that is its row and column.
+def tile_order(cuda: Any, rows: int, cols: int, batched: bool) -> Any:
+    """Return the function of a tile's number, and how many there are down and across: its product, row and column.
 
     Tiles follow each other down a few rows of tiles, then in the next column: blocks that run together share operands.
     """
@@ -59,25 +77,30 @@ def tile_order(cuda: Any, rows: int, cols: int) -> Any:
 
     @cuda.jit(device=True, inline="always")
     def place(tile, down, across):
+        z = i32(0)
+        if batched:
+            z = quotient(tile, i32(down * across))
+            tile = i32(tile - i32(z * i32(down * across)))
         group = quotient(tile, i32(GROUP * across))
         first = i32(group * GROUP)
         high = i32(min(i32(down - first), i32(GROUP)))
         at = i32(tile - i32(group * i32(GROUP * across)))
         column = quotient(at, high)
-        return i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
+        return z, i32(i32(first + i32(at - i32(column * high))) * rows), i32(column * cols)
 
     return place
 
 
-def zeros(count: int) -> Any:
+def zeros(count: int, dtype: str = "f32") -> Any:
     """Return the function that makes ``count`` sums of nothing."""
+    numba_type, llvm_type = REGISTERS[dtype]
 
     def generate(context, builder, signature, arguments):
-        return context.make_tuple(builder, signature.return_type, [ir.Constant(F32, 0.0)] * count)
+        return context.make_tuple(builder, signature.return_type, [ir.Constant(llvm_type, 0)] * count)
 
-    @emitted(types.UniTuple(FLOAT, count), generate)
+    @emitted(types.UniTuple(numba_type, count), generate)
     def clear():
-        return np.zeros(count, np.float32)
+        return np.zeros(count, to_numpy(dtype))
 
     return clear
 
@@ -90,24 +113,105 @@ def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
+    kind = to_numpy(tiles.sum)
     left, right = _operand(tiles, a, tiles.a_by_rows, rows), _operand(tiles, b, tiles.b_by_rows, cols)
-    return np.einsum("ek,ek->e", left.astype(np.float32), right.astype(np.float32))
+    return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
 def _operand(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
     """Return some rows of A, or columns of B."""
     i, k = which[:, None], np.arange(tiles.depth)
-    part, line, at = (i // 64, k, i % 64) if by_rows else (0, i, k)
+    wide = CHUNK // tiles.size
+    part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
     bytes_ = np.asarray(at * tiles.size)[..., None] + np.arange(tiles.size)
-    places = int(begin) + np.asarray(part * tiles.depth * CHUNK)[..., None] + swizzled(line[..., None], bytes_)
+    turn = (line & 3) << 1 if by_rows and tiles.size == 4 else line & 7
+    lines = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
+    places = lines + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
     return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
 
 
-def store_meaning(sums: np.ndarray, row: int, col: int, width: int, sizes: Sequence[int], pointers: Any) -> None:
-    """Store the calling thread's sums of 16 rows and ``width`` columns, as :class:`StoreRows` does for its warp."""
+def store_meaning(
+    tiles: ProductTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int], pointers: Any
+) -> None:
+    """Store the calling thread's sums of 16 rows and ``width`` columns, as :func:`emit_stores` lets its warp do."""
+    z, row, col = place
+    functions = here().block.functions
     for value, i, j in zip(sums, *own_elements(width)):
         if i + row < sizes[0] and j + col < sizes[1]:
-            pointers[-1][i + row, j + col] = here().block.functions[EPILOGUE](i + row, j + col, value)
+            at = (int(z), int(i + row), int(j + col))
+            if tiles.in_lines:
+                pointers[tiles.out].reshape(-1)[functions[PLACE](*at)] = functions[EPILOGUE](*at, value)
+            else:
+                functions[STORE](*at, value)
+
+
+def emit_stores(
+    builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
+) -> None:
+    """Emit what a warp stores of 16 rows: see :class:`StoreRows`."""
+    (StoreRows if tiles.in_lines else StoreElements)(builder, tiles, sums, arguments).emit()
+
+
+class StoreElements:
+    """Emits what a warp does with the sums of 16 rows, one by one: lanes take neighbours of a row.
+
+    32 columns go through ``staging`` at a time. Parameters are those of :class:`StoreRows`.
+    """
+
+    def __init__(
+        self, builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
+    ) -> None:
+        self.b, self.tiles, self.sums = builder, tiles, sums
+        self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
+
+    def emit(self) -> None:
+        """Emit all of them."""
+        for first in range(0, len(self.sums) // 4, 4):
+            self._put(first)
+            assembly(self.b, _BARRIER, NOTHING, [], [])
+            self._rows(first * 8)
+            assembly(self.b, _BARRIER, NOTHING, [], [])
+
+    def _put(self, first: int) -> None:
+        """Put 32 columns down; pieces of 16 bytes are swizzled."""
+        b, kind = self.b, REGISTERS[self.tiles.sum][0]
+        quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
+        for n in range(4):
+            piece = b.xor(b.add(i32(2 * n), b.lshr(quad, i32(1))), own)
+            for below in range(2):
+                line = b.add(self.staging, b.shl(b.add(own, i32(8 * below)), i32(7)))
+                place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(quad, i32(1)), i32(3)))
+                at = 4 * (first + n) + 2 * below
+                letter = "f32" if self.tiles.sum == "f32" else "b32"
+                text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
+                assembly(b, text, NOTHING, [INT, kind, kind], [place, *self.sums[at : at + 2]])
+
+    def _rows(self, begin: int) -> None:
+        """Go through the rows: a lane has a column of each."""
+        b, kind = self.b, ir.FunctionType(REGISTERS[self.tiles.sum][1], [I32])
+        before = b.block
+        loop, inside, after = (b.append_basic_block(name) for name in ("rows", "element", "next"))
+        done = b.append_basic_block("stored")
+        col = b.add(b.add(self.col, i32(begin)), self.lane)
+        b.branch(loop)
+        b.position_at_end(loop)
+        own = b.phi(I32)
+        own.add_incoming(i32(0), before)
+        row = b.add(self.row, own)
+        there = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
+        b.cbranch(there, inside, after)
+        b.position_at_end(inside)
+        piece = b.xor(b.lshr(self.lane, i32(2)), b.and_(own, i32(7)))
+        line = b.add(self.staging, b.shl(own, i32(7)))
+        place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(self.lane, i32(3)), i32(2)))
+        value = b.asm(kind, *_LOAD[self.tiles.sum], [place], side_effect=True)
+        call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
+        b.branch(after)
+        b.position_at_end(after)
+        following = b.add(own, i32(1))
+        own.add_incoming(following, after)
+        b.cbranch(b.icmp_signed("<", following, i32(16)), loop, done)
+        b.position_at_end(done)
 
 
 class StoreRows:
@@ -123,15 +227,15 @@ class StoreRows:
     sums : sequence of values
         The lane's: in each group of 8 columns two of a row, and two of the row 8 below.
     arguments : sequence of values
-        Where the warp's staging area is, the lane, the first row and column, the sizes of the result, and the tables of
-        pointers and dims.
+        Where the warp's staging area is, the lane, the product, the first row and column, the sizes of the result, and
+        the tables of pointers and dims.
     """
 
     def __init__(
         self, builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
     ) -> None:
         self.b, self.tiles, self.sums = builder, tiles, sums
-        self.staging, lane, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
+        self.staging, lane, self.z, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
         self.quad, self.own_row = builder.and_(lane, i32(3)), builder.lshr(lane, i32(2))
         self.piece, self.read_row = builder.and_(lane, i32(7)), builder.lshr(lane, i32(3))
 
@@ -152,7 +256,8 @@ class StoreRows:
             b.sext(b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(1))), I64)
             for at, end in ((row, self.rows), (col, self.cols))
         ]
-        return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), *inside, value)
+        kind = REGISTERS[self.tiles.sum][1]
+        return call_function(b, EPILOGUE, kind, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
 
     def _stage(self, piece: int, group: int) -> None:
         """Compute and put down the lane's two columns of a group of 8, in both of its rows."""
@@ -165,12 +270,14 @@ class StoreRows:
             line = b.add(self.staging, b.shl(b.add(self.own_row, i32(below)), i32(7)))
             if self.tiles.result_size == 2:
                 place = b.add(self._swizzled(line, i32(piece), self.own_row), b.shl(self.quad, i32(2)))
-                packed = assembly(b, _PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
+                packed = assembly(b, PACK[self.tiles.result], INT, [FLOAT, FLOAT], values)
                 assembly(b, "st.shared.b32 [$0], $1;", NOTHING, [INT, INT], [place, packed])
             else:
                 half = b.add(i32(2 * piece), b.lshr(self.quad, i32(1)))
                 place = b.add(self._swizzled(line, half, self.own_row), b.shl(b.and_(self.quad, i32(1)), i32(3)))
-                assembly(b, "st.shared.v2.f32 [$0], {$1, $2};", NOTHING, [INT, FLOAT, FLOAT], [place, *values])
+                kind = REGISTERS[self.tiles.sum][0]
+                text = f"st.shared.v2.{'f' if kind is FLOAT else 'b'}32 [$0], {{$1, $2}};"
+                assembly(b, text, NOTHING, [INT, kind, kind], [place, *values])
 
     def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
         return self.b.add(line, self.b.shl(self.b.xor(piece, self.b.and_(row, i32(7))), i32(4)))
@@ -183,7 +290,8 @@ class StoreRows:
         row = b.add(self.row, own)
         col = b.add(b.add(self.col, i32(begin)), b.mul(self.piece, i32(16 // size)))
         inside = b.and_(b.icmp_signed("<", row, self.rows), b.icmp_signed("<", col, self.cols))
-        result = b.ptrtoint(b.extract_value(self.pointers, self.pointers.type.count - 1), I64)
-        flat = b.add(b.mul(b.sext(row, I64), b.sext(self.cols, I64)), b.sext(col, I64))
+        result = b.ptrtoint(b.extract_value(self.pointers, self.tiles.out), I64)
+        at = [b.sext(v, I64) for v in (self.z, row, col)]
+        flat = call_function(b, PLACE, I64, (self.pointers, self.dims), *at)
         place = b.add(result, b.mul(flat, ir.Constant(I64, size)))
         assembly(b, _STORE_IF, NOTHING, [INT, LONG, INT], [source, place, b.zext(inside, I32)])

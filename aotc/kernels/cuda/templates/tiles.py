@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.kernels.cuda.ptx import SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.limits import BLOCK_SHARED, MOST_THREADS, MULTIPROCESSOR_SHARED, WARP_ROWS
 
+SWIZZLE_BYTES = 1024
+"""unit: bytes
+why: a tile whose rows are swizzled over 128 bytes begins at a multiple of it
+from: PTX ISA, tensor swizzling modes
+"""
 CHUNK = 128
 """unit: bytes
 why: of a row of a tile in shared memory: what is swizzled at most
@@ -19,22 +24,55 @@ from: PTX ISA, layout of the accumulators of wgmma and mma
 
 
 @dataclass(frozen=True, slots=True)
+class OperandSource:
+    """Where an operand is from.
+
+    Attributes
+    ----------
+    pointer : int
+        Its number.
+    coordinates : int
+        How many of an array that is copied in tiles depend on the batch.
+    computed : bool
+        Does a function of the kernel return its elements? Otherwise it lies in memory in lines, as in shared memory.
+    gathered : bool
+        Does it lie in pieces of 16 bytes, and a function return the place of each?
+    turned : bool
+        Of one that is computed: do elements lie side by side in memory whose index of the sum is the same?
+    """
+
+    pointer: int = 0
+    coordinates: int = 0
+    computed: bool = False
+    gathered: bool = False
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ProductTiles:
     """What all templates of products have in common.
 
     Attributes
     ----------
     operands : str
-        ``bf16``, ``f16`` or ``tf32``: f32 whose significands are rounded to 11 bits.
+        ``bf16``, ``f16``, ``i8`` or ``tf32``: f32 whose significands are rounded to 11 bits.
     result : str
-        ``bf16``, ``f16`` or ``f32``.
+        ``bf16``, ``f16``, ``f32`` or ``i32``.
     stages : int
         Of the ring.
     a_by_rows, b_by_rows : bool
-        Do elements lie side by side whose index of the sum is the same: is A stored as (depth, rows), B as
-        (depth, cols)? Operands of f32 may not.
+        Do elements lie side by side in shared memory whose index of the sum is the same, as (depth, rows) of A and
+        (depth, cols) of B? Those of 8 bits may not, and f32 only for warps.
     cols : int
         Of a block's tile.
+    a, b : OperandSource
+        What is known of the operands in memory.
+    out : int
+        The number of the result's pointer.
+    batched : bool
+        Are there several products?
+    in_lines : bool
+        Are results stored in pieces of 16 bytes? Otherwise the program's own statements store each element.
     """
 
     operands: str
@@ -43,6 +81,11 @@ class ProductTiles:
     a_by_rows: bool = False
     b_by_rows: bool = True
     cols: int = 256
+    a: OperandSource = OperandSource()
+    b: OperandSource = OperandSource(1)
+    out: int = -1
+    batched: bool = False
+    in_lines: bool = True
 
     @property
     def rows(self) -> int:
@@ -52,12 +95,17 @@ class ProductTiles:
     @property
     def size(self) -> int:
         """The bytes of an element of an operand."""
-        return 4 if self.operands == "tf32" else 2
+        return {"tf32": 4, "i8": 1}.get(self.operands, 2)
+
+    @property
+    def sum(self) -> str:
+        """What products are added up in."""
+        return "i32" if self.operands == "i8" else "f32"
 
     @property
     def result_size(self) -> int:
         """The bytes of an element of the result."""
-        return 4 if self.result == "f32" else 2
+        return 2 if self.result in ("bf16", "f16") else 4
 
     @property
     def depth(self) -> int:
@@ -96,6 +144,11 @@ class WarpgroupTiles(ProductTiles):
         """The bytes of shared memory: the ring, a staging area for each warp, two barriers for each stage."""
         return SWIZZLE_BYTES + self.ring_bytes + 16 * self.stages + self.consumers * 4 * STAGING
 
+    @property
+    def resident(self) -> int:
+        """How many blocks a multiprocessor has at a time."""
+        return max(min(MULTIPROCESSOR_SHARED // (self.shared + BLOCK_SHARED), MOST_THREADS // self.threads, 2), 1)
+
 
 @dataclass(frozen=True, slots=True)
 class WarpTiles(ProductTiles):
@@ -107,7 +160,7 @@ class WarpTiles(ProductTiles):
 
     stages: int = 3
     cols: int = 128
-    warp_rows: int = 32
+    warp_rows: int = WARP_ROWS
     warp_cols: int = 64
     warps_down: int = 4
 

@@ -10,13 +10,13 @@ from numba.cuda import types
 
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.hopper import copy_tile
-from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
-from aotc.kernels.cuda.templates.steps import StoreRows, own_elements, products, store_meaning
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, emit_stores, own_elements, products, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.llvm_types import I32, I64, i32
 
 
 def _boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
@@ -31,22 +31,34 @@ def _boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
 
 def load_tile(tiles: WarpgroupTiles) -> Any:
     """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
+    sources = (tiles.a, tiles.b)
 
     def generate(context, builder, signature, arguments):
-        table, to, barrier, row, column, depth = arguments
-        maps = [builder.ptrtoint(builder.extract_value(table, n), I64) for n in range(2)]
+        maps_, pointers, dims, to, barrier, z, row, column, depth = arguments
+        maps = [builder.ptrtoint(builder.extract_value(maps_, n), I64) for n in range(2)]
+        product = builder.sext(z, I64)
+        others = [
+            [
+                builder.trunc(call_function(builder, f"{COORDINATE[n]}{c}", I64, (pointers, dims), product), I32)
+                for c in range(source.coordinates)
+            ]
+            for n, source in enumerate(sources)
+        ]
         for number, offset, by_rows, part in _boxes(tiles):
             first = builder.add((row, column)[number], i32(part))
-            place = (first, depth) if by_rows else (depth, first)
+            place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
             operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
-            assembly(builder, copy_tile.text, NOTHING, [INT, LONG, INT, INT, INT], operands)
+            assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
 
-    @emitted(lambda maps, *numbers: NOTHING(maps, *[INT] * 5), generate)
-    def copy(maps, to, barrier, row, column, depth):
+    @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
+    def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
+        functions = here().block.functions
         for number, offset, by_rows, part in _boxes(tiles):
             first = (row, column)[number] + part
-            copy_tile(to + offset, maps[number], barrier, *((first, depth) if by_rows else (depth, first)))
+            others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
+            place = (*((first, depth) if by_rows else (depth, first)), *others)
+            copy_tile(len(place))(to + offset, maps[number], barrier, *place)
 
     return copy
 
@@ -64,16 +76,19 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     and the next; if it is the first stage of a tile, the sums begin anew.
     """
     count, step = tiles.cols // 2, 32 // tiles.size
-    kind = "tf32" if tiles.operands == "tf32" else tiles.operands
+    numba_type, llvm_type = REGISTERS[tiles.sum]
+    letter = "f" if tiles.sum == "f32" else "r"
+    kind, added = {"i8": ("s8", "s32")}.get(tiles.operands, (tiles.operands, "f32"))
     sums = ", ".join(f"${n}" for n in range(count))
-    ways = "" if kind == "tf32" else f", {int(tiles.a_by_rows)}, {int(tiles.b_by_rows)}"
+    signs = ", 1, 1" if tiles.sum == "f32" else ""
+    ways = f", {int(tiles.a_by_rows)}, {int(tiles.b_by_rows)}" if tiles.size == 2 else ""
     text = (
         f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 2}, 0;\n"
-        f"wgmma.mma_async.sync.aligned.m64n{tiles.cols}k{step}.f32.{kind}.{kind} {{{sums}}}, "
-        f"${2 * count}, ${2 * count + 1}, p, 1, 1{ways};\n}}"
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.cols}k{step}.{added}.{kind}.{kind} {{{sums}}}, "
+        f"${2 * count}, ${2 * count + 1}, p{signs}{ways};\n}}"
     )
-    constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
-    result = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I64, I64, I32])
+    constraints = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
+    result = ir.FunctionType(ir.LiteralStructType([llvm_type] * count), [llvm_type] * count + [I64, I64, I32])
     across = step * CHUNK >> 4  # from one step to the next, where elements of a row or column lie side by side
     a_step, a_leading = (across, 16) if tiles.a_by_rows else (2, 16)
     b_step, b_leading = (across, tiles.depth * CHUNK) if tiles.b_by_rows else (2, 16)
@@ -91,7 +106,7 @@ def multiply(tiles: WarpgroupTiles) -> Any:
             held = [builder.extract_value(found, n) for n in range(count)]
         return context.make_tuple(builder, signature.return_type, held)
 
-    kept = types.UniTuple(FLOAT, count)
+    kept = types.UniTuple(numba_type, count)
 
     @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
     def steps(given, a, b, turn):
@@ -109,11 +124,11 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
 
     def generate(context, builder, signature, arguments):
         sums = [builder.extract_value(arguments[0], n) for n in range(tiles.cols // 2)]
-        StoreRows(builder, tiles, sums, arguments[1:]).emit()
+        emit_stores(builder, tiles, sums, arguments[1:])
         return context.get_dummy_value()
 
-    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 6, *given[-2:]), generate)
-    def store(sums, staging, lane, row, col, rows, cols, pointers, dims):
-        store_meaning(sums, row, col, tiles.cols, (rows, cols), pointers)
+    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)
+    def store(sums, staging, lane, z, row, col, rows, cols, pointers, dims):
+        store_meaning(tiles, sums, (z, row, col), tiles.cols, (rows, cols), pointers)
 
     return store

@@ -32,8 +32,15 @@ from aotc.ir.loop_ir import (
     walk,
 )
 from aotc.ir.opset import SCALARS
-from aotc.lowering.analysis.cost_work import UNKNOWN_SIZE
-from aotc.lowering.analysis.costs.machines import COMPLEX_WORK, INTEGER_DIVISION, LINE, LOOP_ENTRY
+from aotc.lowering.analysis.costs.machines import (
+    COMPLEX_WORK,
+    GPU_THREADS,
+    INTEGER_DIVISION,
+    LINE,
+    LOOP_ENTRY,
+    TENSOR_WORK,
+)
+from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE
 from aotc.vmfb.dtypes import kind_of, size_of
 
 _FUNCTIONS: dict[str, Callable[[float, float], float]] = {
@@ -92,6 +99,11 @@ def work_of_kernel(kernel: Kernel, vector_bytes: int, sizes: Mapping[str, int] |
     counter = _Counter(dict(sizes or {}), vector_bytes)
     counter.work.items = max(number(kernel.grid, counter.values), 0.0)
     counter.work.threads = counter.work.items
+    if kernel.tiling is not None:
+        counter.work.tile = number(kernel.flops, counter.values) * TENSOR_WORK.value / 100
+        counter.work.bytes = sum(map(counter.bytes_of, (*kernel.inputs, *kernel.outputs)))
+        counter.work.items = counter.work.threads = GPU_THREADS.value
+        return counter.work
     counter.block(kernel.body, 1.0, None)
     if any(isinstance(s, While | ExternalCall) for s in walk(kernel.body)):  # the op's own lowering knows its turns
         counted = counter.work.vector + counter.work.scalar + counter.work.chained

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.lowering.analysis.cost_row import Estimate, Limit, rows_in
+from aotc.lowering.analysis.costs.row import Estimate, Limit, rows_in
 from aotc.targets import Target
 
 # fmt: off
@@ -56,6 +56,10 @@ GPU_RATE = Estimate("cuda_rate", 15_000_000, "scalar operations in a microsecond
 GPU_CHAINED = Estimate("cuda_chained_rate", 200, "operations in a microsecond of one thread", "chosen: 5 ns each")
 GPU_TILE_RATE = Estimate(
     "cuda_tile_rate", 36_000_000, "operations of tiles of f32 in a microsecond", "docs/status.md: 36.7 TFLOP/s"
+)
+TENSOR_WORK = Estimate(
+    "cuda_tensor_work", 9, "hundredths of an operation of tiles of f32 that one on tensor cores is",
+    "benchmarks/products.py: 400 to 680 TFLOP/s on an H200",
 )
 GPU_CACHE_BYTES = Estimate("cuda_cache_bytes", 5_500, "bytes of the cache in a nanosecond", "chosen: an H200")
 GPU_MEMORY_BYTES = Estimate("cuda_memory_bytes", 3_000, "bytes of memory in a nanosecond", "chosen: an H200")
@@ -112,11 +116,6 @@ class Machine:
     def level_of(self, size: float) -> Level:
         """Return the nearest level in which ``size`` bytes lie."""
         return next(level for level in self.levels if size <= level.size)
-
-
-def machine_of_kind(kind: str) -> Machine:
-    """Return the table of a kind of devices, with vectors and caches of an ordinary one."""
-    return _MACHINES[kind](Target(kind, kind, ""))
 
 
 def machine_of(target: Target) -> Machine:

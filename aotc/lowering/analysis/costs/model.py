@@ -19,16 +19,16 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
 from aotc.ir.tensor_ir import Module, Op, TensorType, walk
-from aotc.lowering.analysis.cost_devices import elements, op_nanoseconds
-from aotc.lowering.analysis.cost_work import (
+from aotc.lowering.analysis.costs.devices import elements, op_nanoseconds
+from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
+from aotc.lowering.analysis.costs.predict import Prediction, predict
+from aotc.lowering.analysis.costs.work import (
     CLAIM_NS,
     LOOP_TRIPS,
     MAX_CLAIMS,
     SERIAL_NS,
     guess,
 )
-from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
-from aotc.lowering.analysis.costs.predict import Prediction, predict
 from aotc.targets import Target
 from aotc.vmfb.costs.record import digest_of
 from aotc.vmfb.dtypes import size_of
@@ -85,21 +85,21 @@ class Costs:
     def _cost(self, kernel: Kernel, sizes: Mapping[str, int]) -> Cost:
         target = self._targets.get(kernel.name, self.target)
         predicted = predict(kernel, target, sizes)
-        rows = self._rows(kernel, target.kind)
+        rows = self._rows(kernel, target)
         if not rows:
             return Cost(predicted)
         same = [row for row in rows if all(sizes.get(name) == n for name, n in row["sizes"].items())]
         if same:
-            return Cost(predicted, same[0]["ns"][target.kind])
+            return Cost(predicted, _measured(same[0], target))
         # Of other sizes: as far off as the prediction was for those that were measured.
-        ratios = [row["ns"][target.kind] / predict(kernel, target, row["sizes"]).ns for row in rows]
+        ratios = [_measured(row, target) / predict(kernel, target, row["sizes"]).ns for row in rows]
         return Cost(predicted, predicted.ns * exp(sum(map(log, ratios)) / len(ratios)))
 
-    def _rows(self, kernel: Kernel, kind: str) -> Rows:
+    def _rows(self, kernel: Kernel, target: Target) -> Rows:
         if not self._by_digest:
             return ()
         rows = self._by_digest.get(digest_of(print_kernel(kernel)), ())
-        return [row for row in rows if kind in row["ns"]]
+        return [row for row in rows if _measured(row, target)]
 
     def unknown(self, kernels: Iterable[Kernel]) -> list[str]:
         """Return the names of measured kernels that are none of ``kernels``: other options made them."""
@@ -125,15 +125,15 @@ class Costs:
 
     # ------------------------------------------------------------ ops, before there are kernels
 
-    def of_op(self, op: Op, kind: str, device: str = "") -> float:
-        """Return the nanoseconds of ``op`` by itself on a device of ``kind``, which the model may have a name for."""
+    def of_op(self, op: Op, target: Target, device: str = "") -> float:
+        """Return the nanoseconds of ``op`` by itself on a device of ``target``, which the model may have a name for."""
         if op.name in CONTROL_FLOW:
-            inner = [sum(self.of_op(i, kind, device) for i in r.ops) for r in op.regions]
+            inner = [sum(self.of_op(i, target, device) for i in r.ops) for r in op.regions]
             return LOOP_TRIPS.value * sum(inner) if op.name == "while" else max(inner, default=0.0)
         rows = self._by_place.get(place_of(op.loc), ())
         named = [row["ns"][device] for row in rows if device in row["ns"]]
-        found = named or [row["ns"][kind] for row in rows if kind in row["ns"]]
-        return sum(found) / len(found) if found else op_nanoseconds(op, kind)
+        found = named or [ns for row in rows if (ns := _measured(row, target))]
+        return sum(found) / len(found) if found else op_nanoseconds(op, target)
 
     def work_of(self, op: Op) -> int | None:
         """Return the scalar operations of an element of ``op``, if it was measured in a kernel of its own.
@@ -147,13 +147,19 @@ class Costs:
         times = []
         for row in rows:
             least = machine.launch + row["bytes"] / machine.level_of(row["bytes"]).rate
-            ns = row["ns"].get(self.target.kind, 0.0)
+            ns = _measured(row, self.target)
             if not MEMORY_BOUND.holds(round(100 * ns / least)):
                 times.append(ns)
         if not times:
             return None
         rate = machine.vector * max(machine.vector_bytes // size_of(op.result.type.dtype), 1)
         return max(round(sum(times) / len(times) / max(elements(op.result), 1) * rate), 1)
+
+
+def _measured(row: Mapping[str, Any], target: Target) -> float:
+    """Return what a row of a record says for ``target``: under its own name where kinds have several; 0 if nothing."""
+    ns = row["ns"].get(target.name) or row["ns"].get(target.kind, 0.0)
+    return float(ns)
 
 
 def place_of(loc: Loc) -> str:

@@ -5,7 +5,7 @@ Movement ops and small constants that several groups read are repeated inside ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL
@@ -49,6 +49,8 @@ class Outliner:
         Fuses a region of an op: a loop, a branch, or what runs on a device.
     named : dict of str to Group
         Where it is noted which group a function is made of.
+    viewed : set of Value
+        Operands of products that are read where what they are made of lies.
     """
 
     groups: list[Group]
@@ -59,6 +61,7 @@ class Outliner:
     outlined: dict[str, Function]
     fuse_region: Callable[[Op, Region], Region]
     named: dict[str, Group]
+    viewed: Set[Value] = frozenset()
     _read_outside: set[Value] = field(default_factory=set, init=False)
 
     def region(self, region: Region) -> Region:
@@ -116,7 +119,7 @@ class Outliner:
         """Is this movement op (or small constant) repeated inside the region that reads it?"""
         if group.kind == "single":
             return False
-        if group.kind == "contract" and value in group.members[0].operands:
+        if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False
         if group.kind == "update" and value is group.members[0].operands[0]:
             return False

@@ -13,7 +13,7 @@ from aotc.ir.dims import product
 from aotc.ir.loop_ir import Apply, Buffer, Const, Kernel, Load, Store, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost_work import CALL_WORK
+from aotc.lowering.analysis.costs.work import CALL_WORK
 from aotc.lowering.regions.library_call import LibraryCall, over
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.targets import Target

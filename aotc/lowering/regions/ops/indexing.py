@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from aotc.ir.dims import Dim, minimum, product, sym
-from aotc.ir.loop_ir import Apply, Const, For, If, Kernel, Load, Scalar, Store
-from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.opset import ACCUMULATED
-from aotc.ir.tensor_ir import Function, Op
+from aotc.ir.loop_ir import For, If, Kernel, Store
+from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import UPDATE_WINDOW
-from aotc.lowering.analysis.cost_work import SCATTER_WORK
+from aotc.lowering.analysis.costs.work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.scan_windows import combiner
-from aotc.lowering.regions.elemental import Elements, all_of
-from aotc.lowering.regions.region import RegionBuilder, combine, grid_item, nest
+from aotc.lowering.analysis.scatters import is_apart, is_atomic
+from aotc.lowering.regions.elemental import all_of
+from aotc.lowering.regions.ops.indexing_cuda import lower_scatter_cuda
+from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
+from aotc.lowering.regions.region import RegionBuilder, grid_item, nest
 from aotc.targets import Target
 
 
@@ -43,9 +43,12 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
 
     Parallel over blocks of the update window, never over updates: two updates
     may hit the same element. An update whose window leaves the array is dropped.
+    On a GPU updates run side by side where the order does not matter: see ``passes/gpu/scatters.py``.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("scatter")
+    if target.kind == "cuda" and (is_apart(op) or is_atomic(op)):
+        return lower_scatter_cuda(b, op)
     _, *updates = op.operands[len(op.inputs) :]
     shape = updates[0].type.shape
     window = op.attrs["update_window_dims"]
@@ -58,9 +61,9 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     at: list[Dim] = [sym(f"u{d}", 0, s) if s != 1 else 0 for d, s in enumerate(shape)]
     emit = b.elements()
     body = emit.new_block()
-    where, tests = _place_of_update(emit, op, at)
+    where, tests = place_of_update(emit, op, at)
     inner = emit.new_block()
-    _combine_into(b, emit, op, where, [emit.bind(emit.at(u, tuple(at))) for u in updates])
+    combine_into(b, emit, op, where, [emit.bind(emit.at(u, tuple(at))) for u in updates])
     for d in (d for d in reversed(window) if shape[d] != 1):
         begin = sym("p", 0, blocks) * each if blocked and d == last else 0
         end = minimum(begin + each, width) if blocked and d == last else shape[d]
@@ -69,43 +72,3 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     nothing = 0 in op.operands[0].type.shape  # an array without elements, which every update misses
     serial = [] if nothing else nest([(f"u{d}", shape[d]) for d in loops if shape[d] != 1], body)
     return b.grid(blocks, serial, product(shape) * SCATTER_WORK.value)
-
-
-def _place_of_update(e: Elements, op: Op, at: list[Dim]) -> tuple[Index, list[Scalar]]:
-    """Return where update element ``at`` goes, and what must hold for its whole window to lie inside."""
-    a = op.attrs
-    indices, update, *_ = op.operands[len(op.inputs) :]
-    target_shape = op.operands[0].type.shape
-    window = a["update_window_dims"]
-    batch = [i for d, i in enumerate(at) if d not in window]
-    skipped = {*a["inserted_window_dims"], *a["input_batching_dims"]}
-    offsets = iter([at[d] for d in window])
-    sizes = iter([update.type.shape[d] for d in window])
-    where: list[Dim] = [0 if d in skipped else next(offsets) for d in range(len(target_shape))]
-    extent: list[Dim] = [1 if d in skipped else next(sizes) for d in range(len(target_shape))]
-    tests: list[Scalar] = []
-    vector = a["index_vector_dim"]
-    for k, d in enumerate(a["scatter_dims_to_operand_dims"]):
-        place = list(batch)
-        if vector < indices.type.rank:
-            place.insert(vector, k)
-        raw = e.at(indices, tuple(place))
-        wide = e.bind(raw if raw.dtype == "i64" else Apply("convert", (raw,), "i64"), "s")
-        room = target_shape[d] - extent[d]
-        tests += [
-            Apply("ge", (wide, Const(0, "i64")), "i1"),
-            Apply("le", (wide, IndexScalar(room)), "i1"),
-        ]
-        where[d] = where[d] + sym(wide.name, 0, room + 1)
-    for d, k in zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True):
-        where[d] = batch[k if k < vector else k - 1]
-    return tuple(where), tests
-
-
-def _combine_into(b: RegionBuilder, e: Elements, op: Op, where: Index, updates: list[Scalar]) -> None:
-    name = combiner(op)
-    if name in ACCUMULATED:
-        (new,) = updates
-        e.block.append(Store(b.outputs[0], where, Apply(name, (Load(b.outputs[0], where), new), new.dtype)))
-    else:
-        combine(b, e, op, b.outputs, updates, [], where)

@@ -12,16 +12,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aotc.ir.dims import Dim, minimum, product, sym
+from aotc.ir.dims import Dim, ceildiv, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import FACTOR_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
-from aotc.lowering.analysis.cost_row import Limit
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_algorithms import SOLVED_COLUMNS, THREAD_TRIANGLE, TRIANGLE_THREADS
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, constant_scalar, real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall
+from aotc.lowering.regions.ops.linalg_cuda import factor_in_block, solve_in_block
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, real_of, to_numpy
@@ -53,6 +55,10 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
     lower = op.attrs["lower"]
     failed = Buffer("failed", "i1", (), "private")
     body: list[Stmt] = [Alloc(failed), Store(failed, (), Const(False, "i1"))]
+    if target.kind == "cuda" and not THREAD_TRIANGLE.holds(n):
+        body += factor_in_block(b, out, head, failed, lower)
+        body.append(For("t", 0, TRIANGLE_THREADS.value, (_fill(out, head, failed, TRIANGLE_THREADS.value),), "thread"))
+        return b.grid(matrices, body, matrices * n * n * n)
     body += _by_size(
         target,
         n,
@@ -63,10 +69,18 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
     r, c = sym("r", 0, n), sym("c", 0, n)
     clear = For("c", *((r + 1, n) if lower else (0, r)), (Store(out, (*head, r, c), constant_scalar(0, out.dtype)),))
     body.append(For("r", 0, n, (clear,)))
-    nan = complex(np.nan, np.nan) if kind_of(out.dtype) == "c" else np.nan
-    fill = Store(out, (*head, r, c), constant_scalar(to_numpy(out.dtype).type(nan), out.dtype))
-    body.append(If(Load(failed, ()), (For("r", 0, n, (For("c", 0, n, (fill,)),)),)))
+    body.append(_fill(out, head, failed, 1))
     return b.grid(matrices, body, matrices * n * n * n)
+
+
+def _fill(out: Buffer, head: Index, failed: Buffer, threads: int) -> Stmt:
+    """Return what makes a matrix NaN if it has no factor, as one of so many threads."""
+    n = out.shape[-1]
+    nan = complex(np.nan, np.nan) if kind_of(out.dtype) == "c" else np.nan
+    at = (*head, sym("r", 0, n), sym("c", 0, n))
+    fill = Store(out, at, constant_scalar(to_numpy(out.dtype).type(nan), out.dtype))
+    begin = sym("t", 0, threads) if threads > 1 else 0
+    return If(Load(failed, ()), (For("r", begin, n, (For("c", 0, n, (fill,)),), step=threads),))
 
 
 def _by_size(
@@ -174,6 +188,8 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     left = op.attrs["left_side"]
     others, n = (columns, rows) if left else (rows, columns)
     work = product(batch) * others * n * n
+    if target.kind == "cuda" and not THREAD_TRIANGLE.holds(n):
+        return _solve_in_blocks(b, op, others, work)
     pieces: Dim = -(-others // SOLVE_COLUMNS.value) if left else others
     if target.kind != "cpu" or _is_small(n, others):
         shape = (*batch, pieces)
@@ -190,6 +206,23 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
         return body if pieces == 1 else [For("c0", 0, pieces, tuple(body))]
 
     body = _by_size(target, small, SOLVE_ROWS, loops, lambda: _trsm(b, op, out, at))
+    return b.grid(items, body, work)
+
+
+def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel:
+    """Solve with a block of a GPU's threads for each run of right-hand sides."""
+    out, left = b.outputs[0], op.attrs["left_side"]
+    pieces = ceildiv(others, SOLVED_COLUMNS.value)
+    shape = (*out.shape[:-2], pieces)
+    items = product(shape)
+    *head, piece = delinearize(grid_item(items), shape)
+    begin = piece * SOLVED_COLUMNS.value
+    plain = _matrix(b, op, tuple(head))
+    i, _, after = _order(op, out.shape[-2 if left else -1])
+    body = solve_in_block(
+        b, out, tuple(head), plain if left else (lambda i, k: plain(k, i)), op.attrs["unit_diagonal"], left,
+        (i, after), (begin, minimum(begin + SOLVED_COLUMNS.value, others)),
+    )  # fmt: skip
     return b.grid(items, body, work)
 
 

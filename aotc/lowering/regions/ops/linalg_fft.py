@@ -7,42 +7,18 @@ parts lie apart, so that the inner loop reads and writes whole vectors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aotc.ir.dims import Dim, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import DFT_ELEMENTS, DFT_LANES, DFT_SIDE_BY_SIDE
-from aotc.lowering.analysis.cost_work import DFT_WORK
+from aotc.lowering.analysis.costs.work import DFT_WORK
 from aotc.lowering.regions.butterflies import Butterfly, Pair
 from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.ops.linalg_fft_cuda import BlockDft, fits_a_block
+from aotc.lowering.regions.ops.linalg_fft_stages import FftStage, stages
 from aotc.lowering.regions.region import RegionBuilder, nest
 from aotc.lowering.regions.rows import RowBlocks
 from aotc.targets import Target
-
-
-@dataclass(frozen=True, slots=True)
-class FftStage:
-    """One pass: ``radix`` inputs ``m`` apart, ``s`` results of earlier stages side by side, first twiddle."""
-
-    radix: int
-    m: int
-    s: int
-    table: int
-
-
-def stages(radices: tuple[int, ...]) -> list[FftStage]:
-    """Return the passes for ``radices``."""
-    n, s, table = 1, 1, 0
-    for radix in radices:
-        n *= radix
-    passes = []
-    for radix in radices:
-        n //= radix
-        passes.append(FftStage(radix, n, s, table))
-        table += (radix - 1) * n if n > 1 else 0
-        s *= radix
-    return passes
 
 
 def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
@@ -61,7 +37,10 @@ def _whole_vectors(extent: Dim) -> list[tuple[int, Dim]]:
 
 def lower_dft(function: Function, target: Target) -> Kernel:
     """Lower a ``dft`` region."""
-    return _Dft(RegionBuilder(function, target)).kernel()
+    b = RegionBuilder(function, target)
+    if target.kind == "cuda" and fits_a_block(b, target):
+        return BlockDft(b).kernel()
+    return _Dft(b).kernel()
 
 
 class _Dft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Stmt, Store
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost_work import SPARSE_WORK
+from aotc.lowering.analysis.costs.work import SPARSE_WORK
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target

@@ -17,7 +17,7 @@ from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.cost_work import TRIDIAGONAL_WORK
+from aotc.lowering.analysis.costs.work import TRIDIAGONAL_WORK
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -111,18 +111,29 @@ for s in range(0, N):
 
 
 def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Kernel:
-    """Return the kernel; its text above is put between the header and the names of this op."""
+    """Return the kernel; its text above is put between the header and the names of this op.
+
+    Raises
+    ------
+    CompileError
+        If the sizes of a system are unknown and ``target`` is not a CPU.
+    """
     b = RegionBuilder(function, target)
     out = b.outputs[0]
     *batch, n, m = out.shape
     if n == 0 or m == 0:
         return b.kernel(1, (), 0)
+    if target.kind != "cpu" and not (isinstance(n, int) and isinstance(m, int)):  # what a thread has is in its code
+        what = f"a tridiagonal system of {n} rows and {m} right-hand sides"
+        raise b.unsupported(b.the_op("tridiagonal_solve_perturbed"), what, "sizes that are known, or a CPU target")
     matrices = product(batch)
     head = [*map(str, delinearize(grid_item(matrices), batch))]
     header = print_kernel(b.kernel(matrices, (), matrices * n * m * TRIDIAGONAL_WORK.value)).replace("    pass\n", "")
     loop = f"    for p in parallel(0, {matrices}):\n" if matrices != 1 else ""
-    body = indent(_written(out.dtype, n, m, head), "        " if loop else "    ")
-    return parse_kernel(header + loop + body)
+    body = _written(out.dtype, n, m, head)
+    if not isinstance(n, int):  # the first row is no loop's: of none it would lie beyond the arrays
+        body = f"if index({n}) > i64(0):\n" + indent(body, "    ")
+    return parse_kernel(header + loop + indent(body, "        " if loop else "    "))
 
 
 def _written(dtype: str, n: Dim, m: Dim, head: list[str]) -> str:

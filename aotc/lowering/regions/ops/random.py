@@ -10,7 +10,7 @@ from aotc.ir.loop_ir import Apply, Const, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.random import PARITY, ROTATIONS
 from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost_work import RANDOM_WORK
+from aotc.lowering.analysis.costs.work import RANDOM_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import Elements, test_index
 from aotc.lowering.regions.region import RegionBuilder, grid_item

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isqrt
 
-from aotc.ir.dims import Dim, minimum, sym
+from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import SCAN_CHUNK, SCAN_LANES
-from aotc.lowering.analysis.cost_work import SCAN_WORK
+from aotc.lowering.analysis.costs.work import SCAN_WORK
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.regions.elemental import Elements
+from aotc.lowering.regions.ops.reduction_scan_cuda import lower_scan_in_blocks
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import RowBlocks
 from aotc.targets import Target
@@ -24,7 +25,11 @@ from aotc.targets import Target
 
 def lower_scan(function: Function, target: Target) -> Kernel:
     """Lower a ``reduce_window`` that is a prefix scan: one grid item per block of neighbouring scans."""
-    return _Scan(RegionBuilder(function, target), target).kernel()
+    b = RegionBuilder(function, target)
+    scan = scan_of(b.the_op("reduce_window"))
+    if target.kind == "cuda" and scan is not None and product(b.shape[scan.dim + 1 :]) == 1:
+        return lower_scan_in_blocks(b, scan)
+    return _Scan(b, target).kernel()
 
 
 class _Scan:

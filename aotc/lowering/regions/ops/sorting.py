@@ -12,7 +12,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Load, Space, Stmt
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import MERGED_ROW, STRIDED_DIGITS
-from aotc.lowering.analysis.cost_work import DIGIT_WORK, MERGE_WORK, SORT_WORK
+from aotc.lowering.analysis.costs.work import DIGIT_WORK, MERGE_WORK, SORT_WORK
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, Run, digits_of, integer

@@ -15,7 +15,7 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, 
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import INSERTED, INSERTED_ROW, SELECTION_SPARE
-from aotc.lowering.analysis.cost_work import TOP_K_WORK
+from aotc.lowering.analysis.costs.work import TOP_K_WORK
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, integer, key_bytes, reader, unsigned_key
 from aotc.lowering.regions.region import RegionBuilder

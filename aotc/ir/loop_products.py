@@ -1,0 +1,270 @@
+"""Products of matrices in the loop IR: what a kernel that has a ``tiling`` says, and how its operands lie in memory.
+
+Its body is the product as plain loops, which is what it means; a template computes the same on tensor cores::
+
+    for z in range(0, batch):
+        for row in range(0, m):
+            for col in range(0, n):
+                total = private("f32[]")
+                total[()] = f32(0.0)
+                for k in range(0, depth):
+                    total[()] += convert(a[z, row, k], "f32") * convert(b[z, k, col], "f32")
+                out[z, row, col] = convert(total[()], "bf16")
+
+The loop ``z`` may be missing. Operands are of one dtype: floats of 16 bits that are widened, f32 that
+``reduce_precision`` rounds to :data:`TF32_BITS`, or i8. What comes after the innermost loop, the epilogue, is anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, ceildiv, mod, product, sym
+from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.vmfb.dtypes import size_of
+
+TF32_BITS = (8, 10)
+"""Of the exponent and of the significand of TF32, which tensor cores round f32 to."""
+_SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "i8": "i32"}
+MOST_COORDINATES = 3  # of a batch: an array that is copied in tiles has five dimensions at most
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An operand that lies in memory: element (i, k) is at ``start + i * outer + k * depth`` of ``buffer``.
+
+    Attributes
+    ----------
+    buffer : Buffer
+    start : Dim
+        Depends on the batch alone.
+    outer, depth : Dim
+        From a row of A or column of B to the next, and from one term of a sum to the next.
+    """
+
+    buffer: Buffer
+    start: Dim
+    outer: Dim
+    depth: Dim
+
+    @property
+    def by_rows(self) -> bool:
+        """Do elements lie side by side that differ in the row of A, or the column of B?"""
+        return self.depth != 1
+
+    @property
+    def pitch(self) -> Dim:
+        """From one line of elements that lie side by side to the next."""
+        return self.depth if self.by_rows else self.outer
+
+    @property
+    def in_lines(self) -> bool:
+        """Do elements lie side by side at all, in lines that begin at whole pieces of 16 bytes?"""
+        count = 16 // size_of(self.buffer.dtype)
+        dense = self.outer == 1 if self.by_rows else True
+        forward = self.pitch != 0 and _is_forward(self.pitch)
+        return dense and forward and is_multiple(self.pitch, count) and is_multiple(self.start, count)
+
+    def in_pieces(self, outer: Dim, depth: Dim) -> bool:
+        """Is each piece of 16 bytes of an operand of ``outer`` by ``depth`` elements inside of it or outside?"""
+        across = outer if self.by_rows else depth
+        return self.in_lines and is_multiple(across, 16 // size_of(self.buffer.dtype))
+
+    def coordinates(self, batch: str, extent: Dim) -> tuple[Dim, tuple[tuple[Dim, Dim, Dim], ...]] | None:
+        """Return the offset that no batch changes, and the value, stride and extent of each coordinate of a batch.
+
+        None if ``start`` is no such sum.
+        """
+        if not isinstance(self.start, Expr):
+            return self.start, ()
+        offset: Dim = self.start.const
+        found: list[tuple[Dim, Dim, Dim]] = []
+        for monomial, coefficient in self.start.terms:
+            moving = [a for a in monomial if any(s.name == batch for s in symbols(Expr(0, (((a,), 1),))))]
+            rest = product(Expr(0, (((a,), 1),)) for a in monomial if a not in moving) * coefficient
+            if not moving:
+                offset = offset + rest
+            elif len(moving) == 1:
+                value = Expr(0, (((moving[0],), 1),))
+                count = _extent(value, extent)
+                if count is None or not _is_forward(rest):
+                    return None
+                found.append((value, rest, count))
+            else:
+                return None
+        return (offset, tuple(found)) if len(found) <= MOST_COORDINATES else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProduct:
+    """What the body of a kernel with a tiling says.
+
+    Attributes
+    ----------
+    batch, row, col, k : (str, Dim)
+        The loops' variables and extents; a missing batch is ``("", 1)``.
+    lets : tuple of Stmt
+        What ``left`` and ``right`` are computed of besides.
+    left, right : Scalar
+        The elements of A and of B in the dtype that the tensor cores take, before it is rounded.
+    operands : str
+        That dtype: ``bf16``, ``f16``, ``tf32`` or ``i8``.
+    total : Buffer
+        What the sum is in.
+    epilogue : tuple of Stmt
+        What is done with it.
+    """
+
+    batch: tuple[str, Dim]
+    row: tuple[str, Dim]
+    col: tuple[str, Dim]
+    k: tuple[str, Dim]
+    lets: tuple[Stmt, ...]
+    left: Scalar
+    right: Scalar
+    operands: str
+    total: Buffer
+    epilogue: tuple[Stmt, ...]
+
+    def view(self, right: bool = False) -> View | None:
+        """Return how A, or B, lies in memory; None if it is computed, or of another form."""
+        scalar, (outer, _) = (self.right, self.col) if right else (self.left, self.row)
+        if not isinstance(scalar, Load):
+            return None
+        bound = {s.var.name for s in self.lets if isinstance(s, Let)}
+        return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
+
+    def gathered(self, right: bool = False) -> Dim | None:
+        """Return the place of an element of A, or B, if pieces of 16 bytes have terms side by side; else None."""
+        scalar = self.right if right else self.left
+        if not isinstance(scalar, Load):
+            return None
+        flat, (k, extent) = _flat(scalar), self.k
+        for let in reversed([s for s in self.lets if isinstance(s, Let)]):
+            if isinstance(let.value, Index):
+                flat = substitute(flat, {let.var.name: let.value.expr})
+        if {s.name for s in symbols(flat)} & {s.var.name for s in self.lets if isinstance(s, Let)}:
+            return None
+        return flat if _is_in_pieces(flat, k, extent, 16 // size_of(scalar.buffer.dtype)) else None
+
+    @property
+    def place(self) -> Dim | None:
+        """Where an element is stored in the only output, if they lie side by side in whole pieces of 16 bytes."""
+        *lets, last = self.epilogue
+        if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
+            return None
+        count = 16 // size_of(last.buffer.dtype)
+        flat, (col, extent) = _flat(last), self.col
+        if last.buffer.dtype not in ("f32", "bf16", "f16", "i32"):
+            return None
+        if {s.name for s in symbols(flat)} & {s.var.name for s in lets if isinstance(s, Let)}:
+            return None
+        return flat if _is_in_pieces(flat, col, extent, count) else None
+
+
+def _is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
+    """Do neighbours in the loop ``name`` lie side by side, ``count`` at a time, from whole multiples of it on?"""
+    if not is_multiple(extent, count):
+        return False
+    piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
+    first = substitute(flat, {name: piece * count})
+    return substitute(flat, {name: piece * count + within}) - within == first and is_multiple(first, count)
+
+
+def _is_forward(stride: Dim) -> bool:
+    low = bounds(stride)[0]
+    return low is not None and low >= 0
+
+
+def is_multiple(e: Dim, of: int) -> bool:
+    """Is ``e`` proven to be a multiple of ``of``?"""
+    return mod(e, of) == 0
+
+
+def read_product(kernel: Kernel) -> LoopProduct:
+    """Return the product that the body of ``kernel`` is.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    loops: list[For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], For):
+        loops.append(body[0])
+        body = body[0].body
+    axes = [(loop.var, loop.end) for loop in loops]
+    match body:
+        case (Alloc(total), Store(value=Const()), For() as sum_, *epilogue) if len(axes) in (2, 3) and epilogue:
+            *lets, last = sum_.body
+            batch = axes[0] if len(axes) == 3 else ("", 1)
+            match last:
+                case Store(buffer=into, value=Apply(fn="mul", args=(left, right)), reduce="add") if into == total:
+                    a, b = (_stripped(x, lets) for x in (left, right))
+                    if a is None or b is None or a[1] != b[1] or _SUMS[a[1]] != total.dtype:
+                        raise ValueError(f"kernel {kernel.name}: no operands of tensor cores")
+                    k = (sum_.var, sum_.end)
+                    return LoopProduct(
+                        batch, axes[-2], axes[-1], k, tuple(lets), a[0], b[0], a[1], total, tuple(epilogue)
+                    )
+    raise ValueError(f"kernel {kernel.name}: its body is not a product of matrices")
+
+
+def _stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
+    """Return an operand before it is widened or rounded, and as what tensor cores take it."""
+    bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
+
+    def named(x: Scalar) -> Scalar:
+        return named(bound[x.name]) if isinstance(x, Var) and x.name in bound else x
+
+    match named(operand):
+        case Apply(fn="convert", args=(inner,)) if inner.dtype in _SUMS:
+            return named(inner), inner.dtype
+        case Apply(fn="reduce_precision", args=(inner, Const(value=exponent), Const(value=significand))):
+            return (named(inner), "tf32") if (exponent, significand) == TF32_BITS else None
+    return None
+
+
+def _flat(place: Load | Store) -> Dim:
+    """Return the place of an element in its buffer."""
+    flat: Dim = 0
+    for i, extent in zip(place.index, place.buffer.shape, strict=True):
+        flat = flat * extent + i
+    return flat
+
+
+def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) -> View | None:
+    """Return how the elements lie that ``load`` reads in ``loops``, of which ``outer`` and ``k`` run through a matrix.
+
+    None if they do not lie in equal steps, or an index is one of the names ``bound``.
+    """
+    flat = _flat(load)
+    if bound & {s.name for s in symbols(flat)}:
+        return None
+
+    def at(i: Dim, j: Dim) -> Dim:
+        return substitute(flat, {outer: i, k: j})
+
+    start = at(0, 0)
+    row, term = at(1, 0) - start, at(0, 1) - start
+    own = {s.name: Expr(0, (((s,), 1),)) for s in symbols(flat)}
+    i, j = own.get(outer, 0), own.get(k, 0)
+    moved = {s.name for e in (row, term) for s in symbols(e)} & loops
+    whole = flat - start - i * row - j * term == 0
+    return View(load.buffer, start, row, term) if whole and not moved else None
+
+
+def _extent(value: Expr, extent: Dim) -> Dim | None:
+    """Return how many values the coordinate ``value`` of a batch of ``extent`` may have; None if that is not known."""
+    match value.terms[0][0][0]:
+        case Sym():
+            return extent
+        case Call(fn="%", b=count):
+            return count
+        case Call(fn="//", a=Expr(const=0, terms=(((Sym(),), 1),)), b=count):
+            return ceildiv(extent, count)
+    high = bounds(value)[1]
+    return None if high is None else high + 1

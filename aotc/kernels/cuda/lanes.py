@@ -1,0 +1,199 @@
+"""Loops whose iterations a thread runs side by side, a statement for all of them before the next.
+
+So all loads come before all stores, which a GPU's compiler may not exchange, and are under way together. What the
+iterations load or store at neighbouring addresses is one access of up to 16 bytes::
+
+    for u in lanes(0, 4):                   v = load <4 x float> of x[4*i]
+        y[4*i + u] = exp(x[4*i + u])   ->   w = exp of each
+                                            store <4 x float> w to y[4*i]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llvmlite import ir
+
+from aotc.ir.dims import Dim, Expr, static
+from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_access import leaves, operands
+from aotc.ir.loop_ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
+from aotc.kernels.cuda.vectors import fits, load_vector, store_vector
+from aotc.kernels.emit import memory
+from aotc.kernels.emit.body import BodyEmitter, flat_index
+from aotc.kernels.emit.index import Frame
+from aotc.kernels.llvm_types import Register, memory_type
+from aotc.vmfb.abi import GPU_ALIGNMENT
+from aotc.vmfb.dtypes import DTYPES
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One iteration: the value of the loop's variable, and what its statements have named."""
+
+    number: int
+    scalars: dict[str, Register] = field(default_factory=dict)
+    frame: Frame = field(default_factory=lambda: ({}, {}))
+
+
+class LanesEmitter(BodyEmitter):
+    """Emits loops of kind ``lanes`` that have no statements but definitions and stores; others are unrolled."""
+
+    _held: dict[int, Register] = {}  # noqa: RUF012  # replaced, never changed: registers of loads, by their identity
+
+    def _statement(self, stmt: Stmt) -> None:
+        match stmt:
+            case For(kind="lanes", body=body) if all(isinstance(s, Let | Store) for s in body):
+                self._lanes(stmt)
+            case _:
+                super()._statement(stmt)
+
+    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+        held = self._held.get(id(node)) if isinstance(node, Load) else None
+        return super()._node(node, done) if held is None else held
+
+    def _lanes(self, loop: For) -> None:
+        begin, end = static(self._indices.fold(loop.begin)), static(self._indices.fold(loop.end))
+        lanes = [_Lane(number) for number in range(begin, end, loop.step)]
+        varying = {loop.var}
+        written = {s.buffer.name for s in loop.body if isinstance(s, Store)}
+        self._indices.push()
+        self._scalars.append({})
+        for stmt in loop.body:
+            if isinstance(stmt, Let) and not _varies(stmt.value, varying, written):
+                self._statement(stmt)
+                continue
+            held = self._load_neighbours(stmt, loop.var, lanes, varying)
+            if isinstance(stmt, Store) and not stmt.reduce:
+                self._store_lanes(stmt, loop.var, lanes, held, varying)
+                continue
+            if isinstance(stmt, Let):
+                varying.add(stmt.var.name)
+            for lane, registers in zip(lanes, held, strict=True):
+                self._enter(loop.var, lane, registers)
+                super()._statement(stmt)
+                self._leave(loop.var, lane)
+        self._scalars.pop()
+        self._indices.pop()
+
+    def _enter(self, var: str, lane: _Lane, held: dict[int, Register]) -> None:
+        self._indices.bind_number(var, lane.number)
+        self._indices.push(lane.frame)
+        self._scalars.append(lane.scalars)
+        self._held = held
+
+    def _leave(self, var: str, lane: _Lane) -> None:
+        self._held = {}
+        self._scalars.pop()
+        self._indices.pop()
+        self._indices.unbind_number(var)
+
+    def _store_lanes(
+        self, stmt: Store, var: str, lanes: Sequence[_Lane], held: Sequence[dict[int, Register]], varying: set[str]
+    ) -> None:
+        """Compute all values before the first is stored."""
+        values: list[Register] = []
+        for lane, registers in zip(lanes, held, strict=True):
+            self._enter(var, lane, registers)
+            values.append(self.scalar(stmt.value))
+            self._leave(var, lane)
+        buffer = stmt.buffer
+        annotate = self._metadata.annotation(buffer)
+        flats = self._flats(buffer, stmt.index, var, lanes, varying - {var})
+        width = _width(buffer, flats)
+        if not width:
+            for lane, value in zip(lanes, values, strict=True):
+                self._enter(var, lane, {})
+                memory.store(self.builder, value, self._element(buffer, stmt.index), buffer.dtype, annotate)
+                self._leave(var, lane)
+            return
+        for first in range(0, len(lanes), width):
+            group = values[first : first + width]
+            parts = [x for value in group for x in self._encoded(value, buffer.dtype)]
+            store_vector(self.builder, parts, self.address(buffer, flats[first]), annotate)
+
+    def _encoded(self, value: Register, dtype: str) -> Sequence[ir.Value]:
+        return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
+
+    def _load_neighbours(
+        self, stmt: Stmt, var: str, lanes: Sequence[_Lane], varying: set[str]
+    ) -> list[dict[int, Register]]:
+        """Load what the lanes read side by side, and return the registers of each lane."""
+        held: list[dict[int, Register]] = [{} for _ in lanes]
+        for load in leaves(operands(stmt)):
+            if not isinstance(load, Load) or id(load) in held[0]:
+                continue
+            flats = self._flats(load.buffer, load.index, var, lanes, varying - {var})
+            width = _width(load.buffer, flats)
+            for first in range(0, len(lanes) if width else 0, width or 1):
+                address = self.address(load.buffer, flats[first])
+                for n, register in enumerate(self._vector(load.buffer, address, width)):
+                    held[first + n][id(load)] = register
+        return held
+
+    def _vector(self, buffer: Buffer, address: ir.Value, width: int) -> list[Register]:
+        parts = _parts(buffer)
+        annotate = self._metadata.annotation(buffer)
+        raw = load_vector(self.builder, address, memory_type(buffer.dtype), width * parts, annotate)
+        if parts == 2:
+            return [(raw[n], raw[n + 1]) for n in range(0, len(raw), 2)]
+        return [memory.decode(self.builder, x, buffer.dtype) for x in raw]
+
+    def _flats(
+        self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[_Lane], unknown: set[str]
+    ) -> list[Dim]:
+        """Return which element each lane touches, or nothing where that depends on what the lane computes."""
+        flat = flat_index(buffer, index)
+        if buffer.space != "global" or not unknown.isdisjoint(s.name for s in symbols(flat)):
+            return []
+        found: list[Dim] = []
+        for lane in lanes:
+            self._indices.bind_number(var, lane.number)
+            found.append(self._indices.fold(flat))
+            self._indices.unbind_number(var)
+        return found
+
+
+def _varies(value: Scalar, varying: set[str], written: set[str]) -> bool:
+    """May ``value`` differ from lane to lane, or from what it is before the loop?"""
+    stack = [value]
+    while stack:
+        match stack.pop():
+            case Apply(args=args):
+                stack += args
+            case Var(name=name) if name in varying:
+                return True
+            case Load(buffer=buffer) if buffer.name in written:
+                return True
+    dims = [e for leaf in leaves([value]) for e in (leaf.index if isinstance(leaf, Load) else (leaf.expr,))]
+    return any(s.name in varying for e in dims for s in symbols(e))
+
+
+def _parts(buffer: Buffer) -> int:
+    return 2 if DTYPES[buffer.dtype].kind == "c" else 1
+
+
+def _width(buffer: Buffer, flats: Sequence[Dim]) -> int:
+    """Return how many lanes make one access: 0 if they touch no neighbours, or begin where no vector does."""
+    kind, parts = memory_type(buffer.dtype), _parts(buffer)
+    width = 1
+    while len(flats) % (2 * width) == 0 and flats and fits(kind, 2 * width * parts, GPU_ALIGNMENT):
+        width *= 2
+    while width * parts > 1 and not _side_by_side(flats, width):
+        width //= 2
+    return width if fits(kind, width * parts, GPU_ALIGNMENT) and flats else 0
+
+
+def _side_by_side(flats: Sequence[Dim], width: int) -> bool:
+    return all(
+        _is_multiple(flats[first], width) and all(flats[first + k] - flats[first] == k for k in range(1, width))
+        for first in range(0, len(flats), width)
+    )
+
+
+def _is_multiple(flat: Dim, width: int) -> bool:
+    """Is the element at a multiple of ``width``? All buffers begin at one."""
+    if isinstance(flat, Expr):
+        return flat.const % width == 0 and all(c % width == 0 for _, c in flat.terms)
+    return flat % width == 0

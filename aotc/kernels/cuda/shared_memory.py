@@ -1,0 +1,78 @@
+"""Where the arrays of a block lie in shared memory, and how a kernel asks for more than a block has without asking.
+
+As many as a block has without asking are variables of the kernel. If there are more, all lie one after the other in the
+dynamic shared memory, of which the launch says how much there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llvmlite import ir
+
+from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
+from aotc.ir.loop_scratch import bytes_of
+from aotc.kernels.interface import size_entry
+from aotc.kernels.llvm_types import PTR
+from aotc.targets import Target
+from aotc.vmfb.abi import ALIGNMENT
+
+SHARED = 3
+_DYNAMIC = "aotc_dynamic_shared"
+
+
+def shared_layout(kernel: Kernel) -> tuple[dict[str, int], int]:
+    """Return the byte offset of every shared buffer of ``kernel``, and the bytes of all."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for stmt in walk(kernel.body):
+        if isinstance(stmt, Alloc) and stmt.buffer.space == "shared" and stmt.buffer.name not in offsets:
+            offsets[stmt.buffer.name] = end
+            end += -(-bytes_of(stmt.buffer) // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def asked_shared(kernel: Kernel, target: Target) -> int:
+    """Return the bytes of dynamic shared memory that a launch of ``kernel`` asks for."""
+    total = shared_layout(kernel)[1]
+    return total if total > target.static_shared else 0
+
+
+def place_shared(
+    builder: ir.IRBuilder, kernel: Kernel, target: Target, buffer: Buffer, shape: ir.ArrayType
+) -> ir.Value:
+    """Return the address of a shared ``buffer`` of ``kernel``, an array of LLVM's type ``shape``."""
+    module = builder.module
+    if not asked_shared(kernel, target):
+        memory = ir.GlobalVariable(module, shape, f"shared_{buffer.name}", addrspace=SHARED)
+        memory.linkage = "internal"
+        memory.initializer = ir.Constant(shape, ir.Undefined)
+        memory.align = ALIGNMENT
+        return builder.addrspacecast(memory, PTR)
+    memory = module.globals.get(_DYNAMIC)
+    if memory is None:
+        memory = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), 0), _DYNAMIC, addrspace=SHARED)
+        memory.linkage = "external"
+        memory.align = ALIGNMENT
+    base = builder.addrspacecast(memory, PTR)
+    offset = ir.Constant(ir.IntType(64), shared_layout(kernel)[0][buffer.name])
+    return builder.gep(base, [offset], inbounds=True, source_etype=ir.IntType(8))
+
+
+def taken(found: Mapping[str, int], threads: int, asked: int, target: Target) -> dict[str, int]:
+    """Return what a kernel takes by the linker's log, what it asks for, and how many blocks a multiprocessor holds."""
+    if not found:
+        return {}
+    shared = found["shared"] + asked
+    return {**found, "shared": shared, "blocks": target.multiprocessor.held_blocks(threads, found["registers"], shared)}
+
+
+def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
+    """Return what the manifest says of the launch of a kernel whose blocks run an item each; nothing if that is all."""
+    shared = asked_shared(kernel, target)
+    if not shared:
+        return {}
+    numbers = {name: n for n, name in enumerate(kernel.dims)}
+    blocks = [size_entry(kernel.grid, numbers), 1, 1]
+    return {"blocks": blocks, "resident": 0, "cluster": [1, 1, 1], "shared": shared, "maps": []}

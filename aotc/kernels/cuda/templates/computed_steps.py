@@ -1,0 +1,117 @@
+"""Operands of a product that functions of its kernel return: all threads compute the pieces of a stage.
+
+That is what an operand needs that lies in memory in no lines, or is computed: an array whose rows begin anywhere, one
+of f32 or i8 that is stored the other way than tensor cores take it, the patches of a convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.ampere import PIECE
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.mma_steps import PIECES, parts, piece_of
+from aotc.kernels.cuda.templates.steps import ELEMENT, PACK
+from aotc.kernels.cuda.templates.tiles import WarpTiles
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.vmfb.dtypes import to_numpy
+
+_WORDS = PIECE // 4
+
+
+def _pieces(tiles: WarpTiles) -> list[tuple[int, int, bool, int]]:
+    """Return all pieces of a thread: operand, number, is it stored by rows, where its tile begins."""
+    return [
+        (operand, number, by_rows, begin)
+        for operand, (source, by_rows, count, begin) in enumerate(parts(tiles))
+        if source.computed
+        for number in range(count * PIECES // tiles.threads)
+    ]
+
+
+def compute_stage(tiles: WarpTiles) -> Any:
+    """Return the function that computes a thread's pieces of a stage: words of 4 bytes; 0 outside of the operands."""
+    pieces = _pieces(tiles)
+    words = max(len(pieces) * _WORDS, 1)
+    each = PIECE // tiles.size
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, thread, z, row, column, depth, m, n, k = arguments
+        b, own = builder, ScalarValue(builder, thread)
+        kind = I32 if tiles.operands == "i8" else F32
+        found: list[ir.Value] = []
+        for operand, number, by_rows, _ in pieces:
+            _, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
+            first, size = ((row, m), (column, n))[operand]
+            outer, inner = b.add(first, outer), b.add(depth, inner)
+            values = []
+            for e in range(each):
+                i, j = (b.add(outer, i32(e)), inner) if by_rows else (outer, b.add(inner, i32(e)))
+                inside = b.and_(b.icmp_signed("<", i, size), b.icmp_signed("<", j, k))
+                i, j = (b.select(b.icmp_signed("<", x, end), x, b.sub(end, i32(1))) for x, end in ((i, size), (j, k)))
+                at = [b.sext(v, I64) for v in (z, i, j)]
+                value = call_function(b, ELEMENT[operand], kind, (pointers, dims), *at)
+                values.append(b.select(inside, value, ir.Constant(kind, 0)))
+            found += _packed(b, tiles, values)
+        return context.make_tuple(builder, signature.return_type, found or [i32(0)])
+
+    kept = types.UniTuple(INT, words)
+
+    @emitted(lambda pointers, dims, *given: kept(pointers, dims, *[INT] * 8), generate)
+    def compute(pointers, dims, thread, z, row, column, depth, m, n, k):
+        functions, dtype = here().block.functions, to_numpy("f32" if tiles.operands == "tf32" else tiles.operands)
+        found = np.zeros((len(pieces), each), dtype)
+        for p, (operand, number, by_rows, _) in enumerate(pieces):
+            _, outer, inner = piece_of(tiles, int(thread), number, operand)
+            first, size = ((row, m), (column, n))[operand]
+            for e in range(each):
+                i, j = int(first) + outer + (e if by_rows else 0), int(depth) + inner + (0 if by_rows else e)
+                if i < size and j < k:
+                    found[p, e] = functions[ELEMENT[operand]](int(z), i, j)
+        return found
+
+    return compute
+
+
+def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value]) -> list[ir.Value]:
+    """Return words of the elements of a piece."""
+    if tiles.operands == "tf32":
+        return [b.bitcast(v, I32) for v in values]
+    if tiles.operands == "i8":
+        low = [b.and_(v, i32(255)) for v in values]
+        fours = [low[n : n + 4] for n in range(0, len(low), 4)]
+        return [b.or_(b.or_(p, b.shl(q, i32(8))), b.or_(b.shl(r, i32(16)), b.shl(s, i32(24)))) for p, q, r, s in fours]
+    pairs = [values[n : n + 2] for n in range(0, len(values), 2)]
+    return [assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+
+
+def put_stage(tiles: WarpTiles) -> Any:
+    """Return the function that puts a thread's pieces where the stage is in shared memory."""
+    pieces = _pieces(tiles)
+
+    def generate(context, builder, signature, arguments):
+        held, to, thread = arguments
+        b, own = builder, ScalarValue(builder, thread)
+        for p, (operand, number, _, begin) in enumerate(pieces):
+            place = piece_of(tiles, own, number, operand)[0].raw
+            words = [b.extract_value(held, _WORDS * p + n) for n in range(_WORDS)]
+            given = [b.add(b.add(to, i32(begin)), place), *words]
+            assembly(b, "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", NOTHING, [INT] * 5, given)
+        return context.get_dummy_value()
+
+    @emitted(lambda held, to, thread: NOTHING(held, INT, INT), generate)
+    def put(held, to, thread):
+        for p, (operand, number, _, begin) in enumerate(pieces):
+            at = int(to) + begin + piece_of(tiles, int(thread), number, operand)[0]
+            here().block.memory[at : at + PIECE] = held[p].view(np.uint8)
+
+    return put

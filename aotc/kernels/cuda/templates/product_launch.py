@@ -1,0 +1,100 @@
+"""How a product on tensor cores is cut and launched: what the manifest says of it, for which no Numba is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aotc.ir.dims import ceildiv, maximum
+from aotc.ir.loop_ir import Kernel, Load, Store, Tiling
+from aotc.ir.loop_products import LoopProduct, View, read_product
+from aotc.kernels.cuda.templates.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
+from aotc.kernels.interface import size_entry
+
+_COPIED_AS = {"i8": "u8"}  # what a tensor map calls the elements
+
+
+def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
+    """Return what the template is made for: how ``kernel``, which has a tiling, is cut, and how its arrays lie."""
+    tiling, product = _tiling(kernel), read_product(kernel)
+    buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
+    views = (product.view(), product.view(right=True))
+    place, last = product.place, product.epilogue[-1]
+    in_lines = place is not None and isinstance(last, Store)
+    given: dict[str, Any] = {
+        "operands": product.operands,
+        "result": last.buffer.dtype if in_lines and isinstance(last, Store) else "f32",
+        "stages": tiling.stages,
+        "cols": tiling.cols,
+        "a": _source(views[0], tiling, product, buffers, 0),
+        "b": _source(views[1], tiling, product, buffers, 1),
+        "out": buffers.index(last.buffer.name) if in_lines and isinstance(last, Store) else -1,
+        "batched": product.batch[1] != 1,
+        "in_lines": in_lines,
+    }
+    for name, view in zip(("a", "b"), views):
+        source = given[name]
+        by_rows = view is not None and view.by_rows and not source.turned
+        given[f"{name}_by_rows"] = by_rows and not source.gathered
+    if tiling.template == "wgmma":
+        return WarpgroupTiles(**given, consumers=tiling.rows // 64)
+    return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
+
+
+def _tiling(kernel: Kernel) -> Tiling:
+    if kernel.tiling is None:
+        raise ValueError(f"kernel {kernel.name} has no tiling")
+    return kernel.tiling
+
+
+def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: list[str], number: int) -> OperandSource:
+    if tiling.template == "wgmma":
+        if view is None or (found := view.coordinates(*product.batch)) is None:
+            raise ValueError("an operand is not copied in tiles")
+        return OperandSource(buffers.index(view.buffer.name), len(found[1]))
+    outer = (product.row, product.col)[number][1]
+    takes_rows = product.operands != "i8"
+    if view is not None and view.in_pieces(outer, product.k[1]) and (takes_rows or not view.by_rows):
+        return OperandSource(buffers.index(view.buffer.name))
+    scalar = product.right if number else product.left
+    if isinstance(scalar, Load) and product.gathered(right=bool(number)) is not None:
+        return OperandSource(buffers.index(scalar.buffer.name), gathered=True)
+    return OperandSource(number, computed=True, turned=view is not None and view.by_rows)
+
+
+def launch_entry(kernel: Kernel) -> dict[str, Any]:
+    """Return what the manifest says of a product's launch: see :mod:`aotc.vmfb.devices.launch`."""
+    tiles, product = tiles_of(kernel), read_product(kernel)
+    numbers = {name: n for n, name in enumerate(kernel.dims)}
+    blocks = product.batch[1] * ceildiv(product.row[1], tiles.rows) * ceildiv(product.col[1], tiles.cols)
+    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+    if isinstance(tiles, WarpTiles):
+        return {**shape, "resident": 0, "maps": []}
+    maps = [_map(tiles, product, number, numbers) for number in range(2)]
+    return {**shape, "resident": tiles.resident, "maps": maps}
+
+
+def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be.
+
+    Nothing is copied of an array without elements, but its map is made, so no size is 0.
+    """
+    view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
+    assert view is not None
+    found = view.coordinates(*product.batch)
+    assert found is not None
+    offset, others = found
+    outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
+    inner, other = (outer, depth) if view.by_rows else (depth, outer)
+    box = [64, tiles.depth] if view.by_rows else [tiles.depth, lines]
+    sizes = [inner, other, *(count for _, _, count in others)]
+    strides = [view.pitch, *(stride for _, stride, _ in others)]
+    return {
+        "buffer": source.pointer,
+        "offset": size_entry(offset * tiles.size, numbers),
+        "type": _COPIED_AS.get(tiles.operands, tiles.operands),
+        "sizes": [size_entry(maximum(size, 1), numbers) for size in sizes],
+        "strides": [size_entry(stride * tiles.size, numbers) for stride in strides],
+        "box": [*box, *[1] * len(others)],
+        "swizzle": CHUNK,
+    }

@@ -1,0 +1,105 @@
+"""How GPUs do ops with a lowering of their own: decisions by size, which passes and regions ask; sizes of blocks."""
+
+from __future__ import annotations
+
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
+
+# fmt: off
+THREAD_SORT = Limit(
+    "thread_sort", 32, "elements of a row that one GPU thread sorts",
+    "chosen, not measured: as many as a warp has threads; they lie in a thread's own memory",
+)
+GPU_SORT_BYTES = BlockSize(
+    "gpu_sort_bytes", 16 << 10, "bytes of the elements that a GPU's block sorts, of which it has a second copy",
+    "chosen, not measured: two blocks of 1024 threads on a multiprocessor, within the 48 KiB of every GPU",
+)
+MERGED_EACH = BlockSize(
+    "merged_each", 8, "elements that a GPU's thread merges behind one search",
+    "chosen, not measured: one thread for each element took four times as long on an H200",
+)
+MERGE_WAYS_UNKNOWN = BlockSize(
+    "merge_ways_unknown", 16, "runs that a GPU merges in one pass over an array of unknown length",
+    "chosen, not measured: few passes that only copy where the array is short",
+)
+KEPT_OF_RUN = Limit(
+    "kept_of_run", 25, "hundredths of the elements that a GPU's block sorts of which top_k keeps the largest",
+    "chosen, not measured: each pass leaves a quarter at most; above it the whole row is sorted",
+)
+SERIAL_UPDATES = Limit(
+    "serial_updates", 16, "updates of a scatter that a GPU applies one after the other",
+    "chosen, not measured: a load and a store each, in all less than the launches of what goes side by side",
+)
+DENSE_SCATTER = Limit(
+    "dense_scatter", 4, "rows of an array for each update, where sums of updates have the array's shape",
+    "chosen, not measured: above it what is filled and read beside the array is more than the updates are",
+)
+CROWDED_CELLS = Limit(
+    "crowded_cells", 4096, "elements that a GPU's block combines updates for in shared memory",
+    "chosen, not measured: 32 KiB of i64; a million sums for 1000 elements waited 80 us for each other on an H200",
+)
+CROWDED_UPDATES = Limit(
+    "crowded_updates", (1 << 16) - 1, "updates of a scatter that go to the GPU's memory at once, however few elements",
+    "chosen, not measured: as many blocks as fill the multiprocessors would each clear and write all elements",
+    unknown=True,
+)
+CROWDED_THREADS = BlockSize(
+    "crowded_threads", 512, "threads of a GPU's block that combines updates in shared memory",
+    "chosen, not measured: four blocks on a multiprocessor",
+)
+CROWDED_EACH = BlockSize(
+    "crowded_each", 8, "updates of each of these threads", "chosen, not measured: 256 blocks for a million updates",
+)
+FILLED_BYTES = Limit(
+    "filled_bytes", 4096, "bytes of an array of equal constants that a bundle for GPUs holds",
+    "chosen, not measured: a launch writes as soon as a copy does, and weights nothing",
+)
+THREAD_TRIANGLE = Limit(
+    "thread_triangle", 12, "rows of a triangular matrix that one GPU thread factors or solves",
+    "chosen, not measured: half a warp would have nothing to do, and many small ones fill the GPU",
+)
+TRIANGLE_THREADS = BlockSize(
+    "triangle_threads", 512, "threads of a GPU's block that factors a matrix or solves a triangular system",
+    "chosen, not measured: four warps for each of a multiprocessor's schedulers",
+)
+PANEL_ROWS = BlockSize(
+    "panel_rows", 8, "rows that a GPU's block finishes before it takes them off the others",
+    "chosen, not measured: an eighth of the reads and writes of the others",
+)
+SOLVED_COLUMNS = BlockSize(
+    "solved_columns", 32, "right-hand sides that a GPU's block solves for", "chosen, not measured: a warp's width",
+)
+DFT_THREAD_POINTS = BlockSize(
+    "dft_thread_points", 16, "points of a signal for each thread of a GPU's block; a thread alone transforms no more",
+    "chosen, not measured: two butterflies of eight, in registers",
+)
+DFT_THREADS = BlockSize(
+    "dft_threads", 256, "threads of a GPU's block that transforms a signal, at most",
+    "chosen, not measured: signals of 4096 points have two butterflies of eight a thread",
+)
+GPU_SCAN_THREADS = BlockSize(
+    "gpu_scan_threads", 256, "threads of a GPU's block that scan a row together",
+    "chosen, not measured: eight blocks for each multiprocessor hide each other's barriers",
+)
+GPU_SCAN_BYTES = BlockSize(
+    "gpu_scan_bytes", 32, "bytes of neighbouring elements that a thread scans on its own",
+    "chosen, not measured: eight f32, fewer steps than the block then takes together",
+)
+GPU_SCAN_BLOCKS = BlockSize(
+    "gpu_scan_blocks", 1024, "blocks that scan parts of rows, at least",
+    "chosen, not measured: eight for each of 128 multiprocessors",
+)
+GPU_SCAN_COLUMNS = BlockSize(
+    "gpu_scan_columns", 1 << 17, "threads that scan parts of columns, at least",
+    "chosen, not measured: 1024 for each of 128 multiprocessors",
+)
+GPU_SCAN_PART = BlockSize(
+    "gpu_scan_part", 1 << 11, "elements of a part of a row that a block scans, at least",
+    "chosen, not measured: what its threads take in at a time",
+)
+GPU_SCAN_COLUMN_PART = BlockSize(
+    "gpu_scan_column_part", 32, "elements of a part of a column that a thread scans, at least",
+    "chosen, not measured: the ends of the parts, scanned again, are few beside it",
+)
+# fmt: on
+
+ROWS = rows_in(globals())

@@ -1,0 +1,182 @@
+"""How a product is computed: its decisions by size, which passes and regions ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from aotc.ir.dims import Dim, product
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+# fmt: off
+STREAM_ROWS = Limit(
+    "stream_rows", 4, "rows of a product whose right operand passes by once",
+    "chosen, not measured: all sums of a wide tile fit into registers; memory bandwidth bounds the product",
+)
+WIDE_STREAM_ROWS = Limit(
+    "wide_stream_rows", 2, "rows of a streaming product with the widest tile",
+    "chosen, not measured: 2 rows of 8 vectors fill as many of 32 registers as 4 rows of 4",
+)
+STREAM_VECTORS = BlockSize(
+    "stream_vectors", 8, "vectors in a row of the tile of a product of up to wide_stream_rows rows",
+    "chosen, not measured: see wide_stream_rows; in proportion where there are fewer than 32 registers",
+)
+NARROW_STREAM_VECTORS = BlockSize(
+    "narrow_stream_vectors", 4, "vectors in a row of the tile of a streaming product of more rows",
+    "chosen, not measured: see wide_stream_rows",
+)
+TINY_FLOPS = Limit(
+    "tiny_flops", 1 << 13, "floating-point operations of a product done in plain loops",
+    "chosen, not measured: packing, a tile and its epilogue's buffer do not pay off before",
+)
+PACKED_PERCENT = Limit(
+    "packed_percent", 25, "percent of a limit on memory that a packed copy of an operand takes",
+    "chosen, not measured: what is read in place costs time, a limit that is missed the whole model",
+)
+IN_PLACE_ELEMENTS = Limit(
+    "in_place_elements", 1 << 16, "elements of a right operand, no constant, that is read where it lies",
+    "chosen, not measured: 256 KiB of f32 stay in a second-level cache, where rows are as good as panels",
+)
+SMALL_ROWS = Limit(
+    "small_rows", 8, "rows of a product that one tile of three vectors a row has",
+    "chosen, not measured: 24 sums and 3 loads fit into 32 registers",
+)
+TILE_ROWS = BlockSize(
+    "tile_rows", 14, "rows of a tile of two vectors or more, at most",
+    "chosen, not measured: 28 sums, 2 loads and a broadcast of 32 registers; spilling halves the rate (decision 14)",
+)
+COLUMN_TILE_ROWS = BlockSize(
+    "column_tile_rows", 24, "rows of a tile of one vector, at most",
+    "chosen, not measured: more sums do not hide more latency, and code grows",
+)
+GROUPED_TILE_ROWS = BlockSize(
+    "grouped_tile_rows", 12, "rows of a tile that takes several terms a step, with 32 registers",
+    "chosen, not measured: converted operands take registers beside the sums",
+)
+GROUPED_TILE_ROWS_16 = BlockSize(
+    "grouped_tile_rows_16", 4, "rows of a tile that takes several terms a step, with 16 registers",
+    "chosen, not measured: converted operands take registers beside the sums",
+)
+ITEM_FLOPS = BlockSize(
+    "item_flops", 3 << 20, "floating-point operations of a grid item of a large product, at least",
+    "chosen, not measured: 30 microseconds of a core of 100 GFLOP/s",
+)
+LARGE_ITEMS = BlockSize(
+    "large_items", 8, "times item_flops that a grid item has at most",
+    "chosen, not measured: items as long as that are still shared out evenly",
+)
+MIN_ITEMS = BlockSize(
+    "min_items", 8, "grid items of a product, at least",
+    "chosen, not measured: 8 cores are common",
+)
+MANY_ITEMS = BlockSize(
+    "many_items", 48, "grid items of a product, beyond which they grow",
+    "chosen, not measured: some for each of 16 cores",
+)
+WHOLE_FLOPS = Limit(
+    "whole_flops", 1 << 19, "floating-point operations of a product done as one grid item",
+    "chosen, not measured: 5 microseconds of a core of 100 GFLOP/s, one claim",
+)
+SPREAD_HEIGHT = Limit(
+    "spread_height", 5, "rows of a tile that share cache sets without conflict",
+    "chosen, not measured: a first-level cache of 8 ways keeps them",
+)
+SPREAD_PANELS = Limit(
+    "spread_panels", 1, "panels of a grid item too few to copy its rows apart for",
+    "chosen, not measured: rows that are read once are not worth a copy",
+)
+SET_BYTES = BlockSize(
+    "set_bytes", 1024, "bytes of a stride whose multiples fall into few cache sets",
+    "chosen, not measured: a quarter of the 4096 bytes after which the sets of 64 x 64 bytes repeat",
+)
+CACHE_LINE = BlockSize(
+    "cache_line", 64, "bytes that rows are shifted by to fall into other cache sets",
+    "a cache line of all x86-64 and most AArch64 CPUs",
+)
+UNROLLED_TERMS = Limit(
+    "unrolled_terms", 49, "terms of a sum that is unrolled",
+    "chosen, not measured: the taps of a 7 x 7 window",
+)
+GPU_EXTENT = Limit(
+    "gpu_extent", 23, "rows, columns or terms too few for a GPU's block",
+    "chosen, not measured: most of a block's threads would have nothing to do",
+)
+GPU_TERMS = Limit(
+    "gpu_terms", 127, "terms of a product of few rows with one thread per element",
+    "chosen, not measured: a skinny block takes slices of 128 terms",
+)
+GPU_IDLE_BLOCKS = Limit(
+    "gpu_idle_blocks", 127, "blocks that leave multiprocessors of a GPU idle",
+    "an H200 has 132 multiprocessors; not measured",
+)
+# fmt: on
+
+ROWS = rows_in(globals())
+
+Strategy = Literal["loops", "dots", "in_place", "packed"]
+
+
+def streams(m: Dim) -> bool:
+    """Does a product of ``m`` rows read its right operand only once, all rows in one tile? (Unknown counts as many.)"""
+    return STREAM_ROWS.holds(m)
+
+
+def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
+    """Is a product of ``shape`` that sums ``k`` terms per element too small for tiles?"""
+    return TINY_FLOPS.holds(product((*shape, k)) * 2)
+
+
+def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
+    """Return how a CPU computes a ``matmul``.
+
+    Parameters
+    ----------
+    op : Op
+        The product.
+    form : str
+        The form of tile that fits its dtypes, or the empty string.
+    constant : bool
+        Is the right operand a constant, which is packed once and for all?
+    target : Target
+        The CPU.
+    memory_limit : int
+        Bytes that a call may take, 0 for any number: little of it goes to packed copies.
+
+    Returns
+    -------
+    str
+        ``packed``: tiles over panels of the right operand; ``in_place``: tiles over the right operand as it lies;
+        ``dots``: one dot product per element of the result; ``loops``: no tiles.
+    """
+    lhs, rhs = (v.type for v in op.operands)
+    result = op.result.type
+    m, n = result.shape[-2:]
+    k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    if not form or k == 0 or (form == "i8" and result.dtype != "i32"):
+        return "loops"
+    if op.attrs["rhs_transposed"] and form != "i8" and streams(m):
+        return "dots"
+    if is_tiny(result.shape, k):
+        return "loops"
+    lanes = target.vector_bytes // size_of(form)
+    by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
+    if by_rows and not constant and (streams(m) or IN_PLACE_ELEMENTS.holds(k * n)):
+        return "in_place"
+    in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form}
+    if in_form and memory_limit and not constant:
+        copied = product(rhs.shape) * size_of(form)
+        if not PACKED_PERCENT.holds(copied * 100 // memory_limit):
+            return "in_place"
+    if isinstance(n, int) and isinstance(k, int):
+        return "packed"
+    return "in_place" if in_form else "loops"
+
+
+def conv_strategy(op: Op, form: str) -> Strategy:
+    """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
+    size = product(op.operands[1].type.shape)
+    plain = form in ("f32", "f64") and op.attrs["feature_groups"] == 1
+    return "packed" if plain and isinstance(size, int) and size else "loops"

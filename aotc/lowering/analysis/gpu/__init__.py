@@ -1,0 +1,1 @@
+"""How products and rows are shared out among the threads of a GPU."""

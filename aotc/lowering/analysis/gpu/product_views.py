@@ -1,0 +1,85 @@
+"""Operands of products that a GPU reads where they lie: turned, cut and reshaped, but never copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aotc.ir.dims import Dim, sym
+from aotc.ir.loop_ir import Buffer, Load
+from aotc.ir.loop_products import MOST_COORDINATES, view_of
+from aotc.ir.opset import MOVES
+from aotc.ir.tensor_ir import Op, Value
+from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
+from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+_LOOPS = ("z", "i", "k")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductViews:
+    """What products read through ops that only move elements.
+
+    Attributes
+    ----------
+    operands : set of Value
+        Of products.
+    sources : set of Value
+        What is stored.
+    moves : set of Op
+        Between what is stored and them.
+    """
+
+    operands: set[Value] = field(default_factory=set)
+    sources: set[Value] = field(default_factory=set)
+    moves: set[Op] = field(default_factory=set)
+
+
+def product_views(ops: Sequence[Op], target: Target) -> ProductViews:
+    """Return what of ``ops`` needs no memory for the sake of the products of ``target`` that read it."""
+    found = ProductViews()
+    makers = {v: op for op in ops for v in op.results}
+    if target.kind != "cuda":
+        return found
+    for op in ops:
+        if op.name != "matmul":
+            continue
+        m, n = op.result.type.shape[-2:]
+        for v, turned in zip(op.operands, (op.attrs["lhs_transposed"], not op.attrs["rhs_transposed"]), strict=True):
+            k = v.type.shape[-2 if turned else -1]
+            chain = _chain(v, makers)
+            if chain and is_for_tensor_cores(op.result.type.shape[:-2], m, n, k) and _lies_in_lines(v, turned, chain):
+                found.operands.add(v)
+                found.sources.add(chain[-1].operands[0])
+                found.moves.update(chain)
+    return found
+
+
+def _chain(v: Value, makers: Mapping[Value, Op]) -> list[Op]:
+    """Return the ops that only move elements behind ``v``, the last first, if one of them does more than a reshape."""
+    found: list[Op] = []
+    while (op := makers.get(v)) is not None and op.name in MOVES:
+        found.append(op)
+        v = op.operands[0]
+    while found and found[-1].name == "reshape":
+        found.pop()
+    return found
+
+
+def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
+    """Are the elements of ``v`` in memory, behind ``chain``, as templates copy them?"""
+    *batch, rows, cols = v.type.shape
+    outer, depth = (cols, rows) if turned else (rows, cols)
+    z, i, k = (sym(name, 0, extent) for name, extent in zip(_LOOPS, (*(batch or [1]), outer, depth), strict=True))
+    index: Index = (*([z] if batch else []), *((k, i) if turned else (i, k)))
+    for op in chain:
+        index = backward(op, index)
+    source = chain[-1].operands[0].type
+    view = view_of(Load(Buffer("x", source.dtype, source.shape), index), "i", "k", set(), set(_LOOPS))
+    if view is None or not view.in_lines or (view.by_rows and size_of(source.dtype) != 2):
+        return False
+    extent: Dim = batch[0] if batch else 1
+    found = view.coordinates("z", extent)
+    return found is not None and len(found[1]) <= MOST_COORDINATES

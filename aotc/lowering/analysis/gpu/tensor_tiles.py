@@ -1,0 +1,177 @@
+"""Which tiles a product on tensor cores gets: the least time by a table of rates, each of a multiprocessor.
+
+A launch takes as many waves as its tiles fill the GPU's multiprocessors; of each wave every multiprocessor has as many
+tiles as fit there, and does their products at the rate of the table, or as fast as it reads their operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from aotc.ir.dims import Dim
+from aotc.ir.loop_ir import Tiling
+from aotc.ir.loop_products import LoopProduct, is_multiple
+from aotc.lowering.analysis.costs.row import Estimate, Limit
+from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+@dataclass(frozen=True, slots=True)
+class TileRate:
+    """A row of the table: what one multiprocessor does with a tiling.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    rate : int
+        Thousands of floating-point operations of bf16 in a nanosecond.
+    resident : int
+        Blocks that a multiprocessor has at a time.
+    """
+
+    tiling: Tiling
+    rate: float
+    resident: int = 1
+
+
+TILE_RATES = (
+    TileRate(Tiling("wgmma", 128, 256, 4), 6.35),
+    TileRate(Tiling("wgmma", 128, 192, 5), 6.4),
+    TileRate(Tiling("wgmma", 128, 128, 6), 6.3),
+    TileRate(Tiling("wgmma", 64, 256, 5), 6.0),
+    TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
+    TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
+    TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
+    TileRate(Tiling("mma", 128, 128, 3), 3.0),
+    TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
+    TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
+)
+"""unit: see TileRate
+why: the tiles of a product are those that take the least time by it
+from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with
+the tilings of wgmma; those of mma: 128 x 128 from 4096 x 4096 x 4096, 409 us, the others in proportion
+"""
+_SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "i8": 1.9}  # of the rate of bf16
+_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1}
+
+# fmt: off
+TENSOR_FLOPS = Limit(
+    "tensor_flops", 1 << 15, "products of a launch that tensor cores are not asked for",
+    "chosen, not measured: a tile of 64 x 64 has 64 times as many in 128 terms",
+)
+TENSOR_TERMS = Limit(
+    "tensor_terms", 7, "terms of a sum that tensor cores are not asked for", "chosen: they add 8 or more at a time",
+)
+TENSOR_COLUMNS = Limit(
+    "tensor_columns", 7, "columns, or rows, both of which are too few for tensor cores",
+    "chosen: a tile has 64 of each at least",
+)
+TURNED_READS = Limit(
+    "turned_reads", 511, "rows that an operand of TF32 or i8 is multiplied with and not turned for",
+    "measured on an H200: turning 4096 x 4096 takes 36 us, the product 381; in place, by warps, it takes 741",
+)
+PART_TERMS = Estimate(
+    "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
+)
+PART_TILES = Limit(
+    "part_tiles", 263, "parts of a sum, of all tiles of 64 rows and columns together",
+    "an H200 has two such tiles on each of its 132 multiprocessors",
+)
+ADD_PARTS = Estimate(
+    "add_parts", 3500, "nanoseconds of the kernel that adds up the parts of sums",
+    "benchmarks/products.py on an H200: 2.8 to 5.2 us with the parts of 16 x 4096 and 1024 x 768 sums",
+)
+ALONE_PERCENT = Estimate(
+    "alone_percent", 60, "percent of its rate that a multiprocessor reaches with one tile of those that fit",
+    "benchmarks/products.py --tiles on an H200: 128 x 768 x 1024 in tiles of 64 x 64",
+)
+MULTIPROCESSORS = Estimate("multiprocessors", 132, "multiprocessors of a GPU", "an H200")
+PRODUCT_START = Estimate(
+    "product_start", 2000, "nanoseconds of a product besides those of its tiles", "benchmarks/products.py --tiles",
+)
+TILE_START = Estimate(
+    "tile_start", 800, "nanoseconds before a tile's first product, and after its last",
+    "benchmarks/products.py --tiles",
+)
+OPERAND_BYTES = Estimate(
+    "operand_bytes", 116, "bytes that a multiprocessor reads in a nanosecond",
+    "benchmarks/products.py --tiles on an H200: tiles of 64 x 64, of which two are on a multiprocessor",
+)
+PRODUCT_MEMORY = Estimate(
+    "product_memory", 4200, "bytes that products read and write in a nanosecond", "benchmarks/products.py on an H200",
+)
+# fmt: on
+
+
+def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
+    """Are products of this size large enough for tensor cores? Those of unknown size are."""
+    if TENSOR_TERMS.holds(k) or (TENSOR_COLUMNS.holds(m) and TENSOR_COLUMNS.holds(n)):
+        return False
+    return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
+
+
+def best_tiling(product: LoopProduct, target: Target) -> Tiling | None:
+    """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
+    template = "wgmma" if takes_wgmma(product, target) else "mma"
+    rows = (row for row in TILE_RATES if row.tiling.template == template)
+    fitting = [row for row in rows if row.tiling.shared <= target.shared_memory]
+    return min(fitting, key=lambda row: nanoseconds(product, row)).tiling if fitting else None
+
+
+def takes_wgmma(product: LoopProduct, target: Target) -> bool:
+    """Can Hopper's instructions multiply these operands? Both must lie in lines that are copied in tiles."""
+    if target.cpu != "sm_90a":
+        return False
+    for view in (product.view(), product.view(right=True)):
+        if view is None or not view.in_lines or (view.by_rows and product.operands not in ("bf16", "f16")):
+            return False
+        found = view.coordinates(*product.batch)
+        count = 16 // size_of(view.buffer.dtype)
+        if found is None or not all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1]))):
+            return False
+    return True
+
+
+def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str) -> int:
+    """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
+
+    The parts are of whole slices, and worth the kernel that adds them up.
+    """
+    if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
+        return 1
+    m, n = map(_guess, shape)
+    tiles = -(-m // 64) * -(-n // 64)
+    possible = [p for p in range(2, k // PART_TERMS.value + 1) if k % (p * 64) == 0 and PART_TILES.holds(p * tiles)]
+
+    def time(parts: int) -> float:
+        adding = ADD_PARTS.value + 4 * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
+        rows = (row for row in TILE_RATES if row.tiling.template == "wgmma")
+        return adding + min(_time(m, n, k // parts, parts, operands, row) for row in rows)
+
+    return min((1, *possible), key=time)
+
+
+def nanoseconds(product: LoopProduct, row: TileRate) -> float:
+    """Return what the model says that ``product`` takes with the tiles of ``row``."""
+    m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
+    return _time(m, n, k, count, product.operands, row)
+
+
+def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate) -> float:
+    tiling, size = row.tiling, _BYTES[operands]
+    tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)
+    waves = -(-tiles // (MULTIPROCESSORS.value * row.resident))
+    together = min(row.resident, -(-tiles // MULTIPROCESSORS.value))
+    flops = 2 * tiling.rows * tiling.cols * k * together
+    moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
+    rate = 1000 * row.rate * _SHARES[operands] * max(together / row.resident, ALONE_PERCENT.value / 100)
+    wave = TILE_START.value + max(flops / rate, moved / OPERAND_BYTES.value)
+    memory = count * (m * k + k * n) * size + 2 * count * m * n
+    return PRODUCT_START.value + max(waves * wave, memory / PRODUCT_MEMORY.value)
+
+
+def _guess(extent: Dim) -> int:
+    return extent if isinstance(extent, int) else UNKNOWN_TERMS.value * UNKNOWN_TILES.value

@@ -1,0 +1,21 @@
+"""For which target an op is compiled: that of its device if the model names one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aotc.ir.tensor_ir import Module, Op, Value, walk
+from aotc.options import Options
+from aotc.targets import Target, resolve
+
+
+def homes_of(module: Module, options: Options) -> tuple[Callable[[Op], Target], frozenset[str]]:
+    """Return what tells an op's target, the first one of ``options`` where no device is named, and all their kinds."""
+    first = resolve(options.target)[0]
+    known = {name: resolve(target)[0] for name, target in options.devices.items()}
+    homes: dict[Value, Target] = {}
+    for on in (op for f in module.functions.values() for op in walk(f.body) if op.name == "on"):
+        target = known.get(on.attrs["device"], first)
+        homes.update((v, target) for op in walk(on.regions[0]) for v in op.results)
+    kinds = frozenset(target.kind for target in (first, *homes.values()))
+    return lambda op: homes.get(op.results[0], first) if op.results else first, kinds

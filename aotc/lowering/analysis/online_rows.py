@@ -1,0 +1,252 @@
+"""Long rows of which two reductions are computed in one reading: the online form of softmax and of variance.
+
+The second reduction of a row needs the first: a sum of ``exp(x - max)``, or of ``(x - mean) ** 2``. Of a part of the
+row both are known after that part alone, with the part's own maximum or mean, and what the whole row's differ by is
+put right where the parts are combined::
+
+    sum  = sum over parts of  own * exp(centre of the part - centre of the row)
+    sum  = sum over parts of  own + elements of a part * (mean of the part - centre of the row) ** 2
+
+So a row that no worker can keep is read once for both, part by part, and by as many workers as there are parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aotc.ir.dims import Dim, Expr, product
+from aotc.ir.opset import ELEMENTWISE, SCALARS
+from aotc.ir.tensor_ir import Op, Region, Value, uses
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.cost import (
+    FEW_ROWS,
+    FEWEST_ROW_PARTS,
+    GPU_IDLE_ROWS,
+    GPU_ROW_PART,
+    LEAST_PART,
+    REDUCED_ELEMENTS,
+    ROW_PART,
+)
+from aotc.lowering.analysis.costs.machines import machine_of
+from aotc.lowering.analysis.costs.table_gpu import LONG_ROW_THREADS, ROW_REGISTERS
+from aotc.lowering.analysis.costs.work import guess
+from aotc.lowering.analysis.resources import row_room
+from aotc.lowering.analysis.scan_windows import combiner
+from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class LongRow:
+    """Two reductions of the same rows, over their last dims.
+
+    Attributes
+    ----------
+    first, second : Op
+        The second needs the first.
+    difference : Op
+        What it sums is made of an element less a number of its row.
+    centre : Value
+        That number, made of the result of the first alone.
+    steps : tuple of Op
+        From the difference to what the second sums, in order.
+    read_again : bool
+        Does anything but the second read the first of the steps?
+    """
+
+    first: Op
+    second: Op
+    difference: Op
+    centre: Value
+    steps: tuple[Op, ...]
+    read_again: bool
+
+    @property
+    def rescaled(self) -> bool:
+        """Is it a sum of ``exp``, not of squares?"""
+        return any(op.name == "exp" for op in self.steps)
+
+    @property
+    def kept(self) -> tuple[Dim, ...]:
+        """The sizes of the dims that count rows."""
+        return self.first.operands[0].type.shape[: -len(self.first.attrs["dims"])]
+
+    @property
+    def elements(self) -> Dim:
+        """The elements of a row."""
+        return product(self.first.operands[0].type.shape[len(self.kept) :])
+
+    @property
+    def bytes(self) -> Dim:
+        """The bytes of what the second reduction sums, of a row."""
+        return self.elements * size_of(self.steps[0].result.type.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """How a long row is computed.
+
+    Attributes
+    ----------
+    row : LongRow
+    part : int
+        The elements of a part; 0 if it is not computed in parts.
+    reason : str
+    """
+
+    row: LongRow
+    part: int
+    reason: str
+
+
+def row_forms(region: Region, target: Target) -> Iterator[RowForm]:
+    """Yield how the rows of ``region`` are computed that do not fit a worker; regions of its ops are not looked at."""
+    makers = {v: op for op in region.ops for v in op.results}
+    readers = uses(region)
+    for op in region.ops:
+        row = _long_row(op, makers, readers)
+        form = _form(row, target) if row else None
+        if form:
+            yield form
+
+
+def _form(row: LongRow, target: Target) -> RowForm | None:
+    """Return how ``row`` is computed, or None if a worker keeps it and there are rows for all workers."""
+    size, rows, bytes_ = row.elements, product(row.kept), row.bytes
+    if isinstance(size, Expr) or isinstance(bytes_, Expr):
+        return None
+    where, room = row_room(target)
+    fits = bytes_ <= room
+    idle = (FEW_ROWS if target.kind == "cpu" else GPU_IDLE_ROWS).holds(rows)
+    if fits and (not idle or size <= _shortest(target)):
+        return None
+    reasons = [] if fits else [f"{bytes_:,} bytes of a row > {room:,} bytes of {where}"]
+    reasons += [f"{rows} rows of {size:,} elements leave workers idle"] if idle else []
+    needed = ", and ".join(reasons)
+    if not idle and not row.rescaled:
+        return RowForm(row, 0, f"{needed}, but its blocks' rows are read again from a cache")
+    most = GPU_ROW_PART.value
+    if target.kind == "cpu":  # parts for all workers
+        most = min(ROW_PART.value, max(size // FEWEST_ROW_PARTS.value, LEAST_PART.value))
+    part = max((n for n in range(LEAST_PART.value, most + 1) if size % n == 0), default=size)
+    if part == size:
+        return RowForm(row, 0, f"{needed}, but no part of {LEAST_PART.value} to {most} elements divides them")
+    if not row.rescaled or not row.read_again:
+        return RowForm(row, part, f"{needed}: read in parts of {part:,}")
+    again, kept = _exp_again(row, target), _exp_kept(row, target)
+    told = f"exp again takes {again:.3f} ns, to write and read it {kept:.3f}"
+    if again > kept:
+        return RowForm(row, 0, f"{needed}, but {told}")
+    return RowForm(row, part, f"{needed}: read in parts of {part:,}; {told}")
+
+
+def _shortest(target: Target) -> int:
+    """Return the elements of the longest row that is never read in parts, however few rows there are."""
+    held = LONG_ROW_THREADS.value * ROW_REGISTERS.value  # by a GPU's block
+    return REDUCED_ELEMENTS.value if target.kind == "cpu" else held
+
+
+def _exp_again(row: LongRow, target: Target) -> float:
+    """Return the nanoseconds of computing what the second reduction sums once more, an element."""
+    machine = machine_of(target)
+    lanes = max(machine.vector_bytes // size_of(_summed(row).type.dtype), 1)
+    return SCALARS["exp"].vector_work / machine.vector / lanes
+
+
+def _exp_kept(row: LongRow, target: Target) -> float:
+    """Return the nanoseconds of writing it to memory and reading it again."""
+    size = size_of(_summed(row).type.dtype)
+    whole = size * guess(product(_summed(row).type.shape))
+    return 2 * size / machine_of(target).level_of(2 * whole).rate
+
+
+def _summed(row: LongRow) -> Value:
+    return row.steps[0].result
+
+
+# --- which reductions are those of a long row ----------------------------------
+
+
+def _long_row(second: Op, makers: Mapping[Value, Op], readers: Mapping[Value, int]) -> LongRow | None:
+    """Return the row whose second reduction ``second`` is."""
+    if not _reduces(second, "add"):
+        return None
+    steps: list[Op] = []
+    op = makers.get(second.operands[0])
+    while op is not None and op.name in ELEMENTWISE and len(set(op.operands)) == 1:
+        steps.insert(0, op)
+        op = makers.get(op.operands[0])
+    if op is None or op.name != "sub" or kind_of(op.result.type.dtype) != "f":
+        return None
+    before, centre = _first_combiner(steps), _number_of_row(op.operands[1], second, makers)
+    first = _first_of(centre, makers) if before and centre else None
+    if centre is None or first is None or not _reduces(first, before) or first.attrs["dims"] != second.attrs["dims"]:
+        return None
+    if _unconverted(first.operands[0], makers) is not _unconverted(op.operands[0], makers):
+        return None
+    return LongRow(first, second, op, centre, tuple(steps), any(readers[step.result] > 1 for step in steps))
+
+
+def _first_combiner(steps: Sequence[Op]) -> str:
+    """Return what the first reduction combines with if ``steps`` of the second need it so, or nothing."""
+    match [step for step in steps if step.name != "convert"]:
+        case [Op(name="exp")]:
+            return "max"
+        case [Op(name="mul") as square] if size_of(square.operands[0].type.dtype) >= size_of("f32"):
+            return "add"  # of narrower numbers, what a part's rounded mean is off by does not cancel
+    return ""
+
+
+def _reduces(op: Op, name: str) -> bool:
+    """Is ``op`` a reduction of floats by the op ``name``, over the last dims?"""
+    if op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
+        return False
+    rank, dims = op.operands[0].type.rank, sorted(op.attrs["dims"])
+    return kind_of(op.result.type.dtype) == "f" and bool(dims) and dims == [*range(rank - len(dims), rank)]
+
+
+def _unconverted(value: Value, makers: Mapping[Value, Op]) -> Value:
+    while (op := makers.get(value)) is not None and op.name == "convert":
+        value = op.operands[0]
+    return value
+
+
+def _number_of_row(value: Value, reduction: Op, makers: Mapping[Value, Op]) -> Value | None:
+    """Return what ``value`` repeats along the reduced dims: one number for each row, in their order."""
+    op = makers.get(value)
+    if op is None or op.name != "broadcast":
+        return None
+    kept = [(d, n) for d, n in enumerate(value.type.shape) if d not in reduction.attrs["dims"] and n != 1]
+    source = op.operands[0]
+    given = [(d, n) for d, n in zip(op.attrs["dims"], source.type.shape, strict=True) if n != 1]
+    return source if given == kept else None
+
+
+def _first_of(centre: Value, makers: Mapping[Value, Op]) -> Op | None:
+    """Return the reduction whose result is all that ``centre`` is made of, besides single numbers."""
+    found: set[Op] = set()
+    stack, seen = [centre], set()
+    while stack:
+        value = stack.pop()
+        if value in seen or splat_of(value, makers) is not None:
+            continue
+        seen.add(value)
+        op = makers.get(value)
+        if op is None:
+            return None
+        if op.name == "reduce":
+            found.add(op)
+        elif op.name in ELEMENTWISE or same_order(op):
+            stack += op.operands
+        else:
+            return None
+    return found.pop() if len(found) == 1 else None
+
+
+def same_order(op: Op) -> bool:
+    """Does ``op`` give a value another shape only?"""
+    if op.name == "broadcast":
+        dims = list(op.attrs["dims"])
+        return dims == sorted(dims) and product(op.operands[0].type.shape) == product(op.result.type.shape)
+    return op.name == "reshape"

@@ -1,0 +1,139 @@
+"""How often a loop turns, where that can be read off: a counter goes by a constant to a constant bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aotc.ir.opset import ORDERINGS
+from aotc.ir.tensor_ir import Function, Op, Region, Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Affine:
+    """A carried integer, by its number, and a constant; or the constant alone."""
+
+    carried: int | None
+    constant: int
+
+
+def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int | None:
+    """Return how often a ``while`` turns, or None if that is not known; fusion may have made dispatches of its ops.
+
+    Parameters
+    ----------
+    op : Op
+    constants : mapping
+        Values outside of the loop that are known.
+    functions : mapping
+        What dispatches call.
+    """
+    condition, body = op.regions
+    reader = _Reader(constants, functions)
+    compared = reader.compared(condition.results[0], condition, {})
+    if compared is None:
+        return None
+    relation, left, right = compared
+    if left.carried is None and right.carried is not None:
+        relation, left, right = _turned(relation), right, left
+    if left.carried is None or right.carried is not None:
+        return None
+    step = reader.affine(body.results[left.carried], body, reader.params(body))
+    begin = reader.outside(op.operands[left.carried])
+    if step is None or step.carried != left.carried or begin is None:
+        return None
+    return _turns(relation, begin.constant + left.constant, right.constant, step.constant)
+
+
+def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
+    """Return how often ``begin``, ``begin + step``... is in ``relation`` to ``end`` until it is not."""
+    match relation:
+        case "gt" | "ge":
+            return _turns(_turned(relation), -begin, -end, -step)
+        case "le":
+            return _turns("lt", begin, end + 1, step)
+        case "lt":
+            return 0 if begin >= end else -(-(end - begin) // step) if step > 0 else None
+        case "ne" if step and (end - begin) % step == 0 and (end - begin) // step >= 0:
+            return (end - begin) // step
+    return None
+
+
+def _turned(relation: str) -> str:
+    """Return the relation that ``b`` is in to ``a`` where ``a`` is in ``relation`` to ``b``."""
+    match relation[0]:
+        case "l":
+            return "g" + relation[1]
+        case "g":
+            return "l" + relation[1]
+    return relation
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    constants: Mapping[Value, Op]
+    functions: Mapping[str, Function]
+
+    def outside(self, v: Value) -> _Affine | None:
+        """Return the integer that a value outside of the loop is known to be."""
+        return _integer(self.constants[v]) if v in self.constants else None
+
+    def params(self, region: Region) -> dict[Value, _Affine | None]:
+        return {v: _Affine(n, 0) for n, v in enumerate(region.params)}
+
+    def compared(
+        self, v: Value, region: Region, known: Mapping[Value, _Affine | None]
+    ) -> tuple[str, _Affine, _Affine] | None:
+        """Return the comparison that ``v`` is, and of what."""
+        known = known or self.params(region)
+        op = _maker(region, v)
+        if op is None:
+            return None
+        if op.name == "dispatch":
+            inner = self.functions[op.attrs["callee"]].body
+            return self.compared(inner.results[op.results.index(v)], inner, self.passed(op, region, known))
+        if op.name == "reshape":
+            return self.compared(op.operands[0], region, known)
+        if op.name not in ORDERINGS and op.name != "ne":
+            return None
+        left, right = (self.affine(x, region, known) for x in op.operands)
+        return None if left is None or right is None else (op.name, left, right)
+
+    def affine(self, v: Value, region: Region, known: Mapping[Value, _Affine | None]) -> _Affine | None:
+        """Return what ``v`` is in terms of carried integers, if it is one and a constant."""
+        if v in known:
+            return known[v]
+        op = _maker(region, v)
+        if op is None:
+            return self.outside(v)
+        match op.name:
+            case "constant":
+                return _integer(op)
+            case "dispatch":
+                inner = self.functions[op.attrs["callee"]].body
+                return self.affine(inner.results[op.results.index(v)], inner, self.passed(op, region, known))
+            case "reshape":
+                return self.affine(op.operands[0], region, known)
+            case "add" | "sub" as name:
+                left, right = (self.affine(x, region, known) for x in op.operands)
+                if left is None or right is None or (right.carried is not None and name == "sub"):
+                    return None
+                if left.carried is not None and right.carried is not None:
+                    return None
+                carried = right.carried if left.carried is None else left.carried
+                return _Affine(carried, left.constant + (right.constant if name == "add" else -right.constant))
+        return None
+
+    def passed(self, op: Op, region: Region, known: Mapping[Value, _Affine | None]) -> dict[Value, _Affine | None]:
+        """Return what a dispatch passes to its function."""
+        params = self.functions[op.attrs["callee"]].body.params
+        return {p: self.affine(x, region, known) for p, x in zip(params, op.operands, strict=True)}
+
+
+def _integer(op: Op) -> _Affine | None:
+    value = op.attrs["value"]
+    return _Affine(None, int(value.reshape(-1)[0])) if value.size == 1 and value.dtype.kind in "iu" else None
+
+
+def _maker(region: Region, v: Value) -> Op | None:
+    return next((op for op in region.ops if v in op.results), None)

@@ -1,0 +1,1 @@
+"""What ops become on GPUs before they are fused."""

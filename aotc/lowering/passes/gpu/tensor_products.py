@@ -1,0 +1,112 @@
+"""Prepare products for a GPU's tensor cores, which multiply operands as they lie in memory.
+
+Before::
+
+    %2 = convert %x : f32[128, 768]                        // %x: bf16[128, 768]
+    %3 = convert %w : f32[3072, 768]                       // %w: bf16[3072, 768]
+    %4 = transpose %3 {perm = (1, 0)} : f32[768, 3072]
+    %5 = matmul %2, %4 : f32[128, 3072]
+After::
+
+    %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
+
+Tensor cores multiply floats of 16 bits exactly and add in f32. Hopper's take TF32 and i8 in one order, so a constant is
+turned at compile time, and what is read often before it is. A product of few elements and long sums is cut into
+several, whose sums are added up afterwards in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotc.ir.dims import Dim
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.analysis.gpu.tensor_tiles import TURNED_READS, is_for_tensor_cores, parts_of_sum
+from aotc.lowering.passes.rewrite import Builder
+from aotc.targets import Target
+
+_FLAGS = ("lhs_transposed", "rhs_transposed")
+_SHORT = frozenset({"bf16", "f16"})
+_TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
+
+
+def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+    """Append a ``matmul`` as tensor cores take it, and return its result."""
+    op = _stored(_narrow(_stored(op, b), b), b)
+    *batch, m, n = op.result.type.shape
+    k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
+    if not is_for_tensor_cores(batch, m, n, k) or op.attrs.get("precision", "DEFAULT") != "DEFAULT":
+        return b.append(op)
+    if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
+        op = _by_terms(op, b)
+    operands = _TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in _TAKEN else None
+    parts = parts_of_sum(op.result.type.shape, k, operands) if operands else 1
+    return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
+
+
+def _definition(v: Value, b: Builder) -> Op | None:
+    return b.definitions.get(v)
+
+
+def _narrow(op: Op, b: Builder) -> Op:
+    """Return a product of what its operands were before they were widened to f32."""
+    sources = []
+    for v in op.operands:
+        made = _definition(v, b)
+        if made is None or made.name != "convert" or made.result.type.dtype != "f32":
+            return op
+        sources.append(made.operands[0])
+    kinds = {v.type.dtype for v in sources}
+    return replace(op, operands=tuple(sources)) if len(kinds) == 1 and kinds <= _SHORT else op
+
+
+def _stored(op: Op, b: Builder) -> Op:
+    """Return a product that reads its operands as they are stored, not their transposes."""
+    operands = list(op.operands)
+    flags = {name: bool(op.attrs[name]) for name in _FLAGS}
+    for n, name in enumerate(flags):
+        made = _definition(operands[n], b)
+        if made is not None and made.name == "transpose" and tuple(made.attrs["perm"]) == _swapped(made):
+            operands[n], flags[name] = made.operands[0], not flags[name]
+    return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
+
+
+def _swapped(op: Op) -> tuple[int, ...]:
+    rank = op.result.type.rank
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _by_terms(op: Op, b: Builder) -> Op:
+    """Return a product whose operands have the terms of a sum side by side if they are constant, or read often."""
+    operands, flags = list(op.operands), dict(op.attrs)
+    m, n = op.result.type.shape[-2:]
+    for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
+        v = operands[number]
+        worth = constant_of(v, b.definitions) is not None or not TURNED_READS.holds(times)
+        if bool(flags[name]) is not wanted and worth:
+            rank = v.type.rank
+            operands[number] = b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))
+            flags[name] = wanted
+    return replace(op, operands=tuple(operands), attrs=flags)
+
+
+def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
+    """Return the sum of products of ``parts`` pieces of the terms each: a batch of them, and what adds them up."""
+    assert isinstance(k, int)
+    lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
+    rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
+    shape = op.result.type.shape
+    each = b.make("matmul", (lhs, rhs), op.attrs, TensorType("f32", (parts, *shape)))
+    total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
+    return b.convert(total, op.result.type.dtype)
+
+
+def _pieces(x: Value, axis: int, parts: int, b: Builder) -> Value:
+    """Return a matrix with its ``axis`` cut into ``parts``, which are the first dim."""
+    shape = list(x.type.shape)
+    depth = shape[axis]
+    assert isinstance(depth, int)
+    shape[axis : axis + 1] = [parts, depth // parts]
+    split = b.reshape(x, tuple(shape))
+    return split if axis == 0 else b.transpose(split, (1, 0, 2))

@@ -1,0 +1,1 @@
+"""The rewrites that canonicalize applies until none does."""

@@ -1,0 +1,157 @@
+"""Read rows that no worker can keep in parts, for two reductions at once: the online form of softmax and of variance.
+
+Before::
+
+    %m = reduce %x {dims = (1,)} (max)                            // %x: f32[32, 262144]
+    %s = reduce (exp (sub %x, (broadcast %m))) {dims = (1,)} (add)
+After::
+
+    %xp = reshape %x : f32[32, 64, 4096]
+    %mp = reduce %xp {dims = (2,)} (max)                          // with %sp, one kernel
+    %sp = reduce (exp (sub %xp, (broadcast %mp))) {dims = (2,)} (add)
+    %m = reduce %mp {dims = (1,)} (max)
+    %s = reduce (mul %sp, (exp (sub %mp, (broadcast %m)))) {dims = (1,)} (add)
+
+Which rows, and why, is :mod:`aotc.lowering.analysis.online_rows`. What reads the row again computes ``exp`` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from aotc.ir.dims import Dim, product, static
+from aotc.ir.tensor_ir import Module, Op, Region, TensorType, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.online_rows import LongRow, RowForm, row_forms, same_order
+from aotc.lowering.analysis.scan_windows import neutral_value
+from aotc.lowering.passes.fusion.absorb import target_of
+from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_function
+from aotc.options import Options
+from aotc.vmfb.dtypes import limits
+
+
+def split_rows(module: Module, options: Options) -> Module:
+    """Compute long rows in parts in every function, where that is cheaper; see the module docstring."""
+    changed = {}
+    for function in module.functions.values():
+        forms = [form for form in forms_of(function.body, options) if form.part]
+        changed[function.name] = rewrite_function(function, _RowRewriter(forms).rule) if forms else function
+    return module.with_functions(changed)
+
+
+def forms_of(region: Region, options: Options) -> Iterator[RowForm]:
+    """Yield how long rows of ``region`` and of those inside it are computed, each for the target of its device."""
+    if options.opt_level < 2:
+        return
+    yield from row_forms(region, target_of(options))
+    for op in region.ops:
+        target = options.devices.get(op.attrs.get("device", ""), options.target)
+        for inner in op.regions:
+            yield from forms_of(inner, replace(options, target=target))
+
+
+class _RowRewriter:
+    """Rewrites the reductions of long rows."""
+
+    def __init__(self, forms: Sequence[RowForm]) -> None:
+        self._rows: dict[Value, LongRow] = {form.row.second.result: form.row for form in forms}
+        self._parts: dict[Value, int] = {form.row.first.result: form.part for form in forms}
+        self._own: dict[Value, tuple[Value, Value]] = {}  # by what was the first: of parts, and of rows
+
+    def rule(self, op: Op, b: Builder) -> Sequence[Value] | None:
+        """Return what takes the place of a reduction of a long row."""
+        if op.name == "reduce" and op.result in self._parts:
+            return self._first(op, b)
+        row = self._rows.get(op.result) if op.name == "reduce" else None
+        return self._second(op, row, b) if row else None
+
+    def _first(self, op: Op, b: Builder) -> Sequence[Value]:
+        own = _reduced(op, self._in_parts(op.operands[0], op, op.result, b), b)
+        whole = b.append(replace(op, operands=(own, op.operands[1]), attrs={"dims": (own.type.rank - 1,)}))
+        self._own[op.result] = own, whole[0]
+        return whole
+
+    def _second(self, op: Op, row: LongRow, b: Builder) -> Sequence[Value]:
+        own_first, first = self._own[row.first.result]
+        minuend, broadcast = b.definitions[row.difference.result].operands
+        whole = b.definitions[broadcast].operands[0]
+        if row.rescaled:
+            centre = _finite(_rebuilt(whole, {first: own_first}, own_first.type.shape, b), b)
+        else:
+            centre = b.make("mul", (own_first, b.constant(1 / self._parts[row.first.result], own_first.type)))
+            centre = b.convert(centre, whole.type.dtype)
+        x = self._in_parts(minuend, op, row.first.result, b)
+        x = b.make("sub", (x, b.broadcast(centre, range(centre.type.rank), x.type.shape)))
+        for step in row.steps:
+            type_ = TensorType(step.result.type.dtype, x.type.shape)
+            x = b.make(step.name, (x,) * len(step.operands), step.attrs, type_)
+        own = _reduced(op, x, b)
+        apart = self._apart(own, centre, whole, b)
+        if row.rescaled:
+            own = _rescaled(own, b.make("exp", (apart,)), b)
+        else:
+            part = b.constant(self._parts[row.first.result], own.type)
+            own = b.make("add", (own, b.make("mul", (part, b.make("mul", (apart, apart))))))
+        total = b.reduce(own, op.operands[1], (own.type.rank - 1,), copy_region(op.regions[0], b.names))
+        return [_with_infinities(total, whole, b) if row.rescaled else total]
+
+    def _in_parts(self, x: Value, op: Op, first: Value, b: Builder) -> Value:
+        """Return the rows of ``x``, which ``op`` reduces, in parts."""
+        kept = op.result.type.shape
+        size = self._parts[first]
+        parts = static(product(x.type.shape[len(kept) :])) // size
+        return b.reshape(x, (*kept, parts, size))
+
+    def _apart(self, own: Value, centre: Value, whole: Value, b: Builder) -> Value:
+        """Return what the centre of each part is more than that of its row."""
+        shape = own.type.shape
+        of_row = b.broadcast(b.reshape(whole, shape[:-1]), range(len(shape) - 1), shape)
+        return b.make("sub", (b.convert(centre, own.type.dtype), b.convert(of_row, own.type.dtype)))
+
+
+def _reduced(op: Op, x: Value, b: Builder) -> Value:
+    """Return the parts of ``x`` reduced as ``op`` does it, from a value that changes nothing."""
+    region = copy_region(op.regions[0], b.names)
+    neutral = neutral_value(region.ops[0].name, x.type.dtype)
+    assert neutral is not None
+    return b.reduce(x, b.constant(neutral, TensorType(x.type.dtype)), (x.type.rank - 1,), region)
+
+
+def _rebuilt(value: Value, known: Mapping[Value, Value], shape: Sequence[Dim], b: Builder) -> Value:
+    """Return what makes ``value`` of a number of each row, made of a number of each part: ``known`` by the former."""
+    made = dict(known)
+    stack = [value]
+    while stack:
+        v = stack[-1]
+        op, number = b.definitions.get(v), splat_of(v, b.definitions)
+        if v in made:
+            stack.pop()
+        elif number is not None:
+            made[v] = b.constant(number, TensorType(v.type.dtype, tuple(shape)))
+        elif any(u not in made for u in op.operands):  # type: ignore[union-attr]
+            stack += [u for u in op.operands if u not in made]  # type: ignore[union-attr]
+        elif same_order(op):  # type: ignore[arg-type]
+            made[v] = made[op.operands[0]]  # type: ignore[union-attr]
+        else:
+            operands = [made[u] for u in op.operands]  # type: ignore[union-attr]
+            made[v] = b.make(op.name, operands, op.attrs, TensorType(v.type.dtype, tuple(shape)))  # type: ignore[union-attr]
+    return made[value]
+
+
+def _finite(centre: Value, b: Builder) -> Value:
+    """Return 0 for the centre of a part that has nothing but the lowest value: its own sum is to be 0, not NaN."""
+    lowest = b.make("eq", (centre, b.constant(limits(centre.type.dtype)[0], centre.type)))
+    return b.make("select", (lowest, b.constant(0, centre.type), centre))
+
+
+def _rescaled(own: Value, factor: Value, b: Builder) -> Value:
+    """Return sums times factors; one that is 0 stays so, however large its factor."""
+    empty = b.make("eq", (own, b.constant(0, own.type)))
+    return b.make("select", (empty, own, b.make("mul", (own, factor))))
+
+
+def _with_infinities(total: Value, centre: Value, b: Builder) -> Value:
+    """Return NaN for a row whose centre is no number, as its sum of exp(x - centre) is, and ``total`` for others."""
+    centre = b.convert(b.reshape(centre, total.type.shape), total.type.dtype)
+    return b.make("add", (total, b.make("sub", (centre, centre))))

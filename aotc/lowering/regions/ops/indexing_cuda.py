@@ -1,0 +1,89 @@
+"""Scatters on a GPU whose updates may be applied at the same time: a thread for each element of the updates.
+
+Where many updates go to few elements, threads would wait for each other at the GPU's memory: a block combines its
+updates in shared memory first, then each of its sums with the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotc.ir.dims import Dim, ceildiv, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.costs.table_algorithms import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
+from aotc.lowering.analysis.costs.work import SCATTER_WORK
+from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
+from aotc.lowering.analysis.scan_windows import combiner, neutral_value
+from aotc.lowering.analysis.scatters import is_apart
+from aotc.lowering.regions.elemental import all_of, constant_scalar, test_index
+from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
+from aotc.lowering.regions.region import RegionBuilder, grid_item
+
+
+def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
+    """Return the kernel of a scatter whose updates go to places of their own, or are combined in one step."""
+    updates = op.operands[len(op.inputs) + 1 :]
+    size: Dim = 0 if 0 in op.operands[0].type.shape else product(updates[0].type.shape)
+    if size == 0:
+        return b.grid(0, [], 0)
+    if not is_apart(op) and _is_crowded(op, size):
+        return _in_blocks(b, op, size)
+    at = delinearize(grid_item(size), updates[0].type.shape)
+    e = b.elements()
+    body = e.new_block()
+    where, tests = place_of_update(e, op, list(at))
+    inner = e.new_block()
+    values: list[Scalar] = [e.bind(e.at(u, at)) for u in updates]
+    if is_apart(op):
+        combine_into(b, e, op, where, values)
+    else:
+        inner += _atomic(b.outputs[0], where, values[0], combiner(op) or "")
+    body += [If(all_of(tests), tuple(inner))] if tests else inner
+    return b.grid(size, body, size * SCATTER_WORK.value)
+
+
+def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
+    """Combine a value with an element; one that a look at it shows to change nothing does not wait for its turn."""
+    store = Store(to, at, value, name, atomic=True)
+    compare = {"max": "gt", "min": "lt"}.get(name)
+    return [store] if compare is None else [If(Apply(compare, (value, Load(to, at)), "i1"), (store,))]
+
+
+def _is_crowded(op: Op, size: Dim) -> bool:
+    """Do many updates go to few elements?"""
+    cells = product(op.operands[0].type.shape)
+    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells):
+        return False
+    return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)
+
+
+def _in_blocks(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
+    """Combine the updates of a block in shared memory."""
+    (update,) = op.operands[len(op.inputs) + 1 :]
+    out, name = b.outputs[0], combiner(op) or ""
+    cells, threads, each = product(out.shape), CROWDED_THREADS.value, CROWDED_EACH.value
+    assert isinstance(cells, int)
+    items = ceildiv(size, threads * each)
+    held = Buffer(b.fresh("held"), out.dtype, (cells,), "shared")
+    neutral = constant_scalar(neutral_value(name, out.dtype), out.dtype)  # type: ignore[arg-type]
+    t, f = sym("t", 0, threads), sym("f", 0, cells)
+    clear = For("f", t, cells, (Store(held, (f,), neutral),), step=threads)
+    flat = grid_item(items) * (threads * each) + sym("q", 0, each) * threads + t
+    e = b.elements()
+    one = e.new_block()
+    at = delinearize(flat, update.type.shape)
+    where, tests = place_of_update(e, op, list(at))
+    inner = e.new_block()
+    inner += _atomic(held, (linearize(where, out.shape),), e.bind(e.at(update, at)), name)
+    one += [If(all_of(tests), tuple(inner))] if tests else inner
+    there = test_index(flat, size, "lt")
+    guarded = [If(all_of(there), tuple(one))] if there else one
+    last = e.new_block()
+    total = e.bind(Load(held, (f,)))
+    place = delinearize(f, out.shape)
+    last.append(If(Apply("ne", (total, neutral), "i1"), (Store(out, place, total, name, atomic=True),)))
+    body: list[Stmt] = [Alloc(held), For("t", 0, threads, (clear,), "thread"), Barrier()]
+    body += [For("t", 0, threads, (For("q", 0, each, tuple(guarded)),), "thread"), Barrier()]
+    body.append(For("t", 0, threads, (For("f", t, cells, tuple(last), step=threads),), "thread"))
+    return b.grid(items, body, size * SCATTER_WORK.value)

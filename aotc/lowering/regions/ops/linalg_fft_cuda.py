@@ -1,0 +1,109 @@
+"""``dft`` on a GPU: a block of threads transforms a signal in shared memory.
+
+Each thread does a few butterflies of a stage in registers; when all have read what they need, all write: so one buffer
+is enough. The first stage reads the signal, the last one writes the result.
+"""
+
+from __future__ import annotations
+
+from aotc.ir.dims import Dim, product, static, sym
+from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.lowering.analysis.costs.table_algorithms import DFT_THREAD_POINTS, DFT_THREADS
+from aotc.lowering.analysis.costs.work import DFT_WORK
+from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.regions.butterflies import Butterfly, Pair
+from aotc.lowering.regions.elemental import Elements, all_of, test_index
+from aotc.lowering.regions.ops.linalg_fft_stages import FftStage, stages
+from aotc.lowering.regions.ops.reduction_scan_cuda import padded
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.lowering.regions.rows import rows_of
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def fits_a_block(b: RegionBuilder, target: Target) -> bool:
+    """Has the shared memory of a block room for a signal, and the signal something for a warp to do?"""
+    n = static(b.inputs[0].shape[b.the_op("dft").attrs["axis"]])
+    bytes_ = (n + n // BANKS) * size_of(b.inputs[0].dtype)
+    return n > DFT_THREAD_POINTS.value and bytes_ <= target.shared
+
+
+class BlockDft:
+    """Writes the stages of a block."""
+
+    def __init__(self, b: RegionBuilder) -> None:
+        self.b, self.attrs = b, b.the_op("dft").attrs
+        (self.x, self.table), (self.out,) = b.inputs, b.outputs
+        self.n = static(self.x.shape[self.attrs["axis"]])
+        self.rows, self.place = rows_of(self.x.shape, self.attrs["axis"])
+        self.threads = BANKS
+        while self.threads < DFT_THREADS.value and self.threads * DFT_THREAD_POINTS.value < self.n:
+            self.threads *= 2
+        part, size = self.table.dtype, self.n + self.n // BANKS
+        self.held = [Buffer(f"held_{half}", part, (size,), "shared") for half in ("re", "im")]
+
+    def kernel(self) -> Kernel:
+        """Return the kernel."""
+        steps = stages(self.attrs["radices"])
+        body: list[Stmt] = [Alloc(x) for x in self.held] if len(steps) > 1 else []
+        for number, stage in enumerate(steps):
+            body += self._stage(stage, number == 0, number == len(steps) - 1)
+        work = product(self.x.shape) * DFT_WORK.value * max(self.n.bit_length() - 1, 1)
+        return self.b.grid(self.rows, body, work)
+
+    def _stage(self, stage: FftStage, first: bool, last: bool) -> list[Stmt]:
+        count = stage.m * stage.s
+        each = -(-count // self.threads)
+        shape = (self.threads, each * stage.radix)
+        own = [Buffer(self.b.fresh("own"), self.table.dtype, shape, "private") for _ in self.held]
+        t = sym("t", 0, self.threads)
+        computed: list[Stmt] = []
+        written: list[Stmt] = []
+        for u in range(each):
+            f = t + u * self.threads
+            at = (f // stage.s, f % stage.s) if stage.s != 1 else (f, 0)
+            tests = test_index(f, count, "lt")
+            block, stores = self._butterfly(stage, (t, u), at, own, first, last)
+            computed += [If(all_of(tests), tuple(block))] if tests else block
+            written += [If(all_of(tests), tuple(stores))] if tests else stores
+        one = For("t", 0, self.threads, tuple(computed), "thread")
+        if last:
+            return [one]
+        allocs: list[Stmt] = [Alloc(x) for x in own]
+        return [*allocs, one, Barrier(), For("t", 0, self.threads, tuple(written), "thread"), Barrier()]
+
+    def _butterfly(
+        self, stage: FftStage, thread: tuple[Dim, int], at: tuple[Dim, Dim], own: list[Buffer], first: bool, last: bool
+    ) -> tuple[list[Stmt], list[Stmt]]:
+        """Return what computes a butterfly, and what puts it into shared memory later."""
+        e = self.b.elements()
+        block = e.new_block()
+        make = Butterfly(e.bind, self.table.dtype, 1 if self.attrs["inverse"] else -1)
+        (t, u), (p, q) = thread, at
+        inputs = [self._read(e, first, q + stage.s * (p + stage.m * j)) for j in range(stage.radix)]
+        stores: list[Stmt] = []
+        for k, value in enumerate(make.transform(inputs)):
+            if k and stage.m > 1:
+                place = stage.table + (k - 1) * stage.m + p
+                value = make.times(value, (e.bind(Load(self.table, (0, place))), e.bind(Load(self.table, (1, place)))))
+            to = q + stage.s * (stage.radix * p + k)
+            if last:
+                whole = Apply("complex", tuple(self._scaled(part) for part in value), self.out.dtype)
+                block.append(Store(self.out, self.place(to), whole))
+                continue
+            for part, mine, cell in zip(value, own, self.held, strict=True):
+                slot = (t, u * stage.radix + k)
+                block.append(Store(mine, slot, part))
+                stores.append(Store(cell, (padded(to),), Load(mine, slot)))
+        return block, stores
+
+    def _read(self, e: Elements, first: bool, position: Dim) -> Pair:
+        if first:
+            whole = e.bind(Load(self.x, self.place(position)))
+            return e.bind(Apply("real", (whole,), self.table.dtype)), e.bind(Apply("imag", (whole,), self.table.dtype))
+        re, im = (e.bind(Load(cell, (padded(position),))) for cell in self.held)
+        return re, im
+
+    def _scaled(self, part: Scalar) -> Scalar:
+        scale = self.attrs["scale"]
+        return part if scale == 1 else Apply("mul", (part, Const(scale, part.dtype)), part.dtype)

@@ -1,0 +1,1 @@
+"""What kernels took when they were measured: the record, and the measuring."""

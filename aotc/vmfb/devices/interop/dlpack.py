@@ -1,0 +1,166 @@
+"""Arrays handed to other libraries, and taken from them, by DLPack: its structures are read and made here by ctypes.
+
+A consumer takes the capsule's struct over and calls its deleter when it is done; the struct and the array's memory are
+kept until then. A capsule that is taken here is kept as it is: it frees its struct when it goes. Source: DLPack's
+``dlpack.h``: 0.8 (unversioned capsules), 1.0 (versioned ones, for consumers that ask for them).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aotc.vmfb.dtypes import from_numpy, to_numpy
+
+CUDA, MANAGED = 2, 13  # kDLCUDA, and kDLCUDAManaged, which GPUs read as well
+_CODES = {"i": 0, "u": 1, "f": 2, "bf16": 4, "c": 5, "b": 6}  # DLDataTypeCode
+_KINDS = {code: kind for kind, code in _CODES.items()}
+_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor),
+    )  # fmt: skip
+
+
+_HELD: dict[int, tuple[Any, ...]] = {}  # by the address of a struct: it, its arrays of numbers, the memory
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete(managed: int) -> None:
+    _HELD.pop(managed, None)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _drop(capsule: int) -> None:
+    """Give up what nobody has taken over when its capsule goes."""
+    for name in (_NAME, _VERSIONED_NAME):
+        if _VALID(capsule, name):
+            _HELD.pop(_POINTER(capsule, name), None)
+
+
+# By address, not as an object: the capsule that is being dropped must not be referred to.
+_VALID = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_NEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+for _kept in (_delete, _drop):  # other libraries call them until the very end of the process
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
+
+
+def capsule(
+    array: Any, *, stream: Any = None, copy: bool | None = None, max_version: tuple[int, int] | None = None, **rest: Any
+) -> Any:
+    """Return a DLPack capsule of the memory of a ``DeviceArray`` that is C-contiguous.
+
+    Nothing has to be waited for, whatever ``stream`` the consumer names: calls return when the GPU is done.
+
+    Raises
+    ------
+    BufferError
+        If the type of the elements has no name in DLPack, the array is wanted on another device, or ``stream`` is none.
+    """
+    type_, ordinal = array.__dlpack_device__()
+    if rest.get("dl_device") not in (None, (type_, ordinal)):
+        raise BufferError(f"the array is on {(type_, ordinal)}; .numpy() copies it to the host")
+    if type_ == CUDA and stream == 0 and stream is not None:
+        raise BufferError("stream 0 is ambiguous in DLPack: 1 is the legacy default stream, 2 that of the thread")
+    array = array.copy() if copy else array
+    name = from_numpy(array.dtype)
+    kind = array.dtype.kind if array.dtype.isbuiltin == 1 else name
+    if kind not in _CODES:
+        raise BufferError(f"DLPack has no type for {name}; .numpy() copies the elements")
+    rank, item = len(array.shape), array.dtype.itemsize
+    shape = (ctypes.c_int64 * max(rank, 1))(*array.shape)
+    strides = (ctypes.c_int64 * max(rank, 1))(*_row_major(array.shape))
+    tensor = _Tensor(
+        array.address if array.nbytes else None, type_, ordinal, rank, _CODES[kind], 8 * item, 1,
+        ctypes.addressof(shape), ctypes.addressof(strides), 0,
+    )  # fmt: skip
+    deleter = ctypes.cast(_delete, ctypes.c_void_p)
+    versioned = max_version is not None and max_version[0] >= 1
+    flags = _READ_ONLY * bool(getattr(array, "read_only", False))
+    managed = _Versioned(1, 0, None, deleter, flags, tensor) if versioned else _Managed(tensor, None, deleter)
+    address = ctypes.addressof(managed)
+    _HELD[address] = managed, shape, strides, array.buffer
+    return _NEW(address, _VERSIONED_NAME if versioned else _NAME, ctypes.cast(_drop, ctypes.c_void_p))
+
+
+def _row_major(shape: tuple[int, ...]) -> list[int]:
+    """Return the strides, in elements, of a C-contiguous array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
+
+
+class Handed(NamedTuple):
+    """What a capsule, or ``__cuda_array_interface__``, says of an array.
+
+    Attributes
+    ----------
+    address : int
+    shape : tuple of int
+    dtype : numpy.dtype
+    strides : tuple of int or None
+        In bytes; None for a C-contiguous array.
+    read_only : bool
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...] | None
+    read_only: bool
+
+    @property
+    def is_row_major(self) -> bool:
+        """Do the elements lie one after the other, the last axis first?"""
+        if self.strides is None or 0 in self.shape:
+            return True
+        wanted = _row_major(self.shape)
+        return all(n == 1 or s == w * self.dtype.itemsize for n, s, w in zip(self.shape, self.strides, wanted))
+
+
+def handed(capsule: Any) -> Handed:
+    """Return what a capsule says; whoever reads the memory keeps the capsule.
+
+    Raises
+    ------
+    BufferError
+        If its elements are of a type that no array here has.
+    """
+    versioned = bool(_VALID(id(capsule), _VERSIONED_NAME))
+    place = _POINTER(id(capsule), _VERSIONED_NAME if versioned else _NAME)
+    managed: Any = (_Versioned if versioned else _Managed).from_address(place)
+    t = managed.tensor
+    kind = _KINDS.get(t.code)
+    if kind is None or t.lanes != 1 or t.bits % 8:
+        raise BufferError(f"its elements are of DLPack's type {t.code} with {t.bits} bits in {t.lanes} lanes")
+    dtype = to_numpy(kind) if kind == "bf16" else np.dtype(f"{kind}{t.bits // 8}")
+    numbers = ctypes.c_int64 * t.ndim
+    shape = tuple(numbers.from_address(t.shape)) if t.ndim else ()
+    strides = tuple(n * dtype.itemsize for n in numbers.from_address(t.strides)) if t.ndim and t.strides else None
+    read_only = versioned and bool(managed.flags & _READ_ONLY)
+    return Handed((t.data or 0) + t.byte_offset, shape, dtype, strides, read_only)

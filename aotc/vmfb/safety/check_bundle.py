@@ -1,0 +1,29 @@
+"""All that loading checks, without a device."""
+
+from __future__ import annotations
+
+from aotc.vmfb import trees
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.device import device_module
+from aotc.vmfb.safety.verify import check_functions
+
+_LEAF = {"kind": "leaf"}
+
+
+def check_bundle(source: bytes) -> None:
+    """Check all of a bundle that loading checks, for every variant, on a machine that may run none of them.
+
+    Raises
+    ------
+    BundleError
+        Names the first thing that is wrong.
+    """
+    bundle = open_bundle(source)
+    check_functions(bundle)
+    for entry in bundle.manifest["functions"].values():
+        trees.flattener(entry["in_tree"] or _LEAF, bundle.where)
+        trees.unflattener(entry["out_tree"] or _LEAF)
+    for variant in bundle.manifest["variants"]:
+        module = device_module(variant["kind"])
+        if module is not None:
+            module.check(bundle, variant)

@@ -1,0 +1,48 @@
+"""What submissions of a function run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aotc.vmfb.results import DEVICE, on_devices
+
+if TYPE_CHECKING:
+    from aotc.vmfb.vm import LoadedFunction
+
+
+class SubmittedCall:
+    """What submissions of a function run: made once for each function and kind of results.
+
+    Attributes
+    ----------
+    where : str
+        Module and function, for messages.
+    arguments : sequence of Argument
+    results : sequence of dict
+        Rows of the signature.
+    executable : Executable
+        What it runs on.
+    home : str
+        The device of results that are on none of the model's.
+    donates : bool
+        Does the function take the memory of arguments?
+    remote : bool
+        Does it run on GPUs?
+    """
+
+    __slots__ = ("_function", "_wanted", "arguments", "donates", "executable", "home", "remote", "results", "where")
+
+    def __init__(self, function: LoadedFunction, wanted: str, home: str) -> None:
+        self._function, self._wanted, self.home = function, wanted, home
+        self.where, self.arguments, self.results = function.where, function.arguments, function.signature.results
+        self.executable: Any = function.executable
+        self.donates = any(a.donated for a in self.arguments)
+        self.remote = bool(getattr(self.executable, "gpus", ()))
+
+    def run(self, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> list[Any]:
+        """Make the call."""
+        if out is None and not donate and not self._wanted:
+            return self._function.call(values)
+        made = self._function.run(values, out, donate, self._wanted)
+        return on_devices(made, self.results, out, self.home) if self._wanted == DEVICE else made

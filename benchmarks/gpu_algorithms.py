@@ -1,0 +1,218 @@
+"""Sorts, scans, scatters and factorisations on a GPU beside ``jax.jit``: python benchmarks/gpu_algorithms.py.
+
+``--compile DIR`` only compiles, which needs no GPU; ``--bundles DIR`` takes what that has written. Printed for each
+case: GPU time of a call in us, between two events around repeated replays of its graph; the time of each call of
+``jax.jit`` on resident arrays, one behind the other; the ratio; the error; with ``--kernels`` the time of each launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import aotc
+from aotc.vmfb.devices import cuda_program, driver
+from aotc.vmfb.devices.driver import Gpu
+
+REPEATS = 20
+M = 1 << 20
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Return random numbers."""
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+def numbers(count: int, below: int) -> np.ndarray:
+    """Return random integers."""
+    return RNG.integers(0, below, count).astype(np.int32)
+
+
+def positive(batch: int, n: int) -> np.ndarray:
+    """Return matrices that have a Cholesky factor."""
+    x = normal(batch, n, n)
+    return x @ x.swapaxes(1, 2) / np.float32(n) + 2 * np.eye(n, dtype=np.float32)
+
+
+def sums(size: int) -> Callable[..., Any]:
+    """Return the sums of so many segments."""
+    return lambda x, i: jax.ops.segment_sum(x, i, size)
+
+
+def solved(a: Any, b: Any) -> Any:
+    """Return the solutions of triangular systems."""
+    return jax.lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
+
+
+def bits(key: Any) -> Any:
+    """Return 64 MB of random bits."""
+    return jax.random.bits(key, (16 * M,))
+
+
+Case = tuple[Callable[..., Any], Callable[[], list[np.ndarray]]]
+CASES: dict[str, Case] = {
+    "sort 1M": (jnp.sort, lambda: [normal(M)]),
+    "sort 1000003": (jnp.sort, lambda: [normal(1000003)]),
+    "argsort 1M": (jnp.argsort, lambda: [normal(M)]),
+    "sort 4096x512": (jnp.sort, lambda: [normal(4096, 512)]),
+    "top_k 64 of 131072": (lambda x: jax.lax.top_k(x, 64), lambda: [normal(131072)]),
+    "top_k 64 of 64x8192": (lambda x: jax.lax.top_k(x, 64), lambda: [normal(64, 8192)]),
+    "top_k 8 of 64x131072": (lambda x: jax.lax.top_k(x, 8), lambda: [normal(64, 131072)]),
+    "cumsum 1M": (jnp.cumsum, lambda: [normal(M)]),
+    "cumsum 16M": (jnp.cumsum, lambda: [normal(16 * M)]),
+    "cumsum 4096x4096 rows": (lambda x: jnp.cumsum(x, 1), lambda: [normal(4096, 4096)]),
+    "cumsum 4096x4096 columns": (lambda x: jnp.cumsum(x, 0), lambda: [normal(4096, 4096)]),
+    "segment_sum 1M to 1000": (sums(1000), lambda: [normal(M), numbers(M, 1000)]),
+    "segment_sum 1M to 1000, sorted": (sums(1000), lambda: [normal(M), np.sort(numbers(M, 1000))]),
+    "segment_sum 1M to 100000": (sums(100000), lambda: [normal(M), numbers(M, 100000)]),
+    "segment_max 1M to 1000": (lambda x, i: jax.ops.segment_max(x, i, 1000), lambda: [normal(M), numbers(M, 1000)]),
+    "scatter add rows": (lambda x, i, u: x.at[i].add(u),
+                         lambda: [normal(50000, 256), numbers(8192, 50000), normal(8192, 256)]),
+    "scatter set rows": (lambda x, i, u: x.at[i].set(u),
+                         lambda: [normal(50000, 256), np.arange(8192, dtype=np.int32) * 6, normal(8192, 256)]),
+    "gather rows": (lambda x, i: x[i], lambda: [normal(50000, 256), numbers(65536, 50000)]),
+    "cholesky 64x256x256": (jnp.linalg.cholesky, lambda: [positive(64, 256)]),
+    "cholesky 256x64x64": (jnp.linalg.cholesky, lambda: [positive(256, 64)]),
+    "triangular_solve 64x256x64": (solved, lambda: [np.tril(positive(64, 256)), normal(64, 256, 64)]),
+    "fft 4096x1024": (jnp.fft.fft, lambda: [normal(4096, 1024).astype(np.complex64)]),
+    "fft 4096x4096": (jnp.fft.fft, lambda: [normal(4096, 4096).astype(np.complex64)]),
+    "random bits 64 MB": (bits, lambda: [np.array([1, 2], np.uint32)]),
+}  # fmt: skip
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """Return where the bundle of a case is."""
+    return folder / (name.replace(" ", "_").replace(",", "") + ".vmfb")
+
+
+def compiled(name: str) -> bytes:
+    """Compile a case."""
+    function, make = CASES[name]
+    return aotc.compile(jax.jit(function), *make(), target="cuda:sm_90", source=False)
+
+
+class Watch:
+    """Puts events around what the device does, in place of the driver's methods."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, Any, Any, int]] = []
+        self.repeats = REPEATS
+
+    def event(self, gpu: Gpu) -> Any:
+        """Return an event that has just been put on the stream."""
+        event = ctypes.c_void_p()
+        driver.call("cuEventCreate", ctypes.byref(event), 0)
+        driver.call("cuEventRecord", event, gpu.stream)
+        return event
+
+    def install(self, kernels: bool) -> None:
+        """Watch graphs, or each kernel, which is then launched on its own."""
+        run_graph, launch = Gpu.run_graph, Gpu.launch
+
+        def graph(gpu: Gpu, recorded: Any) -> None:
+            run_graph(gpu, recorded)
+            begin = self.event(gpu)
+            for _ in range(self.repeats):
+                run_graph(gpu, recorded)
+            self.spans.append(("graph", begin, self.event(gpu), self.repeats))
+
+        def one(gpu: Gpu, function: Any, shape: Any, parameters: Any) -> None:
+            begin = self.event(gpu)
+            launch(gpu, function, shape, parameters)
+            self.spans.append((f"{shape.blocks[0]}x{shape.threads}", begin, self.event(gpu), 1))
+
+        Gpu.run_graph = graph  # type: ignore[method-assign]
+        if kernels:
+            Gpu.launch = one  # type: ignore[method-assign]
+            made = cuda_program.CudaProgram.__init__
+            cuda_program.CudaProgram.__init__ = lambda self, *a: made(self, *a[:5], False)  # type: ignore[misc]
+
+    def times(self) -> list[tuple[str, float]]:
+        """Return what was seen, in us."""
+        found = []
+        for what, begin, end, repeats in self.spans:
+            driver.call("cuEventSynchronize", end)
+            took = ctypes.c_float()
+            driver.call("cuEventElapsedTime", ctypes.byref(took), begin, end)
+            found.append((what, took.value * 1e3 / repeats))
+        self.spans.clear()
+        return found
+
+
+def by_jax(function: Callable[..., Any], args: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
+    """Return results and us of a call."""
+    jitted, placed = jax.jit(function), [jax.device_put(a) for a in args]
+    want = jax.block_until_ready(jitted(*placed))
+    begin = time.perf_counter()
+    for _ in range(REPEATS):
+        last = jitted(*placed)
+    jax.block_until_ready(last)
+    took = (time.perf_counter() - begin) / REPEATS * 1e6
+    return [np.asarray(x) for x in jax.tree.leaves(want)], took
+
+
+def worst(got: list[Any], want: list[np.ndarray]) -> float:
+    """Return the largest difference, in terms of the largest value."""
+    found = 0.0
+    for a, b in zip(got, want, strict=True):
+        wide = np.complex128 if b.dtype.kind == "c" else np.float64
+        x, y = np.asarray(a).astype(wide), b.astype(wide)
+        found = max(found, float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-30)))
+    return found
+
+
+def measure(name: str, data: bytes, watch: Watch) -> None:
+    """Print the line of a case."""
+    function, make = CASES[name]
+    args = make()
+    module = aotc.load(data)
+    got = module.invoke("main", *args)
+    watch.times()
+    module.invoke("main", *args)
+    spans = watch.times()
+    want, theirs = by_jax(function, args)
+    ours = sum(took for _, took in spans)
+    print(f"{name:<32} {ours:10.1f} {theirs:10.1f} {ours / theirs:8.2f} {worst(got, want):9.1e}", flush=True)
+    if len(spans) > 1:
+        print("    " + ", ".join(f"{what} {took:.1f}" for what, took in spans), flush=True)
+
+
+def main() -> None:
+    """Run what the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names of cases")
+    parser.add_argument("--compile", type=Path)
+    parser.add_argument("--bundles", type=Path)
+    parser.add_argument("--kernels", action="store_true")
+    options = parser.parse_args()
+    names = [n for n in CASES if not options.names or any(part in n for part in options.names)]
+    if options.compile:
+        options.compile.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            file_of(options.compile, name).write_bytes(compiled(name))
+        return
+    watch = Watch()
+    watch.install(options.kernels)
+    print(f"{'case':<32} {'aotc us':>10} {'jax us':>10} {'ratio':>8} {'error':>9}")
+    for name in names:
+        try:
+            data = file_of(options.bundles, name).read_bytes() if options.bundles else compiled(name)
+            measure(name, data, watch)
+        except Exception as error:  # the others are still worth measuring
+            print(f"{name:<32} {type(error).__name__}: {error}"[:300], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Products of matrices on a GPU beside jax.jit and cuBLASLt: benchmarks/products.py [--only PATTERN] [--tiles PATTERN].
+
+All three in one run on the same sizes: the time of a call on arrays that lie on the GPU, back to back, in us, with
+TFLOP/s; percent is of cuBLASLt, through torch. ``--tiles`` times every tiling of the table, for the cost model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import time
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+import aotc
+from aotc.ir.dims_symbols import evaluate
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_products import read_product
+from aotc.kernels.cuda.image import unpacked
+from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
+from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
+from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, takes_wgmma
+from aotc.options import Options
+from aotc.targets import TARGETS
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.launch import LaunchShape, launch_of
+from aotc.vmfb.devices.tensor_map import encode_map
+
+TARGET = "cuda:sm_90a"
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "i8": np.int8, "f32": np.float32}
+
+
+def matmul(a, b):
+    return a @ b
+
+
+def matmul_nt(a, b):
+    return a @ b.T
+
+
+def dense(a, b, bias):
+    return jax.nn.gelu(a @ b + bias)
+
+
+def residual(a, b, bias, x):
+    return x + (a @ b + bias)
+
+
+def integers(a, b):
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+
+
+def scores(a, b):
+    return jnp.einsum("bqhd,bkhd->bhqk", a, b)
+
+
+def convolution(x, w):
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def highest(a, b):
+    return jnp.dot(a, b, precision="highest")
+
+
+# Function, dtype, shapes of the operands, floating-point operations.
+CASES = {
+    "4096^3 bf16": (matmul, "bf16", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "4096^3 f16": (matmul, "f16", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "4096^3 bf16 gelu": (dense, "bf16", [(4096, 4096), (4096, 4096), (4096,)], 2 * 4096**3),
+    "4096^3 tf32": (matmul, "tf32", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "4096^3 tf32 NT": (matmul_nt, "tf32", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "4096^3 i8 NT": (integers, "i8", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "64x64x65536 bf16": (matmul, "bf16", [(64, 65536), (65536, 64)], 2 * 64 * 64 * 65536),
+    "8x4096x16384 bf16": (matmul, "bf16", [(8, 16384), (16384, 4096)], 2 * 8 * 4096 * 16384),
+    "1x4096x4096 bf16": (matmul, "bf16", [(1, 4096), (4096, 4096)], 2 * 4096 * 4096),
+    "16x4096x4096 bf16": (matmul, "bf16", [(16, 4096), (4096, 4096)], 2 * 16 * 4096 * 4096),
+    "1x768x3072 bf16": (matmul, "bf16", [(1, 768), (768, 3072)], 2 * 768 * 3072),
+    "128x3072x768 bf16 gelu": (dense, "bf16", [(128, 768), (768, 3072), (3072,)], 2 * 128 * 3072 * 768),
+    "128x768x3072 bf16": (matmul, "bf16", [(128, 3072), (3072, 768)], 2 * 128 * 3072 * 768),
+    "1024x768x768 bf16 residual": (
+        residual, "bf16", [(1024, 768), (768, 768), (768,), (1024, 768)], 2 * 1024 * 768 * 768
+    ),
+    "1024x3072x768 bf16 gelu": (dense, "bf16", [(1024, 768), (768, 3072), (3072,)], 2 * 1024 * 3072 * 768),
+    "1024x768x3072 bf16": (matmul, "bf16", [(1024, 3072), (3072, 768)], 2 * 1024 * 3072 * 768),
+    "8192x3072x768 bf16 gelu": (dense, "bf16", [(8192, 768), (768, 3072), (3072,)], 2 * 8192 * 3072 * 768),
+    "8192x768x3072 bf16": (matmul, "bf16", [(8192, 3072), (3072, 768)], 2 * 8192 * 3072 * 768),
+    "1024x3072x768 tf32": (matmul, "tf32", [(1024, 768), (768, 3072)], 2 * 1024 * 3072 * 768),
+    "8x12x1024x64 bf16 scores": (scores, "bf16", [(8, 1024, 12, 64), (8, 1024, 12, 64)], 2 * 96 * 1024 * 1024 * 64),
+    "1000x1001x999 bf16 odd": (matmul, "bf16", [(1000, 999), (999, 1001)], 2 * 1000 * 1001 * 999),
+    "conv 16x56x56x64 3x3 bf16": (
+        convolution, "bf16", [(16, 56, 56, 64), (3, 3, 64, 64)], 2 * 16 * 56 * 56 * 64 * 9 * 64
+    ),
+    "conv 16x14x14x256 3x3 tf32": (
+        convolution, "tf32", [(16, 14, 14, 256), (3, 3, 256, 256)], 2 * 16 * 14 * 14 * 256 * 9 * 256
+    ),
+    "2048^3 f32 highest": (highest, "f32", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
+}  # fmt: skip
+
+
+def operands_of(kind, shapes):
+    """Return operands: the same for all."""
+    random = np.random.default_rng(0)
+    if kind == "i8":
+        return [random.integers(-128, 128, s).astype(np.int8) for s in shapes]
+    return [random.standard_normal(s, np.float32).astype(KINDS[kind]) for s in shapes]
+
+
+def per_call(run, wait, seconds=0.02):
+    """Return the us of a call among many, without what the first and the wait take."""
+    run()
+    wait()
+    begin = time.perf_counter()
+    run()
+    wait()
+    count = max(min(int(seconds / max(time.perf_counter() - begin, 1e-6)), 400), 4)
+
+    def timed(calls):
+        start = time.perf_counter()
+        for _ in range(calls):
+            run()
+        wait()
+        return time.perf_counter() - start
+
+    return 1e6 * sorted((timed(3 * count) - timed(count)) / (2 * count) for _ in range(5))[2]
+
+
+def of_aotc(data, arguments):
+    """Return the us of the graph of a call, and its results."""
+    graphs = []
+    run_graph = driver.Gpu.run_graph
+
+    def noted(self, graph):
+        graphs.append((self, graph))
+        run_graph(self, graph)
+
+    driver.Gpu.run_graph = noted
+    try:
+        module = aotc.load(data, devices="cuda")
+        module.invoke("main", *arguments)
+        del graphs[:]
+        found = module.invoke("main", *arguments)
+    finally:
+        driver.Gpu.run_graph = run_graph
+    gpu = graphs[0][0]
+    us = per_call(lambda: [run_graph(gpu, g) for _, g in graphs], gpu.wait)
+    return us, jax.tree.leaves(found)[0]
+
+
+def of_jax(function, arguments):
+    """Return the us of a call of jax.jit, and its result."""
+    placed = [jax.device_put(a) for a in arguments]
+    jitted = jax.jit(function)
+    last = []
+
+    def run():
+        last[:] = [jitted(*placed)]
+
+    return per_call(run, lambda: last[0].block_until_ready()), last[0]
+
+
+def of_torch(function, kind, arguments):
+    """Return the us of a replay of torch's graph of the product: cuBLASLt's."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
+    given = [torch.from_numpy(a.view(np.int16) if a.dtype == ml_dtypes.bfloat16 else a).cuda() for a in arguments]
+    given = [g.view(torch.bfloat16) if kind == "bf16" else g for g in given]
+    a, b, *rest = given
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+    nchw = a, b
+    if function is convolution:
+        nchw = (
+            a.permute(0, 3, 1, 2),
+            b.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last),
+        )
+    run = {
+        matmul: lambda: a @ b,
+        highest: lambda: a @ b,
+        matmul_nt: lambda: a @ b.T,
+        integers: lambda: torch._int_mm(a, b.T),
+        dense: lambda: torch._addmm_activation(rest[0], a, b, use_gelu=True),
+        residual: lambda: torch.addmm(rest[1], a, b),
+        convolution: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], padding="same"),
+        scores: lambda: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1)),
+    }[function]
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return per_call(graph.replay, torch.cuda.synchronize)
+
+
+def error_of(found, want):
+    """Return the relative error against JAX's result."""
+    a, b = (np.asarray(x).astype("f4") for x in (found, want))
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
+
+
+def of_tiles(data):
+    """Yield every tiling of the first product of a bundle: its name, us, and what the model says."""
+    texts = [k["text"] for k in open_bundle(data).manifest["debug"]["kernels"].values()]
+    kernel = next((k for k in map(parse_kernel, texts) if k.tiling is not None), None)
+    if kernel is None:
+        return
+    target, product = TARGETS[TARGET], read_product(kernel)
+    template = "wgmma" if takes_wgmma(product, target) else "mma"
+    rows = [row for row in TILE_RATES if row.tiling.template == template]
+    made = [replace(kernel, tiling=row.tiling) for row in rows]
+    named = [Named(print_kernel(k), target) for k in made]
+    compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
+    gpu = driver.Gpu(0)
+    places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 4 + 1024)
+              for b in (*kernel.inputs, *kernel.outputs)]  # fmt: skip
+    for row, k, image in zip(rows, made, compiled):
+        entry = {"name": k.name, "threads": tiles_of(k).threads, "launch": launch_entry(k)}
+        function = gpu.function(gpu.load(image.data), k.name)
+        gpu.let_share(function, entry["launch"]["shared"])
+        shape: LaunchShape = launch_of("benchmark", entry, (), 1, gpu.multiprocessors)
+        maps = [encode_map("benchmark", m, places[m["buffer"]], ()) for m in entry["launch"]["maps"]]
+        values = (ctypes.c_int64 * (len(places) + 1))(*places, 1)
+        table = [*map(ctypes.addressof, maps), *(ctypes.addressof(values) + 8 * n for n in range(len(values)))]
+        pointers = (ctypes.c_void_p * len(table))(*table)
+        us = per_call(partial(gpu.launch, function, shape, pointers), gpu.wait, 0.005)
+        yield str(k.tiling), us, nanoseconds(product, row) / 1000
+    gpu.free(places)
+
+
+def main() -> None:
+    """Print a row for each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--tiles", default="")
+    options = parser.parse_args()
+    names = [name for name in CASES if re.search(options.only, name)]
+    given = {name: operands_of(CASES[name][1], CASES[name][2]) for name in names}
+
+    def build(name):
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given[name]]
+        return aotc.compile(jax.jit(CASES[name][0]), *shapes, target=TARGET)
+
+    bundles = {name: build(name) for name in names}
+    print(f"{'':28}   aotc us  TFLOP/s    jax us  torch us  percent     error", flush=True)
+    for name in names:
+        function, kind, _, flops = CASES[name]
+        us, found = of_aotc(bundles[name], given[name])
+        jax_us, want = of_jax(function, given[name])
+        torch_us = of_torch(function, kind, given[name])
+        row = f"{name:28} {us:9.2f} {flops / us / 1e6:8.1f} {jax_us:9.2f} {torch_us:9.2f} {100 * torch_us / us:8.1f}"
+        print(f"{row} {error_of(found, want):9.1e}", flush=True)
+        if options.tiles and re.search(options.tiles, name):
+            for tiling, us, model in of_tiles(bundles[name]):
+                print(f"    {tiling:24} {us:9.2f} us, model {model:9.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Products of matrices as kernels with a tiling, and what their templates' Python makes of them."""
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+
+from aotc.ir.dims_symbols import evaluate
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_products import read_product
+from aotc.kernels.cuda import block
+from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
+from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, EPILOGUE, PITCH, PLACE, SIZES, START, STORE
+from aotc.kernels.cuda.templates.tiles import WarpTiles
+from aotc.vmfb.safety.interface import evaluate as evaluate_entry
+
+STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32, "i8": np.int8}
+STORED |= {"i32": np.int32}
+GELU = (
+    "t = {x} + bias[col]",
+    "u = f32(0.7978845608028654) * (t + (f32(0.044715) * (t * (t * t))))",
+    "o[{at}] = {r}((f32(0.5) * t) * (f32(1.0) + tanh(u)))",
+)
+RELU = ("t = {x} + bias[col]", "o[{at}] = {r}(max(t, f32(0.0)))")
+PLAIN = ("o[{at}] = {r}({x})",)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+
+MEANING = {PLAIN: lambda x, b: x, RELU: lambda x, b: np.maximum(x + b, 0), GELU: lambda x, b: gelu(x + b)}
+
+
+def product_text(
+    tiling, operands, result, sizes=("m", "n", "d"), a="row, k", b="k, col", out="row, col", epilogue=PLAIN, batch=0
+):
+    """Return a product; ``a``, ``b`` and ``out`` are the orders in which arrays have their dims, ``z`` the batch."""
+    extent = {"z": batch, "row": sizes[0], "col": sizes[1], "k": sizes[2]}
+    dims = [s for s in sizes if isinstance(s, str)]
+    shapes = {name: ", ".join(str(extent[d]) for d in order.split(", ")) for name, order in zip("abo", (a, b, out))}
+    stored, sum_ = {"tf32": "f32"}.get(operands, operands), "i32" if operands == "i8" else "f32"
+    left, right = (f"reduce_precision({x}, i32(8), i32(10))" if operands == "tf32" else f'convert({x}, "{sum_}")'
+                   for x in (f"a[{a}]", f"b[{b}]"))  # fmt: skip
+    head = (
+        f'def gemm(a: "{stored}[{shapes["a"]}]", b: "{stored}[{shapes["b"]}]", bias: "f32[{sizes[1]}]", /, '
+        f'o: "{result}[{shapes["o"]}]", *, {"".join(d + ": " + repr("dim") + ", " for d in dims)}grid: "1", '
+        f'tiling: "{tiling}"):'
+    )
+    loops = [f"for {name} in range(0, {extent[name]}):" for name in (["z"] if batch else []) + ["row", "col"]]
+    lines = [head, *("    " * (n + 1) + loop for n, loop in enumerate(loops))]
+    indent = "    " * (len(loops) + 1)
+    rounded = (lambda x: x) if result == sum_ else (lambda x: f'convert({x}, "{result}")')
+    body = [f'total = private("{sum_}[]")', f"total[()] = {sum_}({'0' if sum_ == 'i32' else '0.0'})"]
+    body += [f"for k in range(0, {sizes[2]}):", f"    total[()] += {left} * {right}"]
+    for line in epilogue:
+        line = line.replace("{x}", "total[()]").replace("{at}", out)
+        begin, call, inner = line.partition("{r}")
+        body.append(begin + rounded(inner.strip("()") if inner == "(total[()])" else inner[1:-1]) if call else line)
+    return "\n".join([*lines, *(indent + line for line in body)]) + "\n"
+
+
+def strided(array, row):
+    """Return what a tensor map of the manifest, of sizes that are known, says of an array."""
+    sizes, strides = ([evaluate_entry(x, ()) for x in row[key]] for key in ("sizes", "strides"))
+    flat = array.reshape(-1)[evaluate_entry(row["offset"], ()) // array.itemsize :]
+    shown = np.lib.stride_tricks.as_strided(flat, sizes[::-1], [*strides[::-1], array.itemsize])
+    return block.Array(shown, tuple(row["box"][:2]))
+
+
+def simulate(text, arrays, elements=(None, None), store=None):
+    """Run the template of a product of known sizes as Python on ``arrays``; sums are stored as they are.
+
+    ``elements`` are functions of product, row or column, and term, of operands that are computed; ``store`` is one of
+    product, row, column and sum, of a result that is not stored in lines.
+    """
+    kernel = parse_kernel(text)
+    product, tiles, entry = read_product(kernel), tiles_of(kernel), launch_entry(kernel)
+    names = [name or "z" for name, _ in (product.batch, product.row, product.col)]
+
+    def at(e, *place):
+        return evaluate(e, dict(zip(names, place)))
+
+    extents = {"batch": product.batch, "rows": product.row, "cols": product.col, "depth": product.k}
+    functions = {SIZES[name]: partial(int, extent) for name, (_, extent) in extents.items()}
+    functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, product.place), STORE: store}
+    for n in range(2):
+        view = product.view(right=bool(n))
+        functions[ELEMENT[n]] = elements[n]
+        if view is not None:
+            functions |= {START[n]: partial(at, view.start), PITCH[n]: partial(at, view.pitch)}
+            _, coordinates = view.coordinates(*product.batch)
+            functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
+    blocks = min(entry["blocks"][0], 3) if entry["resident"] else entry["blocks"][0]
+    given = (tuple(arrays), (), 1)
+    if isinstance(tiles, WarpTiles):
+        module = gemm_mma
+    else:
+        module, given = gemm_wgmma, (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given)
+    block.run(module, partial(module._kernel, tiles), blocks, tiles.threads, tiles.shared, given, functions)

@@ -1,0 +1,76 @@
+"""Loops of kind ``lanes`` and shuffles as instructions: vectors, wide loads through the read-only path, ``shfl``."""
+
+import re
+
+import pytest
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.targets import resolve
+
+pytest.importorskip("numba_cuda")
+pytestmark = pytest.mark.cudasim
+
+PTX = resolve("cuda:compute_80")[0]
+
+
+def instructions(text):
+    """The names of all accesses of memory, shuffles and divisions in the PTX of a kernel."""
+    from aotc.kernels.cuda.compile import ptx
+
+    kernel = parse_kernel(text)
+    assert verify_kernel(kernel) == []
+    return re.findall(r"(?:ld|st)\.(?:global|local)[.\w]*|shfl\.sync\.\w+|(?:div|rem)\.[us]\d+", ptx(kernel, PTX))
+
+
+def loop(dtype, body, count=4, size=4096):
+    return f'''def k(a: "{dtype}[{size}]", i: "i32[{size}]", /, o: "{dtype}[{size}]", *, grid: "{size // count}"):
+    for p in parallel(0, {size // count}):
+        for u in lanes(0, {count}):
+            {body}
+'''
+
+
+VECTORS = {
+    "f32": ("f32", "o[4*p + u] = -a[4*p + u]", 4, ["ld.global.nc.v4.f32", "st.global.v4.f32"]),
+    "bf16": ("bf16", "o[8*p + u] = -a[8*p + u]", 8, ["ld.global.nc.v4.u32", "st.global.v4.u32"]),
+    "bytes": ("i8", "o[4*p + u] = -a[4*p + u]", 4, ["ld.global.nc.u32", "st.global.u32"]),
+    "two vectors": ("f64", "o[4*p + u] = -a[4*p + u]", 4, ["ld.global.nc.v2.f64"] * 2 + ["st.global.v2.f64"] * 2),
+    "complex": ("c64", "o[2*p + u] = a[2*p + u]", 2, ["ld.global.nc.v4.f32", "st.global.v4.f32"]),
+    "loads before stores": ("f32", "o[p + 1024*u] = -a[p + 1024*u]", 4,
+                            ["ld.global.nc.f32"] * 4 + ["st.global.f32"] * 4),
+    "not at a multiple": ("f32", "o[4*p + u] = -a[min(4*p + u + 1, 4095)]", 4,
+                          ["ld.global.nc.f32"] * 4 + ["st.global.v4.f32"]),
+    "a division for all": ("f32", "o[4*p + u] = -a[(4*p + u) // 12]", 4, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_neighbours_are_vectors(name):
+    dtype, body, count, expected = VECTORS[name]
+    found = instructions(loop(dtype, body, count))
+    assert found == expected if expected else "div.s64" not in found and "div.u64" not in found
+
+
+def test_what_a_lane_computes_is_no_neighbour():
+    """The index that each lane loads has one name, and other values."""
+    body = "n = let(i[4*p + u], lo=0, extent=4096)\n            o[4*p + u] = a[n]"
+    found = instructions(loop("f32", body))
+    assert found.count("ld.global.nc.v4.u32") == found.count("st.global.v4.f32") == 1
+    assert found.count("ld.global.nc.f32") == 4
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("f32", 1), ("bf16", 1), ("f64", 2), ("c64", 2), ("i8", 1)])
+def test_shuffles_move_words(dtype, words):
+    text = f'''def k(a: "{dtype}[64]", /, o: "{dtype}[64]", *, grid: "1"):
+    x = private("{dtype}[64]")
+    y = private("{dtype}[64]")
+    for t in thread(0, 64):
+        x[t] = a[t]
+    shuffle(y, x, mask=16)
+    for t in thread(0, 64):
+        o[t] = y[t]
+'''
+    found = instructions(text)
+    assert found.count("shfl.sync.bfly") == words
+    assert not [name for name in found if ".local" in name]

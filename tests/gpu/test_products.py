@@ -1,0 +1,179 @@
+"""Products of whole programs on a CUDA target: which kernels they become, and what those compute."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from support.small_models import array
+from vmfb.simulated_gpu import install
+from vmfb.test_cuda import gpu, sim
+
+import aotc
+from aotc.ir.loop_parser import parse_kernel
+from aotc.vmfb.bundle import open_bundle
+
+pytest.importorskip("numba_cuda")
+
+BF16 = ml_dtypes.bfloat16
+
+
+def short(*shape, seed=0, dtype=BF16):
+    return array(*shape, seed=seed).astype(dtype)
+
+
+def heads(x, w):
+    """Attention's scores: the heads of both operands are turned."""
+    b, s, d = x.shape
+    q = (x @ w).reshape(b, s, 4, d // 4).transpose(0, 2, 1, 3)
+    return jnp.einsum("bhqd,bhkd->bhqk", q, x.reshape(b, s, 4, d // 4).transpose(0, 2, 1, 3))
+
+
+def dense(x, w, b):
+    return x + jax.nn.gelu(x @ w + b)
+
+
+def widened(x, w):
+    return x.astype(jnp.float32) @ w.astype(jnp.float32)
+
+
+def integers(x, w):
+    return jax.lax.dot_general(x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.int32)
+
+
+def two_results(x, w):
+    y = x @ w
+    return y, jnp.maximum(y, 0).T
+
+
+def exact(x, w):
+    return jnp.dot(x, w, precision="highest")
+
+
+def convolution(x, w):
+    y = jax.lax.conv_general_dilated(x, w, (1, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.nn.relu(y)
+
+
+def int8(*shape, seed=0):
+    return np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8)
+
+
+# Function, operands, how many kernels have a tiling, and the bound of the error relative to the largest element.
+CASES = {
+    "bf16": (jnp.matmul, (short(40, 64), short(64, 48, seed=1)), 1, 8e-3),
+    "f16": (jnp.matmul, (short(40, 64, dtype="f2"), short(64, 48, seed=1, dtype="f2")), 1, 1e-3),
+    "tf32": (jnp.matmul, (array(40, 64), array(64, 48, seed=1)), 1, 1e-3),
+    "odd tf32": (jnp.matmul, (array(37, 71), array(71, 45, seed=1)), 1, 1e-3),
+    "odd bf16": (jnp.matmul, (short(37, 71), short(71, 45, seed=1)), 1, 8e-3),
+    "i8": (integers, (int8(40, 64), int8(64, 48, seed=1)), 1, 0),
+    "turned": (lambda x, w: (x.T @ w.T).T, (short(64, 40), short(48, 64, seed=1)), 1, 8e-3),
+    "widened": (widened, (short(40, 64), short(64, 48, seed=1)), 1, 1e-5),
+    "dense": (dense, (short(48, 64), short(64, 64, seed=1, dtype=BF16), short(64, seed=2)), 1, 2e-2),
+    "heads": (heads, (short(2, 40, 64), short(64, 64, seed=1)), 2, 2e-2),
+    "two results": (two_results, (short(40, 64), short(64, 48, seed=1)), 1, 8e-3),
+    "parts of a sum": (jnp.matmul, (short(8, 4096), short(4096, 16, seed=1)), 1, 8e-3),
+    "convolution": (convolution, (short(2, 9, 9, 16), short(3, 3, 16, 32, seed=1)), 1, 8e-3),
+    "convolution of f32": (convolution, (array(2, 9, 9, 8), array(3, 3, 8, 32, seed=1)), 1, 1e-3),
+    "convolution of colours": (convolution, (array(2, 11, 11, 3), array(5, 5, 3, 32, seed=1)), 1, 1e-3),
+    "pointwise": (convolution, (short(2, 7, 9, 16), short(1, 1, 16, 32, seed=1)), 1, 8e-3),
+    "highest": (exact, (array(40, 64), array(64, 48, seed=1)), 0, 1e-6),
+    "tiny": (jnp.matmul, (short(8, 8), short(8, 8, seed=1)), 0, 8e-3),
+}
+TARGETS = ("cuda:sm_90a", "cuda:compute_80")
+
+
+def wanted(function, arguments):
+    """Return what JAX makes of the operands in f64, in which sums and functions are exact enough."""
+    wide = [a.astype("f8") if a.dtype != np.int8 else a for a in arguments]
+    with jax.enable_x64(True):
+        found = jax.tree.leaves(function(*map(jnp.asarray, wide)))
+    return [np.asarray(x, "f8") for x in found]
+
+
+def agree(found, want, bound):
+    assert len(found) == len(want)
+    for a, b in zip(found, want):
+        np.testing.assert_array_less(np.abs(np.asarray(a).astype("f8") - b) / max(np.abs(b).max(), 1), bound + 1e-12)
+
+
+def kernels_of(data):
+    manifest = open_bundle(data).manifest
+    return [parse_kernel(k["text"]) for k in manifest["debug"]["kernels"].values()]
+
+
+@sim
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_products_on_a_simulated_gpu(name, target, monkeypatch):
+    function, arguments, count, bound = CASES[name]
+    if name == "parts of a sum" and target != TARGETS[0]:
+        pytest.skip("its loops run for long in Python")
+    data = aotc.compile(jax.jit(function), *arguments, target=target)
+    assert sum(k.tiling is not None for k in kernels_of(data)) == count
+    install(monkeypatch, data)
+    agree(jax.tree.leaves(aotc.load(data).invoke("main", *arguments)), wanted(function, arguments), bound)
+
+
+@sim
+def test_nothing_is_turned_or_widened_apart():
+    """Heads are read where they lie, and results stored where they are wanted."""
+    function, arguments, _, _ = CASES["heads"]
+    assert len(kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))) == 2
+    function, arguments, _, _ = CASES["widened"]
+    assert len(kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))) == 1
+
+
+@sim
+def test_a_long_sum_is_cut_in_parts():
+    function, arguments, _, _ = CASES["parts of a sum"]
+    kernels = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
+    assert len(kernels) == 2
+    (product,) = (k for k in kernels if k.tiling)
+    parts, *rest = product.outputs[0].shape
+    assert parts > 1
+    assert rest == [8, 16]
+
+
+def sized(text, rows, *arrays):
+    """Return a product of ``rows`` rows, a number that only a call knows."""
+    (n,) = jax.export.symbolic_shape(rows)
+    return jax.export.export(jax.jit(text))(*(jax.ShapeDtypeStruct((n, a.shape[1]), a.dtype) for a in arrays[:1]),
+                                            *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays[1:]))  # fmt: skip
+
+
+@sim
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_that_only_a_call_knows(target, monkeypatch):
+    w, b = short(64, 64, seed=1), short(64, seed=2)
+    data = aotc.compile(sized(dense, "n", short(1, 64), w, b), target=target)
+    assert [k.tiling is not None for k in kernels_of(data)] == [True]
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    for rows in (1, 33):
+        arguments = (short(rows, 64, seed=3), w, b)
+        agree(jax.tree.leaves(module.invoke("main", *arguments)), wanted(dense, arguments), 2e-2)
+
+
+class TestProductsOnAGpu:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("target", TARGETS)
+    @pytest.mark.parametrize("name", CASES)
+    def test_products(self, name, target):
+        function, arguments, _, bound = CASES[name]
+        module = aotc.load(aotc.compile(jax.jit(function), *arguments, target=target), devices="cuda")
+        with jax.default_device(jax.devices("cpu")[0]):
+            want = wanted(function, arguments)
+        for _ in range(2):
+            agree(jax.tree.leaves(module.invoke("main", *arguments)), want, bound)
+
+    @pytest.mark.parametrize("target", TARGETS)
+    def test_rows_that_only_a_call_knows(self, target):
+        w, b = short(64, 64, seed=1), short(64, seed=2)
+        module = aotc.load(aotc.compile(sized(dense, "n", short(1, 64), w, b), target=target), devices="cuda")
+        for rows in (1, 33, 300, 7):
+            arguments = (short(rows, 64, seed=3), w, b)
+            with jax.default_device(jax.devices("cpu")[0]):
+                want = wanted(dense, arguments)
+            agree(jax.tree.leaves(module.invoke("main", *arguments)), want, 2e-2)

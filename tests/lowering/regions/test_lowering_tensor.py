@@ -1,0 +1,62 @@
+"""Products for tensor cores: which kernels get a tiling, under whatever names."""
+
+import pytest
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_products import read_product
+from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.tensor_text import parse_module
+from aotc.lowering.regions.lower_region import lower_region
+from aotc.targets import TARGETS
+
+pytestmark = pytest.mark.ir
+
+MODULE = """module @main {{
+func @k(%a: {kind}[{rows}, 64], %b: {kind}[64, 128]) attributes {{kind = "contract", root = "matmul"}} {{
+  %matmul = matmul %a, %b {{lhs_transposed = False, rhs_transposed = False{more}}} : {result}[{rows}, 128]
+  return %matmul
+}}
+}}
+"""
+
+
+def lowered(kind="bf16", rows="48", result="bf16", more="", target="cuda:sm_90a"):
+    (function,) = parse_module(
+        MODULE.format(kind=kind, rows=rows, result=result, more=more)
+    ).functions.values()
+    return lower_region(function, TARGETS[target])
+
+
+@pytest.mark.parametrize("name", ["k", "row", "col", "z", "m", "total"])
+def test_a_size_may_have_the_name_of_a_loop(name):
+    kernel = lowered(rows=name)
+    assert verify_kernel(kernel) == []
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    product = read_product(kernel)
+    assert str(product.row[1]) == name
+    assert product.view().pitch == 64
+    assert kernel.tiling.template == "wgmma"
+
+
+@pytest.mark.parametrize(
+    ("target", "template"), [("sm_90a", "wgmma"), ("sm_90", "mma"), ("sm_80", "mma"), ("compute_80", "mma")]
+)
+def test_each_gpu_gets_the_instructions_that_it_has(target, template):
+    assert lowered(target=f"cuda:{target}").tiling.template == template
+
+
+@pytest.mark.parametrize(("precision", "is_rounded"), [("", True), ("HIGH", False), ("HIGHEST", False)])
+def test_f32_is_rounded_where_the_program_lets_it(precision, is_rounded):
+    more = f', precision = "{precision}"' if precision else ""
+    kernel = lowered("f32", result="f32", more=more)
+    assert (kernel.tiling is not None) is is_rounded
+    assert ("reduce_precision" in print_kernel(kernel)) is is_rounded
+
+
+def test_tiles_fit_the_shared_memory_that_a_limit_leaves():
+    whole, small = TARGETS["cuda:sm_90a"], TARGETS["cuda:sm_90a"].limited(0, 48 << 10)
+    (function,) = parse_module(MODULE.format(kind="bf16", rows="48", result="bf16", more="")).functions.values()
+    assert lower_region(function, whole).tiling.shared <= whole.shared_memory
+    kernel = lower_region(function, small)
+    assert kernel.tiling is None or kernel.tiling.shared <= 48 << 10

@@ -1,0 +1,113 @@
+"""Scatters on GPUs: the same result in whatever order updates are applied."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.differential import LEVELS, integers, normal
+from support.gpu_program import check_gpu, gpu_program, run_gpu_program
+
+from aotc.ir.loop_ir import Store, walk
+from aotc.lowering.analysis.costs.row import Limit
+
+lax = jax.lax
+X, U, J = normal(60), normal(40, 5, 6), integers(40, low=-4, high=7)
+I = integers(60, low=-2, high=12)  # noqa: E741
+DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "int32", "int8", "uint16", "uint64")
+ACROSS = lax.ScatterDimensionNumbers((0, 1), (), (1, 0))
+SEGMENTS = {name: getattr(jax.ops, f"segment_{name}") for name in ("sum", "max", "min", "prod")}
+
+
+@pytest.fixture(autouse=True)
+def _wide_numbers():
+    with jax.enable_x64(True):
+        yield
+
+
+def is_spread(variant):
+    """Does each kernel with atomic stores have a grid item for each update?"""
+    return any(isinstance(s, Store) and s.atomic for k in variant.kernels for s in walk(k.body))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_segments(dtype):
+    x = jnp.asarray(X * 3, dtype)
+    assert is_spread(check_gpu(lambda x, i: jax.ops.segment_sum(x, i, 10), [x, I], factor=4))
+    check_gpu(lambda x, i: jnp.ones(1000, x.dtype).at[i].add(x), [x, I], factor=4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int8", "uint32"])
+@pytest.mark.parametrize("name", ["max", "min", "prod"])
+def test_extremes_of_segments(name, dtype):
+    variant = check_gpu(lambda x, i: SEGMENTS[name](x, i, 10), [(X * 3).astype(dtype), I], factor=4)
+    assert is_spread(variant) == (name != "prod")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_values_that_are_no_numbers(name, dtype):
+    large = np.finfo(dtype).max
+    x = np.array([np.inf, -np.inf, np.nan, -0.0, 1, large, np.inf, 3, 1, 0.0, 2, -large, -np.inf, 7, 1, 2, 3, 4], dtype)
+    i = np.array([0, 1, 2, 3, 4, 5, 1, 0, 2, 3, 4, 5, 6, 6, 7, 7, 7, 9], "int32")
+    check_gpu(lambda x, i: SEGMENTS[name](x, i, 10), [x, i])
+
+
+def test_small_terms_beside_large_ones_are_not_lost():
+    x = np.r_[np.full(20, 2.0**-30), 1.0, np.full(20, 2.0**60), 1.5].astype("float32")
+    i = np.r_[np.zeros(21), np.ones(21)].astype("int32")
+    program = gpu_program(lambda x, i: jax.ops.segment_sum(x, i, 2), [x, i])
+    (got,) = run_gpu_program(*program, [x, i])
+    want = [np.float32(x[i == k].astype("float64").sum()) for k in range(2)]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_order_of_updates_changes_no_bit(dtype):
+    x = (normal(300) * np.exp(normal(300, seed=3) * 5)).astype(dtype)
+    i = integers(300, low=0, high=7)
+    program = gpu_program(lambda x, i: jax.ops.segment_sum(x, i, 7), [x, i])
+    order = np.random.default_rng(1).permutation(300)
+    one, other = (run_gpu_program(*program, list(args))[0] for args in ((x, i), (x[order], i[order])))
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["add", "set", "max", "mul"])
+@pytest.mark.parametrize("mode", ["drop", "clip", "fill"])
+def test_windows(kind, mode):
+    x = normal(4, 5, 6)
+    check_gpu(lambda x, i, u: getattr(x.at[i], kind)(u, mode=mode), [x, J, U], factor=4)
+    check_gpu(lambda x, i, u: getattr(x.at[:, i], kind)(u, mode=mode), [x, J, U.reshape(40, 5, 6)[:, :4].swapaxes(0, 1)], factor=4)  # noqa: E501
+    check_gpu(
+        lambda x, i, u: getattr(x.at[i[:, 0], :, i[:, 1]], kind)(u, mode=mode),
+        [x, integers(40, 2, low=-1, high=5), U[:, :, 0]],
+        factor=4,
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("scatter", [lax.scatter_add, lax.scatter, lax.scatter_min], ids=["add", "set", "min"])
+def test_windows_that_overlap_in_part(scatter, level):
+    args = [normal(9, 11), integers(30, 2, low=-1, high=9), normal(3, 4, 30)]
+    check_gpu(lambda x, i, u: scatter(x, i, u, ACROSS), args, level, factor=4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_unknown_sizes(size):
+    def function(x, i, u):
+        return x.at[i].add(u), x.at[i].set(u), x.at[i].max(u)
+
+    b, n = jax.export.symbolic_shape("b, n")
+    types = [jax.ShapeDtypeStruct(s, d) for s, d in (((n, 3), "float32"), ((b,), "int32"), ((b, 3), "float32"))]
+    program = gpu_program(jax.export.export(jax.jit(function))(*types).serialize())
+    args = [normal(5, 3), integers(size, low=-1, high=6), normal(size, 3)]
+    for got, want in zip(run_gpu_program(*program, args), jax.jit(function)(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_many_updates_to_few_elements_meet_in_shared_memory(name, monkeypatch):
+    few = Limit("few", 99, "updates", "a test")
+    monkeypatch.setattr("aotc.lowering.regions.ops.indexing_cuda.CROWDED_UPDATES", few)
+    x, i = normal(5000), integers(5000, low=-1, high=9)
+    variant = check_gpu(lambda x, i: SEGMENTS[name](x, i, 8), [x, i], factor=4)
+    assert any(isinstance(s, Store) and s.buffer.space == "shared" for k in variant.kernels for s in walk(k.body))

@@ -1,0 +1,59 @@
+"""Sorts and top_k on GPUs: runs in blocks of threads, merged in several kernels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.differential import close, integers, normal
+from support.gpu_program import gpu_program, run_gpu_program
+
+lax = jax.lax
+SMALL = 512  # bytes of shared memory: runs are short, so that few elements are several
+ODD = np.array([3, np.nan, -0.0, 0.0, -np.inf, np.inf, 1, -2, np.nan, 0.0, -0.0, 1], "float32")
+
+
+def check(function, args, shared=0):
+    program = gpu_program(function, args, shared_memory_limit=shared)
+    got = run_gpu_program(*program, [np.asarray(a) for a in args])
+    want = jax.tree.leaves(jax.jit(function)(*args))
+    close(got, want)
+    for a, b in zip(got, want, strict=True):
+        assert a.tobytes() == np.asarray(b).tobytes()
+    return [k.name for k in program[1].kernels if "sort_runs" in k.name]
+
+
+@pytest.mark.parametrize("size", [33, 64, 100, 257])
+def test_lengths(size):
+    assert len(check(jnp.sort, [normal(size)], SMALL)) == max(0, (size - 1).bit_length() - 6) + 1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bfloat16", "float16", "bool"])
+def test_types(dtype):
+    check(lambda x: (jnp.sort(x), jnp.argsort(x)), [jnp.asarray(integers(2, 70, low=0, high=9), dtype)], SMALL)
+
+
+def test_values_that_are_no_numbers_and_ties():
+    x = np.concatenate([ODD, normal(40), ODD])
+    check(lambda x: (jnp.argsort(x), lax.top_k(x, 20), jnp.sort(x, descending=True)), [x])
+
+
+def test_several_arrays_and_keys():
+    x, y = integers(90, low=0, high=4), integers(90, low=0, high=3).astype("float32")
+    check(lambda x, y: lax.sort((x, y, jnp.arange(90)), num_keys=2), [x, y], 2048)
+    check(lambda x, y: lax.sort((x, y), num_keys=1, dimension=0), [x.reshape(45, 2), y.reshape(45, 2)], 1024)
+
+
+@pytest.mark.parametrize(("shape", "k"), [((3, 100), 3), ((700,), 7), ((300,), 64), ((150,), 150), ((2, 130), 1)])
+def test_the_largest(shape, k):
+    check(lambda x: lax.top_k(x, k), [integers(*shape, low=0, high=50).astype("float32")], 1024)
+
+
+@pytest.mark.parametrize("size", [1, 33, 150])
+def test_unknown_lengths(size):
+    (n,) = jax.export.symbolic_shape("n")
+    both = jax.jit(lambda x: (jnp.sort(x), jnp.argsort(x)))
+    exported = jax.export.export(both)(jax.ShapeDtypeStruct((n,), "float32"))
+    x = integers(size, low=0, high=40).astype("float32")
+    program = gpu_program(exported.serialize(), shared_memory_limit=1024)
+    for got, want in zip(run_gpu_program(*program, [x]), (np.sort(x), np.argsort(x, kind="stable")), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -1,0 +1,63 @@
+"""The cases of :mod:`support.cost_cases` for the rows of GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, pair, sizes, solve
+
+lax = jax.lax
+
+
+def scattered(x: Any, y: Any) -> Any:
+    """Return ``x`` with ``y`` added to its first elements, round and round."""
+    return x.at[jnp.arange(y.shape[0]) % 3].add(y)
+
+
+def transformed(x: Any) -> Any:
+    """Return the real parts of the transforms of rows."""
+    return jnp.fft.fft(x).real
+
+
+def largest(k: int) -> Any:
+    """Return the function that finds the ``k`` largest of each row."""
+    return lambda x: lax.top_k(x, k)
+
+
+def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
+    """Return cases of one function for several sizes."""
+    return sizes(function, shapes, *ns, target=GPU, **more)
+
+
+LIMITS = {
+    "thread_sort": pair(jnp.sort, (4, 20), (4, 100), target=GPU),
+    "kept_of_run": (case(largest(8), (1, 5000), target=GPU), case(largest(1500), (1, 5000), target=GPU)),
+    "serial_updates": pair(scattered, [(8,), (10,)], [(8,), (100,)], target=GPU),
+    "dense_scatter": pair(scattered, [(50,), (100,)], [(5000,), (100,)], target=GPU),
+    "crowded_cells": pair(scattered, [(50,), (70_000,)], [(5000,), (70_000,)], target=GPU),
+    "crowded_updates": pair(scattered, [(50,), (100,)], [(50,), (70_000,)], target=GPU),
+    "filled_bytes": pair(scattered, [(50,), (100,)], [(5000,), (10_000,)], target=GPU),
+    "thread_triangle": pair(cholesky, (4, 4), (20, 20), target=GPU),
+}
+
+BLOCKS = {
+    "gpu_sort_bytes": gpu_sizes(jnp.sort, lambda n: [(2, n)], 4000, 4096, 4100),
+    "merged_each": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, 128, 130),
+    "merge_ways_unknown": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, spec="_, n"),
+    "crowded_threads": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 16, 70_001),
+    "crowded_each": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 17, 131_073),
+    "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),
+    "panel_rows": gpu_sizes(cholesky, lambda n: [(n, n)], 16, 21),
+    "solved_columns": gpu_sizes(solve, lambda n: [(16, 16), (16, n)], 20, 32, 35),
+    "dft_thread_points": gpu_sizes(transformed, lambda n: [(2, n)], 15, 16, 30),
+    "dft_threads": gpu_sizes(transformed, lambda n: [(2, n)], 2000, 4096, 5000),
+    "gpu_scan_threads": gpu_sizes(CUMSUM, lambda n: [(2, n)], 2000, 2048, 2100),
+    "gpu_scan_bytes": gpu_sizes(CUMSUM, lambda n: [(2, n)], 100, 256, 300),
+    "gpu_scan_blocks": gpu_sizes(CUMSUM, lambda n: [(n, 5000)], 500, 1024, 1100),
+    "gpu_scan_part": gpu_sizes(CUMSUM, lambda n: [(1, n)], 4000, 4096, 65_537),
+    "gpu_scan_columns": gpu_sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(64, n)], 1000, 1 << 17, 131_075),
+    "gpu_scan_column_part": gpu_sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(n, 10)], 60, 64, 67),
+}
