@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from aotc.ir.dims import Dim, Expr, Sym, bounds, minimum, sym
 from aotc.ir.dims_symbols import substitute_symbols, symbols
@@ -28,8 +29,11 @@ from aotc.ir.loop_ir import (
     While,
     children,
 )
+from aotc.ir.tile_forms import FORMS
 
 Arms: TypeAlias = tuple[tuple[Scalar, bool], ...]
+Levels: TypeAlias = Sequence[tuple[Dim, Dim]]
+Scope = TypeVar("Scope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +202,56 @@ def _writes_once(write: Access) -> bool:
         elif (loop.begin, loop.end) != (0, 1):
             return False
     return write.write
+
+
+class AccessWalker(ABC, Generic[Scope]):
+    """Visits each element, run of elements and buffer that statements touch, with what is known of variables there."""
+
+    def block(self, body: Sequence[Stmt], scope: Scope) -> None:
+        """Visit what the statements of a block touch."""
+        for stmt in body:
+            for leaf in leaves(operands(stmt)):
+                if isinstance(leaf, Load):
+                    self.element(leaf.buffer, leaf.index, scope)
+            match stmt:
+                case For():
+                    self.loop(stmt, scope)
+                    continue
+                case Store(buffer=buffer, index=index):
+                    self.element(buffer, index, scope)
+                case Let(var=var, value=Index(expr=e)):
+                    scope = self.named(var.name, e, scope)
+                case Tile():
+                    self.tile(stmt, scope)
+                case ExternalCall(args=args):
+                    for buffer, _ in args:
+                        self.whole(buffer)
+            for inner in children(stmt):
+                self.block(inner, scope)
+
+    def tile(self, t: Tile, scope: Scope) -> None:
+        """Visit the elements of a product: of its result, and of both operands over all its levels."""
+        group = FORMS[t.form].group
+        self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
+        self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
+        self.run(t.b, t.b_base, [(t.cols * group, 1), *((n, b) for n, _, b in t.levels)], scope)
+
+    @abstractmethod
+    def loop(self, stmt: For, scope: Scope) -> None:
+        """Visit what a loop touches in all its turns."""
+
+    @abstractmethod
+    def named(self, name: str, e: Dim, scope: Scope) -> Scope:
+        """Return what is known behind a statement that names an index."""
+
+    @abstractmethod
+    def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: Scope) -> None:
+        """Visit one element."""
+
+    @abstractmethod
+    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: Scope) -> None:
+        """Visit the elements from number ``base`` on, over all levels, each of an extent and a step."""
+
+    @abstractmethod
+    def whole(self, buffer: Buffer) -> None:
+        """Visit all elements of a buffer."""

@@ -7,15 +7,14 @@ anything that its dim allows. So lines may be too far apart, and are never too n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aotc.ir.dims import Atom, Call, Dim, Expr, Monomial, Sym, bounds, floordiv, maximum, minimum, product, sym
 from aotc.ir.dims_symbols import substitute, symbols
-from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Buffer, ExternalCall, For, Index, Kernel, Let, Load, Stmt, Store, Tile, children
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop_access import AccessWalker, Levels
+from aotc.ir.loop_ir import Buffer, For, Kernel
 from aotc.vmfb.dtypes import size_of
 
 ITEM, WITHIN = "number of the group", "item within it"  # no name of a size or a variable has a space
@@ -115,32 +114,17 @@ class _Lines:
 
 
 @dataclass
-class _LineWalker:
+class _LineWalker(AccessWalker[_Lines]):
     found: dict[str, set[Ends]]
     sizes: frozenset[str]
     group: int
     parts: set[int] = field(default_factory=lambda: {1})
 
-    def block(self, body: Sequence[Stmt], scope: _Lines) -> None:
-        for stmt in body:
-            for leaf in leaves(operands(stmt)):
-                if isinstance(leaf, Load):
-                    self.element(leaf.buffer, leaf.index, scope)
-            match stmt:
-                case For():
-                    self.loop(stmt, scope)
-                    continue
-                case Store(buffer=buffer, index=index):
-                    self.element(buffer, index, scope)
-                case Let(var=var, value=Index(expr=e)):
-                    scope = _Lines({**scope.equal, var.name: substitute(e, scope.equal)}, scope.ends)
-                case Tile():
-                    self.tile(stmt, scope)
-                case ExternalCall(args=args):
-                    for buffer, _ in args:
-                        self.note(buffer, (0, product(buffer.shape) - 1))
-            for inner in children(stmt):
-                self.block(inner, scope)
+    def named(self, name: str, e: Dim, scope: _Lines) -> _Lines:
+        return _Lines({**scope.equal, name: substitute(e, scope.equal)}, scope.ends)
+
+    def whole(self, buffer: Buffer) -> None:
+        self.note(buffer, (0, product(buffer.shape) - 1))
 
     def loop(self, stmt: For, scope: _Lines) -> None:
         if stmt.kind == "parallel":
@@ -169,14 +153,7 @@ class _LineWalker:
             most = most * dim + (dim - 1 if self.end(here, scope, 1) is None else here)
         self.note(buffer, (self.end(least, scope, -1), self.end(most, scope, 1)))
 
-    def tile(self, t: Tile, scope: _Lines) -> None:
-        """Note the elements of a product: of its result, and of both operands over all its levels."""
-        group = FORMS[t.form].group
-        self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
-        self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *((n, a) for n, a, _ in t.levels)], scope)
-        self.run(t.b, t.b_base, [(t.cols * group, 1), *((n, b) for n, _, b in t.levels)], scope)
-
-    def run(self, buffer: Buffer, base: Dim, levels: Sequence[tuple[Dim, Dim]], scope: _Lines) -> None:
+    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
         if buffer.name not in self.found:
             return
         most: Dim | None = self.end(substitute(base, scope.equal), scope, 1)

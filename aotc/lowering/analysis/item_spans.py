@@ -18,9 +18,8 @@ import numpy as np
 
 from aotc.ir.dims import Atom, Dim, Expr, Sym
 from aotc.ir.dims_symbols import evaluate
-from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Buffer, ExternalCall, For, Index, Kernel, Let, Load, Stmt, Store, Tile, children
-from aotc.ir.tile_forms import FORMS
+from aotc.ir.loop_access import AccessWalker, Levels
+from aotc.ir.loop_ir import Buffer, For, Kernel
 from aotc.vmfb.dtypes import size_of
 
 Ends: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -77,7 +76,7 @@ class _Scope:
 
 
 @dataclass
-class _ItemWalker:
+class _ItemWalker(AccessWalker[_Scope]):
     first: np.ndarray
     last: np.ndarray
     hulls: dict[str, _Hull]
@@ -91,26 +90,12 @@ class _ItemWalker:
         here = np.full(self.first.shape, number)
         return here, here
 
-    def block(self, body: Sequence[Stmt], scope: _Scope) -> None:
-        for stmt in body:
-            for leaf in leaves(operands(stmt)):
-                if isinstance(leaf, Load):
-                    self.element(leaf.buffer, leaf.index, scope)
-            match stmt:
-                case For():
-                    self.loop(stmt, scope)
-                    continue
-                case Store(buffer=buffer, index=index):
-                    self.element(buffer, index, scope)
-                case Let(var=var, value=Index(expr=e)):
-                    scope.values[var.name] = self.value(e, scope)
-                case Tile():
-                    self.tile(stmt, scope)
-                case ExternalCall(args=args):
-                    for buffer, _ in args:
-                        self.add(buffer, self.any_of(self.count(buffer)))
-            for inner in children(stmt):
-                self.block(inner, scope)
+    def named(self, name: str, e: Dim, scope: _Scope) -> _Scope:
+        scope.values[name] = self.value(e, scope)
+        return scope
+
+    def whole(self, buffer: Buffer) -> None:
+        self.add(buffer, self.any_of(self.count(buffer)))
 
     def loop(self, stmt: For, scope: _Scope) -> None:
         begin, end = self.value(stmt.begin, scope)[0], self.value(stmt.end, scope)[1]
@@ -137,16 +122,7 @@ class _ItemWalker:
         low, high = self.value(number, scope)
         self.add(buffer, (np.maximum(least, np.minimum(low, most)), np.minimum(most, np.maximum(high, least))))
 
-    def tile(self, t: Tile, scope: _Scope) -> None:
-        """Note the elements of a product: of its result, and of both operands over all its levels."""
-        group = FORMS[t.form].group
-        self.run(t.out, t.out_base, [(t.rows, t.out_row), (t.cols, 1)], scope)
-        levels = [(extent, step) for extent, step, _ in t.levels]
-        self.run(t.a, t.a_base, [(t.rows, t.a_row), (group, t.a_inner), *levels], scope)
-        levels = [(extent, step) for extent, _, step in t.levels]
-        self.run(t.b, t.b_base, [(t.cols * group, 1), *levels], scope)
-
-    def run(self, buffer: Buffer, base: Dim, levels: Sequence[tuple[Dim, Dim]], scope: _Scope) -> None:
+    def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Scope) -> None:
         if buffer.name not in self.hulls:
             return
         least, most = self.value(base, scope)

@@ -26,18 +26,6 @@ why: its tiles are smaller; two blocks may share a multiprocessor if these have 
 from: chosen, not measured
 """
 
-MULTIPROCESSOR_SHARED = 228 << 10
-"""unit: bytes of shared memory of a multiprocessor
-why: of templates whose blocks stay, as many are launched as fit
-from: the CUDA programming guide, compute capability 9.0
-"""
-
-BLOCK_SHARED = 1 << 10
-"""unit: bytes of shared memory that a block takes besides its own
-why: see MULTIPROCESSOR_SHARED
-from: the CUDA programming guide
-"""
-
 MOST_THREADS = 512
 """unit: threads of templates whose blocks stay, on a multiprocessor
 why: those of a block that multiplies with one warpgroup have 160 or 40 registers each, and two blocks fit

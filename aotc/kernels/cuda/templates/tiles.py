@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.kernels.cuda.templates.limits import BLOCK_SHARED, MOST_THREADS, MULTIPROCESSOR_SHARED, WARP_ROWS
+from aotc.kernels.cuda.templates.limits import MOST_THREADS, WARP_ROWS
+from aotc.targets import TARGETS
 
 SWIZZLE_BYTES = 1024
 """unit: bytes
@@ -147,7 +148,8 @@ class WarpgroupTiles(ProductTiles):
     @property
     def resident(self) -> int:
         """How many blocks a multiprocessor has at a time."""
-        return max(min(MULTIPROCESSOR_SHARED // (self.shared + BLOCK_SHARED), MOST_THREADS // self.threads, 2), 1)
+        held = TARGETS["cuda:sm_90a"].multiprocessor
+        return max(min(held.shared // (self.shared + held.reserved), MOST_THREADS // self.threads, 2), 1)
 
 
 @dataclass(frozen=True, slots=True)
