@@ -24,7 +24,8 @@ FIRST, SECOND = '{aotc.affinity = "d0"}', '{aotc.affinity = "d1"}'
 
 
 def product(x, y):
-    return f"stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST] : ({T}, {T}) -> {T}"
+    precision = "precision = [HIGHEST, HIGHEST]"
+    return f"stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0], {precision} : ({T}, {T}) -> {T}"
 
 
 def to(device, x):
