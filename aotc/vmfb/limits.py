@@ -74,6 +74,12 @@ why: so long the host asks again and again whether a GPU's loop is done, afterwa
 from: chosen: to sleep takes 60 us, 3 % of this
 """
 
+LOOP_LOOK_NANOSECONDS = 1_000_000
+"""unit: nanoseconds
+why: so often a GPU's loop looks in the host's memory whether it is to end, which takes a microsecond
+from: the promise of 20 ms
+"""
+
 LOOP_SLEEP_SECONDS = 50e-6
 """unit: seconds
 why: so often the host looks whether a long loop of a GPU is done

@@ -20,9 +20,10 @@ from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
+from aotc.lowering.program.block_loops import one_kernel
 from aotc.lowering.program.early_results import early_results
 from aotc.lowering.program.memories import Memories, launch
-from aotc.lowering.program.small_loops import is_small, loop_kernel, loop_name, made_in
+from aotc.lowering.program.small_loops import loop_name, made_in
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import size_of, to_numpy
 
@@ -232,8 +233,8 @@ class _Bufferizer:
 
     def _while(self, op: Op) -> list[Step]:
         in_place = any(self.wanted.get(v) is self.where.get(init, v) for init, v in zip(op.operands, op.results))
-        if not in_place and self._is_small(op):
-            return [self._loop_kernel(op)]
+        if not in_place and (found := self._one_kernel(op)):
+            return [self._loop_kernel(op, *found)]
         steps: list[Step] = []
         carries = []
         for init, v in zip(op.operands, op.results, strict=True):
@@ -261,9 +262,13 @@ class _Bufferizer:
         self._extend(begin, op, [*carries, predicate])
         return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps))]
 
-    def _is_small(self, op: Op) -> bool:
+    def _one_kernel(self, op: Op) -> tuple[Kernel, tuple[Value, ...]] | None:
+        """Return the kernel for a loop, and what it reads, if it works on so little that one is better than many."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
-        return limit is not None and is_small(op, self.functions, self.kernels, limit)
+        if limit is None:
+            return None
+        name, targets = loop_name(op, self.kernels, self.used), self.memories.targets_in(op)
+        return one_kernel(op, name, self.functions, self.kernels, self.constant_ops, limit, targets)
 
     def _enter(self, op: Op) -> None:
         self.depth += 1
@@ -338,7 +343,7 @@ class _Bufferizer:
         """
         readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
         inner = any(roots.get(v) is old for r in op.regions for v in captured(r))
-        small = LOOP_VALUE.holds(product(new.type.shape)) and self._is_small(op)
+        small = LOOP_VALUE.holds(product(new.type.shape)) and self._one_kernel(op) is not None
         return readers == [op.results.index(new)] and not inner and not small
 
     def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
@@ -364,14 +369,12 @@ class _Bufferizer:
             moves.append((source, carry))
         return steps + [self._copy(source, carry, carry.size) for source, carry in moves]
 
-    def _loop_kernel(self, op: Op) -> Launch:
-        name = loop_name(op, self.kernels, self.used)
-        kernel, reads = loop_kernel(op, name, self.functions, self.kernels, self.constant_ops)
+    def _loop_kernel(self, op: Op, kernel: Kernel, reads: tuple[Value, ...]) -> Launch:
         inner = [one for r in op.regions for one in walk(r)]
         self.constant_ops.update((one.result, one) for one in inner if one.name == "constant")
-        self.used[name] = kernel
+        self.used[kernel.name] = kernel
         for target in self.memories.targets_in(op):  # the only one
-            self.memories.made_for[name] = target
+            self.memories.made_for[kernel.name] = target
         sources = tuple(self.storage(v) for v in reads)
         writes = tuple(self.target(v) for v in op.results)
         self._touch(*sources, *writes)

@@ -14,7 +14,7 @@ from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.devices.recorder import Recorder, Work, is_recorded
+from aotc.vmfb.devices.recording import GraphRecorder, Work, is_recorded
 from aotc.vmfb.devices.tensor_map import encode_map
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
@@ -167,7 +167,7 @@ class CudaProgram:
         gpu = self._executable.gpu
         graph = gpu.new_graph()
         try:
-            Recorder(self._work, self._address).nodes(graph, nodes)
+            GraphRecorder(self._work, self._address).nodes(graph, nodes)
             recording = gpu.ready(graph)
         finally:
             gpu.drop(graph)

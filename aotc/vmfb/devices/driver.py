@@ -17,7 +17,7 @@ from weakref import finalize
 
 from aotc.vmfb.devices.driver_graphs import CONDITIONS_SINCE, GraphMaker
 from aotc.vmfb.devices.driver_library import OutOfGpuMemory, attempt, call, handle_of, is_done, missing
-from aotc.vmfb.devices.driver_loops import Loops, load_decisions, watch
+from aotc.vmfb.devices.driver_loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
 
@@ -30,6 +30,8 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_WORDS: list[int] = []  # of the host's memory that GPUs read, which nobody has
+_WORDS_BYTES = 4096
 
 
 def device_count() -> int:
@@ -109,6 +111,7 @@ class _Held:
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
+        self.words: list[int] = []
         self.decisions: dict[str, c_void_p] = {}
         self.turning: set[int] = set()  # streams that have loops under way
         self.later: list[int] = []  # memory that goes when they have ended, for who frees some waits for all streams
@@ -126,8 +129,17 @@ class _Held:
                     self.blocks.discard(address)
                     attempt("cuMemFree_v2", address)
 
+    def word(self) -> int:
+        """Return the address of a word of the host's, which the GPU reads; it is kept for another when this goes."""
+        if not _WORDS:
+            begin = page_locked(_WORDS_BYTES)
+            _WORDS.extend(range(begin, begin + _WORDS_BYTES, WORD_BYTES))
+        self.words.append(_WORDS.pop())
+        return self.words[-1]
+
     def close(self) -> None:
         """Give everything back but the context."""
+        _WORDS.extend(self.words)
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for stream in self.streams:
@@ -307,7 +319,7 @@ class Gpu:
         """Return what the loops of this stream need."""
         if self._loops is None:
             self._held.decisions = self._held.decisions or load_decisions(self)
-            self._loops = Loops(self, self._held.decisions, self._new_stream())
+            self._loops = Loops(self, self._held.decisions, self._held.word())
         return self._loops
 
     def new_graph(self) -> GraphMaker:

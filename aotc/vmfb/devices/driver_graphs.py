@@ -5,7 +5,8 @@ runs. A kernel of one thread, which stands before the node, and in a loop at the
 value in the GPU's memory and sets that number. These kernels are the only code for a GPU that is not a bundle's: the
 driver compiles :data:`DECISIONS` when a process first needs them.
 
-Who waits for a loop can end it: the kernel of a loop looks at a word in the GPU's memory too, in each turn.
+Who waits for a loop can end it: its kernel looks now and then at a word in the host's memory, and keeps in the
+GPU's when it did so last, and what it found.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 
 from aotc.vmfb.devices.driver_library import call
 from aotc.vmfb.devices.launch import LaunchShape
+from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
 
 CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -36,11 +38,19 @@ _CALL = """
 }
 """
 _DECISIONS = f"""{_HEAD}
-.visible .entry aotc_goes_on(.param .u64 handle, .param .u64 flag, .param .u64 stop)
+.visible .entry aotc_goes_on(.param .u64 handle, .param .u64 flag, .param .u64 state, .param .u64 stop)
 {{
-    .reg .b64 %handle, %flag, %stop; .reg .b32 %found, %one, %word; .reg .pred %on, %both;
-    ld.param.u64 %handle, [handle]; ld.param.u64 %flag, [flag]; ld.param.u64 %stop, [stop];
-    ld.global.u8 %one, [%flag]; ld.volatile.global.u32 %word, [%stop];
+    .reg .b64 %handle, %flag, %state, %stop, %now, %last; .reg .b32 %found, %one, %word; .reg .pred %on, %both, %early;
+    ld.param.u64 %handle, [handle]; ld.param.u64 %flag, [flag];
+    ld.param.u64 %state, [state]; ld.param.u64 %stop, [stop];
+    ld.global.u8 %one, [%flag]; ld.volatile.global.u64 %last, [%state]; ld.volatile.global.u32 %word, [%state+8];
+    mov.u64 %now, %globaltimer; sub.u64 %last, %now, %last;
+    setp.lt.u64 %early, %last, {LOOP_LOOK_NANOSECONDS};
+    @%early bra decided;
+    st.volatile.global.u64 [%state], %now;
+    ld.volatile.global.u32 %word, [%stop];
+    st.volatile.global.u32 [%state+8], %word;
+decided:
     setp.ne.u32 %on, %one, 0; setp.eq.and.u32 %both, %word, 0, %on; selp.u32 %found, 1, 0, %both;{_CALL}
 .visible .entry aotc_chosen(.param .u64 handle, .param .u64 number, .param .u64 last)
 {{
@@ -146,7 +156,8 @@ class GraphMaker:
 
     def goes_on(self, after: After, handle: int, flag: int) -> Node:
         """Let the loop of ``handle`` go on if the byte at ``flag`` is not 0."""
-        return self._decide(after, GOES_ON, handle, flag, self._gpu.loops.stop_word)
+        loops = self._gpu.loops
+        return self._decide(after, GOES_ON, handle, flag, loops.state, loops.word)
 
     def chosen(self, after: After, handle: int, number: int, count: int) -> Node:
         """Let the branch of ``handle`` be the i32 at ``number``, the last of ``count`` if it is out of range."""

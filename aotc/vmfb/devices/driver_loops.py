@@ -1,13 +1,13 @@
 """Loops that a GPU turns by itself: what decides about them there, and how they end when somebody wants a call to end.
 
 While a stream has such a loop the host waits for it a little at a time, and looks meanwhile who may end the call. To
-end it, a word in the GPU's memory is set by another stream: each loop looks at it in each turn.
+end it, it writes a word of its own memory, at which each loop looks every millisecond or so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from ctypes import addressof, c_uint
+from ctypes import addressof, c_uint32, c_uint64
 from time import perf_counter_ns, sleep
 from typing import Any
 
@@ -16,7 +16,8 @@ from aotc.vmfb.devices.driver_library import call
 from aotc.vmfb.limits import LOOP_SLEEP_SECONDS, LOOP_SPIN_NANOSECONDS
 from aotc.vmfb.process.interruption import Watch
 
-_WORD = 4  # bytes
+WORD_BYTES = 4
+_State = c_uint64 * 2  # when somebody looked at the word last, and what was found
 
 
 class Loops:
@@ -26,26 +27,30 @@ class Loops:
     ----------
     kernels : dict of str to c_void_p
         What decides, by name.
-    stop_word : int
-        The address of the word that ends loops; it is 0 but while they are to end.
+    word : int
+        The address, in the host's memory, of the word that ends loops; it is 0 but while they are to end.
+    state : int
+        Where the GPU keeps what it knows of it.
     """
 
-    def __init__(self, gpu: Any, kernels: Mapping[str, Any], aside: Any) -> None:
-        self.kernels = kernels
-        self.stop_word = gpu.allocate(_WORD)
-        self._gpu, self._aside = gpu, aside
-        self._set(aside, 0)
+    def __init__(self, gpu: Any, kernels: Mapping[str, Any], word: int) -> None:
+        self.kernels, self.word = kernels, word
+        self._word = c_uint32.from_address(word)
+        self.state = gpu.allocate(16)
+        self._gpu = gpu
+        self._clear()
 
-    def _set(self, stream: Any, value: int) -> None:
-        word = c_uint(value)
-        call("cuMemcpyHtoDAsync_v2", self.stop_word, addressof(word), _WORD, stream)
-        call("cuStreamSynchronize", stream)
+    def _clear(self) -> None:
+        self._word.value = 0
+        nothing = _State()
+        call("cuMemcpyHtoDAsync_v2", self.state, addressof(nothing), 16, self._gpu.stream)
+        call("cuStreamSynchronize", self._gpu.stream)
 
     def end(self) -> None:
         """Let the loops of the stream end with this turn, and wait for it."""
-        self._set(self._aside, 1)
+        self._word.value = 1
         call("cuStreamSynchronize", self._gpu.stream)
-        self._set(self._aside, 0)
+        self._clear()
 
 
 def load_decisions(gpu: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def is_recorded(nodes: Sequence[Node], gpu: Gpu) -> bool:
     return bool(nodes) and (all(isinstance(node, Graph) for node in nodes) or gpu.has_conditions())
 
 
-class Recorder:
+class GraphRecorder:
     """Fills graphs; ``work`` says what a command does, ``address`` where a value is."""
 
     def __init__(self, work: Callable[[Command], Work | None], address: Callable[[Place], int]) -> None:
