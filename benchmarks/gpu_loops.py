@@ -1,9 +1,9 @@
 """Loops and branches on a GPU beside ``jax.jit``: ``python benchmarks/gpu_loops.py``.
 
 ``--compile DIR`` only compiles, which needs no GPU; ``--bundles DIR`` takes what that has written. Printed for each
-case: us of a turn by aotc, with the host as the one that turns the loop, and by ``jax.jit``, from two calls of which one
-has more turns than the other, all of them waited for and on resident arrays; us of a whole call with few turns; the
-largest error. Cases without turns are whole calls: branches side by side, as edges of the graph and one by one.
+case: us of a turn by aotc, with the host as the one that turns the loop, and by ``jax.jit``, from two calls of which
+one has more turns, all of them waited for and on resident arrays; us of a whole call with few turns; the largest error.
+Cases without turns are whole calls: branches side by side.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def randoms(turns: Any, key: Any) -> Any:
 
 def switches(turns: Any, x: Any) -> Any:
     """A branch in each turn."""
-    some = [lambda x: jnp.sin(x) @ x, lambda x: x * 0.5, lambda x: jnp.cos(x @ x)]
+    some = [lambda x: jnp.tanh(x @ x), lambda x: x * 0.5, jnp.cos]
     return jax.lax.fori_loop(0, turns, lambda i, x: jax.lax.switch(i % 3, some, x), x)
 
 
@@ -219,18 +220,21 @@ def main() -> None:
             (options.compile / f"{name}.vmfb").write_bytes(compiled(name, options.target))
             continue
         data = (options.bundles / f"{name}.vmfb").read_bytes() if options.bundles else compiled(name, options.target)
-        function, arrays = case_of(name)
-        wrong = error_of(ours(data, arrays)(), theirs(function, arrays)())
-        if name in LOOPS:
-            rest = arrays[1:]
-            (turn, few), (hosts, _), (xla, xla_few) = (
-                a_turn(lambda a, m=m: m(data, a), rest) for m in (ours, by_host, lambda _, a: theirs(function, a))
-            )
-            print(f"{name:18} turn {turn:7.2f} host {hosts:7.2f} jax {xla:7.2f} | {FEW} turns {few:7.1f} jax {xla_few:7.1f}"
-                  f" | error {wrong:.1e}", flush=True)  # fmt: skip
-        else:
-            times = [seconds(ours(data, arrays)) * 1e6, seconds(theirs(function, arrays)) * 1e6]
-            print(f"{name:18} call {times[0]:7.1f} jax {times[1]:7.1f} | error {wrong:.1e}", flush=True)
+        print(f"{name:18}", measured(name, data), flush=True)
+
+
+def measured(name: str, data: bytes) -> str:
+    """Return the figures of a case."""
+    function, arrays = case_of(name)
+    wrong = error_of(ours(data, arrays)(), theirs(function, arrays)())
+    if name not in LOOPS:
+        us, xla = seconds(ours(data, arrays)) * 1e6, seconds(theirs(function, arrays)) * 1e6
+        return f"call {us:7.1f} jax {xla:7.1f} | error {wrong:.1e}"
+    (turn, few), (hosts, _), (xla, xla_few) = (
+        a_turn(make, arrays[1:]) for make in (partial(ours, data), partial(by_host, data), partial(theirs, function))
+    )
+    calls = f"{FEW} turns {few:7.1f} jax {xla_few:7.1f}"
+    return f"turn {turn:7.2f} host {hosts:7.2f} jax {xla:7.2f} | {calls} | error {wrong:.1e}"
 
 
 if __name__ == "__main__":

@@ -344,6 +344,10 @@ LOOP_BLOCK_THREADS = BlockSize(
     "loop_block_threads", 512, "threads of such a block, at most",
     "chosen, not measured: 128 registers for each",
 )
+LOOP_TURNS = Limit(
+    "loop_turns", 1 << 12, "iterations that a kernel of a GPU does without anyone looking who may end them",
+    "chosen, not measured: some milliseconds at a microsecond each",
+)
 LOOP_OWN_FLOPS = Limit(
     "loop_own_flops", 256, "operations of a kernel with few results that each thread of such a block does by itself",
     "chosen, not measured: a barrier takes as long as some ten of them",

@@ -22,6 +22,7 @@ from aotc.ir.loop_ir import (
     For,
     Kernel,
     Load,
+    Scalar,
     Space,
     Stmt,
     Store,
@@ -38,6 +39,7 @@ from aotc.lowering.analysis.cost import (
     LOOP_BLOCK_THREADS,
     LOOP_BLOCK_VALUE,
     LOOP_OWN_FLOPS,
+    LOOP_TURNS,
     UNROLLED_STEPS,
 )
 from aotc.lowering.analysis.costs.row import Limit
@@ -63,31 +65,42 @@ def one_kernel(
     ``limit`` is for what one worker computes in a turn; a block of a GPU may do more. ``targets`` are what its kernels
     are compiled for.
     """
-    if not _is_narrow(op, kernels) and any(target.kind == "cuda" for target in targets):
-        return _block_loop(op, name, functions, kernels, constants, min(targets, key=_shared))
+    gpu = next((target for target in targets if target.kind == "cuda"), None)
+    if gpu is None:
+        found = is_small(op, functions, kernels, limit)
+        return loop_kernel(op, name, functions, kernels, constants) if found else None
+    inside = {o.result: o for r in op.regions for o in walk_ops(r) if o.name == "constant"}
+    known = {**constants, **inside}
+    inner = [o for r in op.regions for o in walk_ops(r) if o.name == "while"]
+    if not all(_ends_soon(o, known, functions) for o in inner):
+        return None  # nobody could end it
+    bounded = not _ends_soon(op, known, functions)
+    if not _is_narrow(op, kernels):
+        return _block_loop(op, name, functions, kernels, known, gpu, bounded)
     if not is_small(op, functions, kernels, limit):
         return None
-    return loop_kernel(op, name, functions, kernels, constants)
+    return loop_kernel(op, name, functions, kernels, constants, bounded=bounded)
 
 
-def _shared(target: Target) -> int:
-    return target.shared
+def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
+    turns = trip_count(op, constants, functions)
+    return turns is not None and LOOP_TURNS.holds(turns)
 
 
 def _block_loop(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], target: Target,
+    constants: Mapping[Value, Op], target: Target, bounded: bool,
 ) -> LoopKernel | None:  # fmt: skip
     """Return the kernel for one block, or None if the loop is too large."""
     inner = [kernels[o.attrs["callee"]] for r in op.regions for o in walk_ops(r) if o.name == "dispatch"]
     if not inner or not is_closed(op, functions, kernels) or not all(map(_runs_in_block, inner)):
         return None
-    inside = {o.result: o for r in op.regions for o in walk_ops(r) if o.name == "constant"}
-    flops, bytes_ = _work(op, functions, kernels, {**constants, **inside})
+    flops, bytes_ = _work(op, functions, kernels, constants)
     threads = _threads(inner)
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
-    kernel, reads = loop_kernel(op, name, functions, kernels, constants, partial(BlockLoopWriter, threads=threads))
+    make = partial(BlockLoopWriter, threads=threads)
+    kernel, reads = loop_kernel(op, name, functions, kernels, constants, make, bounded)
     fixed = {_count(k) for k in inner if needs_block(k)}
     return (kernel, reads) if _fits(kernel, fixed, target) else None
 
@@ -228,7 +241,7 @@ class BlockLoopWriter(LoopWriter):
             self._barrier(block)
         self.begun.append(self.touches)
 
-    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Load, step: list[Stmt]) -> None:
+    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
         if self.touches == self.begun.pop():  # each thread turns by itself
             return super().loop(block, test, goes_on, step)
         block += [While(tuple(test), goes_on, (*step, Barrier())), Barrier()]

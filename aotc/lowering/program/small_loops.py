@@ -7,7 +7,7 @@ one kernel, its state in private memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
@@ -21,6 +21,7 @@ from aotc.ir.loop_ir import (
     If,
     Kernel,
     Load,
+    Scalar,
     Space,
     Stmt,
     Store,
@@ -29,7 +30,7 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
-from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_VALUE, UNROLLED_STEPS
+from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
@@ -129,7 +130,7 @@ class LoopWriter:
     def enter(self, block: list[Stmt]) -> None:
         """Write what comes before a loop."""
 
-    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Load, step: list[Stmt]) -> None:
+    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
         """Write a loop."""
         block.append(While(tuple(test), goes_on, tuple(step)))
 
@@ -177,23 +178,29 @@ class LoopWriter:
 
     owned: set[Value] = field(default_factory=set)
 
-    def write(self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None) -> None:
+    def write(
+        self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
+        more: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        """Write a loop; ``begin`` is where its state is, and ``more``, if any, gets whether it has turns left."""
         cond, body = op.regions
         if carries is None:
             carries = [self.buffer(v, block) for v in op.results]
             self.owned.update(op.results)
-        for init, carry in zip(op.operands, carries, strict=True):
-            self.copy(block, self.memory[init], carry)
+        for source, carry in zip(begin or [self.memory[v] for v in op.operands], carries, strict=True):
+            self.copy(block, source, carry)
         for region in (cond, body):
             self.memory.update(zip(region.params, carries, strict=True))
         self.owned.update(body.params)
         self.enter(block)
         test: list[Stmt] = []
         self.region(cond, test)
-        goes_on = self.scalar(cond.results[0], test)
+        goes_on: Scalar = self.scalar(cond.results[0], test)
         step: list[Stmt] = []
         self.region(body, step)
         self._carry(body, carries, step)
+        if more is not None:
+            goes_on = _bounded(more, block, test, goes_on, step)
         self.loop(block, test, goes_on, step)
 
     def _carry(self, body: Region, carries: list[Buffer], block: list[Stmt]) -> None:
@@ -229,6 +236,18 @@ class LoopWriter:
         block += rest
 
 
+def _bounded(
+    more: Buffer, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]
+) -> Scalar:  # fmt: skip
+    """Let a loop end after so many turns at most, ``more`` saying whether it has others; return when it goes on."""
+    count = Buffer("turns", "i32", (), "private")
+    block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
+    test.append(Store(more, (), goes_on))
+    turn = Load(count, ())
+    step.append(Store(count, (), Apply("add", (turn, Const(1, "i32")), "i32")))
+    return Apply("and", (Load(more, ()), Apply("lt", (turn, Const(LOOP_TURNS.value, "i32")), "i1")), "i1")
+
+
 def only_element(buffer: Buffer) -> Load:
     """Return the read of a scalar; a reshape of one element shares the memory of its operand, of any rank."""
     return Load(buffer, (0,) * len(buffer.shape))
@@ -254,25 +273,33 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
 def loop_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
     constants: Mapping[Value, Op], make: Callable[..., LoopWriter] = LoopWriter,
+    bounded: bool = False,
 ) -> tuple[Kernel, tuple[Value, ...]]:  # fmt: skip
     """Return one kernel for a whole ``while`` and the outer values that it reads, in order.
 
-    ``constants``, outside of it, may say how often it turns, which is guessed otherwise.
+    ``constants``, outside of it, may say how often it turns, which is guessed otherwise. A ``bounded`` one does so many
+    turns at most, returns whether there are more too, and what it reads begins with the state, value by value.
     """
-    outer = list(dict.fromkeys([*op.operands, *(v for r in op.regions for v in captured(r))]))
+    outer = list(dict.fromkeys([*(() if bounded else op.operands), *(v for r in op.regions for v in captured(r))]))
     made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
     reads = [*outer, *made_inside]
-    inputs = tuple(Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads))
-    outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results))
+    inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
+    outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
+    begin = [Buffer(f"s{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)] if bounded else []
+    more = Buffer("more", "i1", (), "private") if bounded else None
     writer = make(functions, kernels, dict(zip(reads, inputs, strict=True)))
     block: list[Stmt] = []
     carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
-    writer.write(op, block, carries)
+    writer.write(op, block, carries, begin, more)
+    if more is not None:
+        outputs.append(Buffer("goes_on", "i1", ()))
+        carries.append(more)
     for out, carry in zip(outputs, carries, strict=True):
         if carry is not out:
             writer.copy(block, carry, out)
     inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
     turns = trip_count(op, constants, functions)
     turns = LOOP_TRIPS.value if turns is None else turns
+    inputs, reads = [*begin, *inputs], [*(op.operands if bounded else ()), *reads]
     flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * turns
-    return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)
+    return Kernel(name, tuple(inputs), tuple(outputs), (), 1, tuple(block), (), flops, 0), tuple(reads)
