@@ -27,6 +27,16 @@ def largest(k: int) -> Any:
     return lambda x: lax.top_k(x, k)
 
 
+def by_halves(keys: int) -> Any:
+    """Return the function that sorts by so many keys."""
+    return lambda x: lax.sort([x * n for n in range(keys)], num_keys=keys)
+
+
+def with_others(count: int) -> Any:
+    """Return the function that sorts so many arrays by the first."""
+    return lambda x: lax.sort([x * n for n in range(count)], num_keys=1)
+
+
 def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
     """Return cases of one function for several sizes."""
     return sizes(function, shapes, *ns, target=GPU, **more)
@@ -35,6 +45,13 @@ def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
 LIMITS = {
     "thread_sort": pair(jnp.sort, (4, 20), (4, 100), target=GPU),
     "kept_of_run": (case(largest(8), (1, 5000), target=GPU), case(largest(1500), (1, 5000), target=GPU)),
+    "digit_sort_keys": (
+        case(by_halves(2), (1, 70_000), target=GPU), case(by_halves(3), (1, 70_000), target=GPU),
+    ),
+    "digit_sort_moved": (
+        case(with_others(2), (1, 70_000), target=GPU), case(with_others(5), (1, 70_000), target=GPU),
+    ),
+    "merged_sort": pair(jnp.sort, (1, 5000), (1, 70_000), target=GPU),
     "serial_updates": pair(scattered, [(8,), (10,)], [(8,), (100,)], target=GPU),
     "dense_scatter": pair(scattered, [(50,), (100,)], [(5000,), (100,)], target=GPU),
     "crowded_cells": pair(scattered, [(50,), (70_000,)], [(5000,), (70_000,)], target=GPU),
@@ -46,7 +63,10 @@ LIMITS = {
 BLOCKS = {
     "gpu_sort_bytes": gpu_sizes(jnp.sort, lambda n: [(2, n)], 4000, 4096, 4100),
     "merged_each": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, 128, 130),
-    "merge_ways_unknown": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, spec="_, n"),
+    "merge_ways_unknown": gpu_sizes(by_halves(3), lambda n: [(2, n)], 100, spec="_, n"),
+    "digit_threads": gpu_sizes(jnp.sort, lambda n: [(2, n)], 70_000, 131_072),
+    "lane_digits": gpu_sizes(jnp.sort, lambda n: [(2, n)], 70_000, 131_072),
+    "digit_sort_bytes": gpu_sizes(with_others(4), lambda n: [(2, n)], 70_000, 131_072),
     "crowded_threads": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 16, 70_001),
     "crowded_each": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 17, 131_073),
     "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),

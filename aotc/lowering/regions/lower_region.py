@@ -22,6 +22,7 @@ from aotc.lowering.regions.ops.random import lower_rng_bit_generator
 from aotc.lowering.regions.ops.reduction_scan import lower_scan
 from aotc.lowering.regions.ops.reduction_window import lower_select_and_scatter
 from aotc.lowering.regions.ops.sorting import lower_sort
+from aotc.lowering.regions.ops.sorting_digits import lower_digit_counts, lower_digit_sort
 from aotc.lowering.regions.ops.sorting_runs import lower_sort_runs
 from aotc.lowering.regions.ops.sorting_selection import lower_top_k
 from aotc.lowering.regions.reduction import lower_reduction
@@ -50,6 +51,8 @@ SINGLES: dict[str, Lowering] = {
     "custom_call": lower_custom_call,
     "cholesky": lower_cholesky,
     "dft": lower_dft,
+    "digit_counts": lower_digit_counts,
+    "digit_sort": lower_digit_sort,
     "dynamic_update_slice": lower_dynamic_update_slice,
     "lapack": lower_lapack,
     "reduce_window": lower_scan,
