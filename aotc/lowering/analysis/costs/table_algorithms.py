@@ -85,9 +85,17 @@ TRIANGLE_THREADS = BlockSize(
     "triangle_threads", 512, "threads of a GPU's block that factors a matrix or solves a triangular system",
     "chosen, not measured: four warps for each of a multiprocessor's schedulers",
 )
-PANEL_ROWS = BlockSize(
-    "panel_rows", 8, "rows that a GPU's block finishes before it takes them off the others",
-    "chosen, not measured: an eighth of the reads and writes of the others",
+PANEL_BYTES = BlockSize(
+    "panel_bytes", 128, "bytes of a column of a panel, which a GPU's block finishes before it takes it off the rest",
+    "chosen, not measured: 32 f32 in a thread's registers, and a warp for the rows of the diagonal",
+)
+TRIANGLE_TILE = BlockSize(
+    "triangle_tile", 4, "rows and columns of what a GPU's thread takes a panel off at a time",
+    "chosen, not measured: eight loads, which are two vectors at best, for 16 products",
+)
+MIRROR_BYTES = BlockSize(
+    "mirror_bytes", 64, "bytes of a row of the tiles in which a GPU's warps turn a matrix over",
+    "chosen, not measured: two whole sectors; tiles of 16 warps lie within the 48 KiB of every GPU",
 )
 SOLVED_COLUMNS = BlockSize(
     "solved_columns", 32, "right-hand sides that a GPU's block solves for", "chosen, not measured: a warp's width",
