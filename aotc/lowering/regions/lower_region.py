@@ -12,7 +12,7 @@ from aotc.lowering.regions.contract_cuda import lower_contract_cuda
 from aotc.lowering.regions.cuda import lower_reduction_cuda
 from aotc.lowering.regions.loop import lower_loop
 from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
-from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter
+from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
 from aotc.lowering.regions.ops.linalg import lower_cholesky, lower_triangular_solve
 from aotc.lowering.regions.ops.linalg_fft import lower_dft
 from aotc.lowering.regions.ops.linalg_lapack import lower_lapack
@@ -43,7 +43,7 @@ KINDS: dict[tuple[str, str], Lowering] = {
     ("contract", "cpu"): lower_contract,
     ("contract", "cuda"): lower_contract_cuda,
     ("update", "cpu"): lower_dynamic_update_slice,
-    ("update", "cuda"): lower_dynamic_update_slice,
+    ("update", "cuda"): lower_update_cuda,
 }
 
 SINGLES: dict[str, Lowering] = {
