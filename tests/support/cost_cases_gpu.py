@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, pair, sizes, solve
+from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, pair, repeated, sizes, solve
 
 lax = jax.lax
 
@@ -27,6 +27,11 @@ def largest(k: int) -> Any:
     return lambda x: lax.top_k(x, k)
 
 
+def turns(count: int, steps: int = 1) -> Any:
+    """Return a loop of so many turns, each of so many steps."""
+    return lambda x: lax.fori_loop(0, count, lambda n, y: repeated(lambda z: z * 0.5 + 1, steps)(y), x)
+
+
 def by_halves(keys: int) -> Any:
     """Return the function that sorts by so many keys."""
     return lambda x: lax.sort([x * n for n in range(keys)], num_keys=keys)
@@ -43,6 +48,12 @@ def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
 
 
 LIMITS = {
+    "gpu_region_ops": (
+        case(repeated(jnp.sin, 3), (8,), target=GPU), case(repeated(lambda x: x * x + 1, 100), (8,), target=GPU),
+    ),
+    "unrolled_turns": (case(turns(3), (5000,), target=GPU), case(turns(20), (5000,), target=GPU)),
+    "unrolled_ops": (case(turns(3), (5000,), target=GPU), case(turns(3, 60), (5000,), target=GPU)),
+    "short_carried": (case(turns(3), (50,), target=GPU), case(turns(3), (5000,), target=GPU)),
     "thread_sort": pair(jnp.sort, (4, 20), (4, 100), target=GPU),
     "kept_of_run": (case(largest(8), (1, 5000), target=GPU), case(largest(1500), (1, 5000), target=GPU)),
     "digit_sort_keys": (

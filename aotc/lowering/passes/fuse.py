@@ -26,7 +26,7 @@ from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PER
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
-from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.lowering.analysis.cost import REGION_BUFFERS, REPEATED_MOVES, STRIDED_BYTES
 from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.gpu.product_views import ProductViews, product_views
@@ -281,8 +281,8 @@ class _Fuser:
 
     def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
         """Return why ``op`` cannot join ``group``, or nothing; ``trial`` is extended to it."""
-        if not REGION_OPS.holds(len(group.members) + 1):
-            return f"{len(group.members) + 1} ops > {REGION_OPS.value}"
+        if not self.budget.most_ops.holds(len(group.members) + 1):
+            return f"{len(group.members) + 1} ops > {self.budget.most_ops.value}"
         if self.level == 1 and group.kind != "loop":
             return "only loops take ops at -O1"
         if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):

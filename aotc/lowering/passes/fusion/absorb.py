@@ -28,6 +28,8 @@ from aotc.lowering.analysis.cost import (
     REPEATED_WORK_O3,
     STAGE_WORK,
 )
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_gpu import GPU_REGION_OPS
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
 from aotc.lowering.analysis.resources import row_fits, row_memory
@@ -59,6 +61,11 @@ class Budget:
     target: Target
     makers: Mapping[Value, Op]
     group_of: Mapping[Op, Group]
+
+    @property
+    def most_ops(self) -> Limit:
+        """The limit on the ops of a region."""
+        return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
         """Return what makes each value of a group of ``ops``, in order, with the movement ops that are repeated."""
@@ -148,8 +155,8 @@ class Absorber:
     def _refusal(self, group: Group, reader: Group) -> str:
         """Return why computing the group wherever it is read is worse than storing it, or nothing."""
         count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
-        if not REGION_OPS.holds(count):
-            return f"{count} ops > {REGION_OPS.value}"
+        if not self.budget.most_ops.holds(count):
+            return f"{count} ops > {self.budget.most_ops.value}"
         buffers = self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed])
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
