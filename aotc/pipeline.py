@@ -61,6 +61,7 @@ from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.lowering.passes.spread_work import spread_work
+from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
@@ -106,6 +107,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
+    Pass(unroll_loops),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),

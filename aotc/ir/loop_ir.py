@@ -161,7 +161,9 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Wait for all threads of a CUDA block."""
+    """Wait for all threads of a CUDA block, or for those of a ``warp`` of it alone: what they wrote is then seen."""
+
+    warp: bool = False
 
 
 WARP = 32
@@ -178,6 +180,18 @@ class Shuffle:
     to: Buffer
     source: Buffer
     mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """``to[t]`` says which threads of ``t``'s warp have the lowest ``bits`` bits of ``source`` as ``t`` has them.
+
+    A bit for each thread, the first one's the lowest. Both are private buffers of u32, as those of :class:`Shuffle`.
+    """
+
+    to: Buffer
+    source: Buffer
+    bits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +249,7 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Tile | ExternalCall
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Match | Tile | ExternalCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +324,7 @@ class Kernel:
 def needs_block(kernel: Kernel) -> bool:
     """Does a block of threads run an item of ``kernel`` together?"""
     statements = list(walk(kernel.body))
-    shared = any(isinstance(s, Barrier | Shuffle) for s in statements)
+    shared = any(isinstance(s, Barrier | Shuffle | Match) for s in statements)
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 

@@ -23,6 +23,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -167,16 +168,17 @@ class _Parser:
                 return If(self.scalar(test), self.block(then), self.block(otherwise))
             case ast.While(test=ast.Constant(value=True), body=body):
                 return self.while_loop(node, body)
-            case ast.Expr(value=ast.Call(func=ast.Name(id="barrier"), args=[])):
-                return Barrier()
+            case ast.Expr(value=ast.Call(func=ast.Name(id="barrier" | "warp_barrier" as name), args=[])):
+                return Barrier(warp=name == "warp_barrier")
             case ast.Expr(
                 value=ast.Call(
-                    func=ast.Name(id="shuffle"),
+                    func=ast.Name(id="shuffle" | "match" as name),
                     args=[to, source],
-                    keywords=[ast.keyword(arg="mask", value=ast.Constant(value=int(mask)))],
+                    keywords=[ast.keyword(arg="mask" | "bits", value=ast.Constant(value=int(number)))],
                 )
             ):
-                return Shuffle(self.named_buffer(to), self.named_buffer(source), mask)
+                exchange = Shuffle if name == "shuffle" else Match
+                return exchange(self.named_buffer(to), self.named_buffer(source), number)
             case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
                 return self.tile(call)
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
