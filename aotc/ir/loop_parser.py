@@ -32,6 +32,7 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
+from aotc.ir.loop_tiling import Window
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
 from aotc.vmfb.dtypes import DTYPES, kind_of
@@ -302,8 +303,10 @@ def _atom(fn: str, a: Dim, b: Dim) -> Dim:
 
 def _tiling(node: ast.expr) -> Tiling:
     match node:
-        case ast.Call(func=ast.Name(id=template), args=[*sizes]):
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[]):
             return Tiling(template, *map(ast.literal_eval, sizes))
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
+            return Tiling(template, *map(ast.literal_eval, sizes), window=Window(*ast.literal_eval(window)))
     _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 

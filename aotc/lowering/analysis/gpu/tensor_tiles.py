@@ -7,12 +7,13 @@ tiles as fit there, and does their products at the rate of the table, or as fast
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Tiling
 from aotc.ir.loop_products import LoopProduct, is_multiple
+from aotc.ir.loop_tiling import Tiling, Window
+from aotc.ir.loop_windows import window_operands
 from aotc.lowering.analysis.costs.row import Estimate, Limit
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.targets import Target
@@ -41,6 +42,7 @@ TILE_RATES = (
     TileRate(Tiling("wgmma", 128, 256, 4), 6.35),
     TileRate(Tiling("wgmma", 128, 192, 5), 6.4),
     TileRate(Tiling("wgmma", 128, 128, 6), 6.3),
+    TileRate(Tiling("wgmma", 128, 64, 8), 4.4),
     TileRate(Tiling("wgmma", 64, 256, 5), 6.0),
     TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
     TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
@@ -113,12 +115,18 @@ def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
     return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
 
 
-def best_tiling(product: LoopProduct, target: Target) -> Tiling | None:
-    """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
-    template = "wgmma" if takes_wgmma(product, target) else "mma"
+def best_tiling(product: LoopProduct, target: Target, window: Window | None = None) -> Tiling | None:
+    """Return the tiling of the least time that ``target`` has, or None if none fits its memory.
+
+    A convolution that is copied by windows says which.
+    """
+    if window is not None and window_operands(product, window) is None:
+        window = None
+    template = "wgmma" if window is not None or takes_wgmma(product, target) else "mma"
     rows = (row for row in TILE_RATES if row.tiling.template == template)
     fitting = [row for row in rows if row.tiling.shared <= target.shared_memory]
-    return min(fitting, key=lambda row: nanoseconds(product, row)).tiling if fitting else None
+    best = min(fitting, key=lambda row: nanoseconds(product, row, window)).tiling if fitting else None
+    return best if best is None else replace(best, window=window)
 
 
 def takes_wgmma(product: LoopProduct, target: Target) -> bool:
@@ -135,7 +143,7 @@ def takes_wgmma(product: LoopProduct, target: Target) -> bool:
     return True
 
 
-def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str) -> int:
+def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1) -> int:
     """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
 
     The parts are of whole slices, and worth the kernel that adds them up.
@@ -149,18 +157,19 @@ def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str) -> int:
     def time(parts: int) -> float:
         adding = ADD_PARTS.value + 4 * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
         rows = (row for row in TILE_RATES if row.tiling.template == "wgmma")
-        return adding + min(_time(m, n, k // parts, parts, operands, row) for row in rows)
+        return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
     return min((1, *possible), key=time)
 
 
-def nanoseconds(product: LoopProduct, row: TileRate) -> float:
+def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None) -> float:
     """Return what the model says that ``product`` takes with the tiles of ``row``."""
     m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
-    return _time(m, n, k, count, product.operands, row)
+    return _time(m, n, k, count, product.operands, row, 1 if window is None else prod(window.taps))
 
 
-def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate) -> float:
+def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate, taps: int = 1) -> float:
+    """Return the model's nanoseconds; rows of a convolution share what ``taps`` taps read."""
     tiling, size = row.tiling, _BYTES[operands]
     tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)
     waves = -(-tiles // (MULTIPROCESSORS.value * row.resident))
@@ -169,7 +178,7 @@ def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate) -> f
     moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
     rate = 1000 * row.rate * _SHARES[operands] * max(together / row.resident, ALONE_PERCENT.value / 100)
     wave = TILE_START.value + max(flops / rate, moved / OPERAND_BYTES.value)
-    memory = count * (m * k + k * n) * size + 2 * count * m * n
+    memory = count * (m * k // taps + k * n) * size + 2 * count * m * n
     return PRODUCT_START.value + max(waves * wave, memory / PRODUCT_MEMORY.value)
 
 

@@ -28,19 +28,19 @@ from aotc.targets import Target
 
 _FLAGS = ("lhs_transposed", "rhs_transposed")
 _SHORT = frozenset({"bf16", "f16"})
-_TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
+TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``matmul`` as tensor cores take it, and return its result."""
-    op = _stored(_narrow(_stored(op, b), b), b)
+    op = _stored(narrow(_stored(op, b), b), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if not is_for_tensor_cores(batch, m, n, k) or op.attrs.get("precision", "DEFAULT") != "DEFAULT":
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
         op = _by_terms(op, b)
-    operands = _TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in _TAKEN else None
+    operands = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
     parts = parts_of_sum(op.result.type.shape, k, operands) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
@@ -49,7 +49,7 @@ def _definition(v: Value, b: Builder) -> Op | None:
     return b.definitions.get(v)
 
 
-def _narrow(op: Op, b: Builder) -> Op:
+def narrow(op: Op, b: Builder) -> Op:
     """Return a product of what its operands were before they were widened to f32."""
     sources = []
     for v in op.operands:

@@ -1,0 +1,98 @@
+"""Convolutions that the tensor memory accelerator of a GPU copies by windows, and products that tensor cores are for."""
+
+from __future__ import annotations
+
+from aotc.ir.dims import Dim, product
+from aotc.ir.loop_tiling import Window
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+_SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
+_CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
+_OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
+_MOST_STRIDE = 8
+
+# fmt: off
+THIN_CHANNELS = Limit(
+    "thin_channels", 63, "bytes of the channels of a pixel that are too few to be copied by windows",
+    "by construction: a copy fills rows of 128 bytes, of which products would use less than half",
+)
+# fmt: on
+
+
+def sum_dtype_of(op: Op) -> str | None:
+    """Return in what tensor cores add up a ``matmul`` or ``conv``; None if they are not for what it multiplies.
+
+    The sum has the result's dtype, or one that it is rounded to; and f32 may be rounded to TF32.
+    """
+    lhs, rhs, result = *(v.type.dtype for v in op.operands), op.result.type.dtype
+    dtype = _SUMS.get((lhs, rhs))
+    if dtype is None or op.attrs.get("feature_groups", 1) != 1:
+        return None
+    if dtype == "i32":
+        return dtype if result == "i32" else None
+    rounds = lhs != "f32" or op.attrs.get("precision", "DEFAULT") == "DEFAULT"
+    return dtype if result in ("f32", "bf16", "f16") and rounds else None
+
+
+def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
+    """Return the taps, the channels and the columns of the kernel of a ``conv``."""
+    *taps, channels, columns = op.operands[1].type.shape
+    turned = op.attrs.get("rhs_transposed", False)
+    return (tuple(taps), columns, channels) if turned else (tuple(taps), channels, columns)
+
+
+def conv_pixels(op: Op) -> tuple[Dim, ...]:
+    """Return how many images there are, and how many pixels the result of a ``conv`` has along each dim."""
+    return op.result.type.shape[1 if "parts" in op.attrs else 0 : -1]
+
+
+def conv_padding(op: Op) -> tuple[tuple[Dim, Dim], ...]:
+    """Return the padding of each spatial dim of a ``conv``."""
+    return op.attrs.get("padding", ((0, 0),) * (op.operands[0].type.rank - 2))
+
+
+def conv_on_tensor_cores(op: Op) -> bool:
+    """Do tensor cores compute this ``conv``?"""
+    taps, channels, columns = kernel_sizes(op)
+    rows = product(conv_pixels(op))
+    return sum_dtype_of(op) is not None and is_for_tensor_cores((), rows, columns, product((*taps, channels)))
+
+
+def window_of(op: Op, target: Target) -> Window | None:
+    """Return the window of a ``conv`` that ``target`` copies by windows; None for others.
+
+    Its kernel has to lie as products take it: f32 and i8 by terms.
+    """
+    if target.cpu != "sm_90a" or not conv_on_tensor_cores(op):
+        return None
+    taps, channels, columns = kernel_sizes(op)
+    _, *pixels = conv_pixels(op)
+    padding, shape = conv_padding(op), op.operands[0].type.shape[1:-1]
+    sizes = (*taps, channels, columns, *pixels, *shape, *(d for pair in padding for d in pair))
+    if not all(isinstance(d, int) for d in sizes) or not 1 <= len(taps) <= len(_CORNERS) or 0 in sizes[: len(taps)]:
+        return None
+    low, high = zip(*padding, strict=True)
+    window = Window(
+        taps, op.attrs["strides"], op.attrs["rhs_dilation"], low, high, tuple(pixels), channels, op.attrs.get("parts", 1)
+    )  # type: ignore[arg-type]
+    size, turned = size_of(op.operands[0].type.dtype), op.attrs.get("rhs_transposed", False)
+    lines = channels if turned or size != 2 else columns
+    whole = 16 // size
+    if channels % whole or lines % whole or THIN_CHANNELS.holds(channels * size) or not _fits(window, shape):
+        return None
+    return window
+
+
+def _fits(window: Window, shape: tuple[Dim, ...]) -> bool:
+    """Can a tensor map describe it?"""
+    rank = len(window.taps)
+    rows = zip(window.taps, window.strides, window.gaps, window.low, window.pixels, shape, strict=True)
+    return all(
+        pixels > 0 and isinstance(extent, int) and stride <= _MOST_STRIDE and (taps - 1) * gap < _OFFSETS[rank]
+        and low <= _CORNERS[rank] and abs((pixels - 1) * stride - low - extent + 1) < _CORNERS[rank]
+        for taps, stride, gap, low, pixels, extent in rows
+    )  # fmt: skip
