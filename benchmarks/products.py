@@ -234,9 +234,10 @@ def of_tiles(data):
     if kernel is None:
         return
     target, product = TARGETS[TARGET], read_product(kernel)
-    template = "wgmma" if takes_wgmma(product, target) else "mma"
+    window = kernel.tiling.window
+    template = "wgmma" if window or takes_wgmma(product, target) else "mma"
     rows = [row for row in TILE_RATES if row.tiling.template == template]
-    made = [replace(kernel, tiling=row.tiling) for row in rows]
+    made = [replace(kernel, tiling=replace(row.tiling, window=window)) for row in rows]
     named = [Named(print_kernel(k), target) for k in made]
     compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
@@ -252,7 +253,7 @@ def of_tiles(data):
         table = [*map(ctypes.addressof, maps), *(ctypes.addressof(values) + 8 * n for n in range(len(values)))]
         pointers = (ctypes.c_void_p * len(table))(*table)
         us = per_call(partial(gpu.launch, function, shape, pointers), gpu.wait, 0.005)
-        yield str(k.tiling), us, nanoseconds(product, row) / 1000
+        yield str(row.tiling), us, nanoseconds(product, row, window) / 1000
     gpu.free(places)
 
 

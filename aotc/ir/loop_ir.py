@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims import Dim
-from aotc.ir.loop_tiling import Tiling
+from aotc.ir.products.tiling import Tiling
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
 LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread"]

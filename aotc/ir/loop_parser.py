@@ -32,9 +32,9 @@ from aotc.ir.loop_ir import (
     Var,
     While,
 )
-from aotc.ir.loop_tiling import Window
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
+from aotc.ir.products.tiling import Window
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
@@ -306,7 +306,8 @@ def _tiling(node: ast.expr) -> Tiling:
         case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[]):
             return Tiling(template, *map(ast.literal_eval, sizes))
         case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
-            return Tiling(template, *map(ast.literal_eval, sizes), window=Window(*ast.literal_eval(window)))
+            rows, cols, stages = map(ast.literal_eval, sizes)
+            return Tiling(template, rows, cols, stages, Window(*ast.literal_eval(window)))
     _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 

@@ -5,8 +5,8 @@ is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` w
 the attribute ``cols`` is computed in tiles of so many columns.
 
 A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
-``rhs_transposed``, its kernel is [spatial, O, C]; and ``parts``: the taps and channels of its window, in order, are cut
-into so many runs, and it returns the sum of each, in a first dim of its own.
+``rhs_transposed``, its kernel is [spatial but the last, O, the last, C]; and ``parts``: the taps and channels of its
+window, in order, are cut into so many runs, and it returns the sum of each, in a first dim of its own.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ def _matmul(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[
 def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     lhs, rhs = types
     need(lhs.rank == rhs.rank >= 2, f"conv: {lhs} and {rhs} differ in rank")
-    *window, features, outputs = _swapped(rhs.shape, attrs.get("rhs_transposed", False))
+    *window, features, outputs = rhs.shape
+    if attrs.get("rhs_transposed", False):
+        *window, outputs, last, features = rhs.shape
+        window.append(last)
     groups = attrs["feature_groups"]
     need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
     padding = attrs.get("padding", ((0, 0),) * len(window))
     steps = zip(lhs.shape[1:-1], padding, window, attrs["rhs_dilation"], attrs["strides"])
-    spatial = tuple(window_extent(d, low, high, 1, w, dilation, stride) for d, (low, high), w, dilation, stride in steps)
+    spatial = tuple(window_extent(d, low, high, 1, w, gap, stride) for d, (low, high), w, gap, stride in steps)
     parts = (attrs["parts"],) if "parts" in attrs else ()
     return (TensorType(given[0].dtype if given else lhs.dtype, (*parts, lhs.shape[0], *spatial, outputs)),)
 
@@ -57,7 +60,7 @@ def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
     spatial = arrays[0].ndim - 2
     middle = tuple(range(1, spatial + 1))
     if attrs.get("rhs_transposed"):
-        arrays = [arrays[0], np.swapaxes(arrays[1], -1, -2)]
+        arrays = [arrays[0], np.moveaxis(arrays[1], -3, -1)]
     if "parts" in attrs:
         return [np.stack([_conv([arrays[0], w], _whole(attrs), regions, types)[0] for w in _runs(arrays[1], attrs)])]
     full = {

@@ -25,7 +25,8 @@ from aotc.kernels.cuda.templates.tiles import SWIZZLE_BYTES
 F32, I16, I32, I64, NOTHING = types.float32, types.int16, types.int32, types.int64, types.void
 DYNAMIC_SHARED = "aotc_dynamic_shared"
 _LETTERS = {F32: "f", types.float64: "d", I16: "h", I32: "r", I64: "l"}
-_KINDS = {F32: ir.FloatType(), types.float64: ir.DoubleType(), I16: ir.IntType(16), I32: ir.IntType(32), I64: ir.IntType(64)}
+_KINDS = {F32: ir.FloatType(), types.float64: ir.DoubleType()}
+_KINDS |= {I16: ir.IntType(16), I32: ir.IntType(32), I64: ir.IntType(64)}
 
 
 class PtxInstruction(_Intrinsic):

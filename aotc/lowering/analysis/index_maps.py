@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, bounds, maximum, minimum, product
-from aotc.ir.dims_index import delinearize
 from aotc.ir.dims_symbols import count_atoms
+from aotc.ir.products.places import delinearize
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import INDEX_ATOMS
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.loop_windows import patch_place
+from aotc.ir.products.windows import patch_place
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.gpu.conv_windows import conv_padding
 from aotc.lowering.analysis.index_maps import Index, delinearize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
-from aotc.ir.loop_windows import padded_element
+from aotc.ir.products.windows import padded_element
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_products import UNROLLED_TERMS
 from aotc.lowering.analysis.gpu.conv_windows import conv_padding
@@ -100,7 +100,7 @@ def conv_element(e: Elements, op: Op, place: Index) -> Scalar:
 
 def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
     """``at`` is (image, output pixel..., output channel); a group sees its own input channels."""
-    lhs, rhs = op.operands
+    rhs = op.operands[1]
     *kernel, per_group, n = rhs.type.shape
     groups = op.attrs["feature_groups"]
     image, *pixel, channel = at

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aotc.ir.dims import Dim, product, sym
-from aotc.ir.dims_index import delinearize
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import TF32_BITS, read_product
+from aotc.ir.products.places import delinearize
+from aotc.ir.products.windows import padded_element, patch_place
 from aotc.ir.tensor_ir import Op
-from aotc.ir.loop_windows import padded_element, patch_place
 from aotc.lowering.analysis.gpu.conv_windows import conv_padding, conv_pixels, kernel_sizes, sum_dtype_of, window_of
 from aotc.lowering.analysis.gpu.tensor_tiles import best_tiling, is_for_tensor_cores
 from aotc.lowering.analysis.index_maps import Index
@@ -18,6 +18,7 @@ from aotc.lowering.regions.elemental import constant_scalar, provide
 from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
+
 
 def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | None:
     """Return the kernel of a product or a convolution that tensor cores are for, else None."""
@@ -85,7 +86,7 @@ def _conv(op: Op) -> _ProductLoops:
 
     def rhs_at(at: Index, k: Dim) -> Index:
         *tap, channel = delinearize(term(at, k), (*taps, channels))
-        return (*tap, at[-1], channel) if turned else (*tap, channel, at[-1])
+        return (*tap[:-1], at[-1], tap[-1], channel) if turned else (*tap, channel, at[-1])
 
     part: tuple[tuple[str, Dim], ...] = () if parts == 1 else (("part", parts),)
     return _ProductLoops(

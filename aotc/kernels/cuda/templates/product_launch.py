@@ -10,8 +10,8 @@ from typing import Any
 from aotc.ir.dims import ceildiv, maximum
 from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import LoopProduct, View, read_product
-from aotc.ir.loop_tiling import Tiling, Window
-from aotc.ir.loop_windows import WindowOperands, window_operands
+from aotc.ir.products.tiling import Tiling, Window
+from aotc.ir.products.windows import WindowOperands, window_operands
 from aotc.kernels.cuda.templates.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.interface import size_entry
 
@@ -74,8 +74,8 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
     takes_rows = product.operands != "i8"
     if view is not None and view.in_pieces(outer, product.k[1]) and (takes_rows or not view.by_rows):
         return OperandSource(buffers.index(view.buffer.name))
-    if (found := product.gathered(right=bool(number))) is not None:
-        return OperandSource(buffers.index(found.buffer.name), gathered=True)
+    if (gathered := product.gathered(right=bool(number))) is not None:
+        return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
     return OperandSource(number, computed=True, turned=view is not None and view.by_rows)
 
 
@@ -125,31 +125,29 @@ def _window_maps(
 ) -> list[dict[str, Any]]:
     """Return the tensor maps of a convolution: of its input by windows, and of its kernel, a matrix for each tap."""
     read, size = _window_operands(product, window), tiles.size
-    kind = _COPIED_AS.get(tiles.operands, tiles.operands)
-    *_, outer, inner = read.w.shape
-    box = [64, tiles.depth, 1] if tiles.b_by_rows else [tiles.depth, tiles.cols, 1]
-    steps = [1, *accumulate(read.x.shape[:0:-1], lambda a, b: a * b)][1:]
+    taps, channels = window.copied
+    step, columns = window.strides[-1] if window.merged else 1, product.col[1]
+    images, *outer, width, pitch = read.x.shape
+    extents = [channels, width // step, *outer[::-1], images]
+    steps = [pitch * step, *accumulate([width * pitch, *outer[::-1]], lambda a, b: a * b)]
+    strides = (*window.strides[:-1], 1) if window.merged else window.strides
+    if tiles.b_by_rows:
+        kernel, lines = [columns, channels, prod(taps)], [columns, columns * channels]
+    else:
+        kernel, line = [channels, columns, taps[-1], prod(taps[:-1])], channels * taps[-1]
+        lines = [line, channels, line * columns]
+    box = [64, tiles.depth, 1] if tiles.b_by_rows else [tiles.depth, tiles.cols, 1, 1]
     left = {
-        "buffer": tiles.a.pointer,
-        "offset": 0,
-        "type": kind,
-        "sizes": [size_entry(maximum(extent, 1), numbers) for extent in read.x.shape[::-1]],
-        "strides": [size_entry(step * size, numbers) for step in steps],
+        "sizes": [size_entry(maximum(extent, 1), numbers) for extent in extents],
+        "strides": [size_entry(n * size, numbers) for n in steps],
         "box": [tiles.depth, tiles.rows],
-        "swizzle": CHUNK,
-        "window": {
-            "low": list(window.low[::-1]),
-            "pixels": list(window.pixels[::-1]),
-            "strides": list(window.strides[::-1]),
-        },
+        "window": {"low": window.low[::-1], "pixels": window.pixels[::-1], "strides": strides[::-1]},
     }
+    left["window"] = {name: list(given) for name, given in left["window"].items()}
     right = {
-        "buffer": tiles.b.pointer,
-        "offset": 0,
-        "type": kind,
-        "sizes": [size_entry(n, numbers) for n in (inner, outer, prod(window.taps))],
-        "strides": [size_entry(n * size, numbers) for n in (inner, inner * outer)],
+        "sizes": [size_entry(n, numbers) for n in kernel],
+        "strides": [size_entry(n * size, numbers) for n in lines],
         "box": box,
-        "swizzle": CHUNK,
     }
-    return [left, right]
+    kind = {"offset": 0, "type": _COPIED_AS.get(tiles.operands, tiles.operands), "swizzle": CHUNK}
+    return [{"buffer": tiles.a.pointer, **left, **kind}, {"buffer": tiles.b.pointer, **right, **kind}]

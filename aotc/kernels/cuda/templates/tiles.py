@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.loop_tiling import Window
+from aotc.ir.products.tiling import Window
 from aotc.kernels.cuda.templates.limits import MOST_THREADS, WARP_ROWS
 from aotc.targets import TARGETS
 

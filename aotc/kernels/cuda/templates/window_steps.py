@@ -1,7 +1,7 @@
 """Copies of a convolution's operands on Hopper: patches of its input, which lie nowhere in memory, and its kernel.
 
-A stage has up to 128 bytes of channels of one tap: of the input pixels that a tile's output pixels have there, and of the
-kernel's columns. What is outside of the input, or beyond its last channel, is 0.
+A stage has up to 128 bytes of channels of one tap: of the input pixels that a tile's output pixels have there, and of
+the kernel's columns. What is outside of the input, or beyond its last channel, is 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from aotc.ir.loop_tiling import Window
+from aotc.ir.products.tiling import Window
 from aotc.kernels.cuda.hopper import copy_patches, copy_tile
 from aotc.kernels.cuda.ptx import I16 as SHORT
 from aotc.kernels.cuda.ptx import I32 as INT
@@ -57,18 +57,28 @@ def _places(tiles: WarpgroupTiles, window: Window, z: Any, row: Any, depth: Any)
     turn, _ = _divided(depth, tiles.depth)
     if window.parts > 1:
         turn = z * window.turns(tiles.depth) + turn
-    chunks = -(-window.channels // tiles.depth)
+    taps, channels = window.copied
+    chunks = -(-channels // tiles.depth)
     tap, chunk = _divided(turn, chunks)
     *pixel, image = _digits(row, (1, *window.pixels))
-    steps = zip(pixel, window.strides[::-1], window.low[::-1], strict=True)
+    strides = (*window.strides[:-1], 1) if window.merged else window.strides
+    steps = zip(pixel, strides[::-1], window.low[::-1], strict=True)
     at = [chunk * tiles.depth, *(i * stride - low for i, stride, low in steps), image]
-    offsets = [t * gap for t, gap in zip(_digits(tap, window.taps), window.gaps[::-1], strict=True)]
+    offsets = [t * gap for t, gap in zip(_digits(tap, taps), window.gaps[::-1], strict=True)]
     return at, offsets, tap
+
+
+def _kernel_place(by_rows: bool, channel: Any, column: Any, tap: Any, last_taps: int) -> list[Any]:
+    """Return where the kernel of a tap is: a matrix for each tap, or columns of so many taps of the last dim each."""
+    if by_rows:
+        return [column, channel, tap]
+    outer, last = _divided(tap, last_taps)
+    return [channel, column, last, outer]
 
 
 def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
     """Return the function that begins to copy a stage of a convolution."""
-    rank = len(window.taps)
+    rank, last_taps = len(window.taps), window.copied[0][-1]
     kernel = [row for row in boxes(tiles) if row[0] == 1]
 
     def generate(context, builder, signature, arguments):
@@ -82,8 +92,9 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
         assembly(b, copy_patches(rank).text, NOTHING, types_, operands)
         for _, offset, by_rows, part in kernel:
             first, place = (ScalarValue(b, column) + part).raw, (ScalarValue(b, to) + offset).raw
-            where = [*((first, at[0].raw) if by_rows else (at[0].raw, first)), tap.raw]
-            assembly(b, copy_tile(3).text, NOTHING, [INT, LONG, INT, *[INT] * 3], [place, maps[1], barrier, *where])
+            where = [v.raw for v in _kernel_place(by_rows, at[0], ScalarValue(b, first), tap, last_taps)]
+            kind = [INT, LONG, INT, *[INT] * len(where)]
+            assembly(b, copy_tile(len(where)).text, NOTHING, kind, [place, maps[1], barrier, *where])
         return context.get_dummy_value()
 
     @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
@@ -92,7 +103,7 @@ def load_window(tiles: WarpgroupTiles, window: Window) -> Any:
         copy_patches(rank)(to, maps[0], barrier, *at, *offsets)
         for _, offset, by_rows, part in kernel:
             first = int(column) + part
-            where = (first, at[0]) if by_rows else (at[0], first)
-            copy_tile(3)(to + offset, maps[1], barrier, *where, tap)
+            where = _kernel_place(by_rows, at[0], first, tap, last_taps)
+            copy_tile(len(where))(to + offset, maps[1], barrier, *where)
 
     return copy

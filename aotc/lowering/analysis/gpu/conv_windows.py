@@ -1,9 +1,11 @@
-"""Convolutions that the tensor memory accelerator of a GPU copies by windows, and products that tensor cores are for."""
+"""Convolutions that a GPU's tensor memory accelerator copies by windows, and products that tensor cores are for."""
 
 from __future__ import annotations
 
-from aotc.ir.dims import Dim, product
-from aotc.ir.loop_tiling import Window
+from dataclasses import replace
+
+from aotc.ir.dims import Dim, product, static
+from aotc.ir.products.tiling import Window
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
@@ -13,12 +15,15 @@ from aotc.vmfb.dtypes import size_of
 _SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
 _CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
 _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
-_MOST_STRIDE = 8
 
 # fmt: off
 THIN_CHANNELS = Limit(
-    "thin_channels", 63, "bytes of the channels of a pixel that are too few to be copied by windows",
-    "by construction: a copy fills rows of 128 bytes, of which products would use less than half",
+    "thin_channels", 47, "bytes of the channels of a pixel that are too few to be copied by windows",
+    "chosen, not measured: a copy fills rows of 128 bytes, of which products would use less than three eighths",
+)
+WINDOW_STEPS = Limit(
+    "window_steps", 8, "elements from a pixel to the next along a dim that is copied by windows",
+    "CUDA driver API, cuTensorMapEncodeIm2col: elementStrides",
 )
 # fmt: on
 
@@ -41,8 +46,10 @@ def sum_dtype_of(op: Op) -> str | None:
 def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
     """Return the taps, the channels and the columns of the kernel of a ``conv``."""
     *taps, channels, columns = op.operands[1].type.shape
-    turned = op.attrs.get("rhs_transposed", False)
-    return (tuple(taps), columns, channels) if turned else (tuple(taps), channels, columns)
+    if op.attrs.get("rhs_transposed", False):
+        *taps, columns, last, channels = op.operands[1].type.shape
+        taps.append(last)
+    return tuple(taps), channels, columns
 
 
 def conv_pixels(op: Op) -> tuple[Dim, ...]:
@@ -75,16 +82,30 @@ def window_of(op: Op, target: Target) -> Window | None:
     sizes = (*taps, channels, columns, *pixels, *shape, *(d for pair in padding for d in pair))
     if not all(isinstance(d, int) for d in sizes) or not 1 <= len(taps) <= len(_CORNERS) or 0 in sizes[: len(taps)]:
         return None
-    low, high = zip(*padding, strict=True)
+    low, high = (tuple(static(pair[side]) for pair in padding) for side in range(2))
     window = Window(
-        taps, op.attrs["strides"], op.attrs["rhs_dilation"], low, high, tuple(pixels), channels, op.attrs.get("parts", 1)
-    )  # type: ignore[arg-type]
-    size, turned = size_of(op.operands[0].type.dtype), op.attrs.get("rhs_transposed", False)
-    lines = channels if turned or size != 2 else columns
-    whole = 16 // size
-    if channels % whole or lines % whole or THIN_CHANNELS.holds(channels * size) or not _fits(window, shape):
-        return None
-    return window
+        tuple(map(static, taps)), op.attrs["strides"], op.attrs["rhs_dilation"], low, high,
+        tuple(map(static, pixels)), static(channels), op.attrs.get("parts", 1),
+    )  # fmt: skip
+    size = size_of(op.operands[0].type.dtype)
+    by_terms = op.attrs.get("rhs_transposed", False) or size != 2
+    merged = replace(window, merged=True)
+    return next((w for w in (window, merged) if _is_copied(w, shape, size, by_terms, columns)), None)
+
+
+def _is_copied(window: Window, shape: tuple[Dim, ...], size: int, by_terms: bool, columns: Dim) -> bool:
+    """Do lines of both operands of ``window`` begin at whole 16 bytes, and fill most of what copies bring?"""
+    _, channels = window.copied
+    width = static(shape[-1])
+    step = window.strides[-1] if window.merged else 1
+    lines = [channels if by_terms else columns, window.channels * step, width * window.channels]
+    if any(n * size % 16 for n in lines) or THIN_CHANNELS.holds(channels * size):
+        return False
+    if not window.merged:
+        return _fits(window, shape)
+    lies = (window.low[-1], window.high[-1], window.gaps[-1]) == (0, 0, 1) and width >= step
+    flat = replace(window, taps=window.copied[0], strides=(*window.strides[:-1], 1), merged=False)
+    return lies and _fits(flat, (*shape[:-1], width // step))
 
 
 def _fits(window: Window, shape: tuple[Dim, ...]) -> bool:
@@ -92,7 +113,7 @@ def _fits(window: Window, shape: tuple[Dim, ...]) -> bool:
     rank = len(window.taps)
     rows = zip(window.taps, window.strides, window.gaps, window.low, window.pixels, shape, strict=True)
     return all(
-        pixels > 0 and isinstance(extent, int) and stride <= _MOST_STRIDE and (taps - 1) * gap < _OFFSETS[rank]
+        pixels > 0 and isinstance(extent, int) and WINDOW_STEPS.holds(stride) and (taps - 1) * gap < _OFFSETS[rank]
         and low <= _CORNERS[rank] and abs((pixels - 1) * stride - low - extent + 1) < _CORNERS[rank]
         for taps, stride, gap, low, pixels, extent in rows
     )  # fmt: skip

@@ -12,8 +12,9 @@ from math import prod
 
 from aotc.ir.dims import Dim
 from aotc.ir.loop_products import LoopProduct, is_multiple
-from aotc.ir.loop_tiling import Tiling, Window
-from aotc.ir.loop_windows import window_operands
+from aotc.ir.products.tiling import Tiling, Window
+from aotc.ir.products.windows import window_operands
+from aotc.ir.tensor_ir import TensorType
 from aotc.lowering.analysis.costs.row import Estimate, Limit
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.targets import Target
@@ -75,6 +76,14 @@ TURNED_READS = Limit(
     "turned_reads", 511, "rows that an operand of TF32 or i8 is multiplied with and not turned for",
     "measured on an H200: turning 4096 x 4096 takes 36 us, the product 381; in place, by warps, it takes 741",
 )
+TURNED_SHORT_READS = Limit(
+    "turned_short_reads", 63, "rows that an operand of up to short_operand bytes is multiplied with and not turned for",
+    "benchmarks/products.py on an H200: a product of 196 rows with 256 x 1024 took 10.8 us by warps, turned some 7",
+)
+SHORT_OPERAND = Limit(
+    "short_operand", 4 << 20, "bytes of an operand that takes no longer to turn than a kernel to begin",
+    "benchmarks/products.py on an H200: 2.4 MB are turned in 3 us",
+)
 PART_TERMS = Estimate(
     "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
 )
@@ -113,6 +122,12 @@ def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
     if TENSOR_TERMS.holds(k) or (TENSOR_COLUMNS.holds(m) and TENSOR_COLUMNS.holds(n)):
         return False
     return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
+
+
+def is_worth_turning(operand: TensorType, times: Dim) -> bool:
+    """Is an operand of TF32 or i8 that lies by rows turned first, if it is multiplied with so many others?"""
+    size = prod(map(_guess, operand.shape)) * size_of(operand.dtype)
+    return not (TURNED_SHORT_READS if SHORT_OPERAND.holds(size) else TURNED_READS).holds(times)
 
 
 def best_tiling(product: LoopProduct, target: Target, window: Window | None = None) -> Tiling | None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from aotc.ir.dims import Dim
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.gpu.tensor_tiles import TURNED_READS, is_for_tensor_cores, parts_of_sum
+from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
 
@@ -83,7 +83,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
     m, n = op.result.type.shape[-2:]
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
-        worth = constant_of(v, b.definitions) is not None or not TURNED_READS.holds(times)
+        worth = constant_of(v, b.definitions) is not None or is_worth_turning(v.type, times)
         if bool(flags[name]) is not wanted and worth:
             rank = v.type.rank
             operands[number] = b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))

@@ -4,8 +4,8 @@ With ``row`` a pixel of an image, and ``k`` a tap t and a channel c, A is the el
 
     x[image, p * stride + t * gap - low, ..., c]            0 in the padding
 
-and B ``w[t, ..., c, col]``, or ``w[t, ..., col, c]``. :func:`window_operands` recognises it, so that a template may copy
-whole patches of x, which are nowhere in memory.
+and B ``w[..., t, c, col]``, or ``w[..., col, t, c]``. :func:`window_operands` recognises it, so that a template may
+copy whole patches of x, which are nowhere in memory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import reduce
 
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
-from aotc.ir.dims_index import delinearize
 from aotc.ir.loop_ir import Apply, Buffer, Const, Index, Load, Scalar
 from aotc.ir.loop_products import LoopProduct, tested
-from aotc.ir.loop_tiling import Window
+from aotc.ir.products.places import delinearize
+from aotc.ir.products.tiling import Window
 from aotc.vmfb.dtypes import kind_of
 
 Place = tuple[Dim, ...]
@@ -57,7 +57,7 @@ def padded_element(
 
 @dataclass(frozen=True, slots=True)
 class WindowOperands:
-    """What a convolution reads: its input, its kernel, and whether that is [spatial, O, C]."""
+    """What a convolution reads: its input, its kernel, and whether terms of that lie side by side: see the module."""
 
     x: Buffer
     w: Buffer
@@ -70,7 +70,8 @@ def window_operands(product_: LoopProduct, window: Window) -> WindowOperands | N
     if not isinstance(left, Load) or not isinstance(right, Load):
         return None
     x, w, (z, parts), (k, terms) = left.buffer, right.buffer, product_.batch, product_.k
-    row, term = sym(product_.row[0], 0, product_.row[1]), sym(k, 0, terms)
+    row = sym(product_.row[0], 0, product_.row[1])
+    term: Dim = sym(k, 0, terms)
     if parts != window.parts or terms * parts != product(window.taps) * window.channels:
         return None
     if len(x.shape) != len(window.taps) + 2 or x.shape[-1] != window.channels:
@@ -86,6 +87,7 @@ def window_operands(product_: LoopProduct, window: Window) -> WindowOperands | N
         return None
     *tap, channel = delinearize(term, (*window.taps, window.channels))
     col = sym(product_.col[0], 0, product_.col[1])
-    if right.index not in ((*tap, channel, col), (*tap, col, channel)) or w.shape[: len(tap)] != window.taps:
-        return None
-    return WindowOperands(x, w, right.index[-1] == channel)
+    for turned, index in enumerate(((*tap, channel, col), (*tap[:-1], col, tap[-1], channel))):
+        if right.index == index:
+            return WindowOperands(x, w, bool(turned))
+    return None

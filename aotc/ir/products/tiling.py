@@ -19,6 +19,8 @@ class Window:
         Of the input.
     parts : int
         The terms of a sum are cut into so many products.
+    merged : bool
+        Are the channels of all taps of the last dim, which lie side by side, copied as those of one?
     """
 
     taps: tuple[int, ...]
@@ -29,13 +31,23 @@ class Window:
     pixels: tuple[int, ...]
     channels: int
     parts: int = 1
+    merged: bool = False
+
+    @property
+    def copied(self) -> tuple[tuple[int, ...], int]:
+        """The taps that are copied one by one, and the channels of each."""
+        if self.merged:
+            return (*self.taps[:-1], 1), self.taps[-1] * self.channels
+        return self.taps, self.channels
 
     def turns(self, depth: int) -> int:
         """Return how many slices of up to ``depth`` channels of one tap a part has."""
-        return prod(self.taps) * -(-self.channels // depth) // self.parts
+        taps, channels = self.copied
+        return prod(taps) * -(-channels // depth) // self.parts
 
     def __str__(self) -> str:
-        return str((self.taps, self.strides, self.gaps, self.low, self.high, self.pixels, self.channels, self.parts))
+        sizes = self.taps, self.strides, self.gaps, self.low, self.high, self.pixels
+        return str((*sizes, self.channels, self.parts, self.merged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Tiling:
     stages : int
         How many slices of both operands lie in shared memory.
     window : Window or None
-        Of a convolution whose input is copied by windows: see :mod:`aotc.ir.loop_windows`.
+        Of a convolution whose input is copied by windows: see :mod:`aotc.ir.products.windows`.
     """
 
     template: str
