@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims import Dim
+from aotc.ir.products.tiling import Tiling
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
 LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread"]
@@ -250,38 +251,6 @@ def is_letter(buffer: Buffer) -> bool:
 
 
 Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Match | Tile | ExternalCall
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a product of matrices is spread over the tensor cores of a GPU.
-
-    Attributes
-    ----------
-    template : str
-        ``wgmma`` or ``mma``: which instructions multiply.
-    rows, cols : int
-        Of the part of the result that a block of threads computes.
-    stages : int
-        How many slices of both operands lie in shared memory.
-    """
-
-    template: str
-    rows: int
-    cols: int
-    stages: int
-
-    @property
-    def shared(self) -> int:
-        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
-        ring = self.stages * (self.rows + self.cols) * 128
-        if self.template == "wgmma":
-            return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
-        warps = self.rows // 32 * max(self.cols // 64, 1)
-        return 1024 + max(ring, warps * 2048)
-
-    def __str__(self) -> str:
-        return f"{self.template}({self.rows}, {self.cols}, {self.stages})"
 
 
 @dataclass(frozen=True, slots=True)

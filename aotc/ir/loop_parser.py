@@ -35,6 +35,7 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
+from aotc.ir.products.tiling import Window
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
@@ -304,8 +305,11 @@ def _atom(fn: str, a: Dim, b: Dim) -> Dim:
 
 def _tiling(node: ast.expr) -> Tiling:
     match node:
-        case ast.Call(func=ast.Name(id=template), args=[*sizes]):
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[]):
             return Tiling(template, *map(ast.literal_eval, sizes))
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
+            rows, cols, stages = map(ast.literal_eval, sizes)
+            return Tiling(template, rows, cols, stages, Window(*ast.literal_eval(window)))
     _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 

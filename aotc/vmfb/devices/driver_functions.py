@@ -23,6 +23,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (_HANDLE,),
     "cuModuleGetFunction": (_OUT, _HANDLE, c_char_p),
     "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
+    "cuTensorMapEncodeIm2col": (c_void_p, c_int, c_uint, *[c_void_p] * 5, c_uint, c_uint, c_void_p, *[c_int] * 4),
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
     "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
