@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.opset.collective import COLLECTIVES
 from aotc.ir.opset.contract import CONTRACT
 from aotc.ir.opset.control import CONTROL
@@ -28,6 +29,7 @@ FAMILIES: Mapping[str, Mapping[str, OpSpec]] = {
     "reduction": REDUCTION,
     "linalg": LINALG,
     "contract": CONTRACT,
+    "attention": ATTENTION,
     "control": CONTROL,
     "collective": COLLECTIVES,
     "random": RANDOM,
