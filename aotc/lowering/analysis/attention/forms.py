@@ -156,7 +156,11 @@ class _AttentionMatcher:
     def _softmax(self, read: ElementRead) -> ElementRead | None:
         """Return the scores whose softmax over the terms ``read`` is, or None."""
         weights = self._behind(read)
-        op = self._op(weights)
+        while (op := self._op(weights)) is not None and op.name == "dot_general":
+            inner = self._times_one(op, weights)
+            if inner is None:
+                return None
+            weights = inner
         if op is None or op.name != "div":
             return None
         above, below = (self._operand(op, n, weights) for n in (0, 1))
@@ -169,6 +173,18 @@ class _AttentionMatcher:
             return None
         scores, top = (self._operand(minus, n, apart) for n in (0, 1))
         return scores if self._maximum(top) == scores else None
+
+    def _times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
+        """Return what a product without sums leaves as it is, because it multiplies by 1, or None.
+
+        So do models that could leave out heads.
+        """
+        ones = [n for n, v in enumerate(op.operands) if number_of(v, self.makers) == 1]
+        if not ones or op.attrs["lhs_contract"]:
+            return None
+        _, index = _dims_of(op, 1 - ones[0], read.index)
+        self.inside[op] = None
+        return self._behind(ElementRead(op.operands[1 - ones[0]], tuple(0 if i is None else i for i in index)))
 
     def _maximum(self, read: ElementRead) -> ElementRead | None:
         """Return what ``read`` is the maximum of, perhaps 0 where that is infinite, or None."""

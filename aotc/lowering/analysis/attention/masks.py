@@ -34,10 +34,11 @@ def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float 
     """Return the number that fills ``value``, also if it is computed of such numbers in a few steps, or None."""
     op = makers.get(value)
     while op is not None and op.name in MOVES:
-        op = makers.get(op.operands[0])
+        value = op.operands[0]
+        op = makers.get(value)
     if op is None or kind_of(value.type.dtype) == "c":
         return None
-    if op.name in SCALARS and op.result.type.rank == 0 and steps:
+    if op.name in SCALARS and steps and (value.type.rank == 0 or op.name == "convert"):
         type_ = TensorType(op.result.type.dtype)
         numbers = [number_of(v, makers, steps - 1) for v in op.operands]
         if any(x is None for x in numbers):
