@@ -122,6 +122,22 @@ def test_gpus_of_warps_gather_and_read_zeros_around():
     assert read_product(kernel).gathered().inside is not None
 
 
+def depthwise(x, w):
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 2), "SAME", dimension_numbers=LETTERS[2], feature_group_count=x.shape[-1]
+    )  # fmt: skip
+
+
+@pytest.mark.cudasim
+def test_a_depthwise_convolution_reads_zeros_around():
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-3, 4, s).astype(KINDS["bf16"]) for s in ((1, 4, 5, 8), (3, 3, 1, 8)))
+    (kernel,) = kernels_of(aotc.compile(jax.jit(depthwise), x, w, target="cuda:sm_90a"))
+    arrays = [x, w, np.zeros(kernel.outputs[0].shape, KINDS["bf16"])]
+    run_kernel(kernel, arrays)
+    np.testing.assert_array_equal(arrays[-1].astype("f8"), wanted(depthwise, (x, w)))
+
+
 def patches_apart(x, w):
     return conv((16, 16), "VALID", (1, 1))(x, w)
 
@@ -138,6 +154,13 @@ def test_patches_that_share_nothing_are_rows(target):
 
 class TestConvolutionsOnAGpu:
     pytestmark = gpu
+
+    def test_a_depthwise_convolution(self):
+        random = np.random.default_rng(0)
+        x, w = (random.integers(-3, 4, s).astype(KINDS["bf16"]) for s in ((2, 19, 21, 40), (5, 3, 1, 40)))
+        module = aotc.load(aotc.compile(jax.jit(depthwise), x, w, target="cuda:sm_90a"), devices="cuda")
+        found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0]).astype("f8")
+        np.testing.assert_array_equal(found, wanted(depthwise, (x, w)))
 
     def test_patches_that_share_nothing(self):
         random = np.random.default_rng(0)
