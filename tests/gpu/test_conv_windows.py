@@ -18,6 +18,7 @@ from aotc.ir.loop_products import read_product
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.products.windows import window_operands
 from aotc.kernels.cuda.block import Patches
+from aotc.vmfb.bundle import open_bundle
 
 LETTERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
@@ -74,8 +75,10 @@ def wanted(function, arguments):
 def test_convolutions_by_windows(name):
     """The loops are the convolution, and the template computes what they are."""
     function, arguments = made(name)
-    kernels = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
-    (kernel,) = (k for k in kernels if k.tiling)
+    data = aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a")
+    (kernel,) = (k for k in kernels_of(data) if k.tiling)
+    taken = [k["resources"] for k in open_bundle(data).manifest["variants"][0]["kernels"]]
+    assert all(r["spills"] == r["stack"] == 0 for r in taken)
     assert kernel.tiling.window.parts == CASES[name][-1]
     assert parse_kernel(print_kernel(kernel)) == kernel
     (x, _), (out,) = kernel.inputs, kernel.outputs

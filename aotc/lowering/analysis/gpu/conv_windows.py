@@ -8,7 +8,6 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.products.tiling import Window
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.table_products import UNROLLED_TERMS
 from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -21,6 +20,10 @@ _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTe
 THIN_CHANNELS = Limit(
     "thin_channels", 31, "bytes of the channels of a pixel that are too few to be copied by windows",
     "chosen, not measured: a copy fills rows of 128 bytes, of which products would use less than a quarter",
+)
+TESTED_TAPS = Limit(
+    "tested_taps", 9, "taps of a depthwise convolution that asks of each element whether it is in the padding",
+    "chosen, not measured: a copy of the input with its padding takes as long as the convolution reads and writes",
 )
 WINDOW_STEPS = Limit(
     "window_steps", 8, "elements from a pixel to the next along a dim that is copied by windows",
@@ -71,10 +74,10 @@ def conv_on_tensor_cores(op: Op) -> bool:
 
 
 def is_depthwise(op: Op) -> bool:
-    """Has each channel a ``conv`` of its own, whose sum is unrolled?"""
+    """Has each channel a ``conv`` of its own, of few taps?"""
     taps, channels, _ = kernel_sizes(op)
     count = product(taps)
-    return op.attrs["feature_groups"] > 1 and channels == 1 and isinstance(count, int) and UNROLLED_TERMS.holds(count)
+    return op.attrs["feature_groups"] > 1 and channels == 1 and isinstance(count, int) and TESTED_TAPS.holds(count)
 
 
 def window_of(op: Op, target: Target) -> Window | None:
