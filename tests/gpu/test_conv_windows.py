@@ -141,6 +141,30 @@ def test_a_depthwise_convolution_reads_zeros_around():
     np.testing.assert_array_equal(arrays[-1].astype("f8"), wanted(depthwise, (x, w)))
 
 
+def added(x, w):
+    return x + conv((1, 1), "SAME", (1, 1))(x, w)
+
+
+@pytest.mark.cudasim
+def test_what_is_convolved_may_be_read_again():
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, 9, 9, 64), (3, 3, 64, 64))]
+    (kernel,) = kernels_of(aotc.compile(jax.jit(added), *shapes, target="cuda:sm_90a"))
+    assert kernel.tiling.window is not None
+    assert not kernel.aliases
+
+
+@pytest.mark.cudasim
+def test_a_number_of_images_that_only_a_call_knows():
+    (n,) = jax.export.symbolic_shape("n")
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((n, 9, 9, 64), (3, 3, 64, 64))]
+    exported = jax.export.export(jax.jit(conv((1, 1), "SAME", (1, 1))))(*shapes)
+    data = aotc.compile(exported, target="cuda:sm_90a")
+    (kernel,) = kernels_of(data)
+    assert kernel.tiling.window.pixels == (9, 9)
+    (entry,) = open_bundle(data).manifest["variants"][0]["kernels"]
+    assert entry["launch"]["maps"][0]["sizes"] == [64, 9, 9, ["max", 1, [0]]]
+
+
 def patches_apart(x, w):
     return conv((16, 16), "VALID", (1, 1))(x, w)
 
@@ -164,6 +188,13 @@ class TestConvolutionsOnAGpu:
         module = aotc.load(aotc.compile(jax.jit(depthwise), x, w, target="cuda:sm_90a"), devices="cuda")
         found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0]).astype("f8")
         np.testing.assert_array_equal(found, wanted(depthwise, (x, w)))
+
+    def test_what_is_convolved_may_be_read_again(self):
+        random = np.random.default_rng(0)
+        x, w = (random.integers(-2, 3, s).astype(KINDS["f16"]) for s in ((3, 9, 9, 64), (3, 3, 64, 64)))
+        module = aotc.load(aotc.compile(jax.jit(added), x, w, target="cuda:sm_90a"), devices="cuda")
+        found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0]).astype("f8")
+        np.testing.assert_array_equal(found, wanted(added, (x, w)))
 
     def test_patches_that_share_nothing(self):
         random = np.random.default_rng(0)
