@@ -16,9 +16,9 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.ir.loop_ir import Barrier, walk
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.program import block_loops, small_loops
+from aotc.lowering.program.loops import block_loops, small_loops
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import driver_graphs
+from aotc.vmfb.devices.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")
