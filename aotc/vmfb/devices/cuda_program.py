@@ -13,8 +13,8 @@ from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, va
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.launch import launch_of
+from aotc.vmfb.devices.libcuda.recording import GraphRecorder, Work, is_recorded
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.devices.recording import GraphRecorder, Work, is_recorded
 from aotc.vmfb.devices.tensor_map import encode_map
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 

@@ -1,6 +1,6 @@
 """The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
 
-How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.driver_library`.
+How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.libcuda.library`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 from weakref import finalize
 
-from aotc.vmfb.devices.driver_graphs import CONDITIONS_SINCE, GraphMaker
-from aotc.vmfb.devices.driver_library import OutOfGpuMemory, attempt, call, handle_of, is_done, missing
-from aotc.vmfb.devices.driver_loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.launch import LaunchShape
+from aotc.vmfb.devices.libcuda.graphs import CONDITIONS_SINCE, GraphMaker
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.errors import VmError
 
 __all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]

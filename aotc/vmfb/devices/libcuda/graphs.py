@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, TypeAlias
 
-from aotc.vmfb.devices.driver_library import call
 from aotc.vmfb.devices.launch import LaunchShape
+from aotc.vmfb.devices.libcuda.library import call
 from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
 
 CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs

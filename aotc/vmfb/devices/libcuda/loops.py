@@ -11,8 +11,8 @@ from ctypes import addressof, c_uint32, c_uint64
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from aotc.vmfb.devices.driver_graphs import CHOSEN, DECISIONS, GOES_ON
-from aotc.vmfb.devices.driver_library import call
+from aotc.vmfb.devices.libcuda.graphs import CHOSEN, DECISIONS, GOES_ON
+from aotc.vmfb.devices.libcuda.library import call
 from aotc.vmfb.limits import LOOP_SLEEP_SECONDS, LOOP_SPIN_NANOSECONDS
 from aotc.vmfb.process.interruption import Watch
 
@@ -37,19 +37,19 @@ class Loops:
         self.kernels, self.word = kernels, word
         self._word = c_uint32.from_address(word)
         self.state = gpu.allocate(16)
-        self._gpu = gpu
+        self._stream = gpu.stream  # not the GPU, which has this
         self._clear()
 
     def _clear(self) -> None:
         self._word.value = 0
         nothing = _State()
-        call("cuMemcpyHtoDAsync_v2", self.state, addressof(nothing), 16, self._gpu.stream)
-        call("cuStreamSynchronize", self._gpu.stream)
+        call("cuMemcpyHtoDAsync_v2", self.state, addressof(nothing), 16, self._stream)
+        call("cuStreamSynchronize", self._stream)
 
     def end(self) -> None:
         """Let the loops of the stream end with this turn, and wait for it."""
         self._word.value = 1
-        call("cuStreamSynchronize", self._gpu.stream)
+        call("cuStreamSynchronize", self._stream)
         self._clear()
 
 
