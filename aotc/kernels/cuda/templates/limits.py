@@ -43,3 +43,15 @@ WIDE_COLUMNS = 128
 why: the sums of more do not fit PRODUCT_REGISTERS_OF_ONE
 from: the linker's log: 72 bytes spilled with 256 columns
 """
+
+ATTENTION_REGISTERS = {1: (40, 232), 2: (24, 240), 3: (32, 160)}
+"""unit: registers of a thread that copies, and of one that multiplies, by the warpgroups of attention that multiply
+why: together those of all threads must fit a multiprocessor's 65,536
+from: the linker's log: none is spilled
+"""
+
+HEADS_TOGETHER = 8
+"""unit: heads whose tiles are done together, the longest first, where later rows have more terms
+why: what they read of keys and values is in the L2 cache
+from: 8192 terms of 128 take 4 MB a head; an H200 has 50 MB
+"""

@@ -176,7 +176,7 @@ class StoreElements:
         """Put 32 columns down; pieces of 16 bytes are swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
-        for n in range(4):
+        for n in range(min(4, len(self.sums) // 4 - first)):
             piece = b.xor(b.add(i32(2 * n), b.lshr(quad, i32(1))), own)
             for below in range(2):
                 line = b.add(self.staging, b.shl(b.add(own, i32(8 * below)), i32(7)))
@@ -243,7 +243,7 @@ class StoreRows:
         """Emit all of them, 128 bytes of each row at a time."""
         per = CHUNK // (8 * self.tiles.result_size)  # groups of 8 columns
         for first in range(0, len(self.sums) // 4, per):
-            for n in range(per):
+            for n in range(min(per, len(self.sums) // 4 - first)):
                 self._stage(n, first + n)
             assembly(self.b, _BARRIER, NOTHING, [], [])
             for n in range(4):
