@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Tiling
 from aotc.ir.loop_products import View, flat_place, is_in_pieces, view_of
 
 _TAIL = 9  # statements of a term from its score on
@@ -119,6 +119,18 @@ class LoopAttention:
             return None
         flat, count = flat_place(last), {"bf16": 8, "f16": 8, "f32": 4}.get(last.buffer.dtype, 0)
         return flat if count and is_in_pieces(flat, *self.col, count) else None
+
+
+def attention_shared(tiling: Tiling, depth: int, width: int) -> int:
+    """Return the bytes of shared memory of a block: keys and values in rows of whole pieces of 128 bytes.
+
+    Warpgroups have their queries there too, and the barriers of both rings.
+    """
+    keys, values = -(-depth // 64) * 128, -(-width // 64) * 128
+    ring = tiling.stages * tiling.cols * (keys + values)
+    if tiling.template == "attention_wgmma":
+        return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
+    return 1024 + max(ring, tiling.rows * 128)
 
 
 def read_attention(kernel: Kernel) -> LoopAttention:

@@ -1,0 +1,141 @@
+"""Which tiles attention gets on the tensor cores of a GPU, and which it is not taken for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from aotc.ir.dims import Dim, bounds, product
+from aotc.ir.loop_attention import attention_shared
+from aotc.ir.loop_ir import Tiling
+from aotc.ir.opset.attention import ABSENT, axes, operand_dims
+from aotc.ir.opset.spec import Attrs, Types
+from aotc.lowering.analysis.costs.row import Estimate, Limit
+from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
+from aotc.targets import Target
+
+# fmt: off
+ATTENTION_DEPTH = Limit(
+    "attention_depth", 256, "elements of a key, or of a value",
+    "the registers of a warpgroup: sums of 256 elements take 128 of each thread's 240",
+)
+CERTAIN_FILL = Estimate(
+    "certain_fill", 30, "powers of ten: a score of minus so much has no weight beside any other",
+    "chosen: scores of such products, which would have to be as low, are not far from the end of f32",
+)
+ATTENTION_SPREAD = Estimate("attention_spread", 132, "tiles of attention at a time", "the multiprocessors of an H200")
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRate:
+    """A row of the table of tiles.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    depth : int
+        The most elements of a key or of a value.
+    rate : float
+        How many rows it does, in the time that the first does one.
+    """
+
+    tiling: Tiling
+    depth: int
+    rate: float
+
+
+ATTENTION_RATES = (
+    AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2),
+    AttentionRate(Tiling("attention_wgmma", 128, 128, 2), 128, 1.0),
+    AttentionRate(Tiling("attention_wgmma", 64, 128, 2), 128, 0.6),
+    AttentionRate(Tiling("attention_wgmma", 128, 64, 2), 256, 0.8),
+)
+"""unit: see AttentionRate
+why: attention's tiles are those that take the least time by it
+from: benchmarks/attention.py on an H200: 128 heads of 4096 x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128;
+64 rows are not measured
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The axes of attention as a template takes them.
+
+    Attributes
+    ----------
+    batch : tuple of Dim
+    rows, terms : Dim
+    depth, width : int
+    offset : Dim, optional
+        A row has terms up to its own number and so many more; None if all, or if those behind may have weight.
+    grouped : int
+        The axis of the batch that rows are of, where there is one query of each head: heads that share keys.
+    """
+
+    batch: tuple[Dim, ...]
+    rows: Dim
+    terms: Dim
+    depth: int
+    width: int
+    offset: Dim | None = None
+    grouped: int = ABSENT
+
+    def places(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
+        """Return the dims of an operand in the order batch, row, last; of one without ``rows``, batch, term, last."""
+        if self.grouped == ABSENT:
+            return dims
+        *batch, line, last = dims
+        row = batch.pop(self.grouped)
+        return (*batch, row if rows else line, last)
+
+
+def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
+    """Return the axes, or None if templates do not take such operands."""
+    batch, rows, terms, depth, width = axes(types, attrs)
+    if not isinstance(depth, int) or not isinstance(width, int) or terms == 0:
+        return None
+    dtypes = {t.dtype for t in types[:3]}
+    if dtypes not in ({"bf16"}, {"f16"}) or attrs.get("precision", "DEFAULT") != "DEFAULT":
+        return None
+    pieces = all(size % 8 == 0 and ATTENTION_DEPTH.holds(size) and size for size in (depth, width))
+    lying = all(dims[-1] == t.rank - 1 for t, dims in zip(types[:3], operand_dims(attrs)))
+    if not pieces or not lying or len(batch) > 3 or any(not isinstance(d, int) for d in batch[1:]):
+        return None
+    found = AttentionSizes(batch, rows, terms, depth, width, _offset(attrs))
+    shared = [n for n in range(len(batch)) if attrs["k_dims"][n] == attrs["v_dims"][n] == ABSENT]
+    if rows != 1 or not shared:
+        return found
+    rest = tuple(size for n, size in enumerate(batch) if n != shared[-1])
+    return replace(found, batch=rest, rows=batch[shared[-1]], grouped=shared[-1])
+
+
+def _offset(attrs: Attrs) -> Dim | None:
+    """Return up to which term a row goes, if no term behind it can have weight."""
+    if not attrs["causal"]:
+        return None
+    (offset,) = attrs["causal"]
+    low = bounds(offset)[0]
+    certain = attrs["fill"] <= -(10.0**CERTAIN_FILL.value) and low is not None and low >= 0 and not attrs["mask_dims"]
+    return offset if attrs["fill"] == -math.inf or certain else None
+
+
+def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
+    """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
+    fitting = list(_fitting(sizes, target))
+    return min(fitting, key=lambda row: _time(sizes, row)).tiling if fitting else None
+
+
+def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
+    for row in ATTENTION_RATES:
+        takes = target.cpu == "sm_90a" if row.tiling.template == "attention_wgmma" else True
+        small = max(sizes.depth, sizes.width) <= row.depth
+        if takes and small and attention_shared(row.tiling, sizes.depth, sizes.width) <= target.shared_memory:
+            yield row
+
+
+def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
+    rows, heads = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (sizes.rows, product(sizes.batch)))
+    tiles = heads * -(-rows // row.tiling.rows)
+    return -(-tiles // ATTENTION_SPREAD.value) * row.tiling.rows / row.rate

@@ -1,0 +1,156 @@
+"""Attention on a GPU: the loops that it means, and the tiles in which a template computes them on tensor cores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from aotc.ir.dims import Dim, maximum, minimum, product, sym
+from aotc.ir.loop_attention import read_attention
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset.attention import ABSENT
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.gpu.attention_tiles import AttentionSizes, attention_tiling, sizes_of
+from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.elemental import all_of
+from aotc.lowering.regions.region import RegionBuilder
+from aotc.targets import Target
+
+
+def lower_attention_cuda(function: Function, target: Target) -> Kernel:
+    """Return the kernel of a region around ``attention``."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("attention")
+    sizes = sizes_of(tuple(v.type for v in op.operands), op.attrs)
+    tiling = None if sizes is None else attention_tiling(sizes, target)
+    if sizes is None or tiling is None:
+        raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
+    kernel = _Loops(b, op, sizes).lower()
+    read_attention(kernel)
+    return replace(kernel, tiling=tiling)
+
+
+class _Loops:
+    """Writes the loops of one ``attention``, as :mod:`aotc.ir.loop_attention` reads them."""
+
+    def __init__(self, b: RegionBuilder, op: Op, sizes: AttentionSizes) -> None:
+        self.b, self.op, self.sizes, self.e = b, op, sizes, b.elements()
+        self.z, self.row, self.term, self.d, self.col = (b.fresh(x) for x in ("z", "row", "term", "d", "col"))
+        self.heads = product(sizes.batch)
+        self.top, self.whole, self.total = (Buffer(b.fresh(x), "f32", (), "private") for x in ("top", "whole", "total"))
+        self.sums = Buffer(b.fresh("sums"), "f32", (sizes.width,), "private")
+        self.at_row = sym(self.row, 0, sizes.rows)
+
+    def lower(self) -> Kernel:
+        """Return the kernel, without its tiling."""
+        s = self.sizes
+        body: list[Stmt] = [Alloc(x) for x in (self.top, self.whole, self.sums)]
+        body += [Store(self.top, (), _number(-math.inf)), Store(self.whole, (), _number(0))]
+        body.append(For(self.col, 0, s.width, (Store(self.sums, (self._col(),), _number(0)),)))
+        body.append(For(self.term, 0, self._end(), tuple(self._terms())))
+        body.append(For(self.col, 0, s.width, tuple(self._results())))
+        rows = For(self.row, 0, s.rows, tuple(body))
+        work = product((self.heads, s.rows, s.terms)) * (2 * (s.depth + s.width))
+        return self.b.kernel(1, (For(self.z, 0, self.heads, (rows,)),), work)
+
+    def _end(self) -> Dim:
+        """Return how many terms a row has: of those behind its end none has weight."""
+        s = self.sizes
+        return s.terms if s.offset is None else minimum(s.terms, maximum(self._own_row() + s.offset + 1, 0))
+
+    def _own_row(self) -> Dim:
+        """Return the row that a causal query is of."""
+        return self.at_row if self.sizes.grouped == ABSENT else 0
+
+    def _col(self) -> Dim:
+        return sym(self.col, 0, self.sizes.width)
+
+    def _index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
+        """Return the index of an operand, or of the result, at this head and row."""
+        at = delinearize(sym(self.z, 0, self.heads), self.sizes.batch)
+        found: list[Dim] = [0] * value.type.rank
+        for d, i in zip(self.sizes.places(dims, rows), (*at, *last), strict=True):
+            if d != ABSENT:
+                found[d] = i
+        return tuple(found)
+
+    def _operand(self, number: int, key: str, *last: Dim) -> Scalar:
+        value = self.op.operands[number]
+        index = self._index(value, self.op.attrs[key], *last, rows=number == 0)
+        return Apply("convert", (Load(self.b.buffers[value], index),), "f32")
+
+    def _terms(self) -> list[Stmt]:
+        """Return what is done with a term."""
+        s = self.sizes
+        term, d = sym(self.term, 0, s.terms), sym(self.d, 0, s.depth)
+        inner = self.e.new_block()
+        pair = self._operand(0, "q_dims", self.at_row, d), self._operand(1, "k_dims", term, d)
+        inner.append(Store(self.total, (), Apply("mul", pair, "f32"), "add"))
+        body: list[Stmt] = [Alloc(self.total), Store(self.total, (), _number(0)), For(self.d, 0, s.depth, tuple(inner))]
+        self.e.enter(body)
+        score = self._let(body, self._score(term))
+        highest = self._let(body, Apply("max", (Load(self.top, ()), score), "f32"))
+        none = Apply("eq", (highest, _number(-math.inf)), "i1")
+        base = self._let(body, Apply("select", (none, _number(0), highest), "f32"))
+        kept = self._let(body, _exp(Load(self.top, ()), base))
+        weight = self._let(body, _exp(score, base))
+        body.append(Store(self.top, (), highest))
+        body.append(Store(self.whole, (), _sum(_times(Load(self.whole, ()), kept), weight)))
+        narrow = Apply("convert", (weight,), self.op.operands[2].type.dtype)
+        rounded = self._let(body, Apply("convert", (narrow,), "f32"))
+        place = (self._col(),)
+        inside = self.e.new_block()
+        value = _times(rounded, self._operand(2, "v_dims", term, self._col()))
+        inside.append(Store(self.sums, place, _sum(_times(Load(self.sums, place), kept), value)))
+        body.append(For(self.col, 0, s.width, tuple(inside)))
+        return body
+
+    def _let(self, body: list[Stmt], value: Scalar) -> Var:
+        var = Var(self.b.fresh("t"), value.dtype)
+        body.append(Let(var, value))
+        return var
+
+    def _score(self, term: Dim) -> Scalar:
+        """Return the score of a term: its product scaled, biased and masked."""
+        attrs, extra = self.op.attrs, list(self.op.operands[3:])
+        x: Scalar = _times(Load(self.total, ()), _number(attrs["scale"]))
+        if attrs["bias_dims"]:
+            bias = extra.pop(0)
+            added = self.e.at(bias, self._index(bias, attrs["bias_dims"], self.at_row, term))
+            x = _sum(x, added if added.dtype == "f32" else Apply("convert", (added,), "f32"))
+        tests = [self.e.at(m, self._index(m, attrs["mask_dims"], self.at_row, term)) for m in extra]
+        if attrs["causal"] and self.sizes.offset is None:
+            seen = Apply("le", (IndexScalar(term), IndexScalar(self._own_row() + attrs["causal"][0])), "i1")
+            tests.append(seen)
+        return Apply("select", (all_of(tests), x, _number(attrs["fill"])), "f32") if tests else x
+
+    def _results(self) -> list[Stmt]:
+        """Return what becomes of the mean of an element: 0 where there are no terms."""
+        s = self.sizes
+        body = self.e.new_block()
+        mean: Scalar = self._let(body, Apply("div", (Load(self.sums, (self._col(),)), Load(self.whole, ())), "f32"))
+        if not isinstance(s.terms, int):
+            none = Apply("eq", (IndexScalar(s.terms), Const(0, "i64")), "i1")
+            mean = Apply("select", (none, _number(0), mean), "f32")
+        (out,), result = self.b.outputs, self.op.result
+        mean = mean if out.dtype == "f32" else Apply("convert", (mean,), out.dtype)
+        body.append(Store(out, self._index(result, self.op.attrs["out_dims"], self.at_row, self._col()), mean))
+        return body
+
+
+def _number(x: float) -> Const:
+    return Const(float(x), "f32")
+
+
+def _times(x: Scalar, y: Scalar) -> Apply:
+    return Apply("mul", (x, y), "f32")
+
+
+def _sum(x: Scalar, y: Scalar) -> Apply:
+    return Apply("add", (x, y), "f32")
+
+
+def _exp(x: Scalar, y: Scalar) -> Apply:
+    """Return the exponential of a difference."""
+    return Apply("exp", (Apply("sub", (x, y), "f32"),), "f32")
