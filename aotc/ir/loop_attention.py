@@ -30,8 +30,9 @@ Its body is the plain loops, which is what it means; a template computes the sam
                 mean = div(sums[col], whole[()])
                 o[z, row, col] = convert(mean, "bf16")
 
-The score is any value of its place and of the product; the end of the loop over terms may depend on the row, and what
-comes after the mean, the epilogue, is anything.
+The score is any value of its place and of the product; the end of the loop over terms may depend on the row, and its
+begin on the head, if that is a part of the terms; what comes after the mean, the epilogue, is anything, and so is what is
+stored of a row after that.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class LoopAttention:
     Attributes
     ----------
     batch, row, term, depth, col : (str, Dim)
-        The loops' variables and extents; that of ``term`` may depend on the row.
+        The loops' variables and ends; that of ``term`` may depend on the row.
+    begin : Dim
+        The first term.
     queries, keys, values : Load
         Elements of the operands.
     operands : str
@@ -67,6 +70,10 @@ class LoopAttention:
         The weighted mean of values.
     epilogue : tuple of Stmt
         What is done with it.
+    top, whole : Buffer
+        What the highest score of a row, and the sum of its weights, are in.
+    rest : tuple of Stmt
+        What is stored of a row besides.
     """
 
     batch: tuple[str, Dim]
@@ -83,6 +90,10 @@ class LoopAttention:
     score: Scalar
     mean: Let
     epilogue: tuple[Stmt, ...]
+    begin: Dim
+    top: Buffer
+    whole: Buffer
+    rest: tuple[Stmt, ...]
 
     @property
     def terms(self) -> Dim:
@@ -142,7 +153,11 @@ def read_attention(kernel: Kernel) -> LoopAttention:
         If it is none.
     """
     match kernel.body:
-        case (For(body=(For(body=[*_, For() as clear, For() as terms, For() as last]) as rows,)) as batch,):
+        case (
+            For(body=(For(body=[
+                Alloc(top), Alloc(whole), _, _, _, For() as clear, For() as terms, For() as last, *rest
+            ]) as rows,)) as batch,
+        ):
             pass
         case _:
             raise ValueError(f"kernel {kernel.name}: its body is not attention")
@@ -157,7 +172,7 @@ def read_attention(kernel: Kernel) -> LoopAttention:
             return LoopAttention(
                 (batch.var, batch.end), (rows.var, rows.end), (terms.var, terms.end), (sum_.var, sum_.end),
                 (clear.var, clear.end), loads[0], loads[1], loads[2], loads[0].dtype, total, tuple(lets), score.value,
-                mean, tuple(epilogue),
+                mean, tuple(epilogue), terms.begin, top, whole, tuple(rest),
             )  # fmt: skip
     raise ValueError(f"kernel {kernel.name}: its body is not attention")
 

@@ -10,9 +10,11 @@ from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_attention import read_attention
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels.cuda import block
-from aotc.kernels.cuda.templates import attention_wgmma
+from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
 from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
-from aotc.kernels.cuda.templates.attention_steps import COORDINATE, END, SCORE, SIZES
+from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE, SIZES
+from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, STORE
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
@@ -97,7 +99,7 @@ def wanted(arrays, orders=HEADS, causal=None, bias=False, scale=0.125):
         return weights / weights.sum(-1, keepdims=True) @ v
 
 
-def simulate(text, arrays, score=None):
+def simulate(text, arrays, score=None, rest=None):
     """Run the template of attention of known sizes as Python on ``arrays``; means are stored as they are."""
     kernel = parse_kernel(text)
     found, tiles, entry = read_attention(kernel), attention_tiles(kernel), attention_launch(kernel)
@@ -110,10 +112,21 @@ def simulate(text, arrays, score=None):
     functions = {SIZES[name]: partial(int, extent) for name, extent in extents.items()}
     functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, found.place), STORE: None}
     functions |= {END: partial(at, found.term[1]), SCORE: score}
+    functions |= {BEGIN: partial(at, found.begin), REST: rest}
     for n, view in enumerate(found.views()):
         _, coordinates = view.coordinates(*found.batch)
         functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
+        if n:
+            functions |= {START[n - 1]: partial(at, view.start), PITCH[n - 1]: partial(int, view.pitch)}
+    names_of_query = found.batch[0], found.row[0], found.depth[0]
+
+    def query(*place):
+        return arrays[0][tuple(int(evaluate(i, dict(zip(names_of_query, place)))) for i in found.queries.index)]
+
+    functions[QUERY] = query
     blocks = min(entry["blocks"][0], 2) if entry["resident"] else entry["blocks"][0]
-    given = (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), tuple(arrays), (), 1)
-    make = partial(attention_wgmma._kernel, tiles)
-    block.run(attention_wgmma, make, blocks, tiles.threads, tiles.shared, given, functions)
+    given, module = (tuple(arrays), (), 1), attention_mma
+    if isinstance(tiles, WarpgroupAttention):
+        given, module = (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given), attention_wgmma
+    make = partial(module._kernel, tiles)
+    block.run(module, make, blocks, tiles.threads, tiles.shared, given, functions)

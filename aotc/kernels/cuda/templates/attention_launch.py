@@ -9,7 +9,8 @@ from aotc.ir.dims import Dim, ceildiv, maximum, mod
 from aotc.ir.loop_attention import LoopAttention, read_attention
 from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import View
-from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention, WarpgroupAttention
+from aotc.kernels.cuda.templates.limits import STAY_TERMS
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource
 from aotc.kernels.interface import size_entry
 
@@ -22,24 +23,28 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
     buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
     last, in_lines = found.epilogue[-1], found.place is not None
     stored = isinstance(last, Store) and in_lines
-    sources = [_source(view, found, buffers) for view in found.views()]
-    return WarpgroupAttention(
-        operands=found.operands,
-        result=last.buffer.dtype if stored else "f32",
-        rows=tiling.rows,
-        terms=tiling.cols,
-        stages=tiling.stages,
-        depth=found.depth[1],
-        width=found.col[1],
-        q=sources[0],
-        k=sources[1],
-        v=sources[2],
-        out=buffers.index(last.buffer.name) if stored else -1,
-        scale=found.scale,
-        ragged=mod(found.terms, tiling.cols) != 0,
-        causal=found.causal,
-        in_lines=in_lines,
-    )
+    given: dict[str, Any] = {
+        "operands": found.operands,
+        "result": last.buffer.dtype if stored else "f32",
+        "rows": tiling.rows,
+        "terms": tiling.cols,
+        "stages": tiling.stages,
+        "depth": found.depth[1],
+        "width": found.col[1],
+        "out": buffers.index(last.buffer.name) if stored else -1,
+        "scale": found.scale,
+        "ragged": mod(found.terms, tiling.cols) != 0,
+        "causal": found.causal,
+        "in_lines": in_lines,
+    }
+    views = found.views()
+    if tiling.template == "attention_wgmma":
+        sources = [_source(view, found, buffers) for view in views]
+        return WarpgroupAttention(**given, **dict(zip("qkv", sources)))
+    if not all(view is not None and view.in_lines for view in views[1:]):
+        raise ValueError("keys or values do not lie in pieces of 16 bytes")
+    places = [OperandSource(buffers.index(view.buffer.name)) for view in views[1:] if view is not None]
+    return WarpAttention(**given, **dict(zip("kv", places)), parted=bool(found.rest))
 
 
 def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:
@@ -53,17 +58,16 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
     tiles, found = attention_tiles(kernel), read_attention(kernel)
     numbers = {name: n for n, name in enumerate(kernel.dims)}
     blocks = found.batch[1] * ceildiv(found.row[1], tiles.rows)
+    shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
+    if isinstance(tiles, WarpAttention):
+        return {**shape, "resident": 0, "maps": []}
+    stays = not tiles.causal and isinstance(found.terms, int) and found.terms <= STAY_TERMS
     lines = ((found.row[1], found.depth[1], tiles.rows), *(
         (found.terms, inner, tiles.terms) for inner in (found.depth[1], found.col[1])
     ))  # fmt: skip
     views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
-    return {
-        "blocks": [size_entry(blocks, numbers), 1, 1],
-        "cluster": [1, 1, 1],
-        "shared": tiles.shared,
-        "resident": 0 if tiles.causal else 1,
-        "maps": [_map(view, source, found, *line, numbers) for view, source, line in views if view is not None],
-    }
+    maps = [_map(view, source, found, *line, numbers) for view, source, line in views if view is not None]
+    return {**shape, "resident": int(stays), "maps": maps}
 
 
 def _map(

@@ -12,23 +12,19 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
-from aotc.kernels.cuda.block import here, swizzled
+from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention_steps import COORDINATE
+from aotc.kernels.cuda.templates.attention_steps import COORDINATE, WIDE, read_lines, whole_rows
 from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.cuda.templates.wgmma_steps import descriptor
 from aotc.kernels.llvm_types import F32, I32, I64, i32
-from aotc.vmfb.dtypes import to_numpy
-
-_WIDE = CHUNK // 2  # elements of a piece of 128 bytes
-
 
 def load(tiles: WarpgroupAttention, number: int) -> Any:
     """Return the function that begins to copy rows of an operand: of queries, of keys or of values."""
@@ -43,7 +39,7 @@ def load(tiles: WarpgroupAttention, number: int) -> Any:
         head = builder.sext(z, I64)
         others = [builder.trunc(call_function(builder, name, I64, (pointers, dims), head), I32) for name in names]
         for chunk in range(chunks):
-            place = [i32(chunk * _WIDE), line, *others]
+            place = [i32(chunk * WIDE), line, *others]
             operands = [builder.add(to, i32(chunk * lines * CHUNK)), chosen, barrier, *place]
             assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
@@ -53,18 +49,10 @@ def load(tiles: WarpgroupAttention, number: int) -> Any:
         functions = here().block.functions
         others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(source.coordinates)]
         for chunk in range(chunks):
-            place = (chunk * _WIDE, line, *others)
+            place = (chunk * WIDE, line, *others)
             copy_tile(len(place))(to + chunk * lines * CHUNK, maps[number], barrier, *place)
 
     return copy
-
-
-def _read(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
-    """Return the first ``count`` elements of lines of a tile in shared memory, whose chunks are ``height`` lines high."""
-    at = np.arange(count)
-    bytes_ = (at % _WIDE * 2)[:, None] + np.arange(2)
-    places = int(begin) + (at // _WIDE * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
-    return here().block.memory[places].view(to_numpy(dtype))[..., 0]
 
 
 def products(tiles: WarpgroupAttention) -> Any:
@@ -105,8 +93,8 @@ def products(tiles: WarpgroupAttention) -> Any:
     def begin(q, k):
         rows, cols = own_elements(tiles.terms)
         with here().block.warpgroup():
-            left = _read(q, rows + 16 * (here().thread // 32 % 4), tiles.depth, tiles.rows, tiles.operands)
-            right = _read(k, cols, tiles.depth, tiles.terms, tiles.operands)
+            left = read_lines(q, rows + 16 * (here().thread // 32 % 4), tiles.depth, tiles.rows, tiles.operands)
+            right = read_lines(k, cols, tiles.depth, tiles.terms, tiles.operands)
         return np.einsum("ek,ek->e", left.astype(np.float32), right.astype(np.float32))
 
     return begin
@@ -142,24 +130,12 @@ def weigh(tiles: WarpgroupAttention) -> Any:
 
     @emitted(lambda *given: kept(kept, weights_type, INT), generate)
     def begin(sums, weights, v):
-        lane, count_ = here().thread % 32, tiles.terms
         with here().block.warpgroup():
-            every = here().block.exchange(weights)
-            whole = np.zeros((16, count_), np.float32)
-            for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
-                rows, cols = own_elements_of(own, count_)
-                whole[rows, cols] = every[own].astype(np.float32)
-            values = _read(v, np.arange(count_), tiles.width, count_, tiles.operands).astype(np.float32)
-        rows, cols = own_elements(tiles.width)
-        return sums + np.einsum("ek,ke->e", whole[rows], values[:, cols])
+            whole, lines = whole_rows(weights, tiles.terms), np.arange(tiles.terms)
+            values = read_lines(v, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
+        return sums + (whole @ values)[own_elements(tiles.width)]
 
     return begin
-
-
-def own_elements_of(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of which a lane has elements."""
-    n = np.arange(cols // 2)
-    return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
 
 
 def _tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:

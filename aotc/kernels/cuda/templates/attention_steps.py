@@ -14,13 +14,15 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
-from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.block import here, swizzled
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
-from aotc.kernels.cuda.ptx import assembly, emitted
+from aotc.kernels.cuda.ptx import assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
+from aotc.kernels.cuda.templates.limits import HEADS_TOGETHER
 from aotc.kernels.cuda.templates.steps import PACK, own_elements
+from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
@@ -28,10 +30,14 @@ SCORE = "aotc_score"
 """``f32 score(..., i64 z, i64 row, i64 term, f32 product)``."""
 END = "aotc_end"
 """``i64 end(..., i64 z, i64 row)``: how many terms a row has; a later row has no fewer."""
+BEGIN = "aotc_begin"
+"""``i64 begin(..., i64 z)``: the first term of a head, a multiple of those of a block."""
 SIZES = {"batch": "aotc_batch", "rows": "aotc_rows", "terms": "aotc_terms"}
 """``i64 f(...)``: how many heads there are, and rows and terms of each."""
 COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
 """``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of head z."""
+WIDE = CHUNK // 2
+"""Elements of a piece of 128 bytes."""
 STATE = types.UniTuple(FLOAT, 6)
 _LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
@@ -61,6 +67,60 @@ def _generate_end(context, builder, signature, arguments):
 def end_of(pointers, dims, z, row):
     """Return how many terms a row has."""
     return here().block.functions[END](int(z), int(row))
+
+
+def _generate_begin(context, builder, signature, arguments):
+    pointers, dims, z, _ = arguments
+    return builder.trunc(call_function(builder, BEGIN, I64, (pointers, dims), builder.sext(z, I64)), I32)
+
+
+@emitted(lambda pointers, dims, z, row: INT(pointers, dims, INT, INT), _generate_begin)
+def begin_of(pointers, dims, z, row):
+    """Return the first term of a head."""
+    return here().block.functions[BEGIN](int(z))
+
+
+def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
+    """Return the function of a tile's number: its head, its first row, and the end of the terms of its last.
+
+    Tiles of a head follow each other; if later rows have more terms, those of some heads together, the longest first.
+    """
+    rows, causal, i32 = tiles.rows, tiles.causal, types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def place(pointers, dims, tile, down, heads, m, n):
+        if causal:
+            group = quotient(tile, i32(HEADS_TOGETHER * down))
+            first = i32(group * HEADS_TOGETHER)
+            wide = i32(min(i32(heads - first), i32(HEADS_TOGETHER)))
+            at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
+            turn = quotient(at, wide)
+            z, row = i32(first + i32(at - i32(turn * wide))), i32(i32(down - 1 - turn) * rows)
+            end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), m) - 1)), n))
+            end = i32(max(end, i32(0)))
+        else:
+            z = quotient(tile, down)
+            row, end = i32(i32(tile - i32(z * down)) * rows), n
+        return z, row, end
+
+    return place
+
+
+def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
+    """Return the first ``count`` elements of lines of a tile in shared memory, whose chunks are ``height`` lines high."""
+    at = np.arange(count)
+    bytes_ = (at % WIDE * 2)[:, None] + np.arange(2)
+    places = int(begin) + (at // WIDE * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
+    return here().block.memory[places].view(to_numpy(dtype))[..., 0]
+
+
+def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
+    """Return 16 rows of weights, of which the calling thread's are whole: its warp's lanes of four have parts of each."""
+    lane, every = here().thread % 32, here().block.exchange(weights)
+    whole, n = np.zeros((16, terms), np.float32), np.arange(terms // 2)
+    for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
+        whole[own // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (own % 4) + n % 2] = every[own].astype(np.float32)
+    return whole
 
 
 def _at_start(context, builder, signature, arguments):

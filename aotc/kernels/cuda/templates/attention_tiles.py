@@ -125,3 +125,31 @@ class WarpgroupAttention(AttentionTiles):
         """The bytes of shared memory: queries, both rings, two barriers for each stage and for the queries."""
         ring = self.stages * (self.key_bytes + self.value_bytes)
         return SWIZZLE_BYTES + self.query_bytes + ring + 8 * (4 * self.stages + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class WarpAttention(AttentionTiles):
+    """Of :mod:`aotc.kernels.cuda.templates.attention_mma`: each warp has 16 rows.
+
+    Attributes
+    ----------
+    parted : bool
+        Is a part of the terms done, of which the weights are wanted too?
+    """
+
+    parted: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 2 * self.rows
+
+    @property
+    def stage_bytes(self) -> int:
+        """The bytes of a stage: keys, then values."""
+        return self.key_bytes + self.value_bytes
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory: the ring, in whose place the warps' staging areas come at the end."""
+        return SWIZZLE_BYTES + max(self.stages * self.stage_bytes, self.rows * CHUNK)

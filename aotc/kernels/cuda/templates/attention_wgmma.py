@@ -32,9 +32,18 @@ from aotc.kernels.cuda.hopper import (
 )
 from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.attention_products import load, products, settled, store_rows, weigh
-from aotc.kernels.cuda.templates.attention_steps import end_of, judge, pack, shrink, size_of_all, soften, unknown
+from aotc.kernels.cuda.templates.attention_steps import (
+    end_of,
+    judge,
+    pack,
+    shrink,
+    size_of_all,
+    soften,
+    tile_order,
+    unknown,
+)
 from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
-from aotc.kernels.cuda.templates.limits import ATTENTION_REGISTERS, HEADS_TOGETHER
+from aotc.kernels.cuda.templates.limits import ATTENTION_REGISTERS
 from aotc.kernels.cuda.templates.steps import zeros
 from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 
@@ -59,32 +68,6 @@ def _places(tiles: WarpgroupAttention) -> tuple[int, int, int]:
     return keys, values, values + tiles.stages * tiles.value_bytes
 
 
-def _order(tiles: WarpgroupAttention) -> Callable[..., None]:
-    """Return the function of a tile's number: its head, its first row, and how many blocks of terms it has.
-
-    Tiles of a head follow each other; if later rows have more terms, those of some heads together, the longest first.
-    """
-    rows, terms, causal, i32 = tiles.rows, tiles.terms, tiles.causal, types.int32
-
-    @cuda.jit(device=True, inline="always")
-    def place(pointers, dims, tile, down, heads, m, n):
-        if causal:
-            group = quotient(tile, i32(HEADS_TOGETHER * down))
-            first = i32(group * HEADS_TOGETHER)
-            wide = i32(min(i32(heads - first), i32(HEADS_TOGETHER)))
-            at = i32(tile - i32(group * i32(HEADS_TOGETHER * down)))
-            turn = quotient(at, wide)
-            z, row = i32(first + i32(at - i32(turn * wide))), i32(i32(down - 1 - turn) * rows)
-            end = i32(min(end_of(pointers, dims, z, i32(min(i32(row + rows), m) - 1)), n))
-            end = i32(max(end, i32(0)))
-        else:
-            z = quotient(tile, down)
-            row, end = i32(i32(tile - i32(z * down)) * rows), n
-        return z, row, quotient(i32(end + terms - 1), i32(terms))
-
-    return place
-
-
 def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return what the thread does that copies: queries, keys and values of all tiles of the block."""
     terms, stages, key_bytes, value_bytes = tiles.terms, tiles.stages, tiles.key_bytes, tiles.value_bytes
@@ -92,13 +75,14 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     query_bytes, i32 = tiles.query_bytes, types.int32
     of_values, of_queries = barriers + 16 * stages, barriers + 32 * stages
     load_queries, load_keys, load_values = (load(tiles, n) for n in range(3))
-    place = _order(tiles)
+    place = tile_order(cuda, tiles)
 
     @cuda.jit(device=True, inline="always")
     def copy_tiles(maps, pointers, dims, base, count, down, heads, m, n):
         tile, q_parity, k, k_parity, v, v_parity = i32(cuda.blockIdx.x), i32(0), i32(0), i32(0), i32(0), i32(0)
         while tile < count:
-            z, row, turns = place(pointers, dims, tile, down, heads, m, n)
+            z, row, end = place(pointers, dims, tile, down, heads, m, n)
+            turns = quotient(i32(end + terms - 1), i32(terms))
             if turns > 0:
                 barrier_wait(i32(base + of_queries + 8), i32(q_parity ^ 1))
                 barrier_expect(i32(base + of_queries), i32(query_bytes))
@@ -183,7 +167,7 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     multiply, add_values, know, score = products(tiles), weigh(tiles), soften(tiles), judge(tiles)
     pack_weights, divide, clear, store = pack(tiles), shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
     wait_scores, wait_sums = settled(0, terms // 2), settled(0, tiles.width // 2)
-    place, turn_judged, turn_plain = _order(tiles), _overlapped(tiles, judged=True), _overlapped(tiles, judged=False)
+    place, turn_judged, turn_plain = tile_order(cuda, tiles), _overlapped(tiles, judged=True), _overlapped(tiles, judged=False)
 
     @cuda.jit(device=True, inline="always")
     def attend(pointers, dims, base, thread, m, n, count, down, heads):
@@ -193,7 +177,8 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
         if consumers > 1 and mine == 0:
             group_arrive(i32(_TURN), i32(256))
         while tile < count:
-            z, row, turns = place(pointers, dims, tile, down, heads, m, n)
+            z, row, end = place(pointers, dims, tile, down, heads, m, n)
+            turns = quotient(i32(end + terms - 1), i32(terms))
             row = i32(row + mine * 64 + warp * 16)
             sums, known = clear(), unknown()
             if turns > 0:
@@ -254,7 +239,8 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
     barriers = _places(tiles)[2]
     copy_tiles, attend = _copier(tiles), _attender(tiles)
-    few, many = ATTENTION_REGISTERS[consumers]
+    shares = consumers in ATTENTION_REGISTERS
+    few, many = ATTENTION_REGISTERS.get(consumers, (24, 24))
     give_registers, take_registers = registers("dec", few), registers("inc", many)
     m_of, n_of, heads_of = size_of_all("rows"), size_of_all("terms"), size_of_all("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
@@ -276,11 +262,13 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
             barriers_made()
         cuda.syncthreads()
         if thread < 128:
-            give_registers()
+            if shares:
+                give_registers()
             if thread == 0:
                 copy_tiles(maps, pointers, dims, base, count, down, heads, m, n)
         else:
-            take_registers()
+            if shares:
+                take_registers()
             attend(pointers, dims, base, thread, m, n, count, down, heads)
 
     return attention
