@@ -42,6 +42,8 @@ CASES = {
     "a query of groups, masked": (
         {**GROUPS, "mask_dims": (0, -1, -1, -1, 1), "fill": MINUS}, [(2, 2, 3, 1, 8), (2, 2, 7, 8), (2, 2, 7, 8), (2, 7)],
     ),
+    "parts": ({**TOKENS, "part": 64, "causal": (100,), "fill": -np.inf}, [(2, 5, 3, 8), (2, 200, 3, 8), (2, 200, 3, 16)]),
+    "parts of groups": ({**GROUPS, "part": 64}, [(2, 2, 3, 1, 8), (2, 2, 100, 8), (2, 2, 100, 8)]),
     "no heads": (
         {"q_dims": (0, 1), "k_dims": (0, 1), "v_dims": (0, 1), "out_dims": (0, 1)}, [(5, 8), (7, 8), (7, 8)],
     ),
@@ -58,17 +60,18 @@ def region(given, shapes, dtype="bf16"):
     kinds = [dtype] * 3 + [dtype] * bool(attrs["bias_dims"]) + ["i1"] * bool(attrs["mask_dims"])
     names = [f"%p{n}: {kind}[{', '.join(map(str, s))}]" for n, (kind, s) in enumerate(zip(kinds, shapes))]
     types = tuple(TensorType(kind, tuple(s)) for kind, s in zip(kinds, shapes))
-    (result,) = ATTENTION["attention"].infer(types, attrs, (), ())
+    result = ", ".join(map(str, ATTENTION["attention"].infer(types, attrs, (), ())))
     text = ", ".join(f"{name} = {_text(value)}" for name, value in attrs.items())
+    made = "%0, %1" if "part" in attrs else "%0"
     operands = ", ".join(f"%p{n}" for n in range(len(shapes)))
     return parse_module(
         f'module @main {{\nfunc @k({", ".join(names)}) attributes {{kind = "single"}} {{\n'
-        f"  %0 = attention {operands} {{{text}}} : {result}\n  return %0\n}}\n}}\n"
+        f"  {made} = attention {operands} {{{text}}} : {result}\n  return {made}\n}}\n}}\n"
     ).functions["k"], attrs, types
 
 
 def _text(value):
-    return str(list(value)) if isinstance(value, tuple) else repr(float(value))
+    return repr(value) if isinstance(value, tuple | int) else repr(float(value))
 
 
 def arrays_of(types, seed=0):
@@ -85,7 +88,8 @@ def test_loops_mean_attention(name):
     arrays = arrays_of(types)
     if attrs["mask_dims"]:
         arrays[-1][0] = False  # nothing is allowed
-    (want,) = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
-    got = np.full(want.shape, 99, want.dtype)
-    run_kernel(kernel, [*arrays, got])
-    np.testing.assert_allclose(got.astype("f4"), want.astype("f4"), atol=0.03)
+    want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
+    got = [np.full(w.shape, 99, w.dtype) for w in want]
+    run_kernel(kernel, [*arrays, *got])
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g.astype("f4"), w.astype("f4"), atol=0.03)

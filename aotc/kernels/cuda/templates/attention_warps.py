@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_steps import STATE, read_lines, whole_rows
 from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
+from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
 from aotc.kernels.cuda.templates.steps import PACK, emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK
@@ -51,26 +53,53 @@ def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any,
     return place, line, chunk * PIECES + piece
 
 
+def _emit_each(
+    b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
+) -> None:
+    """Emit what is done with each of a thread's pieces: with many in a loop, or their places would fill registers."""
+    if count <= COPIED_AT_ONCE:
+        for n in range(count):
+            emit(thread, n)
+        return
+    turns = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # not known, so never unrolled
+    before, loop, after = b.block, b.append_basic_block("pieces"), b.append_basic_block("copied")
+    b.branch(loop)
+    b.position_at_end(loop)
+    turn = b.phi(I32)
+    turn.add_incoming(i32(0), before)
+    own = b.add(thread, b.mul(turn, i32(COPIED_AT_ONCE * tiles.threads)))
+    for n in range(COPIED_AT_ONCE):
+        emit(own, n)
+    following = b.add(turn, i32(1))
+    turn.add_incoming(following, b.block)
+    b.cbranch(b.icmp_signed("<", following, turns), loop, after)
+    b.position_at_end(after)
+
+
 def copy_terms(tiles: WarpAttention) -> Any:
     """Return the function by which a block begins to copy keys and values; those beyond the last term are 0."""
 
     def generate(context, builder, signature, arguments):
         pointers, dims, to, thread, z, first, n = arguments
-        b, own, tables = builder, ScalarValue(builder, thread), (pointers, dims)
+        b, tables = builder, (pointers, dims)
         for number in range(2):
             found, chunks, there, begin = _pieces(tiles, number)
             source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
             start = call_function(b, START[number], I64, tables, b.sext(z, I64))
             pitch = call_function(b, PITCH[number], I64, tables)
-            for count in range(chunks * PIECES * tiles.terms // tiles.threads):
-                place, line, piece = (v.raw for v in _piece_of(tiles, own, count))
+            target, each = b.add(to, i32(begin)), chunks * PIECES * tiles.terms // tiles.threads
+
+            def copy_one(own: ir.Value, count: int) -> None:
+                place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, own), count))
                 term = b.add(first, line)
                 inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, i32(there)))
                 low = b.shl(b.sext(piece, I64), ir.Constant(I64, 3))
                 flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
                 offset = b.select(inside, b.shl(flat, ir.Constant(I64, 1)), ir.Constant(I64, 0))
-                given = [b.add(b.add(to, i32(begin)), place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
+                given = [b.add(target, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
                 assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+
+            _emit_each(b, tiles, thread, each, copy_one)
         return context.get_dummy_value()
 
     @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)

@@ -62,3 +62,9 @@ why: the next tile's first keys are on their way while the last results are stor
 times, it is worth more that a new block takes the next tile
 from: measured on an H200: 1024 x 1024 x 64 takes 0.97 of the time, 4096 x 4096 x 128 takes 1.04
 """
+
+COPIED_AT_ONCE = 8
+"""unit: pieces of 16 bytes of keys or of values that a thread begins to copy before it looks for more
+why: it is all of them where a block has eight warps; the places of the 64 of a block of one warp were spilled
+from: the linker's log
+"""

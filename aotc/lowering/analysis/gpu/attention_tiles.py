@@ -25,6 +25,14 @@ CERTAIN_FILL = Estimate(
     "chosen: scores of such products, which would have to be as low, are not far from the end of f32",
 )
 ATTENTION_SPREAD = Estimate("attention_spread", 132, "tiles of attention at a time", "the multiprocessors of an H200")
+FEW_QUERIES = Limit(
+    "few_queries", 16, "queries of a head, or of heads that share keys, that a warp does alone",
+    "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
+)
+PART_OF_TERMS = Estimate(
+    "part_of_terms", 256, "terms of a part, at least, if few queries are spread over parts",
+    "chosen: four stages of a ring, of which all but one are on their way",
+)
 # fmt: on
 
 
@@ -38,19 +46,25 @@ class AttentionRate:
     depth : int
         The most elements of a key or of a value.
     rate : float
-        How many rows it does, in the time that the first does one.
+        How many rows it does, in the time that the second does one.
+    plain : bool
+        Is it only for scores that are products with a number? Others take registers.
     """
 
     tiling: Tiling
     depth: int
     rate: float
+    plain: bool = False
 
 
 ATTENTION_RATES = (
-    AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2),
+    AttentionRate(Tiling("attention_wgmma", 192, 128, 2), 64, 1.2, plain=True),
     AttentionRate(Tiling("attention_wgmma", 128, 128, 2), 128, 1.0),
     AttentionRate(Tiling("attention_wgmma", 64, 128, 2), 128, 0.6),
     AttentionRate(Tiling("attention_wgmma", 128, 64, 2), 256, 0.8),
+    AttentionRate(Tiling("attention_mma", 128, 64, 2), 128, 0.4),
+    AttentionRate(Tiling("attention_mma", 64, 64, 2), 128, 0.3),
+    AttentionRate(Tiling("attention_mma", 32, 64, 2), 256, 0.2),
 )
 """unit: see AttentionRate
 why: attention's tiles are those that take the least time by it
@@ -70,6 +84,8 @@ class AttentionSizes:
     depth, width : int
     offset : Dim, optional
         A row has terms up to its own number and so many more; None if all, or if those behind may have weight.
+    plain : bool
+        Are scores products with a number, where they have weight?
     grouped : int
         The axis of the batch that rows are of, where there is one query of each head: heads that share keys.
     """
@@ -80,6 +96,7 @@ class AttentionSizes:
     depth: int
     width: int
     offset: Dim | None = None
+    plain: bool = True
     grouped: int = ABSENT
 
     def places(self, dims: tuple[int, ...], rows: bool = True) -> tuple[int, ...]:
@@ -103,7 +120,9 @@ def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
     lying = all(dims[-1] == t.rank - 1 for t, dims in zip(types[:3], operand_dims(attrs)))
     if not pieces or not lying or len(batch) > 3 or any(not isinstance(d, int) for d in batch[1:]):
         return None
-    found = AttentionSizes(batch, rows, terms, depth, width, _offset(attrs))
+    offset = _offset(attrs)
+    plain = len(types) == 3 and attrs["scale"] > 0 and (offset is not None or not attrs["causal"])
+    found = AttentionSizes(batch, rows, terms, depth, width, offset, plain)
     shared = [n for n in range(len(batch)) if attrs["k_dims"][n] == attrs["v_dims"][n] == ABSENT]
     if rows != 1 or not shared:
         return found
@@ -123,15 +142,41 @@ def _offset(attrs: Attrs) -> Dim | None:
 
 def attention_tiling(sizes: AttentionSizes, target: Target) -> Tiling | None:
     """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
+    if FEW_QUERIES.holds(sizes.rows):
+        return _of_few(sizes, target)
     fitting = list(_fitting(sizes, target))
     return min(fitting, key=lambda row: _time(sizes, row)).tiling if fitting else None
+
+
+def _of_few(sizes: AttentionSizes, target: Target) -> Tiling | None:
+    """Return the tiling of one warp, with as many stages as fit."""
+    tilings = (Tiling("attention_mma", 16, 64, stages) for stages in (3, 2))
+    room = target.shared_memory
+    return next((t for t in tilings if attention_shared(t, sizes.depth, sizes.width) <= room), None)
+
+
+def terms_of_parts(sizes: AttentionSizes, target: Target) -> int:
+    """Return how many terms a part has, if few queries are spread over parts of them; else 0.
+
+    There are as many parts as fill the GPU once, of whole stages.
+    """
+    tiling = attention_tiling(sizes, target)
+    heads = product(sizes.batch)
+    if not FEW_QUERIES.holds(sizes.rows) or tiling is None:
+        return 0
+    if not isinstance(heads, int) or not isinstance(sizes.terms, int) or not heads:
+        return 0
+    held = target.multiprocessor
+    at_once = held.shared // (attention_shared(tiling, sizes.depth, sizes.width) + held.reserved)
+    parts = min(-(-ATTENTION_SPREAD.value * at_once // heads), sizes.terms // PART_OF_TERMS.value)
+    return -(-sizes.terms // (parts * tiling.cols)) * tiling.cols if parts > 1 else 0
 
 
 def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
     for row in ATTENTION_RATES:
         takes = target.cpu == "sm_90a" if row.tiling.template == "attention_wgmma" else True
         small = max(sizes.depth, sizes.width) <= row.depth
-        if takes and small and attention_shared(row.tiling, sizes.depth, sizes.width) <= target.shared_memory:
+        if takes and small and (sizes.plain or not row.plain) and attention_shared(row.tiling, sizes.depth, sizes.width) <= target.shared_memory:
             yield row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from aotc.ir.dims import Dim, maximum, minimum, product, sym
+from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_attention import read_attention
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
@@ -37,7 +37,10 @@ class _Loops:
     def __init__(self, b: RegionBuilder, op: Op, sizes: AttentionSizes) -> None:
         self.b, self.op, self.sizes, self.e = b, op, sizes, b.elements()
         self.z, self.row, self.term, self.d, self.col = (b.fresh(x) for x in ("z", "row", "term", "d", "col"))
-        self.heads = product(sizes.batch)
+        self.part: int = op.attrs.get("part", 0)
+        self.parts = ceildiv(sizes.terms, self.part) if self.part else 1
+        self.heads = product(sizes.batch) * self.parts
+        self.at_head = delinearize(sym(self.z, 0, self.heads), (*sizes.batch, self.parts))
         self.top, self.whole, self.total = (Buffer(b.fresh(x), "f32", (), "private") for x in ("top", "whole", "total"))
         self.sums = Buffer(b.fresh("sums"), "f32", (sizes.width,), "private")
         self.at_row = sym(self.row, 0, sizes.rows)
@@ -48,8 +51,10 @@ class _Loops:
         body: list[Stmt] = [Alloc(x) for x in (self.top, self.whole, self.sums)]
         body += [Store(self.top, (), _number(-math.inf)), Store(self.whole, (), _number(0))]
         body.append(For(self.col, 0, s.width, (Store(self.sums, (self._col(),), _number(0)),)))
-        body.append(For(self.term, 0, self._end(), tuple(self._terms())))
+        body.append(For(self.term, self.at_head[-1] * self.part, self._end(), tuple(self._terms())))
         body.append(For(self.col, 0, s.width, tuple(self._results())))
+        if self.part:
+            body.append(self._weight_of_part())
         rows = For(self.row, 0, s.rows, tuple(body))
         work = product((self.heads, s.rows, s.terms)) * (2 * (s.depth + s.width))
         return self.b.kernel(1, (For(self.z, 0, self.heads, (rows,)),), work)
@@ -57,7 +62,8 @@ class _Loops:
     def _end(self) -> Dim:
         """Return how many terms a row has: of those behind its end none has weight."""
         s = self.sizes
-        return s.terms if s.offset is None else minimum(s.terms, maximum(self._own_row() + s.offset + 1, 0))
+        end = s.terms if s.offset is None else minimum(s.terms, maximum(self._own_row() + s.offset + 1, 0))
+        return minimum(end, (self.at_head[-1] + 1) * self.part) if self.part else end
 
     def _own_row(self) -> Dim:
         """Return the row that a causal query is of."""
@@ -67,8 +73,8 @@ class _Loops:
         return sym(self.col, 0, self.sizes.width)
 
     def _index(self, value: Value, dims: tuple[int, ...], *last: Dim, rows: bool = True) -> Index:
-        """Return the index of an operand, or of the result, at this head and row."""
-        at = delinearize(sym(self.z, 0, self.heads), self.sizes.batch)
+        """Return the index of an operand, or of a result, at this head."""
+        at = self.at_head[:-1]
         found: list[Dim] = [0] * value.type.rank
         for d, i in zip(self.sizes.places(dims, rows), (*at, *last), strict=True):
             if d != ABSENT:
@@ -133,10 +139,25 @@ class _Loops:
         if not isinstance(s.terms, int):
             none = Apply("eq", (IndexScalar(s.terms), Const(0, "i64")), "i1")
             mean = Apply("select", (none, _number(0), mean), "f32")
-        (out,), result = self.b.outputs, self.op.result
+        out = self.b.outputs[0]
         mean = mean if out.dtype == "f32" else Apply("convert", (mean,), out.dtype)
-        body.append(Store(out, self._index(result, self.op.attrs["out_dims"], self.at_row, self._col()), mean))
+        body.append(Store(out, self._result_index(), mean))
         return body
+
+    def _result_index(self) -> Index:
+        """Return the index of a mean: of its part first, if there are parts."""
+        dims = self.op.attrs["out_dims"]
+        first = bool(self.part)
+        places = [d + first for d in dims]
+        found = self._index(self.op.results[0], tuple(places), self.at_row, self._col())
+        return (self.at_head[-1], *found[1:]) if first else found
+
+    def _weight_of_part(self) -> Store:
+        """Return what stores the logarithm of the sum of a row's weights in a part."""
+        value = _sum(Load(self.top, ()), Apply("log", (Load(self.whole, ()),), "f32"))
+        column = self.op.attrs["out_dims"][-1] + 1
+        index = tuple(i for d, i in enumerate(self._result_index()) if d != column)
+        return Store(self.b.outputs[1], index, value)
 
 
 def _number(x: float) -> Const:
