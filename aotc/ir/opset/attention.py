@@ -58,7 +58,7 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
         return (TensorType(dtype, shape),)
     parts = ceildiv(term, attrs["part"])
     rows = tuple(size for d, size in enumerate(shape) if d != out[-1])
-    return TensorType("f32", (parts, *shape)), TensorType("f32", (parts, *rows))
+    return TensorType("f32", (parts, *shape)), TensorType("f32", (*rows, parts))
 
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
         whole = each.sum(-1, keepdims=True)
         means.append(np.matmul(each / whole, v[..., first : first + size, :]).transpose(np.argsort(out)))
         weights.append((top + np.log(whole)).transpose(np.argsort(out)).squeeze(out[-1]))
-    return [np.stack(means).astype(np.float32), np.stack(weights).astype(np.float32)]
+    return [np.stack(means).astype(np.float32), np.stack(weights, -1).astype(np.float32)]
 
 
 def _arranged(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:

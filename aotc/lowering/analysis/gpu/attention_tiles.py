@@ -184,3 +184,9 @@ def _time(sizes: AttentionSizes, row: AttentionRate) -> float:
     rows, heads = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (sizes.rows, product(sizes.batch)))
     tiles = heads * -(-rows // row.tiling.rows)
     return -(-tiles // ATTENTION_SPREAD.value) * row.tiling.rows / row.rate
+
+
+def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
+    """Is there a template on ``target`` for attention of such operands?"""
+    sizes = sizes_of(types, attrs)
+    return sizes is not None and attention_tiling(sizes, target) is not None

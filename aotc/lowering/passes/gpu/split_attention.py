@@ -5,9 +5,9 @@ Before::
     %o = attention %q, %k, %v {...} : bf16[8, 1, 32, 128]                       // keys of 32768 terms
 After::
 
-    %m, %w = attention %q, %k, %v {part = 2048, ...} : f32[16, 8, 1, 32, 128], f32[16, 8, 1, 32]
-    %t = exp(%w - max over parts of %w)
-    %o = convert (sum over parts of %m * %t) / (sum over parts of %t)
+    %m, %l = attention %q, %k, %v {part = 2048, ...} : f32[16, 8, 1, 32, 128], f32[8, 1, 32, 16]
+    %w = softmax over parts of %l
+    %o = convert (sum over parts of %m * %w where %w is not 0)
 
 A part of which no term has weight has no mean, and the logarithm of its weight is -inf. The sums are in a fixed order.
 """
@@ -46,17 +46,16 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
     out = op.result.type
     column = op.attrs["out_dims"][-1]
     attrs = {**op.attrs, "part": part}
-    means, logs = b.op("attention", op.operands, attrs, ()).results
-    maths, low = Maths(b), b.constant(-math.inf, TensorType("f32"))
-    rows = tuple(size for d, size in enumerate(out.shape) if d != column)
-    dims = tuple(range(1, len(rows) + 1))
-    tops = b.reduce(logs, low, (0,), b.combiner("max", "f32"))
-    weights = maths("exp", maths("sub", logs, b.broadcast(tops, dims, logs.type.shape)))
-    zero = b.constant(0, TensorType("f32"))
-    total = b.reduce(weights, zero, (0,), b.combiner("add", "f32"))
-    wide = tuple(d + 1 for d in range(len(out.shape)) if d != column)
-    spread, none = (b.broadcast(x, (0, *wide), means.type.shape) for x in (weights, maths("eq", logs, -math.inf)))
-    there = maths.select(none, 0.0, means)
-    sums = b.reduce(maths("mul", there, spread), zero, (0,), b.combiner("add", "f32"))
-    over = b.broadcast(total, tuple(d for d in range(len(out.shape)) if d != column), out.shape)
-    return b.convert(maths("div", sums, over), out.dtype)
+    means, logs = b.append(b.op("attention", op.operands, attrs, ()))
+    maths, low, zero = Maths(b), b.constant(-math.inf, TensorType("f32")), b.constant(0, TensorType("f32"))
+    rank, last = len(out.shape), logs.type.rank - 1
+    rows = tuple(range(last))
+    tops = b.reduce(logs, low, (last,), b.combiner("max", "f32"))
+    each = maths("exp", maths("sub", logs, b.broadcast(tops, rows, logs.type.shape)))
+    total = b.reduce(each, zero, (last,), b.combiner("add", "f32"))
+    weights = maths("div", each, b.broadcast(total, rows, logs.type.shape))
+    wide = (0, *(d + 1 for d in range(rank) if d != column))
+    spread = b.broadcast(b.transpose(weights, (last, *rows)), wide, means.type.shape)
+    none = maths("eq", spread, 0.0)
+    sums = b.reduce(maths.select(none, 0.0, maths("mul", means, spread)), zero, (0,), b.combiner("add", "f32"))
+    return b.convert(sums, out.dtype)

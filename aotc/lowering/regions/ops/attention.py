@@ -32,6 +32,7 @@ from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.tiling import split_rows
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.region import RegionBuilder, grid_item
+from aotc.lowering.regions.ops.attention_cuda import lower_attention_cuda
 from aotc.targets import Target
 
 NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0
@@ -40,10 +41,12 @@ Make = Callable[[list[Stmt], Dim], None]
 
 def lower_attention(function: Function, target: Target) -> Kernel:
     """Return the kernel of a region around ``attention``."""
+    if target.kind == "cuda":
+        return lower_attention_cuda(function, target)
     b = RegionBuilder(function, target)
     op = b.the_op("attention")
     types = tuple(v.type for v in op.operands)
-    plan = attention_plan(types, op.attrs, target) if target.kind == "cpu" else None
+    plan = attention_plan(types, op.attrs, target)
     if plan is None:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     return _Attention(b, op, plan).lower()

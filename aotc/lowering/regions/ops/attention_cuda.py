@@ -156,8 +156,8 @@ class _Loops:
         """Return what stores the logarithm of the sum of a row's weights in a part."""
         value = _sum(Load(self.top, ()), Apply("log", (Load(self.whole, ()),), "f32"))
         column = self.op.attrs["out_dims"][-1] + 1
-        index = tuple(i for d, i in enumerate(self._result_index()) if d != column)
-        return Store(self.b.outputs[1], index, value)
+        part, *rows = (i for d, i in enumerate(self._result_index()) if d != column)
+        return Store(self.b.outputs[1], (*rows, part), value)
 
 
 def _number(x: float) -> Const:
