@@ -57,6 +57,7 @@ PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
 SOURCES = FREE - MOVES  # ops without operands, which make up their elements
 VARIADIC = names(lambda s: s.variadic)
+VIEWERS = names(lambda s: s.views)
 
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
@@ -70,6 +71,6 @@ PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and ro
 __all__ = [
     "ACCUMULATED", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
     "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "ORDERINGS",
-    "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "OpSpec", "RuleError",
-    "ScalarOp", "names",
+    "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "VIEWERS", "OpSpec",
+    "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

@@ -118,6 +118,7 @@ ATTENTION = table(
         _reference,
         ("q_dims", "k_dims", "v_dims", "bias_dims", "mask_dims", "out_dims", "scale", "fill", "causal"),
         names_kernel=True,
+        views=True,
         tolerance=64,
         normwise=True,
         terms=_terms,

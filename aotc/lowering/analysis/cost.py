@@ -11,7 +11,14 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.costs import table_algorithms, table_gpu, table_gpu_memory, table_products, work
+from aotc.lowering.analysis.costs import (
+    table_algorithms,
+    table_attention,
+    table_gpu,
+    table_gpu_memory,
+    table_products,
+    work,
+)
 from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
@@ -365,5 +372,5 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-_TABLES = (table_algorithms, table_gpu, table_gpu_memory, table_products, work)
+_TABLES = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_products, work)
 ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

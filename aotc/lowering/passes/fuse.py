@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from aotc.ir.dims import is_static, product
-from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PERMUTATIONS, SCALARS
+from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, MOVES, PERMUTATIONS, SCALARS, VIEWERS
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
@@ -65,6 +65,8 @@ def needs_buffer(
     for op in ops:
         if op.name == UPDATE:
             needed.add(op.operands[0])
+        elif op.name in VIEWERS:
+            needed.update(_unmoved(v, makers) for v in op.operands)
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
@@ -77,6 +79,13 @@ def needs_buffer(
             needed.add(op_.operands[0])
             stack.append(op_.operands[0])
     return needed
+
+
+def _unmoved(value: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return what ``value`` is moved from."""
+    while (op := makers.get(value)) is not None and op.name in MOVES:
+        value = op.operands[0]
+    return value
 
 
 def _reads_inline(op: Op) -> bool:

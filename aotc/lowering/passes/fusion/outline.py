@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL
+from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL, VIEWERS
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors
@@ -117,7 +117,7 @@ class Outliner:
 
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
         """Is this movement op (or small constant) repeated inside the region that reads it?"""
-        if group.kind == "single":
+        if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
             return False
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim
 from aotc.ir.opset.attention import axes
 from aotc.ir.opset.spec import Attrs, Types
-from aotc.lowering.analysis.costs.table_attention import ATTENTION_ROWS, ATTENTION_TERMS, DECODED_ROWS
+from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.costs.table_attention import ATTENTION_ROWS, ATTENTION_TERMS, DECODED_ROWS, FEW_SCORES
+from aotc.lowering.analysis.gpu.attention_tiles import takes_attention_cuda
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.targets import Target
@@ -51,6 +53,17 @@ class AttentionPlan:
         scores = self.rows * (self.terms + 2 * self.tile_terms)
         copies = (self.terms + 2 * self.tile_terms) * depth + self.terms * self.columns
         return size_of(self.wide) * (self.rows * (depth + 2 * self.columns) + scores + copies)
+
+
+def takes_attention(op: Op, target: Target) -> bool:
+    """Does ``target`` compute ``op`` as one, and does that pay?"""
+    types = tuple(v.type for v in op.operands)
+    if target.kind == "cuda":
+        return takes_attention_cuda(types, op.attrs, target)
+    if attention_plan(types, op.attrs, target) is None:
+        return False
+    _, rows, terms, _, _ = axes(types, op.attrs)
+    return not FEW_SCORES.holds(rows * terms)
 
 
 def attention_plan(types: Types, attrs: Attrs, target: Target) -> AttentionPlan | None:
