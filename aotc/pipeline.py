@@ -50,7 +50,6 @@ from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
 from aotc.lowering.passes.fuse_attention import fuse_attention
-from aotc.lowering.passes.gpu.split_attention import split_attention
 from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.isolate_devices import isolate_devices
@@ -59,6 +58,7 @@ from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
+from aotc.lowering.passes.split_attention import split_attention
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows

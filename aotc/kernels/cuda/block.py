@@ -92,7 +92,6 @@ class ThreadBlock:
         self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
         self.named: dict[int, PhaseBarrier] = {}
-        self._lock = threading.Lock()
         self._registers: list[Any] = [None] * threads
         self._groups = {
             count: [threading.Barrier(count, timeout=PATIENCE_SECONDS) for _ in range(threads // count)]
@@ -118,8 +117,7 @@ class ThreadBlock:
 
     def barrier(self, number: int, threads: int) -> PhaseBarrier:
         """Return the barrier that has a number, and waits for so many threads."""
-        with self._lock:
-            return self.named.setdefault(number, PhaseBarrier(threads))
+        return self.named.setdefault(number, PhaseBarrier(threads))
 
     def abort(self) -> None:
         """Let no thread wait any more."""

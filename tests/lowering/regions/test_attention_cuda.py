@@ -4,14 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aotc.ir.loop_attention import attention_shared, read_attention
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.tensor_ir import TensorType
 from aotc.ir.tensor_text import parse_module
-from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling, sizes_of
 from aotc.lowering.regions.ops.attention_cuda import lower_attention_cuda
 from aotc.targets import TARGETS
 
@@ -40,9 +38,12 @@ CASES = {
         {**HEADS, "mask_dims": (0, -1, -1, 1), "fill": MINUS}, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 7)],
     ),
     "a query of groups, masked": (
-        {**GROUPS, "mask_dims": (0, -1, -1, -1, 1), "fill": MINUS}, [(2, 2, 3, 1, 8), (2, 2, 7, 8), (2, 2, 7, 8), (2, 7)],
+        {**GROUPS, "mask_dims": (0, -1, -1, -1, 1), "fill": MINUS},
+        [(2, 2, 3, 1, 8), (2, 2, 7, 8), (2, 2, 7, 8), (2, 7)],
     ),
-    "parts": ({**TOKENS, "part": 64, "causal": (100,), "fill": -np.inf}, [(2, 5, 3, 8), (2, 200, 3, 8), (2, 200, 3, 16)]),
+    "parts": (
+        {**TOKENS, "part": 64, "causal": (100,), "fill": -np.inf}, [(2, 5, 3, 8), (2, 200, 3, 8), (2, 200, 3, 16)],
+    ),
     "parts of groups": ({**GROUPS, "part": 64}, [(2, 2, 3, 1, 8), (2, 2, 100, 8), (2, 2, 100, 8)]),
     "no heads": (
         {"q_dims": (0, 1), "k_dims": (0, 1), "v_dims": (0, 1), "out_dims": (0, 1)}, [(5, 8), (7, 8), (7, 8)],

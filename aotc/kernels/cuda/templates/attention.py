@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aotc.ir.dims import Dim
-from aotc.ir.loop_attention import LoopAttention, read_attention
-from aotc.ir.loop_ir import Alloc, Apply, Index, Kernel, Let, Scalar, Store, Var
+from aotc.ir.forms.loop_attention import LoopAttention, read_attention
+from aotc.ir.loop_ir import Alloc, Apply, Index, Kernel, Scalar, Store, Var
 from aotc.kernels.cuda.device_function import DeviceFunction
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
@@ -74,7 +74,8 @@ def _stores(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFunct
         yield DeviceFunction(STORE, own, Index(0, "i32"), found.epilogue)
         return
     *lets, last = found.epilogue
-    assert isinstance(last, Store) and found.place is not None
+    assert isinstance(last, Store)
+    assert found.place is not None
     yield DeviceFunction(EPILOGUE, own, _before_rounding(last.value), tuple(lets))
     yield DeviceFunction(PLACE, axes, _long(found.place))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aotc.ir.dims import Dim, ceildiv, maximum, mod
-from aotc.ir.loop_attention import LoopAttention, read_attention
+from aotc.ir.forms.loop_attention import LoopAttention, read_attention
 from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import View
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention, WarpgroupAttention
@@ -40,11 +40,11 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
     views = found.views()
     if tiling.template == "attention_wgmma":
         sources = [_source(view, found, buffers) for view in views]
-        return WarpgroupAttention(**given, **dict(zip("qkv", sources)))
+        return WarpgroupAttention(**given | dict(zip("qkv", sources)))
     if not all(view is not None and view.in_lines for view in views[1:]):
         raise ValueError("keys or values do not lie in pieces of 16 bytes")
     places = [OperandSource(buffers.index(view.buffer.name)) for view in views[1:] if view is not None]
-    return WarpAttention(**given, **dict(zip("kv", places)), parted=bool(found.rest))
+    return WarpAttention(**given | dict(zip("kv", places)), parted=bool(found.rest))
 
 
 def _source(view: View | None, found: LoopAttention, buffers: list[str]) -> OperandSource:
@@ -66,7 +66,7 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
         (found.terms, inner, tiles.terms) for inner in (found.depth[1], found.col[1])
     ))  # fmt: skip
     views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
-    maps = [_map(view, source, found, *line, numbers) for view, source, line in views if view is not None]
+    maps = [_map(view, source, found, *line, numbers) for view, source, line in views if view and source]
     return {**shape, "resident": int(stays), "maps": maps}
 
 

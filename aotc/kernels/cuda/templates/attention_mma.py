@@ -35,7 +35,7 @@ from aotc.kernels.cuda.templates.tiles import STAGING, SWIZZLE_BYTES
 
 @cache
 def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of the kernel, which calls the functions that :mod:`attention_steps` and :mod:`attention_warps` name."""
+    """Return the IR of the kernel, which calls what :mod:`attention_steps` and :mod:`attention_warps` name."""
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 

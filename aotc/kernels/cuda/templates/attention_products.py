@@ -26,6 +26,7 @@ from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.cuda.templates.wgmma_steps import descriptor
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
+
 def load(tiles: WarpgroupAttention, number: int) -> Any:
     """Return the function that begins to copy rows of an operand: of queries, of keys or of values."""
     source = (tiles.q, tiles.k, tiles.v)[number]

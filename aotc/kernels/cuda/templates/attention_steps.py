@@ -20,7 +20,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
-from aotc.kernels.cuda.templates.limits import HEADS_TOGETHER
+from aotc.kernels.cuda.templates.limits import HEADS_TOGETHER, TOP_CHAINS
 from aotc.kernels.cuda.templates.steps import PACK, own_elements
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -41,7 +41,6 @@ WIDE = CHUNK // 2
 STATE = types.UniTuple(FLOAT, 6)
 _LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
-_CHAINS = 4  # of the highest score of a row: more instructions on their way
 
 
 def size_of_all(name: str) -> Any:
@@ -107,7 +106,7 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
 
 
 def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
-    """Return the first ``count`` elements of lines of a tile in shared memory, whose chunks are ``height`` lines high."""
+    """Return the first ``count`` elements of lines of a tile in shared memory; chunks are ``height`` lines high."""
     at = np.arange(count)
     bytes_ = (at % WIDE * 2)[:, None] + np.arange(2)
     places = int(begin) + (at // WIDE * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
@@ -115,7 +114,7 @@ def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: st
 
 
 def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
-    """Return 16 rows of weights, of which the calling thread's are whole: its warp's lanes of four have parts of each."""
+    """Return 16 rows of weights, of which the calling thread's are whole: lanes of four have parts of each."""
     lane, every = here().thread % 32, here().block.exchange(weights)
     whole, n = np.zeros((16, terms), np.float32), np.arange(terms // 2)
     for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
@@ -134,7 +133,7 @@ def unknown():
     return np.array([-np.inf] * 2 + [0] * 4, np.float32)
 
 
-class _Lane:
+class _Powers:
     """Emits arithmetic of f32."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
@@ -179,7 +178,7 @@ def soften(tiles: AttentionTiles) -> Any:
     result = types.Tuple((kept, STATE))
 
     def generate(context, builder, signature, arguments):
-        lane = _Lane(builder)
+        lane = _Powers(builder)
         scores = [builder.extract_value(arguments[0], n) for n in range(count)]
         known = [builder.extract_value(arguments[1], n) for n in range(6)]
         found, weights = [None] * 6, [None] * count
@@ -217,11 +216,11 @@ def soften(tiles: AttentionTiles) -> Any:
     return step
 
 
-def _top(lane: _Lane, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
+def _top(lane: _Powers, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
     """Return the highest score of a row, of which each lane of four has a part."""
-    chains = scores[:_CHAINS]
-    for n, x in enumerate(scores[_CHAINS:]):
-        chains[n % _CHAINS] = lane.highest(chains[n % _CHAINS], x)
+    chains = scores[:TOP_CHAINS]
+    for n, x in enumerate(scores[TOP_CHAINS:]):
+        chains[n % TOP_CHAINS] = lane.highest(chains[n % TOP_CHAINS], x)
     while len(chains) > 1:
         chains = [lane.highest(*chains[n : n + 2]) for n in range(0, len(chains), 2)]
     top = lane.highest(known, chains[0])
@@ -230,7 +229,7 @@ def _top(lane: _Lane, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
     return top
 
 
-def _powers(lane: _Lane, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
+def _powers(lane: _Powers, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
     """Return what the weights of a row are below, what those so far shrink by, and the function of a weight.
 
     A score that is the product alone is scaled on its way to the exponent; others may be too large for that.
@@ -264,12 +263,12 @@ def pack(tiles: AttentionTiles) -> Any:
 
 
 def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
-    """Return the function that multiplies sums with what they shrink by; at last, divides them by the sum of weights."""
+    """Return the function that multiplies sums with what they shrink by; at last, divides them by all weights."""
     count = tiles.width // 2
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
-        lane = _Lane(builder)
+        lane = _Powers(builder)
         factors = []
         for row in range(2):
             factor = builder.extract_value(arguments[1], (2 if last else 4) + row)
@@ -305,7 +304,9 @@ def judge(tiles: AttentionTiles) -> Any:
         rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
         rows = [b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))) for r in rows]
         wide = [b.sext(x, I64) for x in (z, *rows)]
-        ends = [b.trunc(call_function(b, END, I64, tables, wide[0], r), I32) for r in wide[1:]] if tiles.causal else [n, n]
+        ends = [n, n]
+        if tiles.causal:
+            ends = [b.trunc(call_function(b, END, I64, tables, wide[0], r), I32) for r in wide[1:]]
         begin = b.add(first, b.shl(b.and_(lane, i32(3)), i32(1)))
         found = []
         for at in range(count):

@@ -25,8 +25,8 @@ class AttentionTiles:
         Of the rings of keys and of values.
     depth, width : int
         Elements of a key, and of a value.
-    q, k, v : OperandSource
-        What is known of the operands in memory.
+    k, v, q : OperandSource
+        What is known of the operands in memory; of queries nothing, where functions of the kernel return them.
     out : int
         The number of the result's pointer.
     scale : float
@@ -46,9 +46,9 @@ class AttentionTiles:
     stages: int
     depth: int
     width: int
-    q: OperandSource = OperandSource(0)
-    k: OperandSource = OperandSource(1)
-    v: OperandSource = OperandSource(2)
+    k: OperandSource
+    v: OperandSource
+    q: OperandSource | None = None
     out: int = -1
     scale: float = 0.0
     ragged: bool = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,19 @@ def _emit_each(
     b.position_at_end(after)
 
 
+def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
+    """Emit what begins to copy the piece ``count`` of a thread."""
+    source, start, pitch, to, first, n, there = lying
+    place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
+    term = b.add(first, line)
+    inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
+    low = b.shl(b.sext(piece, I64), ir.Constant(I64, 3))
+    flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
+    offset = b.select(inside, b.shl(flat, ir.Constant(I64, 1)), ir.Constant(I64, 0))
+    given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
+    assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+
+
 def copy_terms(tiles: WarpAttention) -> Any:
     """Return the function by which a block begins to copy keys and values; those beyond the last term are 0."""
 
@@ -87,19 +101,9 @@ def copy_terms(tiles: WarpAttention) -> Any:
             source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
             start = call_function(b, START[number], I64, tables, b.sext(z, I64))
             pitch = call_function(b, PITCH[number], I64, tables)
-            target, each = b.add(to, i32(begin)), chunks * PIECES * tiles.terms // tiles.threads
-
-            def copy_one(own: ir.Value, count: int) -> None:
-                place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, own), count))
-                term = b.add(first, line)
-                inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, i32(there)))
-                low = b.shl(b.sext(piece, I64), ir.Constant(I64, 3))
-                flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
-                offset = b.select(inside, b.shl(flat, ir.Constant(I64, 1)), ir.Constant(I64, 0))
-                given = [b.add(target, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
-                assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
-
-            _emit_each(b, tiles, thread, each, copy_one)
+            lying = (source, start, pitch, b.add(to, i32(begin)), first, n, i32(there))
+            each = chunks * PIECES * tiles.terms // tiles.threads
+            _emit_each(b, tiles, thread, each, partial(_emit_copy, b, tiles, lying))
         return context.get_dummy_value()
 
     @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)

@@ -1,7 +1,7 @@
 """Attention on Hopper's tensor cores: bf16 and f16, any score, queries and keys of heads that share them or do not.
 
-A block has a warpgroup that copies and two or three that multiply, 64 rows of queries each. The first keeps two rings in
-shared memory full, one of keys and one of values. The others take the terms from the last to the first: while tensor
+A block has a warpgroup that copies and up to three that multiply, 64 rows of queries each. The first keeps two rings
+in shared memory full, one of keys and one of values. The others take the terms from the last to the first: while tensor
 cores multiply the queries with the next keys and the last weights with their values, a warpgroup makes weights of the
 scores before; the warpgroups take turns at the tensor cores, so that one multiplies while another computes powers.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from numba import cuda
 from numba.cuda import types
@@ -112,17 +113,19 @@ def _copier(tiles: WarpgroupAttention) -> Callable[..., None]:
     return copy_tiles
 
 
-def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., None]:
+def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     """Return a turn of a warpgroup: the last weights times their values, and the weights of the next scores."""
     stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
     keys, values, barriers = _places(tiles)
     of_values, terms, i32 = barriers + 16 * stages, tiles.terms, types.int32
-    multiply, add_values, know, shorten, score = products(tiles), weigh(tiles), soften(tiles), shrink(tiles), judge(tiles)
-    pack_weights = pack(tiles)
+    multiply, add_values, know, shorten = products(tiles), weigh(tiles), soften(tiles), shrink(tiles)
+    score, pack_weights = judge(tiles), pack(tiles)
     wait_scores, wait_both = settled(1, terms // 2), settled(0, tiles.width // 2, terms // 2)
 
     @cuda.jit(device=True, inline="always")
-    def turn_of(pointers, dims, base, queries, mine, leads, lane, z, row, m, n, turn, sums, packed, known, k, kp, v, vp):
+    def turn_of(
+        pointers, dims, base, queries, mine, leads, lane, z, row, m, n, turn, sums, packed, known, k, kp, v, vp
+    ):  # fmt: skip
         barrier_wait(i32(base + barriers + 8 * k), kp)
         if consumers > 1:
             group_wait(i32(_TURN + mine), i32(256))
@@ -158,16 +161,94 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., None]:
     return turn_of
 
 
+def _first(tiles: WarpgroupAttention) -> Callable[..., Any]:
+    """Return the first turn of a warpgroup: the weights of the last block of terms."""
+    stages, key_bytes, terms, i32 = tiles.stages, tiles.key_bytes, tiles.terms, types.int32
+    keys, _, barriers = _places(tiles)
+    multiply, know, score, pack_weights = products(tiles), soften(tiles), judge(tiles), pack(tiles)
+    wait_scores = settled(0, terms // 2)
+
+    @cuda.jit(device=True, inline="always")
+    def first_of(pointers, dims, base, queries, leads, lane, z, row, m, n, turn, known, k, kp):
+        barrier_wait(i32(base + barriers + 8 * k), kp)
+        products_fence()
+        scores = multiply(queries, i32(base + keys + k * key_bytes))
+        products_commit()
+        scores = wait_scores(scores)
+        if leads:
+            barrier_arrive(i32(base + barriers + 8 * (stages + k)))
+        k = i32(k + 1)
+        if k == stages:
+            k, kp = i32(0), i32(kp ^ 1)
+        scores = score(scores, z, row, lane, i32(turn * terms), m, n, pointers, dims)
+        weights, known = know(scores, known)
+        return pack_weights(weights), known, k, kp
+
+    return first_of
+
+
+def _last(tiles: WarpgroupAttention) -> Callable[..., Any]:
+    """Return the last turn of a warpgroup: the last weights times their values."""
+    stages, value_bytes, i32 = tiles.stages, tiles.value_bytes, types.int32
+    _, values, barriers = _places(tiles)
+    of_values, add_values, wait_sums = barriers + 16 * stages, weigh(tiles), settled(0, tiles.width // 2)
+
+    @cuda.jit(device=True, inline="always")
+    def last_of(base, leads, sums, packed, v, vp):
+        barrier_wait(i32(base + of_values + 8 * v), vp)
+        sums = add_values(sums, packed, i32(base + values + v * value_bytes))
+        products_commit()
+        sums = wait_sums(sums)
+        if leads:
+            barrier_arrive(i32(base + of_values + 8 * (stages + v)))
+        v = i32(v + 1)
+        if v == stages:
+            v, vp = i32(0), i32(vp ^ 1)
+        return sums, v, vp
+
+    return last_of
+
+
+def _rows_of(tiles: WarpgroupAttention) -> Callable[..., Any]:
+    """Return what a warpgroup does for its rows of a tile: all of their terms."""
+    terms, i32, plain, masked = tiles.terms, types.int32, bool(tiles.scale), tiles.causal or not tiles.scale
+    first, last, of_queries = _first(tiles), _last(tiles), _places(tiles)[2] + 32 * tiles.stages
+    turn_judged, turn_plain = _overlapped(tiles, True), _overlapped(tiles, False)
+
+    @cuda.jit(device=True, inline="always")
+    def add_terms(
+        pointers, dims, base, queries, mine, leads, lane, z, row, own, m, n, turns, sums, known, qp, k, kp, v, vp
+    ):  # fmt: skip
+        barrier_wait(i32(base + of_queries), qp)
+        turn, whole = i32(turns - 1), i32(0)
+        packed, known, k, kp = first(pointers, dims, base, queries, leads, lane, z, own, m, n, turn, known, k, kp)
+        if masked:
+            if plain:
+                whole = quotient(i32(max(end_of(pointers, dims, z, row), i32(0))), i32(terms))
+            while turn > whole:
+                turn = i32(turn - 1)
+                sums, packed, known, k, kp, v, vp = turn_judged(
+                    pointers, dims, base, queries, mine, leads, lane, z, own, m, n, turn, sums, packed, known,
+                    k, kp, v, vp,
+                )  # fmt: skip
+        if plain:
+            while turn > 0:
+                turn = i32(turn - 1)
+                sums, packed, known, k, kp, v, vp = turn_plain(
+                    pointers, dims, base, queries, mine, leads, lane, z, own, m, n, turn, sums, packed, known,
+                    k, kp, v, vp,
+                )  # fmt: skip
+        sums, v, vp = last(base, leads, sums, packed, v, vp)
+        return sums, known, k, kp, v, vp
+
+    return add_terms
+
+
 def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
     """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
-    stages, key_bytes, value_bytes, consumers = tiles.stages, tiles.key_bytes, tiles.value_bytes, tiles.consumers
-    keys, values, barriers = _places(tiles)
-    of_values, of_queries = barriers + 16 * stages, barriers + 32 * stages
-    terms, i32, masked, plain = tiles.terms, types.int32, tiles.causal or not tiles.scale, bool(tiles.scale)
-    multiply, add_values, know, score = products(tiles), weigh(tiles), soften(tiles), judge(tiles)
-    pack_weights, divide, clear, store = pack(tiles), shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
-    wait_scores, wait_sums = settled(0, terms // 2), settled(0, tiles.width // 2)
-    place, turn_judged, turn_plain = tile_order(cuda, tiles), _overlapped(tiles, judged=True), _overlapped(tiles, judged=False)
+    terms, i32, consumers, of_queries = tiles.terms, types.int32, tiles.consumers, _places(tiles)[2] + 32 * tiles.stages
+    divide, clear, store = shrink(tiles, last=True), zeros(tiles.width // 2), store_rows(tiles)
+    place, add_terms = tile_order(cuda, tiles), _rows_of(tiles)
 
     @cuda.jit(device=True, inline="always")
     def attend(pointers, dims, base, thread, m, n, count, down, heads):
@@ -178,53 +259,17 @@ def _attender(tiles: WarpgroupAttention) -> Callable[..., None]:
             group_arrive(i32(_TURN), i32(256))
         while tile < count:
             z, row, end = place(pointers, dims, tile, down, heads, m, n)
-            turns = quotient(i32(end + terms - 1), i32(terms))
-            row = i32(row + mine * 64 + warp * 16)
+            turns, own = quotient(i32(end + terms - 1), i32(terms)), i32(row + mine * 64 + warp * 16)
             sums, known = clear(), unknown()
             if turns > 0:
-                barrier_wait(i32(base + of_queries), qp)
-                barrier_wait(i32(base + barriers + 8 * k), kp)
-                products_fence()
-                scores = multiply(queries, i32(base + keys + k * key_bytes))
-                products_commit()
-                scores = wait_scores(scores)
-                if leads:
-                    barrier_arrive(i32(base + barriers + 8 * (stages + k)))
-                k, turn = i32(k + 1), i32(turns - 1)
-                if k == stages:
-                    k, kp = i32(0), i32(kp ^ 1)
-                scores = score(scores, z, row, lane, i32(turn * terms), m, n, pointers, dims)
-                weights, known = know(scores, known)
-                packed = pack_weights(weights)
-                if masked:
-                    whole = i32(0)
-                    if plain:
-                        whole = quotient(i32(max(end_of(pointers, dims, z, i32(row - warp * 16 - mine * 64)), i32(0))), i32(terms))
-                    while turn > whole:
-                        turn = i32(turn - 1)
-                        sums, packed, known, k, kp, v, vp = turn_judged(
-                            pointers, dims, base, queries, mine, leads, lane, z, row, m, n, turn, sums, packed, known,
-                            k, kp, v, vp,
-                        )  # fmt: skip
-                if plain:
-                    while turn > 0:
-                        turn = i32(turn - 1)
-                        sums, packed, known, k, kp, v, vp = turn_plain(
-                            pointers, dims, base, queries, mine, leads, lane, z, row, m, n, turn, sums, packed, known,
-                            k, kp, v, vp,
-                        )  # fmt: skip
-                barrier_wait(i32(base + of_values + 8 * v), vp)
-                sums = add_values(sums, packed, i32(base + values + v * value_bytes))
-                products_commit()
-                sums = wait_sums(sums)
-                if leads:
-                    barrier_arrive(i32(base + of_values + 8 * (stages + v)))
-                v, qp = i32(v + 1), i32(qp ^ 1)
-                if v == stages:
-                    v, vp = i32(0), i32(vp ^ 1)
-            sums = divide(sums, known)
+                sums, known, k, kp, v, vp = add_terms(
+                    pointers, dims, base, queries, mine, leads, lane, z, row, own, m, n, turns, sums, known, qp,
+                    k, kp, v, vp,
+                )  # fmt: skip
+                qp = i32(qp ^ 1)
+            means = divide(sums, known)
             group_wait(i32(_STORE + mine), i32(128))
-            store(sums, i32(queries + warp * STAGING), lane, z, row, m, pointers, dims)
+            store(means, i32(queries + warp * STAGING), lane, z, own, m, pointers, dims)
             if turns > 0:
                 writes_shown()
                 if lane == 0:

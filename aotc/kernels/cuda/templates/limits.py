@@ -58,8 +58,7 @@ from: 8192 terms of 128 take 4 MB a head; an H200 has 50 MB
 
 STAY_TERMS = 2048
 """unit: terms of attention up to which blocks stay and take one tile after the other
-why: the next tile's first keys are on their way while the last results are stored; with more, or if tiles take unlike
-times, it is worth more that a new block takes the next tile
+why: the next tile's keys are on their way while results are stored; with more terms it pays that any block takes it
 from: measured on an H200: 1024 x 1024 x 64 takes 0.97 of the time, 4096 x 4096 x 128 takes 1.04
 """
 
@@ -67,4 +66,10 @@ COPIED_AT_ONCE = 8
 """unit: pieces of 16 bytes of keys or of values that a thread begins to copy before it looks for more
 why: it is all of them where a block has eight warps; the places of the 64 of a block of one warp were spilled
 from: the linker's log
+"""
+
+TOP_CHAINS = 4
+"""unit: chains of comparisons by which a thread finds the highest score of a row
+why: so many instructions are on their way at a time, of which each waits for the one before it
+from: chosen, not measured
 """

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from aotc.ir.dims import Dim, bounds, product
-from aotc.ir.loop_attention import attention_shared
+from aotc.ir.forms.loop_attention import LoopAttention, attention_shared
 from aotc.ir.loop_ir import Tiling
+from aotc.ir.loop_products import is_multiple
 from aotc.ir.opset.attention import ABSENT, axes, operand_dims
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.lowering.analysis.costs.row import Estimate, Limit
@@ -68,8 +69,8 @@ ATTENTION_RATES = (
 )
 """unit: see AttentionRate
 why: attention's tiles are those that take the least time by it
-from: benchmarks/attention.py on an H200: 128 heads of 4096 x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128;
-64 rows are not measured
+from: measured on an H200: 128 heads of 4096 x 4096 x 64 in bf16 take 1118 us with 192 rows, 1265 with 128; 64 rows and
+those of single warps are not measured
 """
 
 
@@ -176,7 +177,8 @@ def _fitting(sizes: AttentionSizes, target: Target) -> Iterator[AttentionRate]:
     for row in ATTENTION_RATES:
         takes = target.cpu == "sm_90a" if row.tiling.template == "attention_wgmma" else True
         small = max(sizes.depth, sizes.width) <= row.depth
-        if takes and small and (sizes.plain or not row.plain) and attention_shared(row.tiling, sizes.depth, sizes.width) <= target.shared_memory:
+        there = attention_shared(row.tiling, sizes.depth, sizes.width) <= target.shared_memory
+        if takes and small and there and (sizes.plain or not row.plain):
             yield row
 
 
@@ -190,3 +192,16 @@ def takes_attention_cuda(types: Types, attrs: Attrs, target: Target) -> bool:
     """Is there a template on ``target`` for attention of such operands?"""
     sizes = sizes_of(types, attrs)
     return sizes is not None and attention_tiling(sizes, target) is not None
+
+
+def lies_in_lines(found: LoopAttention, tiling: Tiling) -> bool:
+    """Do the operands of a kernel lie in memory as the template of ``tiling`` copies them?"""
+    views = found.views()
+    if tiling.template == "attention_mma":
+        return all(view is not None and view.in_lines for view in views[1:])
+    for view in views:
+        if view is None or not view.in_lines or (lying := view.coordinates(*found.batch)) is None:
+            return False
+        if not all(is_multiple(x, 8) for x in (lying[0], *(stride for _, stride, _ in lying[1]))):
+            return False
+    return True

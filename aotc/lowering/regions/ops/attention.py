@@ -28,8 +28,8 @@ from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.attention_blocks import Blocks
-from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.lowering.regions.ops.attention_cuda import lower_attention_cuda
+from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 
 NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0

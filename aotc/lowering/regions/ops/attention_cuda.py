@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
-from aotc.ir.loop_attention import read_attention
+from aotc.ir.forms.loop_attention import read_attention
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor_ir import Function, Op, Value
-from aotc.lowering.analysis.gpu.attention_tiles import AttentionSizes, attention_tiling, sizes_of
+from aotc.lowering.analysis.gpu.attention_tiles import AttentionSizes, attention_tiling, lies_in_lines, sizes_of
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.region import RegionBuilder
@@ -27,12 +27,14 @@ def lower_attention_cuda(function: Function, target: Target) -> Kernel:
     if sizes is None or tiling is None:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     kernel = _Loops(b, op, sizes).lower()
-    read_attention(kernel)
+    if not lies_in_lines(read_attention(kernel), tiling):
+        hint = "let rows of queries, keys and values begin at multiples of 16 bytes"
+        raise b.unsupported(op, "attention of operands that lie in no lines", hint)
     return replace(kernel, tiling=tiling)
 
 
 class _Loops:
-    """Writes the loops of one ``attention``, as :mod:`aotc.ir.loop_attention` reads them."""
+    """Writes the loops of one ``attention``, as :mod:`aotc.ir.forms.loop_attention` reads them."""
 
     def __init__(self, b: RegionBuilder, op: Op, sizes: AttentionSizes) -> None:
         self.b, self.op, self.sizes, self.e = b, op, sizes, b.elements()
@@ -84,7 +86,19 @@ class _Loops:
     def _operand(self, number: int, key: str, *last: Dim) -> Scalar:
         value = self.op.operands[number]
         index = self._index(value, self.op.attrs[key], *last, rows=number == 0)
-        return Apply("convert", (Load(self.b.buffers[value], index),), "f32")
+        buffer = self.b.buffers.get(value)
+        x = self._moved(value, index) if buffer is None else Load(buffer, index)
+        return Apply("convert", (x,), "f32")
+
+    def _moved(self, value: Value, index: Index) -> Scalar:
+        """Return where an element lies in memory of a value that is moved within the region."""
+        here, aside = self.e.block, self.e.new_block()
+        x = self.e.at(value, index)
+        bound = {s.var: s.value for s in aside if isinstance(s, Let)}
+        while isinstance(x, Var):
+            x = bound[x]
+        self.e.enter(here)
+        return x
 
     def _terms(self) -> list[Stmt]:
         """Return what is done with a term."""

@@ -31,8 +31,8 @@ Its body is the plain loops, which is what it means; a template computes the sam
                 o[z, row, col] = convert(mean, "bf16")
 
 The score is any value of its place and of the product; the end of the loop over terms may depend on the row, and its
-begin on the head, if that is a part of the terms; what comes after the mean, the epilogue, is anything, and so is what is
-stored of a row after that.
+begin on the head, if that is a part of the terms. What comes after the mean, the epilogue, is anything, and so is what
+is stored of a row after that.
 """
 
 from __future__ import annotations
@@ -182,3 +182,15 @@ def _widened(x: Scalar) -> Load:
         case Apply(fn="convert", args=(Load() as load,)):
             return load
     raise ValueError(f"{x} is no operand of tensor cores")
+
+
+def shared_of(kernel: Kernel) -> int:
+    """Return the bytes of shared memory of a block of ``kernel``, which has a tiling."""
+    tiling = kernel.tiling
+    if tiling is None or not tiling.is_attention:
+        return 0 if tiling is None else tiling.shared
+    found = read_attention(kernel)
+    depth, width = found.depth[1], found.col[1]
+    assert isinstance(depth, int)
+    assert isinstance(width, int)
+    return attention_shared(tiling, depth, width)

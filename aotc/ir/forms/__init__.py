@@ -1,0 +1,1 @@
+"""What the bodies of kernels say that templates compute otherwise."""
