@@ -63,6 +63,7 @@ from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.lowering.passes.spread_work import spread_work
+from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
@@ -110,6 +111,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
+    Pass(unroll_loops),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
@@ -317,8 +319,7 @@ def _without_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        (gc.enable if enabled else gc.disable)()
 
 
 def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
@@ -339,9 +340,9 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):
         check_program(options.costs, modules[kinds[0]])
-    first = modules[kinds[0]].functions
-    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
-    signatures = replace(modules[kinds[0]], functions=functions)
+    first = modules[kinds[0]]
+    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.functions.items() if f.public}
+    signatures = replace(first, functions=functions)
     del first
     variants: list[Variant] = []
     ways = [Ways() for _ in targets]
@@ -356,8 +357,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
         if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
-            variants.append(variant)
-            used.append(ways[n])
+            variants, used = [*variants, variant], [*used, ways[n]]
     _check_homes(variants, signatures)
     if not sources:
         return assemble(signatures, variants, options, program=program)

@@ -8,9 +8,9 @@ from typing import Any
 
 from aotc.guard import guard
 from aotc.ir.dims import Dim, product
-from aotc.ir.forms.loop_attention import shared_of
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
 from aotc.ir.opset import FREE
+from aotc.ir.products.attention import shared_of
 from aotc.ir.tensor_ir import Function, Module, Op, Region
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.lowering.analysis.gpu.registers import estimate_registers

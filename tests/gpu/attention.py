@@ -7,8 +7,8 @@ import numpy as np
 from gpu.products import strided
 
 from aotc.ir.dims_symbols import evaluate
-from aotc.ir.forms.loop_attention import read_attention
 from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.products.attention import read_attention
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
 from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles

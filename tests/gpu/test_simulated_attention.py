@@ -7,10 +7,10 @@ pytest.importorskip("numba_cuda")
 
 from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
 
-from aotc.ir.forms.loop_attention import attention_shared
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.ir.products.attention import attention_shared
 from aotc.kernels.cuda.block import PhaseBarrier
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
 

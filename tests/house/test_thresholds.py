@@ -55,7 +55,7 @@ OTHER = {
     ("aotc/kernels/cpu/tile_function.py", "LINE"): "bytes of a cache line",
     ("aotc/kernels/cuda/ampere.py", "PIECE"): "the format of an instruction",
     ("aotc/kernels/cuda/templates/tiles.py", "SWIZZLE_BYTES"): "the format of tiles in shared memory",
-    ("aotc/ir/forms/loop_attention.py", "_TAIL"): "the form of a kernel",
+    ("aotc/ir/products/attention.py", "_TAIL"): "the form of a kernel",
     ("aotc/kernels/cuda/templates/attention_steps.py", "WIDE"): "the format of tiles in shared memory",
     ("aotc/kernels/cuda/templates/attention_steps.py", "_LOG2_E"): "a number of mathematics",
     ("aotc/kernels/cuda/templates/attention_wgmma.py", "_TURN, _STORE"): "numbers of barriers",

@@ -152,7 +152,14 @@ def centred(q: Any, k: Any, v: Any) -> Any:
     return (e / e.sum(-1, keepdims=True)) @ v
 
 
+def with_heads_left_out(q: Any, k: Any, v: Any) -> Any:
+    """BERT of ``transformers``: the weights of heads that are not wanted times 0, but here all are."""
+    p = jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))
+    return jnp.einsum("bhts,bshd->bthd", jnp.einsum("...hqk,h->...hqk", p, jnp.ones((3, H), "i4")[1]), v)
+
+
 SPELLINGS = {
+    "heads left out": spelled(with_heads_left_out, Q, K, K),
     "plain": spelled(dot_product_attention, Q, K, K),
     "causal": spelled(lambda q, k, v: dot_product_attention(q, k, v, is_causal=True), Q, K, K),
     "mask": spelled(lambda q, k, v, m: dot_product_attention(q, k, v, mask=m), Q, K, K, (B, 1, T, S), dtypes="bool"),

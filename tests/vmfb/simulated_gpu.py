@@ -18,6 +18,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import cuda_array, cuda_program
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.process.interruption import Watch
 
 
 def array_at(address, dtype, shape):
@@ -45,6 +46,8 @@ class SimulatedGpu:
 
     LATE, EARLY = "late", "early"
     multiprocessors = 4
+    is_turning = False  # its loops end in the thread that waits
+    conditions: ClassVar[bool] = True
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
@@ -54,7 +57,7 @@ class SimulatedGpu:
 
     def __init__(self, ordinal):
         self.ordinal = ordinal
-        self.memory, self.captured, self.recorder, self.log = {}, None, None, []
+        self.memory, self.log = {}, []
         self.queue, self.given, self.done = deque(), 0, 0
         self.events = 0  # that somebody has
         self.acting = False
@@ -71,10 +74,7 @@ class SimulatedGpu:
     def _do(self, what, action):
         self.log.append(what)
         self._is_entered()
-        if self.captured is None:
-            self._give(action)
-        else:
-            self.captured.append(action)
+        self._give(action)
 
     def _give(self, action):
         with self.lock:
@@ -113,7 +113,6 @@ class SimulatedGpu:
         assert self.thread.here == self.ordinal
 
     def wait(self):
-        assert self.captured is None
         self._reach(self.given)
 
     def take_event(self):
@@ -125,7 +124,6 @@ class SimulatedGpu:
         self.events -= len(events)
 
     def record(self, event):
-        assert self.captured is None
         self._is_entered()
         self.log.append("record")
         event.gpu, event.mark = self, self.given
@@ -156,7 +154,6 @@ class SimulatedGpu:
         return parse_kernel(self.texts[symbol]), self.texts[symbol]
 
     def allocate(self, size):
-        assert self.recorder != threading.get_ident()  # another thread may record
         self.enter()
         block = np.full(max(size, 1) + 64, 0xA5, np.uint8)
         with self.lock:
@@ -185,9 +182,13 @@ class SimulatedGpu:
         self._move("download", to, source, size)
 
     def copy(self, to, source, size):
+        self._do("copy", self.copying(to, source, size))
+
+    def copying(self, to, source, size):
+        """Return what copies on the GPU."""
         assert self._holds(to, size)
         assert self._holds(source, size)
-        self._move("copy", to, source, size)
+        return lambda: ctypes.memmove(to, source, size)
 
     def copy_from(self, other, to, source, size):
         assert self._holds(to, size)
@@ -198,6 +199,10 @@ class SimulatedGpu:
         pass
 
     def launch(self, function, shape, table):
+        self._do("launch", self.launching(function, shape, table))
+
+    def launching(self, function, shape, table):
+        """Return what runs a kernel."""
         kernel, text = function
         parameters = len(kernel.inputs) + len(kernel.outputs) + len(kernel.dims) + 1  # after the tensor maps
         values = [ctypes.c_int64.from_address(p).value for p in table[len(table) - parameters :]]
@@ -208,20 +213,100 @@ class SimulatedGpu:
         shapes = [tuple(int(evaluate(d, dims)) for d in b.shape) for b in buffers]
         arrays = [array_at(a, b.dtype, s) for a, b, s in zip(values, buffers, shapes)]
         assert all(self._holds(a, x.nbytes) for a, x in zip(values, arrays))
-        self._do("launch", lambda: run_kernel(text, arrays, dims))
+        return lambda: run_kernel(text, arrays, dims)
 
-    def begin_capture(self):
-        assert self.captured is None
-        self._is_entered()
-        self.captured, self.recorder = [], threading.get_ident()
+    def has_conditions(self):
+        return self.conditions
 
-    def end_capture(self):
-        graph, self.captured, self.recorder = self.captured, None, None
-        return graph
+    def new_graph(self):
+        return SimulatedGraph(self)
+
+    def ready(self, graph):
+        return [graph.nodes]
+
+    def drop(self, graph):
+        graph.is_dropped = True
 
     def run_graph(self, graph):
-        actions = list(graph)  # one that is destroyed while it runs goes when it is done
-        self._do("graph", lambda: [action() for action in actions])
+        (nodes,) = graph  # one that is destroyed while it runs goes when it is done
+        self._do("graph", lambda: run_nodes(nodes))
+
+    def note_loops(self):
+        self.log.append("loops")
+
+    def end_loops(self):
+        pass
+
+
+class SimulatedGraph:
+    """The methods of :class:`aotc.vmfb.devices.driver_graphs.GraphMaker`; a node is its number here."""
+
+    def __init__(self, gpu):
+        self.gpu, self.nodes, self.is_dropped = gpu, [], False
+
+    def _add(self, after, what, action):
+        assert not self.is_dropped
+        assert all(0 <= node < len(self.nodes) for node in after)
+        self.gpu.log.append(what)
+        self.nodes.append((frozenset(after), action))
+        return len(self.nodes) - 1
+
+    def launch(self, after, function, shape, table):
+        return self._add(after, "launch", self.gpu.launching(function, shape, table))
+
+    def copy(self, after, to, source, size):
+        return self._add(after, "copy", self.gpu.copying(to, source, size))
+
+    def join(self, after):
+        return self._add(after, "join", lambda: None)
+
+    def condition(self):
+        return [0]
+
+    def goes_on(self, after, handle, flag):
+        assert self.gpu._holds(flag, 1)
+        return self._add(after, "goes_on", lambda: handle.__setitem__(0, ctypes.c_uint8.from_address(flag).value != 0))
+
+    def chosen(self, after, handle, number, count):
+        def choose():
+            handle[0] = min(ctypes.c_uint32.from_address(number).value, count - 1)
+
+        assert self.gpu._holds(number, 4)
+        return self._add(after, "chosen", choose)
+
+    def loop(self, after, handle):
+        body = SimulatedGraph(self.gpu)
+        inside = body.nodes  # not the graph, for who has nodes is not to have the GPU
+
+        def turn():
+            watch = Watch()
+            while handle[0]:
+                watch.look()
+                run_nodes(inside)
+
+        return self._add(after, "loop", turn), body
+
+    def switch(self, after, handle, count):
+        bodies = [SimulatedGraph(self.gpu) for _ in range(count)]
+        insides = [body.nodes for body in bodies]
+
+        def run():
+            run_nodes(insides[handle[0]])
+
+        return self._add(after, "switch", run), bodies
+
+
+def run_nodes(nodes):
+    """Run nodes in an order that their edges allow: whichever can, the last or the first that can."""
+    order = SimulatedGpu.order
+    left, done = set(range(len(nodes))), set()
+    while left:
+        free = sorted(n for n in left if nodes[n][0] <= done)
+        late, early = SimulatedGpu.LATE, SimulatedGpu.EARLY
+        found = free[-1] if order == late else free[0] if order == early else order.choice(free)
+        nodes[found][1]()
+        left.discard(found)
+        done.add(found)
 
 
 LOCKED = []  # buffers of the host: the process keeps them

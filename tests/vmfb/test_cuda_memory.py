@@ -12,7 +12,7 @@ from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices import driver, driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import PLANS
 
@@ -83,7 +83,7 @@ def test_a_recording_that_fails_is_made_again(monkeypatch):
     function, w, x, tolerance = MODELS["mlp"]
     module = loaded(monkeypatch, jax.jit(lambda x: function(w, x)), x)
     with monkeypatch.context() as patch:
-        patch.setattr(SimulatedGpu, "begin_capture", lambda self: (_ for _ in ()).throw(VmError("", "planted")))
+        patch.setattr(SimulatedGpu, "new_graph", lambda self: (_ for _ in ()).throw(VmError("", "planted")))
         with pytest.raises(VmError, match="planted"):
             module.invoke("main", x)
     close(module.invoke("main", x), jax.jit(function)(w, x), tolerance)
@@ -110,7 +110,7 @@ class MadeUp:
 @pytest.fixture
 def made_up(monkeypatch):
     library = MadeUp()
-    monkeypatch.setattr(driver._DRIVER, "library", library)
+    monkeypatch.setattr(driver_library.DRIVER, "library", library)
     return library
 
 

@@ -9,8 +9,8 @@ After::
 
     %o = attention %q, %k, %v {...} : f32[8, 12, 512, 64]
 
-Which ops are attention is :mod:`aotc.lowering.analysis.attention_forms`; what a target takes, and when it pays,
-:mod:`aotc.lowering.analysis.attention_plan`. Nothing changes where the scores or weights are read by anything else.
+Which ops are attention is :mod:`aotc.lowering.analysis.attention.forms`; what a target takes, and when it pays,
+:mod:`aotc.lowering.analysis.attention.plan`. Nothing changes where the scores or weights are read by anything else.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import replace
 from aotc.ir.dims import Dim
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captures, walk
-from aotc.lowering.analysis.attention_forms import Attention, attention_of
-from aotc.lowering.analysis.attention_masks import Read, causal_offset, conjuncts
-from aotc.lowering.analysis.attention_plan import takes_attention
+from aotc.lowering.analysis.attention.forms import Attention, attention_of
+from aotc.lowering.analysis.attention.masks import ElementRead, causal_offset, conjuncts
+from aotc.lowering.analysis.attention.plan import takes_attention
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.dce import dce
@@ -127,14 +127,14 @@ class _Writer:
 
     # --- masks ---
 
-    def _parts(self) -> list[tuple[Read, bool]]:
+    def _parts(self) -> list[tuple[ElementRead, bool]]:
         """Return the parts of the masks that say anything."""
         makers, extents = self.b.definitions, self.found.extents
         needed = [p for r, sign in self.found.masks if sign for p in conjuncts(r, extents, makers)]
         refused = [(r, False) for r, sign in self.found.masks if not sign]
         return [*((p, True) for p in needed if not _is_true(p.value, self.b)), *refused]
 
-    def _causal(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[Read, bool]]]:
+    def _causal(self, axes: Sequence[Dim]) -> tuple[tuple[Dim, Dim] | None, list[tuple[ElementRead, bool]]]:
         """Return the axis and the offset of the causal part of the masks, and the others."""
         parts = self._parts()
         for n, (part, sign) in enumerate(parts):
@@ -180,7 +180,7 @@ class _Writer:
         sizes = dict(zip(index, value.type.shape, strict=True))
         return self.b.reshape(value, [1 if i is None else sizes[i] for i in self._entries(index, rows)])
 
-    def _sum(self) -> Read | None:
+    def _sum(self) -> ElementRead | None:
         if not self.found.biases:
             return None
         dtypes = {read.value.type.dtype for read, _ in self.found.biases}
@@ -191,11 +191,11 @@ class _Writer:
             terms.append(replace(read, value=value if sign else self.b.make("neg", (value,))))
         return self._joined(terms, "add")
 
-    def _all(self) -> Read | None:
+    def _all(self) -> ElementRead | None:
         parts = [r if sign else replace(r, value=self.b.make("not", (r.value,))) for r, sign in self.masks]
         return self._joined(parts, "and") if parts else None
 
-    def _joined(self, parts: Sequence[Read], name: str) -> Read:
+    def _joined(self, parts: Sequence[ElementRead], name: str) -> ElementRead:
         """Return the parts combined, of all axes that one of them has."""
         if len(parts) == 1:
             return parts[0]
@@ -206,9 +206,9 @@ class _Writer:
         total = spread[0]
         for x in spread[1:]:
             total = self.b.make(name, (total, x))
-        return Read(total, tuple(order))
+        return ElementRead(total, tuple(order))
 
-    def _spread(self, part: Read, order: Sequence[Dim | None], shape: Sequence[Dim]) -> Value:
+    def _spread(self, part: ElementRead, order: Sequence[Dim | None], shape: Sequence[Dim]) -> Value:
         dense = self._dense(part.value, part.index)
         places = [order.index(i) for i in part.index if i != 0]
         return self.b.broadcast(dense, places, shape)

@@ -10,9 +10,11 @@ from weakref import finalize
 import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
+from aotc.vmfb.devices.recording import GraphRecorder, Work, is_recorded
 from aotc.vmfb.devices.tensor_map import encode_map
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
@@ -101,8 +103,9 @@ def _forget(gpu: Gpu, graphs: list[Any], events: list[Any]) -> None:
 class CudaProgram:
     """A command buffer with its parameters and addresses put in.
 
-    Graphs are recorded once, and belong to ``recordings``; ``record=False`` runs their commands directly, for a call
-    whose addresses are used only once.
+    All of it is one recorded graph, with its loops and branches, which belongs to ``recordings``. A driver that knows
+    no such graphs has one for each graph between them, and the host reads what decides. ``record=False`` runs commands
+    directly, for a call whose addresses are used only once.
     """
 
     def __init__(
@@ -118,7 +121,8 @@ class CudaProgram:
         self._recordings, self._record = recordings, record
         self._keep: list[Any] = []
         self._flag = np.zeros(8, np.uint8)
-        self._steps = self._steps_of(nodes)
+        whole = record and is_recorded(nodes, executable.gpu)
+        self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
 
     def run(self) -> None:
         """Put the whole command buffer on the stream; waits where the host must read a predicate."""
@@ -146,34 +150,48 @@ class CudaProgram:
 
     def _graph(self, graph: Graph) -> Step:
         """Return what runs a graph; its commands are in an order that respects the edges."""
+        if self._record:
+            return self._recorded([graph])
         gpu = self._executable.gpu
-        commands = [self._command(command) for command in graph.leaves]
+        work = [found for command in graph.leaves if (found := self._work(command))]
+        commands = [(getattr(gpu, method), arguments) for method, arguments in work]
 
         def run_all() -> None:
-            for command in commands:
-                command()
+            for do, arguments in commands:
+                do(*arguments)
 
-        if not self._record:
-            return run_all
-        gpu.begin_capture()
-        try:
-            run_all()
-        finally:
-            recording = gpu.end_capture()
-        self._recordings.graphs.append(recording)
-        return lambda: gpu.run_graph(recording)
+        return run_all
 
-    def _command(self, command: Command) -> Step:
+    def _recorded(self, nodes: Sequence[Node]) -> Step:
+        """Return what runs nodes as one graph."""
         gpu = self._executable.gpu
+        graph = gpu.new_graph()
+        try:
+            GraphRecorder(self._work, self._address).nodes(graph, nodes)
+            recording = gpu.ready(graph)
+        finally:
+            gpu.drop(graph)
+        self._recordings.graphs.append(recording)
+        loops = any(isinstance(node, WhileNode) for node in all_nodes(nodes))
+
+        def run() -> None:
+            if loops:
+                gpu.note_loops()
+            gpu.run_graph(recording)
+
+        return run
+
+    def _work(self, command: Command) -> Work | None:
+        """Return what a command asks of a GPU, or of a graph; None if that is nothing."""
         pointers = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY:
-            return lambda: gpu.copy(pointers[1], pointers[0], dims[0])
+            return ("copy", (pointers[1], pointers[0], dims[0])) if dims[0] else None
         kernel, function = self._executable.kernels[command.kernel], self._executable.functions[command.kernel]
         where, items = self._executable.where, self._value(command.items)
-        shape = launch_of(where, kernel, dims, items, gpu.multiprocessors)
+        shape = launch_of(where, kernel, dims, items, self._executable.gpu.multiprocessors)
         if shape.is_empty:
-            return lambda: None
+            return None
         rows = kernel.get("launch", {}).get("maps", ())
         maps = [encode_map(where, row, pointers[row["buffer"]], dims) for row in rows]
         values = [*pointers, *dims, items]
@@ -182,7 +200,7 @@ class CudaProgram:
         places = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]
         table = (ctypes.c_void_p * len(places))(*places)
         self._keep += [maps, arguments, table]
-        return lambda: gpu.launch(function, shape, table)
+        return "launch", (function, shape, table)
 
     def _read(self, place: Place, size: int) -> Step:
         """Return what brings a scalar to ``_flag``."""

@@ -1,7 +1,6 @@
 """The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
 
-libcuda is loaded when it is first needed; a machine without it gets a reason from
-:func:`missing`, not an exception.
+How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.driver_library`.
 """
 
 from __future__ import annotations
@@ -11,94 +10,28 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 from weakref import finalize
 
-from aotc.vmfb.devices.driver_functions import SIGNATURES
+from aotc.vmfb.devices.driver_graphs import CONDITIONS_SINCE, GraphMaker
+from aotc.vmfb.devices.driver_library import OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.driver_loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.process.locks import new_lock
+
+__all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-_NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
+_NON_BLOCKING, _RELAXED = 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
-_OUT_OF_MEMORY = 2
-
-class _Driver:
-    """libcuda, loaded and started once."""
-
-    def __init__(self) -> None:
-        self.lock = new_lock()
-        self.library: ctypes.CDLL | None = None
-        self.reason = ""
-
-    def load(self) -> str:
-        """Start the driver; return why that cannot be, or an empty string."""
-        with self.lock:
-            if self.library is None and not self.reason:
-                self.reason = self._start()
-        return self.reason
-
-    def _start(self) -> str:
-        try:
-            library = ctypes.CDLL("libcuda.so.1")
-            for name, arguments in SIGNATURES.items():
-                getattr(library, name).argtypes = arguments
-        except (OSError, AttributeError) as error:
-            return f"no NVIDIA driver ({error})"
-        status = library.cuInit(0)
-        count = c_int()
-        if status or library.cuDeviceGetCount(byref(count)) or not count.value:
-            return f"the NVIDIA driver finds no GPU ({_name(library, status)})"
-        self.library = library
-        return ""
-
-
-_DRIVER = _Driver()
-
-
-def _name(library: Any, status: int) -> str:
-    text = c_char_p()
-    library.cuGetErrorName(status, byref(text))
-    return (text.value or b"error %d" % status).decode()
-
-
-class OutOfGpuMemory(VmError):
-    """A GPU has not so much memory."""
-
-
-def missing() -> str:
-    """Return why this machine cannot use CUDA, or an empty string."""
-    return _DRIVER.load()
-
-
-def call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver.
-
-    Raises
-    ------
-    VmError
-        If it fails; names the function and the driver's error.
-    """
-    library: Any = _DRIVER.library
-    status = getattr(library, name)(*arguments)
-    if status == _OUT_OF_MEMORY:
-        hint = "give the GPU less to do at a time"
-        raise OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
-    if status:
-        raise VmError("", f"{name} failed on the GPU", _name(library, status))
-
-
-def _handle(name: str, *arguments: Any) -> c_void_p:
-    """Call a function whose first argument is where it puts a handle."""
-    found = c_void_p()
-    call(name, byref(found), *arguments)
-    return found
+_WORDS: list[int] = []  # of the host's memory that GPUs read, which nobody has
+_WORDS_BYTES = 4096
 
 
 def device_count() -> int:
@@ -135,7 +68,7 @@ def memory_info() -> tuple[int, int]:
 
 def page_locked(size: int) -> int:
     """Return the address of memory of the host that all GPUs copy from and to by themselves; it stays."""
-    return _handle("cuMemHostAlloc", size, _PORTABLE).value or 0
+    return handle_of("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
 def ordinal_of(address: int) -> int:
@@ -173,40 +106,51 @@ class _Held:
 
     def __init__(self, ordinal: int) -> None:
         self.process = os.getpid()
-        self.context = _handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
+        self.context = handle_of("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
         self.streams: list[c_void_p] = []
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
+        self.words: list[int] = []
+        self.decisions: dict[str, c_void_p] = {}
+        self.turning: set[int] = set()  # streams that have loops under way
+        self.later: list[int] = []  # memory that goes when they have ended, for who frees some waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[c_void_p]) -> None:
         """Give memory and graphs back."""
+        if self.turning:
+            self.later.extend(blocks)
+            blocks = ()
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for graph in graphs:
-                    _try("cuGraphExecDestroy", graph)
+                    attempt("cuGraphExecDestroy", graph)
                 for address in blocks:
                     self.blocks.discard(address)
-                    _try("cuMemFree_v2", address)
+                    attempt("cuMemFree_v2", address)
+
+    def word(self) -> int:
+        """Return the address of a word of the host's, which the GPU reads; it is kept for another when this goes."""
+        if not _WORDS:
+            begin = page_locked(_WORDS_BYTES)
+            _WORDS.extend(range(begin, begin + _WORDS_BYTES, WORD_BYTES))
+        self.words.append(_WORDS.pop())
+        return self.words[-1]
 
     def close(self) -> None:
         """Give everything back but the context."""
+        _WORDS.extend(self.words)
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for stream in self.streams:
-                    _try("cuStreamSynchronize", stream)
+                    attempt("cuStreamSynchronize", stream)
                 self.free(list(self.blocks), ())
                 for module in self.modules:
-                    _try("cuModuleUnload", module)
+                    attempt("cuModuleUnload", module)
                 for event in self.events:
-                    _try("cuEventDestroy_v2", event)
+                    attempt("cuEventDestroy_v2", event)
                 for stream in self.streams:
-                    _try("cuStreamDestroy_v2", stream)
-
-
-def _try(name: str, *arguments: Any) -> None:
-    with suppress(VmError):
-        call(name, *arguments)
+                    attempt("cuStreamDestroy_v2", stream)
 
 
 class Gpu:
@@ -231,17 +175,18 @@ class Gpu:
         self.enter()
         self.stream = self._new_stream()
         self._first: Gpu | None = None  # whose end is that of the memory
+        self._loops: Loops | None = None
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
     def _new_stream(self) -> c_void_p:
-        self._held.streams.append(_handle("cuStreamCreate", _NON_BLOCKING))
+        self._held.streams.append(handle_of("cuStreamCreate", _NON_BLOCKING))
         return self._held.streams[-1]
 
     def another(self) -> Gpu:
         """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
         self.enter()
         other = copy(self)
-        other._first, other.stream = self._first or self, self._new_stream()
+        other._first, other.stream, other._loops = self._first or self, self._new_stream(), None
         return other
 
     def enter(self) -> None:
@@ -250,13 +195,13 @@ class Gpu:
 
     def load(self, image: Any) -> c_void_p:
         """Return the module of a cubin, or of PTX, which the driver compiles."""
-        module = _handle("cuModuleLoadData", image)
+        module = handle_of("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module
 
     def function(self, module: c_void_p, symbol: str) -> c_void_p:
         """Return a kernel of a module."""
-        return _handle("cuModuleGetFunction", module, symbol.encode())
+        return handle_of("cuModuleGetFunction", module, symbol.encode())
 
     def allocate(self, size: int) -> int:
         """Return the address of ``size`` bytes (at least one)."""
@@ -299,7 +244,7 @@ class Gpu:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
             self.enter()
-            _try("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
+            attempt("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
 
     def take_event(self) -> c_void_p:
         """Return an event of nobody else's."""
@@ -307,7 +252,7 @@ class Gpu:
             return self._idle.pop()
         except IndexError:
             self.enter()
-            event = _handle("cuEventCreate", _NO_TIMING)
+            event = handle_of("cuEventCreate", _NO_TIMING)
             self._held.events.append(event)
             return event
 
@@ -337,7 +282,9 @@ class Gpu:
         self.give_events([event])  # who waits has read it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
-        """Wait until an event has come."""
+        """Wait until an event of this stream has come; if the call is to end meanwhile, its loops do."""
+        if self.is_turning:
+            self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
 
     def let_share(self, function: c_void_p, size: int) -> None:
@@ -350,22 +297,74 @@ class Gpu:
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
-        """Wait until the stream is done."""
+        """Wait until the stream is done; if the call is to end meanwhile, its loops do."""
+        if self.is_turning:
+            self._watch("cuStreamQuery", self.stream)
+            self._have_turned()
         call("cuStreamSynchronize", self.stream)
 
-    def begin_capture(self) -> None:
-        """Record what the calling thread puts on the stream instead of running it."""
-        call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
+    # ------------------------------------------------------------ graphs
 
-    def end_capture(self) -> c_void_p:
-        """Return the recorded graph, ready to run."""
-        graph = c_void_p()
-        call("cuStreamEndCapture", self.stream, byref(graph))
-        try:
-            return _handle("cuGraphInstantiateWithFlags", graph, 0)
-        finally:
-            call("cuGraphDestroy", graph)
+    @property
+    def context(self) -> c_void_p:
+        """Return the primary context."""
+        return self._context
+
+    def has_conditions(self) -> bool:
+        """Can graphs have loops and branches?"""
+        return version() >= CONDITIONS_SINCE
+
+    @property
+    def loops(self) -> Loops:
+        """Return what the loops of this stream need."""
+        if self._loops is None:
+            self._held.decisions = self._held.decisions or load_decisions(self)
+            self._loops = Loops(self, self._held.decisions, self._held.word())
+        return self._loops
+
+    def new_graph(self) -> GraphMaker:
+        """Return a graph to be filled."""
+        return GraphMaker(self, handle_of("cuGraphCreate", 0))
+
+    def ready(self, graph: GraphMaker) -> c_void_p:
+        """Return a graph that was filled, to be run."""
+        return handle_of("cuGraphInstantiateWithFlags", graph.handle, 0)
+
+    def drop(self, graph: GraphMaker) -> None:
+        """Forget a graph that was filled; what is ready to run stays."""
+        call("cuGraphDestroy", graph.handle)
 
     def run_graph(self, graph: c_void_p) -> None:
         """Run a graph on the stream."""
         call("cuGraphLaunch", graph, self.stream)
+
+    # ------------------------------------------------------------ loops under way
+
+    @property
+    def is_turning(self) -> bool:
+        """May the stream have loops under way?"""
+        return self.stream.value in self._held.turning
+
+    def note_loops(self) -> None:
+        """Note that the graph to be run next has loops."""
+        assert self.stream.value is not None
+        self._held.turning.add(self.stream.value)
+
+    def end_loops(self) -> None:
+        """End the loops under way, and wait until the stream is done."""
+        if self.is_turning:
+            self.loops.end()
+            self._have_turned()
+
+    def _have_turned(self) -> None:
+        self._held.turning.discard(self.handle)
+        if not self._held.turning:
+            blocks, self._held.later = self._held.later, []
+            self._held.free(blocks, ())
+
+    def _watch(self, name: str, handle: c_void_p) -> None:
+        try:
+            watch(partial(is_done, name, handle))
+        except BaseException:
+            self.end_loops()
+            raise

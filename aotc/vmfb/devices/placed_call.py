@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -63,8 +62,7 @@ class PlacedCall:
             self._download(results)
             self._streams.wait()
         except BaseException:  # what goes with it may be read or written by GPUs
-            with suppress(VmError):
-                self._streams.wait()
+            self._streams.abandon()
             raise
         if arena is not None:  # else a copy of a call that failed may still be under way to it
             self._executable.arenas.give(arena)

@@ -205,6 +205,8 @@ class PlacedProgram:
 
         def run() -> None:
             giver.enter()
+            if giver.is_turning:  # who waits for the taker could not end the loops that this waits for
+                giver.wait()
             giver.record(made)
             taker.enter()
             taker.wait_for(made)

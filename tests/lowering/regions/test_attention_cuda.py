@@ -10,7 +10,7 @@ from aotc.ir.loop_run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.tensor_ir import TensorType
 from aotc.ir.tensor_text import parse_module
-from aotc.lowering.regions.ops.attention_cuda import lower_attention_cuda
+from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.ir

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aotc.ir.dims import Dim
-from aotc.ir.forms.loop_attention import LoopAttention, read_attention
 from aotc.ir.loop_ir import Alloc, Apply, Index, Kernel, Scalar, Store, Var
+from aotc.ir.products.attention import LoopAttention, read_attention
 from aotc.kernels.cuda.device_function import DeviceFunction
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aotc.ir.dims import Dim, ceildiv, maximum, mod
-from aotc.ir.forms.loop_attention import LoopAttention, read_attention
 from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import View
+from aotc.ir.products.attention import LoopAttention, read_attention
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.limits import STAY_TERMS
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource

@@ -44,7 +44,12 @@ from aotc.kernels.cuda.templates.attention_steps import (
     unknown,
 )
 from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
-from aotc.kernels.cuda.templates.limits import ATTENTION_REGISTERS
+from aotc.kernels.cuda.templates.limits import (
+    ATTENTION_REGISTERS,
+    ATTENTION_REGISTERS_OF_THREE,
+    COPY_REGISTERS_OF_ATTENTION,
+    COPY_REGISTERS_OF_THREE,
+)
 from aotc.kernels.cuda.templates.steps import zeros
 from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 
@@ -284,8 +289,9 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     rows, stages, consumers = tiles.rows, tiles.stages, tiles.consumers
     barriers = _places(tiles)[2]
     copy_tiles, attend = _copier(tiles), _attender(tiles)
-    shares = consumers in ATTENTION_REGISTERS
-    few, many = ATTENTION_REGISTERS.get(consumers, (24, 24))
+    shares = consumers > 1
+    few = COPY_REGISTERS_OF_THREE if consumers == 3 else COPY_REGISTERS_OF_ATTENTION
+    many = ATTENTION_REGISTERS_OF_THREE if consumers == 3 else ATTENTION_REGISTERS
     give_registers, take_registers = registers("dec", few), registers("inc", many)
     m_of, n_of, heads_of = size_of_all("rows"), size_of_all("terms"), size_of_all("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32

@@ -44,10 +44,28 @@ why: the sums of more do not fit PRODUCT_REGISTERS_OF_ONE
 from: the linker's log: 72 bytes spilled with 256 columns
 """
 
-ATTENTION_REGISTERS = {2: (24, 240), 3: (32, 160)}
-"""unit: registers of a thread that copies, and of one that multiplies, by the warpgroups of attention that multiply
-why: together those of all threads must fit a multiprocessor's 65,536; with one that multiplies all have enough
+COPY_REGISTERS_OF_ATTENTION = 24
+"""unit: registers of a thread that copies for two warpgroups of attention
+why: it gives the others back what it does not need
+from: the linker's log
+"""
+
+ATTENTION_REGISTERS = 240
+"""unit: registers of a thread of two warpgroups of attention
+why: with COPY_REGISTERS_OF_ATTENTION they must fit a multiprocessor's 65,536; of one warpgroup all have enough
 from: the linker's log: none is spilled
+"""
+
+COPY_REGISTERS_OF_THREE = 32
+"""unit: registers of a thread that copies for three warpgroups of attention
+why: as above
+from: the linker's log
+"""
+
+ATTENTION_REGISTERS_OF_THREE = 160
+"""unit: registers of a thread of three warpgroups of attention
+why: as above
+from: the linker's log: 32 bytes are spilled with keys of 64 elements, and it is the fastest for them
 """
 
 HEADS_TOGETHER = 8

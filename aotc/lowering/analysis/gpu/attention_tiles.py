@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from aotc.ir.dims import Dim, bounds, product
-from aotc.ir.forms.loop_attention import LoopAttention, attention_shared
-from aotc.ir.loop_ir import Tiling
 from aotc.ir.loop_products import is_multiple
 from aotc.ir.opset.attention import ABSENT, axes, operand_dims
 from aotc.ir.opset.spec import Attrs, Types
+from aotc.ir.products.attention import LoopAttention, attention_shared
+from aotc.ir.products.tiling import Tiling
 from aotc.lowering.analysis.costs.row import Estimate, Limit
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
 from aotc.targets import Target

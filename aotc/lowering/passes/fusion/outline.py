@@ -121,7 +121,7 @@ class Outliner:
             return False
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False
-        if group.kind == "update" and value is group.members[0].operands[0]:
+        if group.kind == "update" and value in _overwritten(group.members[0]):
             return False
         if maker in self.group_of or maker.name not in FREE:
             return False
@@ -182,13 +182,17 @@ def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[l
     places = updated_operands(update)
     if not places:
         return inputs, inputs, ops
-    old = [update.operands[n] for n in places]
+    old = _overwritten(update)
     apart = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
     renamed = dict(zip(places, apart, strict=True))
     changed = replace(update, operands=tuple(renamed.get(n, v) for n, v in enumerate(update.operands)))
     read = {v for op in ops for v in (changed if op is update else op).operands}
     rest = [v for v in inputs if v not in old or v in read]
     return [*old, *rest], [*apart, *rest], [changed if op is update else op for op in ops]
+
+
+def _overwritten(update: Op) -> list[Value]:
+    return [update.operands[n] for n in updated_operands(update)]
 
 
 def _is_splat(op: Op) -> bool:

@@ -23,12 +23,12 @@ from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.attention_plan import attention_plan
+from aotc.lowering.analysis.attention.plan import attention_plan
 from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.lowering.regions.elemental import all_of
-from aotc.lowering.regions.ops.attention_blocks import Blocks
-from aotc.lowering.regions.ops.attention_cuda import lower_attention_cuda
+from aotc.lowering.regions.ops.attention_blocks import AttentionBlocks
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 
@@ -48,7 +48,7 @@ def lower_attention(function: Function, target: Target) -> Kernel:
     return _Attention(b, op, plan).lower()
 
 
-class _Attention(Blocks):
+class _Attention(AttentionBlocks):
     """Writes the kernel of one ``attention``."""
 
     # --- the frame ---

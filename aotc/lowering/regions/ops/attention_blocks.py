@@ -11,7 +11,7 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_products import view_of
 from aotc.ir.opset.attention import ABSENT, axes
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.attention_plan import AttentionPlan
+from aotc.lowering.analysis.attention.plan import AttentionPlan
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.analysis.tiling import split_rows
 from aotc.lowering.regions.region import RegionBuilder
@@ -33,7 +33,7 @@ class Lines:
     copied: bool = False
 
 
-class Blocks:
+class AttentionBlocks:
     """Writes what an item reads and multiplies."""
 
     keys: Lines

@@ -15,7 +15,7 @@ import numpy as np
 from aotc.ir.dims import Dim, sym
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.attention_masks import Makers, Read, base, number_of
+from aotc.lowering.analysis.attention.masks import ElementRead, Makers, base, number_of
 from aotc.lowering.analysis.index_maps import Index, backward
 from aotc.lowering.analysis.scan_windows import combiner
 from aotc.vmfb.dtypes import DTYPES, kind_of, limits
@@ -31,15 +31,15 @@ class Attention:
     ----------
     root : Op
         The op whose result it gives.
-    q, k, v : Read
+    q, k, v : ElementRead
     out : Index
         That of the result of ``root``.
     term, depth, column : Dim
         The symbols of the axes; all others are of the batch, or count rows.
     scale, fill : float
-    biases : tuple of (Read, bool)
+    biases : tuple of (ElementRead, bool)
         What is added, or subtracted, which the bool says.
-    masks : tuple of (Read, bool)
+    masks : tuple of (ElementRead, bool)
         What must be true, or false, which the bool says.
     precision : str or None
     extents : mapping of Dim to Dim
@@ -47,17 +47,17 @@ class Attention:
     """
 
     root: Op
-    q: Read
-    k: Read
-    v: Read
+    q: ElementRead
+    k: ElementRead
+    v: ElementRead
     out: Index
     term: Dim
     depth: Dim
     column: Dim
     scale: float
     fill: float
-    biases: tuple[tuple[Read, bool], ...]
-    masks: tuple[tuple[Read, bool], ...]
+    biases: tuple[tuple[ElementRead, bool], ...]
+    masks: tuple[tuple[ElementRead, bool], ...]
     precision: str | None
     extents: Mapping[Dim, Dim]
 
@@ -68,8 +68,8 @@ class _Scores:
 
     scale: float = 1.0
     fill: float | None = None
-    biases: list[tuple[Read, bool]] = field(default_factory=list)
-    masks: list[tuple[Read, bool]] = field(default_factory=list)
+    biases: list[tuple[ElementRead, bool]] = field(default_factory=list)
+    masks: list[tuple[ElementRead, bool]] = field(default_factory=list)
 
 
 def attention_of(product: Op, makers: Makers, users: Users) -> Attention | None:
@@ -77,13 +77,13 @@ def attention_of(product: Op, makers: Makers, users: Users) -> Attention | None:
     if product.name != "dot_general":
         return None
     for side in (0, 1):
-        found = _Matcher(product, side, makers).match()
+        found = _AttentionMatcher(product, side, makers).match()
         if found is not None and found[0].closed(product, users):
             return _extended(found[1], users)
     return None
 
 
-class _Matcher:
+class _AttentionMatcher:
     """Follows one operand of a product backwards."""
 
     def __init__(self, product: Op, side: int, makers: Makers) -> None:
@@ -98,13 +98,13 @@ class _Matcher:
         known = {*self.inside, product}
         return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
 
-    def match(self) -> tuple[_Matcher, Attention] | None:
+    def match(self) -> tuple[_AttentionMatcher, Attention] | None:
         """Return this and the attention, or None."""
         contracted = [self.index[d] for d in self._attr("contract") if self.index[d] != 0]
         if len(contracted) != 1:
             return None
         (self.term,) = contracted
-        scores = self._softmax(Read(self.product.operands[self.side], self.index))
+        scores = self._softmax(ElementRead(self.product.operands[self.side], self.index))
         found = _Scores()
         first = self._scores(scores, found, 0) if scores else None
         if first is None:
@@ -116,7 +116,7 @@ class _Matcher:
 
     # --- ways back ---
 
-    def _behind(self, read: Read, kept: bool = True) -> Read:
+    def _behind(self, read: ElementRead, kept: bool = True) -> ElementRead:
         """Return what ``read`` moves and converts; ``kept``: it must have no other reader."""
         value, index = read.value, read.index
         while (op := self.makers.get(value)) is not None:
@@ -126,16 +126,16 @@ class _Matcher:
                 break
             self.inside.update({op: None} if kept else {})
             value = op.operands[0]
-        return Read(value, index)
+        return ElementRead(value, index)
 
-    def _operand(self, op: Op, number: int, read: Read) -> Read:
+    def _operand(self, op: Op, number: int, read: ElementRead) -> ElementRead:
         self.inside[op] = None
         return self._behind(replace(read, value=op.operands[number]))
 
-    def _op(self, read: Read | None) -> Op | None:
+    def _op(self, read: ElementRead | None) -> Op | None:
         return self.makers.get(read.value) if read else None
 
-    def _reduced(self, read: Read, name: str, start: float) -> Read | None:
+    def _reduced(self, read: ElementRead, name: str, start: float) -> ElementRead | None:
         """Return what the reduction by ``name`` at ``read`` reduces along the terms alone, or None."""
         op = self._op(read)
         if op is None or op.name != "reduce" or len(op.operands) != 2 or combiner(op) != name:
@@ -149,14 +149,18 @@ class _Matcher:
         for d, n in enumerate(x.type.shape):
             index.append((0 if n == 1 else self.term) if d in op.attrs["dims"] else next(kept))
         self.inside[op] = None
-        return self._behind(Read(x, tuple(index))) if index.count(self.term) == 1 else None
+        return self._behind(ElementRead(x, tuple(index))) if index.count(self.term) == 1 else None
 
     # --- softmax ---
 
-    def _softmax(self, read: Read) -> Read | None:
+    def _softmax(self, read: ElementRead) -> ElementRead | None:
         """Return the scores whose softmax over the terms ``read`` is, or None."""
         weights = self._behind(read)
-        op = self._op(weights)
+        while (op := self._op(weights)) is not None and op.name == "dot_general":
+            inner = self._times_one(op, weights)
+            if inner is None:
+                return None
+            weights = inner
         if op is None or op.name != "div":
             return None
         above, below = (self._operand(op, n, weights) for n in (0, 1))
@@ -170,7 +174,19 @@ class _Matcher:
         scores, top = (self._operand(minus, n, apart) for n in (0, 1))
         return scores if self._maximum(top) == scores else None
 
-    def _maximum(self, read: Read) -> Read | None:
+    def _times_one(self, op: Op, read: ElementRead) -> ElementRead | None:
+        """Return what a product without sums leaves as it is, because it multiplies by 1, or None.
+
+        So do models that could leave out heads.
+        """
+        ones = [n for n, v in enumerate(op.operands) if number_of(v, self.makers) == 1]
+        if not ones or op.attrs["lhs_contract"]:
+            return None
+        _, index = _dims_of(op, 1 - ones[0], read.index)
+        self.inside[op] = None
+        return self._behind(ElementRead(op.operands[1 - ones[0]], tuple(0 if i is None else i for i in index)))
+
+    def _maximum(self, read: ElementRead) -> ElementRead | None:
         """Return what ``read`` is the maximum of, perhaps 0 where that is infinite, or None."""
         while (op := self._op(read)) is not None:
             match op.name:
@@ -194,12 +210,12 @@ class _Matcher:
 
     # --- scores ---
 
-    def _scores(self, read: Read, found: _Scores, stage: int) -> Read | None:
+    def _scores(self, read: ElementRead, found: _Scores, stage: int) -> ElementRead | None:
         """Return the first product; ``found`` gets what is done with it: scaled, then biased, then masked."""
         op = self._op(read)
         if op is None:
             return None
-        splats = [number_of(v, self.makers) for v in op.operands] if op.name in ("mul", "div") else []
+        splats = [number_of(v, self.makers) for v in op.operands] if op.name == "mul" or op.name == "div" else []
         match op.name:
             case "dot_general":
                 self.inside[op] = None
@@ -226,7 +242,7 @@ class _Matcher:
                 return self._scores(self._operand(op, 0, read), found, 2)
         return None
 
-    def _masked(self, op: Op, read: Read, found: _Scores) -> Read | None:
+    def _masked(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
         for n in (1, 2):
             fill = number_of(op.operands[3 - n], self.makers)
             if fill is None or np.isnan(fill) or found.fill not in (None, fill):
@@ -238,7 +254,7 @@ class _Matcher:
 
     # --- products ---
 
-    def _products(self, first: Op, at: Index, found: _Scores) -> tuple[_Matcher, Attention] | None:
+    def _products(self, first: Op, at: Index, found: _Scores) -> tuple[_AttentionMatcher, Attention] | None:
         """Return the attention of the operands of both products, if their dims are those of one index space."""
         sides = [_dims_of(first, side, at) for side in (0, 1)]
         contracted = {n for n in (first.operands[0].type.shape[d] for d in first.attrs["lhs_contract"]) if n != 1}
@@ -266,23 +282,23 @@ class _Matcher:
             first.attrs.get("precision"), self.extents,
         )  # fmt: skip
 
-    def _bases(self, reads: Sequence[tuple[Read, bool]]) -> tuple[tuple[Read, bool], ...] | None:
+    def _bases(self, reads: Sequence[tuple[ElementRead, bool]]) -> tuple[tuple[ElementRead, bool], ...] | None:
         found = tuple((x, sign) for r, sign in reads if (x := base(r, self.extents, self.makers)) is not None)
         return found if len(found) == len(reads) else None
 
-    def _part(self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores) -> Read | None:
+    def _part(self, first: Op, side: int, index: list[Dim | None], depth: Dim, found: _Scores) -> ElementRead | None:
         shape = first.operands[side].type.shape
         full = tuple((0 if n == 1 else depth) if i is None else i for i, n in zip(index, shape, strict=True))
-        return self._part_of(Read(first.operands[side], full), found)
+        return self._part_of(ElementRead(first.operands[side], full), found)
 
-    def _part_of(self, read: Read, found: _Scores, scaled: bool = True) -> Read | None:
+    def _part_of(self, read: ElementRead, found: _Scores, scaled: bool = True) -> ElementRead | None:
         """Return an operand of a product as it lies in memory, before it is widened or scaled."""
         best = base(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None
             if op.name == "convert" and _widens(op):
                 inner = op.operands[0]
-            elif scaled and op.name in ("mul", "div"):
+            elif scaled and (op.name == "mul" or op.name == "div"):
                 left, right = (number_of(v, self.makers) for v in op.operands)
                 if right is not None and (right != 0 or op.name == "mul"):
                     inner = op.operands[0]
@@ -295,7 +311,7 @@ class _Matcher:
             best = base(replace(best, value=inner), self.extents, self.makers)
         return best
 
-    def _values(self, other: Value) -> tuple[Read, Index, Dim] | None:
+    def _values(self, other: Value) -> tuple[ElementRead, Index, Dim] | None:
         """Return the values, the index of the result, and the symbol of a column."""
         index: list[Dim | None] = [None] * other.type.rank
         for name in ("batch", "contract"):
@@ -313,7 +329,7 @@ class _Matcher:
         batch = [self.index[d] for d in self._attr("batch")]
         out = (*batch, *(own + others if self.side == 0 else others + own))
         full = tuple((column if d in wide else 0) if i is None else i for d, i in enumerate(index))
-        return Read(other, full), out, column
+        return ElementRead(other, full), out, column
 
 
 def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | None]]:

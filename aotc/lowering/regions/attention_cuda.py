@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
-from aotc.ir.forms.loop_attention import read_attention
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
+from aotc.ir.products.attention import read_attention
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.gpu.attention_tiles import AttentionSizes, attention_tiling, lies_in_lines, sizes_of
 from aotc.lowering.analysis.index_maps import Index, delinearize
@@ -34,7 +34,7 @@ def lower_attention_cuda(function: Function, target: Target) -> Kernel:
 
 
 class _Loops:
-    """Writes the loops of one ``attention``, as :mod:`aotc.ir.forms.loop_attention` reads them."""
+    """Writes the loops of one ``attention``, as :mod:`aotc.ir.products.attention` reads them."""
 
     def __init__(self, b: RegionBuilder, op: Op, sizes: AttentionSizes) -> None:
         self.b, self.op, self.sizes, self.e = b, op, sizes, b.elements()

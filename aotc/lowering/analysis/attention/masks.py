@@ -23,7 +23,7 @@ Makers = Mapping[Value, Op]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ElementRead:
     """A value and the index at which it is read: axes, and 0 for dims of one element."""
 
     value: Value
@@ -34,10 +34,11 @@ def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float 
     """Return the number that fills ``value``, also if it is computed of such numbers in a few steps, or None."""
     op = makers.get(value)
     while op is not None and op.name in MOVES:
-        op = makers.get(op.operands[0])
+        value = op.operands[0]
+        op = makers.get(value)
     if op is None or kind_of(value.type.dtype) == "c":
         return None
-    if op.name in SCALARS and op.result.type.rank == 0 and steps:
+    if op.name in SCALARS and steps and (value.type.rank == 0 or op.name == "convert"):
         type_ = TensorType(op.result.type.dtype)
         numbers = [number_of(v, makers, steps - 1) for v in op.operands]
         if any(x is None for x in numbers):
@@ -48,24 +49,24 @@ def number_of(value: Value, makers: Makers, steps: int = NUMBER_STEPS) -> float 
     return None if number is None else float(number)
 
 
-def base(read: Read, extents: Mapping[Dim, Dim], makers: Makers) -> Read | None:
+def base(read: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> ElementRead | None:
     """Return what ``read`` is moved from, as far back as its dims are whole axes; None if they are not."""
     best = read if _is_whole(read, extents) else None
     while (op := makers.get(read.value)) is not None and op.name in MOVES:
-        read = Read(op.operands[0], backward(op, read.index))
+        read = ElementRead(op.operands[0], backward(op, read.index))
         if not _is_whole(read, extents):
             break
         best = read
     return best
 
 
-def _is_whole(read: Read, extents: Mapping[Dim, Dim]) -> bool:
+def _is_whole(read: ElementRead, extents: Mapping[Dim, Dim]) -> bool:
     there = [i for i in read.index if i != 0]
     sizes = zip(read.index, read.value.type.shape, strict=True)
     return all(n == (1 if i == 0 else extents.get(i)) for i, n in sizes) and len(set(there)) == len(there)
 
 
-def conjuncts(mask: Read, extents: Mapping[Dim, Dim], makers: Makers) -> list[Read]:
+def conjuncts(mask: ElementRead, extents: Mapping[Dim, Dim], makers: Makers) -> list[ElementRead]:
     """Return the parts of a mask that must all be true, each as it is before it is moved."""
     stack, found = [mask], []
     while stack:
@@ -79,7 +80,7 @@ def conjuncts(mask: Read, extents: Mapping[Dim, Dim], makers: Makers) -> list[Re
     return found
 
 
-def causal_offset(part: Read, term: Dim, makers: Makers) -> tuple[Dim, Dim] | None:
+def causal_offset(part: ElementRead, term: Dim, makers: Makers) -> tuple[Dim, Dim] | None:
     """Return the row axis and the offset if ``part`` of a mask says ``term <= row + offset``, or None."""
     value, index = part.value, part.index
     while (op := makers.get(value)) is not None and op.name in MOVES:

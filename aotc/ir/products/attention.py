@@ -41,8 +41,9 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store, Tiling
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import View, flat_place, is_in_pieces, view_of
+from aotc.ir.products.tiling import Tiling
 
 _TAIL = 9  # statements of a term from its score on
 

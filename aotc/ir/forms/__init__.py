@@ -1,1 +1,0 @@
-"""What the bodies of kernels say that templates compute otherwise."""
