@@ -1,9 +1,8 @@
 """START HERE: the compiler on one page.
 
-:data:`PASSES` is the table of everything that happens to a model between import
-and kernels; :func:`run_passes` is the loop that runs it, and the only place that
-times, verifies, prints, dumps, stops and bisects. :func:`compile` is the way
-from a model to the bytes of a bundle::
+:data:`PASSES` is the table of everything that happens to a model between import and kernels; :func:`run_passes` is the
+loop that runs it, and the only place that times, verifies, prints, dumps, stops and bisects. :func:`compile` is the
+way from a model to the bytes of a bundle::
 
     model --fetch, import_raw (frontend)--> tensor IR
           --PASSES (lowering/passes)--> fused tensor IR
@@ -289,9 +288,8 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
     """Compile a fetched model for ``targets``, whatever the options name; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
-        known = bundle_cache.read(key) if key else None
-    if known is not None:
-        return known
+        if key and (known := bundle_cache.read(key)) is not None:
+            return known
     begin = time.perf_counter()
     _start_compilers(chosen)
     models, path = [raw], raw.path

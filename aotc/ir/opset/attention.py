@@ -54,11 +54,12 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
     order = dict(zip(out, (*batch, row, column)))
     dtype = given[0].dtype if given else types[0].dtype
     shape = tuple(order[d] for d in range(len(out)))
-    if "part" not in attrs:
-        return (TensorType(dtype, shape),)
-    parts = ceildiv(term, attrs["part"])
-    rows = tuple(size for d, size in enumerate(shape) if d != out[-1])
-    return TensorType("f32", (parts, *shape)), TensorType("f32", (*rows, parts))
+    if "part" in attrs:
+        rows = tuple(size for d, size in enumerate(shape) if d != out[-1])
+        parts = ceildiv(term, attrs["part"])
+        return TensorType("f32", (parts, *shape)), TensorType("f32", (*rows, parts))
+    number = TensorType("f64" if types[0].dtype == "f64" else "f32", (*batch, row))
+    return (TensorType(dtype, shape), number, number) if len(given) == 3 else (TensorType(dtype, shape),)
 
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
@@ -69,9 +70,12 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], ty
     with np.errstate(all="ignore"):
         if "part" in attrs:
             return _parts(scores, v, attrs)
-        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-        result = np.matmul(weights / weights.sum(-1, keepdims=True), v)
-    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"]))]
+        top = scores.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(scores - (top if len(types) == 1 else np.where(top == -np.inf, wide(0), top)))
+        total = weights.sum(-1, keepdims=True)
+        result = np.matmul(weights / total, v)
+    numbers = [x[..., 0].astype(wide) for x in (top, total)] if len(types) == 3 else []
+    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"])), *numbers]
 
 
 def _scores(q: np.ndarray, k: np.ndarray, more: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:

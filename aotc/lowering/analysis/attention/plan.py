@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.opset.attention import axes
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.costs.table_attention import ATTENTION_ROWS, ATTENTION_TERMS, DECODED_ROWS, FEW_SCORES
+from aotc.lowering.analysis.costs.table_attention import (
+    ATTENTION_ROWS,
+    ATTENTION_TERMS,
+    DECODED_ROWS,
+    FEW_SCORES,
+    IDLE_ITEMS,
+    PART_TERMS,
+    TERM_PARTS,
+)
 from aotc.lowering.analysis.gpu.attention_tiles import takes_attention_cuda
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.analysis.tiling import best_tile
@@ -66,6 +74,19 @@ def takes_attention(op: Op, target: Target) -> bool:
     return not FEW_SCORES.holds(rows * terms)
 
 
+def parts_of(op: Op, target: Target) -> int:
+    """Return in how many parts the terms of ``op`` are split, so that there is work for all workers; mostly 1."""
+    types = tuple(v.type for v in op.operands)
+    plan = attention_plan(types, op.attrs, target) if target.kind == "cpu" else None
+    batch, rows, terms, _, _ = axes(types, op.attrs)
+    if plan is None or op.attrs["causal"] or isinstance(terms, Expr):
+        return 1
+    if not IDLE_ITEMS.holds(product(batch) * ((rows + (plan.rows - 1)) // plan.rows)):
+        return 1
+    most = max(min(TERM_PARTS.value, terms // PART_TERMS.value), 1)
+    return max(n for n in range(1, most + 1) if terms % n == 0)
+
+
 def attention_plan(types: Types, attrs: Attrs, target: Target) -> AttentionPlan | None:
     """Return the blocks of attention on a CPU, or None if none fit, or depth or columns are not known."""
     _, rows, terms, depth, columns = axes(types, attrs)
@@ -75,7 +96,7 @@ def attention_plan(types: Types, attrs: Attrs, target: Target) -> AttentionPlan 
     wide = "f64" if types[0].dtype == "f64" else "f32"
     for share in (1, 2, 4, 8):
         plan = _plan(rows, terms, depth, columns, wide, share, target)
-        if plan.bytes(depth) <= room:
+        if plan.bytes(depth) <= room and 5 * plan.rows * size_of(wide) <= target.stack:
             return plan
     return None
 

@@ -213,11 +213,13 @@ class _Attention(AttentionBlocks):
 
     def _results(self, body: list[Stmt]) -> None:
         """Write the rows that exist: 0 where there are no terms."""
-        out, dims = self.b.outputs[0], self.op.attrs["out_dims"]
+        (out, *numbers), dims = self.b.outputs, self.op.attrs["out_dims"]
         none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
 
         def row(block: list[Stmt], r: Dim) -> None:
             total: Scalar = Load(self.total, (r,))
+            for buffer, own in zip(numbers, (self.top, self.total)):
+                block.append(Store(buffer, (*self.at, self.row + r), Load(own, (r,))))
             if not isinstance(self.terms, int):
                 total = self.e.bind(self._apply("select", none, self._number(1), total))
 
