@@ -8,8 +8,10 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
+from aotc.ir.products.attention import attention_shared
 from aotc.ir.tensor_ir import TensorType
 from aotc.ir.tensor_text import parse_module
+from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling, sizes_of
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.targets import TARGETS
 
@@ -94,3 +96,35 @@ def test_loops_mean_attention(name):
     run_kernel(kernel, [*arrays, *got])
     for g, w in zip(got, want):
         np.testing.assert_allclose(g.astype("f4"), w.astype("f4"), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "tiling"),
+    [
+        (HEADS, (8, 16, 1024, 64), "attention_wgmma(192, 128, 2)"),
+        ({**HEADS, "causal": (0,)}, (8, 16, 1024, 64), "attention_wgmma(128, 128, 2)"),
+        ({**HEADS, "causal": (0,)}, (8, 16, 4096, 64), "attention_wgmma(192, 128, 2)"),
+        ({**HEADS, "causal": (0,), "fill": -1e9}, (8, 16, 4096, 64), "attention_wgmma(128, 128, 2)"),
+        (HEADS, (8, 16, 1024, 128), "attention_wgmma(128, 128, 2)"),
+        (HEADS, (8, 16, 1024, 256), "attention_wgmma(128, 64, 2)"),
+        (HEADS, (8, 16, 1, 128), "attention_mma(16, 64, 3)"),
+    ],
+)
+def test_tiles_by_size(given, shape, tiling):
+    sizes = sizes_of((TensorType("bf16", shape),) * 3, attributes(given))
+    assert str(attention_tiling(sizes, TARGET)) == tiling
+
+
+def test_tiles_fit_the_memory_that_a_block_may_have():
+    """Of any limit: what does not fit is no attention, and stays two products and a softmax."""
+    sizes = sizes_of((TensorType("bf16", (8, 16, 1024, 128)),) * 3, attributes(HEADS))
+    for limit in (4096, 48 << 10, 100 << 10, 0):
+        target = TARGET.limited(0, limit)
+        tiling = attention_tiling(sizes, target)
+        assert (tiling is None) == (limit in (4096, 48 << 10))
+        assert tiling is None or attention_shared(tiling, 128, 128) <= target.shared_memory
+
+
+@pytest.mark.parametrize(("dtype", "depth"), [("f32", 64), ("bf16", 60), ("f16", 264)])
+def test_what_templates_do_not_take(dtype, depth):
+    assert sizes_of((TensorType(dtype, (8, 16, 1024, depth)),) * 3, attributes(HEADS)) is None
