@@ -1,9 +1,8 @@
 """START HERE: the compiler on one page.
 
-:data:`PASSES` is the table of everything that happens to a model between import
-and kernels; :func:`run_passes` is the loop that runs it, and the only place that
-times, verifies, prints, dumps, stops and bisects. :func:`compile` is the way
-from a model to the bytes of a bundle::
+:data:`PASSES` is the table of everything that happens to a model between import and kernels; :func:`run_passes` is the
+loop that runs it, and the only place that times, verifies, prints, dumps, stops and bisects. :func:`compile` is the
+way from a model to the bytes of a bundle::
 
     model --fetch, import_raw (frontend)--> tensor IR
           --PASSES (lowering/passes)--> fused tensor IR
@@ -58,6 +57,7 @@ from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
+from aotc.lowering.passes.split_attention import split_attention
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
@@ -106,6 +106,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
     Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
     Pass(fuse_attention),
+    Pass(split_attention),
     Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
@@ -287,9 +288,8 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
     """Compile a fetched model for ``targets``, whatever the options name; see :func:`compile`."""
     with guard("while looking for the bundle in the cache", chosen, raw.data, raw.path):
         key = bundle_cache.key_of(raw, chosen, targets) if bundle_cache.applies(chosen) else ""
-        known = bundle_cache.read(key) if key else None
-    if known is not None:
-        return known
+        if key and (known := bundle_cache.read(key)) is not None:
+            return known
     begin = time.perf_counter()
     _start_compilers(chosen)
     models, path = [raw], raw.path

@@ -154,7 +154,7 @@ class LoopProduct:
         inside, load = tested(self.right if right else self.left)
         if not isinstance(load, Load):
             return None
-        flat, (k, extent) = _flat(load), self.k
+        flat, (k, extent) = flat_place(load), self.k
         for let in reversed([s for s in self.lets if isinstance(s, Let)]):
             if isinstance(let.value, Index):
                 flat = substitute(flat, {let.var.name: let.value.expr})
@@ -163,7 +163,7 @@ class LoopProduct:
         if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in asked):
             return None
         count = 16 // size_of(load.buffer.dtype)
-        if not _is_in_pieces(flat, k, extent, count):
+        if not is_in_pieces(flat, k, extent, count):
             return None
         whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in asked if isinstance(x, Index))
         return Gathered(load.buffer, flat, inside) if whole else None
@@ -175,15 +175,15 @@ class LoopProduct:
         if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
             return None
         count = 16 // size_of(last.buffer.dtype)
-        flat, (col, extent) = _flat(last), self.col
+        flat, (col, extent) = flat_place(last), self.col
         if last.buffer.dtype not in ("f32", "bf16", "f16", "i32"):
             return None
         if {s.name for s in symbols(flat)} & {s.var.name for s in lets if isinstance(s, Let)}:
             return None
-        return flat if _is_in_pieces(flat, col, extent, count) else None
+        return flat if is_in_pieces(flat, col, extent, count) else None
 
 
-def _is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
+def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
     """Do neighbours in the loop ``name`` lie side by side, ``count`` at a time, from whole multiples of it on?"""
     if not is_multiple(extent, count):
         return False
@@ -266,7 +266,7 @@ def _stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | Non
     return None
 
 
-def _flat(place: Load | Store) -> Dim:
+def flat_place(place: Load | Store) -> Dim:
     """Return the place of an element in its buffer."""
     flat: Dim = 0
     for i, extent in zip(place.index, place.buffer.shape, strict=True):
@@ -279,7 +279,7 @@ def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) ->
 
     None if they do not lie in equal steps, or an index is one of the names ``bound``.
     """
-    flat = _flat(load)
+    flat = flat_place(load)
     if bound & {s.name for s in symbols(flat)}:
         return None
 

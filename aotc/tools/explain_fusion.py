@@ -10,6 +10,7 @@ from aotc.guard import guard
 from aotc.ir.dims import Dim, product
 from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
 from aotc.ir.opset import FREE
+from aotc.ir.products.attention import shared_of
 from aotc.ir.tensor_ir import Function, Module, Op, Region
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.lowering.analysis.gpu.registers import estimate_registers
@@ -215,5 +216,5 @@ def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
             found[name] = int(sum(n for n in used if isinstance(n, int))), limit
     if kernel.tiling is not None:
         name, limit = memory_limits(target)["shared"]
-        found[name] = kernel.tiling.shared, limit
+        found[name] = shared_of(kernel), limit
     return found

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, ceildiv
 from aotc.ir.opset.spec import Arrays, Attrs, OpSpec, RegionCall, Types, cast, need, table
 from aotc.ir.tensor_ir import Region, TensorType
 from aotc.vmfb.dtypes import kind_of
@@ -53,30 +53,56 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
     need(sorted(out) == list(range(len(batch) + 2)), f"attention: out_dims = {out}")
     order = dict(zip(out, (*batch, row, column)))
     dtype = given[0].dtype if given else types[0].dtype
-    result = TensorType(dtype, tuple(order[d] for d in range(len(out))))
+    shape = tuple(order[d] for d in range(len(out)))
+    if "part" in attrs:
+        rows = tuple(size for d, size in enumerate(shape) if d != out[-1])
+        parts = ceildiv(term, attrs["part"])
+        return TensorType("f32", (parts, *shape)), TensorType("f32", (*rows, parts))
     number = TensorType("f64" if types[0].dtype == "f64" else "f32", (*batch, row))
-    return (result, number, number) if len(given) == 3 else (result,)
+    return (TensorType(dtype, shape), number, number) if len(given) == 3 else (TensorType(dtype, shape),)
 
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
     wide = np.float64 if arrays[0].dtype == np.float64 else np.float32
     q, k, v, *more = (_arranged(a, dims) for a, dims in zip(arrays, operand_dims(attrs)))
     q, k, v = (x.astype(wide) for x in (q, k, v))
+    scores = _scores(q, k, more, attrs)
     with np.errstate(all="ignore"):
-        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * wide(attrs["scale"])
-        if attrs["bias_dims"]:
-            scores = scores + more[0].astype(wide)
-        allowed = more[-1] if attrs["mask_dims"] else np.True_
-        if attrs["causal"]:
-            rows, terms = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
-            allowed = allowed & (terms <= rows[:, None] + attrs["causal"][0])
-        scores = np.where(allowed, scores, wide(attrs["fill"]))
+        if "part" in attrs:
+            return _parts(scores, v, attrs)
         top = scores.max(-1, keepdims=True, initial=-np.inf)
         weights = np.exp(scores - (top if len(types) == 1 else np.where(top == -np.inf, wide(0), top)))
         total = weights.sum(-1, keepdims=True)
         result = np.matmul(weights / total, v)
     numbers = [x[..., 0].astype(wide) for x in (top, total)] if len(types) == 3 else []
     return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"])), *numbers]
+
+
+def _scores(q: np.ndarray, k: np.ndarray, more: Sequence[np.ndarray], attrs: Attrs) -> np.ndarray:
+    """Return the scores: products scaled, biased and masked."""
+    with np.errstate(all="ignore"):
+        scores = np.matmul(q, np.swapaxes(k, -1, -2)) * q.dtype.type(attrs["scale"])
+        if attrs["bias_dims"]:
+            scores = scores + more[0].astype(q.dtype)
+    allowed = more[-1] if attrs["mask_dims"] else np.True_
+    if attrs["causal"]:
+        rows, terms = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
+        allowed = allowed & (terms <= rows[:, None] + attrs["causal"][0])
+    return np.where(allowed, scores, q.dtype.type(attrs["fill"]))
+
+
+def _parts(scores: np.ndarray, v: np.ndarray, attrs: Attrs) -> list[np.ndarray]:
+    """Return the means of each part of the terms, and the logarithms of its weights' sum."""
+    size, out = attrs["part"], attrs["out_dims"]
+    means, weights = [], []
+    for first in range(0, scores.shape[-1], size):
+        own = scores[..., first : first + size]
+        top = own.max(-1, keepdims=True)
+        each = np.exp(own - np.where(np.isneginf(top), 0, top))
+        whole = each.sum(-1, keepdims=True)
+        means.append(np.matmul(each / whole, v[..., first : first + size, :]).transpose(np.argsort(out)))
+        weights.append((top + np.log(whole)).transpose(np.argsort(out)).squeeze(out[-1]))
+    return [np.stack(means).astype(np.float32), np.stack(weights, -1).astype(np.float32)]
 
 
 def _arranged(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:

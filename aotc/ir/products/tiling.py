@@ -57,9 +57,9 @@ class Tiling:
     Attributes
     ----------
     template : str
-        ``wgmma`` or ``mma``: which instructions multiply.
+        ``wgmma`` or ``mma``: which instructions multiply; after ``attention_``, if the kernel is that.
     rows, cols : int
-        Of the part of the result that a block of threads computes.
+        Of the part of the result that a block of threads computes; of attention, of the part of its scores.
     stages : int
         How many slices of both operands lie in shared memory.
     window : Window or None
@@ -80,6 +80,11 @@ class Tiling:
             return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
         warps = self.rows // 32 * max(self.cols // 64, 1)
         return 1024 + max(ring, warps * 2048)
+
+    @property
+    def is_attention(self) -> bool:
+        """Is the kernel attention, and not a product?"""
+        return self.template.startswith("attention_")
 
     def __str__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"

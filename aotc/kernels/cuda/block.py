@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from aotc.ir.loop_ir import WARP
 from aotc.kernels.limits import PATIENCE_SECONDS
 
 _HERE = threading.local()
@@ -37,6 +38,13 @@ class PhaseBarrier:
             if self._left == self._bytes == 0:
                 self._left, self._phase = self._arrivals, self._phase + 1
                 self._changed.notify_all()
+
+    def meet(self) -> None:
+        """Arrive, and wait for the end of the phase."""
+        with self._changed:
+            parity = self._phase % 2
+        self.change(1, 0)
+        self.wait(parity)
 
     def wait(self, parity: int) -> None:
         """Wait for the end of the phase that has this parity; of the one before the first, if it is 1."""
@@ -106,6 +114,8 @@ class ThreadBlock:
         Its shared memory, as bytes.
     barriers : dict
         By address.
+    named : dict
+        The barriers that have numbers and not addresses.
     functions : mapping of str to callable
         What kernels call that is emitted from the loop IR.
     """
@@ -115,19 +125,37 @@ class ThreadBlock:
         self.memory = np.full(shared, 0xA5, np.uint8)
         self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
-        self._warpgroups = [threading.Barrier(128, timeout=PATIENCE_SECONDS) for _ in range(threads // 128)]
+        self.named: dict[int, PhaseBarrier] = {}
+        self._registers: list[Any] = [None] * threads
+        self._groups = {
+            count: [threading.Barrier(count, timeout=PATIENCE_SECONDS) for _ in range(threads // count)]
+            for count in (WARP, 128)
+        }
 
     @contextmanager
     def warpgroup(self) -> Iterator[None]:
         """Do something together with the other threads of the calling one's warpgroup."""
-        meeting = self._warpgroups[_HERE.thread // 128]
+        meeting = self._groups[128][_HERE.thread // 128]
         meeting.wait()
         yield
         meeting.wait()
 
+    def exchange(self, value: Any, count: int = WARP) -> list[Any]:
+        """Return what each thread of the calling one's warp, or of its warpgroup of 128, has for ``value``."""
+        meeting, first = self._groups[count][_HERE.thread // count], _HERE.thread // count * count
+        self._registers[_HERE.thread] = value
+        meeting.wait()
+        found = self._registers[first : first + count]
+        meeting.wait()
+        return found
+
+    def barrier(self, number: int, threads: int) -> PhaseBarrier:
+        """Return the barrier that has a number, and waits for so many threads."""
+        return self.named.setdefault(number, PhaseBarrier(threads))
+
     def abort(self) -> None:
         """Let no thread wait any more."""
-        for barrier in (self.together, *self._warpgroups):
+        for barrier in (self.together, *self._groups[WARP], *self._groups[128]):
             barrier.abort()
 
 

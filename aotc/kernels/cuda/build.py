@@ -15,7 +15,7 @@ from aotc.kernels.cuda.emit import block_threads
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
 from aotc.kernels.cuda.shared_memory import block_launch, taken
-from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
+from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface, seal
 from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
@@ -132,7 +132,8 @@ def build_images(
 def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]]:
     """Return the threads of a block, how many items of the grid it runs, and what the manifest says of the launch."""
     if kernel.tiling is not None:
-        return tiles_of(kernel).threads, 1, launch_entry(kernel)
+        threads, entry = template_launch(kernel)
+        return threads, 1, entry
     threads = block_threads(kernel)
     return (threads, 1, block_launch(kernel, target)) if threads else (FLAT_THREADS, FLAT_THREADS, {})
 

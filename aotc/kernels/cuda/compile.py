@@ -16,7 +16,7 @@ from aotc.kernels.cuda.emit import CudaEmitter, block_threads
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.link import link
 from aotc.kernels.cuda.shell import BODY, shell_text
-from aotc.kernels.cuda.templates.gemm import template_texts
+from aotc.kernels.cuda.templates.texts import template_texts
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.rare_calls import define_scalars

@@ -48,6 +48,23 @@ def barrier_wait(barrier, parity):
     here().block.barriers[int(barrier)].wait(int(parity))
 
 
+@ptx("fence.proxy.async.shared::cta;", NOTHING)
+def writes_shown():
+    """Let the tensor memory accelerator see what this thread wrote to shared memory."""
+
+
+@ptx("bar.sync $0, $1;", NOTHING, I32, I32)
+def group_wait(number, threads):
+    """Arrive at a barrier that has a number, and wait until so many threads have."""
+    here().block.barrier(int(number), int(threads)).meet()
+
+
+@ptx("bar.arrive $0, $1;", NOTHING, I32, I32)
+def group_arrive(number, threads):
+    """Arrive at a barrier that has a number, and do not wait."""
+    here().block.barrier(int(number), int(threads)).change(1, 0)
+
+
 @cache
 def copy_tile(rank: int):
     """Return the instruction that begins to copy a box of an array of so many dimensions."""

@@ -29,7 +29,7 @@ from aotc.lowering.analysis.anchors import Anchors
 from aotc.lowering.analysis.cost import REGION_BUFFERS, REPEATED_MOVES, STRIDED_BYTES
 from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
-from aotc.lowering.analysis.gpu.product_views import ProductViews, product_views
+from aotc.lowering.analysis.gpu.product_views import ProductViews, lies_as_rows, product_views
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.scan_windows import scan_of
 from aotc.lowering.analysis.scatters import is_side_by_side
@@ -76,7 +76,8 @@ def needs_buffer(
         if is_update(op, kind):
             needed.update(op.operands[n] for n in updated_operands(op))
         elif op.name in VIEWERS:
-            needed.update(_unmoved(v, makers) for v in op.operands)
+            copied = {v for v in op.operands if kind == "cuda" and not lies_as_rows(v, makers)}
+            needed.update(v if v in copied else _unmoved(v, makers) for v in op.operands)
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:

@@ -16,7 +16,7 @@ from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, EPILOGUE, GAT
 from aotc.kernels.cuda.templates.tiles import OperandSource, WarpgroupTiles, WarpTiles
 
 
-def template_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
+def product_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
     """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
     tiles = tiles_of(kernel)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma

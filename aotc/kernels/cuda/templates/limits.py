@@ -43,3 +43,51 @@ WIDE_COLUMNS = 128
 why: the sums of more do not fit PRODUCT_REGISTERS_OF_ONE
 from: the linker's log: 72 bytes spilled with 256 columns
 """
+
+COPY_REGISTERS_OF_ATTENTION = 24
+"""unit: registers of a thread that copies for two warpgroups of attention
+why: it gives the others back what it does not need
+from: the linker's log
+"""
+
+ATTENTION_REGISTERS = 240
+"""unit: registers of a thread of two warpgroups of attention
+why: with COPY_REGISTERS_OF_ATTENTION they must fit a multiprocessor's 65,536; of one warpgroup all have enough
+from: the linker's log: none is spilled
+"""
+
+COPY_REGISTERS_OF_THREE = 32
+"""unit: registers of a thread that copies for three warpgroups of attention
+why: as above
+from: the linker's log
+"""
+
+ATTENTION_REGISTERS_OF_THREE = 160
+"""unit: registers of a thread of three warpgroups of attention
+why: as above
+from: the linker's log: 32 bytes are spilled with keys of 64 elements, and it is the fastest for them
+"""
+
+HEADS_TOGETHER = 8
+"""unit: heads whose tiles are done together, the longest first, where later rows have more terms
+why: what they read of keys and values is in the L2 cache
+from: 8192 terms of 128 take 4 MB a head; an H200 has 50 MB
+"""
+
+STAY_TERMS = 2048
+"""unit: terms of attention up to which blocks stay and take one tile after the other
+why: the next tile's keys are on their way while results are stored; with more terms it pays that any block takes it
+from: measured on an H200: 1024 x 1024 x 64 takes 0.97 of the time, 4096 x 4096 x 128 takes 1.04
+"""
+
+COPIED_AT_ONCE = 8
+"""unit: pieces of 16 bytes of keys or of values that a thread begins to copy before it looks for more
+why: it is all of them where a block has eight warps; the places of the 64 of a block of one warp were spilled
+from: the linker's log
+"""
+
+TOP_CHAINS = 4
+"""unit: chains of comparisons by which a thread finds the highest score of a row
+why: so many instructions are on their way at a time, of which each waits for the one before it
+from: chosen, not measured
+"""

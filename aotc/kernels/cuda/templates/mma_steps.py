@@ -117,7 +117,7 @@ def multiply(tiles: WarpTiles) -> Any:
     def generate(context, builder, signature, arguments):
         sums, a, b, lane, warp_row, warp_col = arguments
         held = [builder.extract_value(sums, n) for n in range(count)]
-        warp = _Warp(builder, tiles, lane)
+        warp = WarpProducts(builder, tiles, lane)
         for step in range(4):
             left = [warp.rows(a, warp_row, 16 * i, step) for i in range(tiles.warp_rows // 16)]
             pairs = [warp.columns(b, warp_col, 16 * j, step) for j in range(tiles.warp_cols // 16)]
@@ -147,10 +147,10 @@ def _bits(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
     return builder.and_(value, i32(mask))
 
 
-class _Warp:
+class WarpProducts:
     """Emits the loads and products of a warp."""
 
-    def __init__(self, builder: ir.IRBuilder, tiles: WarpTiles, lane: ir.Value) -> None:
+    def __init__(self, builder: ir.IRBuilder, tiles: Any, lane: ir.Value) -> None:
         self.b, self.tiles, self.lane = builder, tiles, lane
         self.eighth, self.second, self.fourth = (
             builder.and_(lane, i32(7)), builder.and_(builder.lshr(lane, i32(3)), i32(1)), builder.lshr(lane, i32(4))

@@ -20,6 +20,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import GROUP
 from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -131,8 +132,9 @@ def _operand(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) 
 
 
 def store_meaning(
-    tiles: ProductTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int], pointers: Any
-) -> None:
+    tiles: ProductTiles | AttentionTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int],
+    pointers: Any,
+) -> None:  # fmt: skip
     """Store the calling thread's sums of 16 rows and ``width`` columns, as :func:`emit_stores` lets its warp do."""
     z, row, col = place
     functions = here().block.functions
@@ -146,8 +148,9 @@ def store_meaning(
 
 
 def emit_stores(
-    builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
-) -> None:
+    builder: ir.IRBuilder, tiles: ProductTiles | AttentionTiles, sums: Sequence[ir.Value],
+    arguments: Sequence[ir.Value],
+) -> None:  # fmt: skip
     """Emit what a warp stores of 16 rows: see :class:`StoreRows`."""
     (StoreRows if tiles.in_lines else StoreElements)(builder, tiles, sums, arguments).emit()
 
@@ -159,8 +162,9 @@ class StoreElements:
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
-    ) -> None:
+        self, builder: ir.IRBuilder, tiles: ProductTiles | AttentionTiles, sums: Sequence[ir.Value],
+        arguments: Sequence[ir.Value],
+    ) -> None:  # fmt: skip
         self.b, self.tiles, self.sums = builder, tiles, sums
         self.staging, self.lane, self.z, self.row, self.col, self.rows, self.cols, *self.tables = arguments
 
@@ -176,7 +180,7 @@ class StoreElements:
         """Put 32 columns down; pieces of 16 bytes are swizzled."""
         b, kind = self.b, REGISTERS[self.tiles.sum][0]
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
-        for n in range(4):
+        for n in range(min(4, len(self.sums) // 4 - first)):
             piece = b.xor(b.add(i32(2 * n), b.lshr(quad, i32(1))), own)
             for below in range(2):
                 line = b.add(self.staging, b.shl(b.add(own, i32(8 * below)), i32(7)))
@@ -223,7 +227,7 @@ class StoreRows:
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
-    tiles : ProductTiles
+    tiles : ProductTiles or AttentionTiles
     sums : sequence of values
         The lane's: in each group of 8 columns two of a row, and two of the row 8 below.
     arguments : sequence of values
@@ -232,8 +236,9 @@ class StoreRows:
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, tiles: ProductTiles, sums: Sequence[ir.Value], arguments: Sequence[ir.Value]
-    ) -> None:
+        self, builder: ir.IRBuilder, tiles: ProductTiles | AttentionTiles, sums: Sequence[ir.Value],
+        arguments: Sequence[ir.Value],
+    ) -> None:  # fmt: skip
         self.b, self.tiles, self.sums = builder, tiles, sums
         self.staging, lane, self.z, self.row, self.col, self.rows, self.cols, self.pointers, self.dims = arguments
         self.quad, self.own_row = builder.and_(lane, i32(3)), builder.lshr(lane, i32(2))
@@ -243,7 +248,7 @@ class StoreRows:
         """Emit all of them, 128 bytes of each row at a time."""
         per = CHUNK // (8 * self.tiles.result_size)  # groups of 8 columns
         for first in range(0, len(self.sums) // 4, per):
-            for n in range(per):
+            for n in range(min(per, len(self.sums) // 4 - first)):
                 self._stage(n, first + n)
             assembly(self.b, _BARRIER, NOTHING, [], [])
             for n in range(4):

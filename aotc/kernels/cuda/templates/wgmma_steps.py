@@ -58,7 +58,7 @@ def _load_lines(tiles: WarpgroupTiles) -> Any:
     return copy
 
 
-def _descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
+def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value:
     """Return what tells a product of a tile at ``place``, in units of 16 bytes: 8 rows are 1024 bytes, swizzled."""
     low = builder.or_(place, i32(leading >> 4 << 16))
     return builder.or_(builder.zext(low, I64), ir.Constant(I64, (1 << 62) | (1024 >> 4 << 32)))
@@ -93,8 +93,8 @@ def multiply(tiles: WarpgroupTiles) -> Any:
         a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
         for n in range(4):
             operands = [
-                _descriptor(builder, builder.add(a, i32(a_step * n)), a_leading),
-                _descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
+                descriptor(builder, builder.add(a, i32(a_step * n)), a_leading),
+                descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
                 i32(1) if n else arguments[3],
             ]
             found = builder.asm(result, text, constraints, [*held, *operands], side_effect=True)

@@ -17,6 +17,7 @@ from aotc.lowering.analysis.costs.table_attention import (
     PART_TERMS,
     TERM_PARTS,
 )
+from aotc.lowering.analysis.gpu.attention_tiles import takes_attention_cuda
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.targets import Target
@@ -65,7 +66,9 @@ class AttentionPlan:
 def takes_attention(op: Op, target: Target) -> bool:
     """Does ``target`` compute ``op`` as one, and does that pay?"""
     types = tuple(v.type for v in op.operands)
-    if target.kind != "cpu" or not attention_plans(types, op.attrs, target):
+    if target.kind == "cuda":
+        return takes_attention_cuda(types, op.attrs, target)
+    if not attention_plans(types, op.attrs, target):
         return False
     _, rows, terms, _, _ = axes(types, op.attrs)
     return not FEW_SCORES.holds(rows * terms)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, sym
+from aotc.ir.dims_symbols import substitute
 from aotc.ir.loop_ir import Buffer, Load
-from aotc.ir.loop_products import MOST_COORDINATES, view_of
+from aotc.ir.loop_products import MOST_COORDINATES, is_multiple, view_of
 from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.gpu.tensor_tiles import is_for_tensor_cores
-from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.index_maps import Index, backward, linearize
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
@@ -83,3 +84,23 @@ def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
     extent: Dim = batch[0] if batch else 1
     found = view.coordinates("z", extent)
     return found is not None and len(found[1]) <= MOST_COORDINATES
+
+
+def lies_as_rows(v: Value, makers: Mapping[Value, Op]) -> bool:
+    """Do the elements of ``v`` lie in memory as its last dim has them, in rows that begin at whole pieces of 16 bytes?
+
+    It is read behind ops that only move elements.
+    """
+    axes = [sym(f"i{n}", 0, extent) for n, extent in enumerate(v.type.shape)]
+    at: Index = tuple(axes)
+    while (op := makers.get(v)) is not None and op.name in MOVES:
+        at, v = backward(op, at), op.operands[0]
+    flat, count = linearize(at, v.type.shape), max(16 // size_of(v.type.dtype), 1)
+    start = substitute(flat, {f"i{n}": 0 for n in range(len(axes))})
+    rest = flat - start
+    for n, axis in enumerate(axes):
+        step = substitute(flat, {f"i{m}": int(m == n) for m in range(len(axes))}) - start if axis != 0 else 0
+        rest = rest - axis * step
+        if not (step == 1 if n == len(axes) - 1 else is_multiple(step, count)):
+            return False
+    return rest == 0 and is_multiple(start, count)

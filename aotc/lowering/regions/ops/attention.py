@@ -27,6 +27,7 @@ from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.attention.plan import attention_plans
 from aotc.lowering.analysis.costs.work import DEAR_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.attention_blocks import AttentionBlocks
 from aotc.lowering.regions.region import RegionBuilder, grid_item
@@ -40,10 +41,12 @@ def lower_attention(function: Function, target: Target) -> Kernel:
 
     If only a call knows how many rows there are, it has two forms, of which one is for few.
     """
+    if target.kind == "cuda":
+        return lower_attention_cuda(function, target)
     b = RegionBuilder(function, target)
     op = b.the_op("attention")
     types = tuple(v.type for v in op.operands)
-    plans = attention_plans(types, op.attrs, target) if target.kind == "cpu" else ()
+    plans = attention_plans(types, op.attrs, target)
     if not plans:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     batch, rows, terms, depth, columns = axes(types, op.attrs)

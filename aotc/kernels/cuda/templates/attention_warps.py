@@ -1,0 +1,262 @@
+"""Steps of attention from Ampere on: copies by all threads of a block, and products of single warps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.cuda import types
+
+from aotc.kernels.cuda.ampere import PIECE, copy_piece
+from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.ptx import F32 as FLOAT
+from aotc.kernels.cuda.ptx import I32 as INT
+from aotc.kernels.cuda.ptx import I64 as LONG
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
+from aotc.kernels.cuda.shell import call_function
+from aotc.kernels.cuda.templates.attention_steps import STATE, read_lines, whole_rows
+from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
+from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
+from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
+from aotc.kernels.cuda.templates.steps import PACK, emit_stores, own_elements, store_meaning
+from aotc.kernels.cuda.templates.tiles import CHUNK
+from aotc.kernels.formulas.llvm_values import ScalarValue
+from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.vmfb.dtypes import to_numpy
+
+QUERY = "aotc_query"
+"""``f32 query(..., i64 z, i64 row, i64 d)``."""
+START = ("aotc_key_start", "aotc_value_start")
+"""``i64 f(..., i64 z)``: the first element of the keys, or of the values, of head z."""
+PITCH = ("aotc_key_pitch", "aotc_value_pitch")
+"""``i64 f(...)``: how many elements one is from the next."""
+REST = "aotc_rest"
+"""``i32 rest(..., i64 z, i64 row, f32 top, f32 whole)``: what is stored of a row besides its means."""
+
+
+def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
+    """Return an operand: what is known of it, its chunks, its pieces that exist, and where it begins in a stage."""
+    if number:
+        return tiles.v, tiles.value_chunks, tiles.width * 2 // PIECE, tiles.key_bytes
+    return tiles.k, tiles.key_chunks, tiles.depth * 2 // PIECE, 0
+
+
+def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
+    """Return the piece ``number`` that a thread copies: where it goes, its line, and its number in the line."""
+    at = thread + number * tiles.threads
+    piece, line = at & (PIECES - 1), (at >> 3) & (tiles.terms - 1)
+    chunk = at >> (3 + tiles.terms.bit_length() - 1)
+    place = (chunk * tiles.terms + line) * CHUNK + ((piece ^ (line & 7)) << 4)
+    return place, line, chunk * PIECES + piece
+
+
+def _emit_each(
+    b: ir.IRBuilder, tiles: WarpAttention, thread: ir.Value, count: int, emit: Callable[[ir.Value, int], None]
+) -> None:
+    """Emit what is done with each of a thread's pieces: with many in a loop, or their places would fill registers."""
+    if count <= COPIED_AT_ONCE:
+        for n in range(count):
+            emit(thread, n)
+        return
+    turns = assembly(b, f"mov.u32 $0, {count // COPIED_AT_ONCE};", INT, [], [])  # not known, so never unrolled
+    before, loop, after = b.block, b.append_basic_block("pieces"), b.append_basic_block("copied")
+    b.branch(loop)
+    b.position_at_end(loop)
+    turn = b.phi(I32)
+    turn.add_incoming(i32(0), before)
+    own = b.add(thread, b.mul(turn, i32(COPIED_AT_ONCE * tiles.threads)))
+    for n in range(COPIED_AT_ONCE):
+        emit(own, n)
+    following = b.add(turn, i32(1))
+    turn.add_incoming(following, b.block)
+    b.cbranch(b.icmp_signed("<", following, turns), loop, after)
+    b.position_at_end(after)
+
+
+def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
+    """Emit what begins to copy the piece ``count`` of a thread."""
+    source, start, pitch, to, first, n, there = lying
+    place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
+    term = b.add(first, line)
+    inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
+    low = b.shl(b.sext(piece, I64), ir.Constant(I64, 3))
+    flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
+    offset = b.select(inside, b.shl(flat, ir.Constant(I64, 1)), ir.Constant(I64, 0))
+    given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
+    assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
+
+
+def copy_terms(tiles: WarpAttention) -> Any:
+    """Return the function by which a block begins to copy keys and values; those beyond the last term are 0."""
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, to, thread, z, first, n = arguments
+        b, tables = builder, (pointers, dims)
+        for number in range(2):
+            found, chunks, there, begin = _pieces(tiles, number)
+            source = b.ptrtoint(b.extract_value(pointers, found.pointer), I64)
+            start = call_function(b, START[number], I64, tables, b.sext(z, I64))
+            pitch = call_function(b, PITCH[number], I64, tables)
+            lying = (source, start, pitch, b.add(to, i32(begin)), first, n, i32(there))
+            each = chunks * PIECES * tiles.terms // tiles.threads
+            _emit_each(b, tiles, thread, each, partial(_emit_copy, b, tiles, lying))
+        return context.get_dummy_value()
+
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)
+    def copy(pointers, dims, to, thread, z, first, n):
+        functions = here().block.functions
+        for number in range(2):
+            found, chunks, there, begin = _pieces(tiles, number)
+            source = pointers[found.pointer].ctypes.data
+            for count in range(chunks * PIECES * tiles.terms // tiles.threads):
+                place, line, piece = _piece_of(tiles, int(thread), count)
+                term = int(first) + line
+                inside = term < n and piece < there
+                flat = functions[START[number]](int(z)) + term * functions[PITCH[number]]() + piece * 8
+                copy_piece(to + begin + place, source + (flat * 2 if inside else 0), PIECE if inside else 0)
+
+    return copy
+
+
+def load_queries(tiles: WarpAttention) -> Any:
+    """Return the function that gives a lane what it needs of its warp's 16 queries: four registers a step."""
+    count = 4 * tiles.steps
+    kept = types.UniTuple(INT, count)
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, z, row, lane, m = arguments
+        b, tables, found = builder, (pointers, dims), []
+        rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
+        rows = [b.sext(b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))), I64) for r in rows]
+        head, pair = b.sext(z, I64), b.shl(b.and_(lane, i32(3)), i32(1))
+        for step in range(tiles.steps):
+            for register in range(4):
+                first = 16 * step + 8 * (register // 2)
+                if first >= tiles.depth:
+                    found.append(i32(0))
+                    continue
+                at = [b.sext(b.add(pair, i32(first + e)), I64) for e in range(2)]
+                values = [call_function(b, QUERY, F32, tables, head, rows[register % 2], d) for d in at]
+                found.append(assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], values))
+        return context.make_tuple(builder, signature.return_type, found)
+
+    @emitted(lambda *given: kept(*given[:2], *[INT] * 4), generate)
+    def load(pointers, dims, z, row, lane, m):
+        query = here().block.functions[QUERY]
+        rows = [min(int(row) + r, int(m) - 1) for r in range(16)]
+        whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
+        return np.array(whole).astype(to_numpy(tiles.operands))
+
+    return load
+
+
+def _warp(tiles: WarpAttention, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
+    """Return what emits loads and products of a warp, of keys or of values that lie by rows."""
+    lying = {"size": 2, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms, "b_by_rows": by_rows}
+    return WarpProducts(builder, SimpleNamespace(**lying), lane)
+
+
+def products(tiles: WarpAttention) -> Any:
+    """Return the function that multiplies a warp's queries with the keys of a stage."""
+    count = tiles.terms // 2
+    kept, queries = types.UniTuple(FLOAT, count), types.UniTuple(INT, 4 * tiles.steps)
+
+    def generate(context, builder, signature, arguments):
+        given, at, lane = arguments
+        warp, held = _warp(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
+        for step in range(tiles.steps):
+            left = [builder.extract_value(given, 4 * step + n) for n in range(4)]
+            begin = builder.add(at, i32(step // 4 * tiles.terms * CHUNK))
+            for j in range(tiles.terms // 16):
+                right = warp.columns(begin, i32(0), 16 * j, step % 4)
+                for half in range(2):
+                    own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
+                    held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda *given: kept(queries, INT, INT), generate)
+    def multiply(given, at, lane):
+        rows, cols = own_elements(tiles.terms)
+        keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
+        return (given.astype(np.float32) @ keys.astype(np.float32).T)[rows, cols]
+
+    return multiply
+
+
+def weigh(tiles: WarpAttention) -> Any:
+    """Return the function that adds values of a stage, times packed weights, to a warp's sums."""
+    count, packed = tiles.width // 2, tiles.terms // 4
+    kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
+
+    def generate(context, builder, signature, arguments):
+        sums, weights, at, lane = arguments
+        warp, held = _warp(tiles, builder, lane, by_rows=True), [builder.extract_value(sums, n) for n in range(count)]
+        for step in range(tiles.terms // 16):
+            left = [builder.extract_value(weights, 4 * step + n) for n in range(4)]
+            for j in range(-(-tiles.width // 16)):
+                right = warp.columns(at, i32(0), 16 * j, step)
+                for half in range(2 if 16 * j + 8 < tiles.width else 1):
+                    own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
+                    held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
+        return context.make_tuple(builder, signature.return_type, held)
+
+    @emitted(lambda *given: kept(kept, weights_type, INT, INT), generate)
+    def add(sums, weights, at, lane):
+        whole, lines = whole_rows(weights, tiles.terms), np.arange(tiles.terms)
+        values = read_lines(at, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
+        return sums + (whole @ values)[own_elements(tiles.width)]
+
+    return add
+
+
+def store_rows(tiles: WarpAttention) -> Any:
+    """Return the function by which a warp stores its 16 rows, and what is wanted of them besides."""
+    count = tiles.width // 2
+
+    def generate(context, builder, signature, arguments):
+        sums = [builder.extract_value(arguments[0], n) for n in range(count)]
+        known, staging, lane, z, row, rows, *tables = arguments[1:]
+        emit_stores(builder, tiles, sums, [staging, lane, z, row, i32(0), rows, i32(tiles.width), *tables])
+        if tiles.parted:
+            _emit_rest(builder, tiles, known, lane, z, row, rows, tables)
+        return context.get_dummy_value()
+
+    @emitted(lambda sums, known, *given: NOTHING(sums, STATE, *[INT] * 5, *given[-2:]), generate)
+    def store(sums, known, staging, lane, z, row, rows, pointers, dims):
+        store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
+        if tiles.parted:
+            quad = int(lane) // 4 * 4
+            wholes = np.sum(here().block.exchange(known[2:4])[quad : quad + 4], axis=0)
+            for half in range(2):
+                own = int(row) + int(lane) // 4 + 8 * half
+                if lane % 4 == 0 and own < rows:
+                    top = np.float32(known[half] * np.float32(tiles.scale or 1))
+                    here().block.functions[REST](int(z), own, top, wholes[half])
+
+    return store
+
+
+def _emit_rest(
+    b: ir.IRBuilder, tiles: WarpAttention, known: ir.Value, lane: ir.Value, z: ir.Value, row: ir.Value,
+    rows: ir.Value, tables: list[ir.Value],
+) -> None:  # fmt: skip
+    """Emit what one lane of four stores of each of its rows."""
+    kind = ir.FunctionType(F32, [F32, I32])
+    for half in range(2):
+        top, whole = b.extract_value(known, half), b.extract_value(known, 2 + half)
+        top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))
+        for mask in (1, 2):
+            text = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
+            whole = b.fadd(whole, b.asm(kind, text, "=f,f,r", [whole, i32(mask)], side_effect=True))
+        own = b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half)))
+        first = b.icmp_signed("==", b.and_(lane, i32(3)), i32(0))
+        inside, after = (b.append_basic_block(name) for name in ("row", "rest"))
+        b.cbranch(b.and_(first, b.icmp_signed("<", own, rows)), inside, after)
+        b.position_at_end(inside)
+        call_function(b, REST, I32, tables, b.sext(z, I64), b.sext(own, I64), top, whole)
+        b.branch(after)
+        b.position_at_end(after)

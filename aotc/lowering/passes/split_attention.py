@@ -1,0 +1,61 @@
+"""Spread attention of few queries over parts of its terms: one head's keys are read by many multiprocessors.
+
+Before::
+
+    %o = attention %q, %k, %v {...} : bf16[8, 1, 32, 128]                       // keys of 32768 terms
+After::
+
+    %m, %l = attention %q, %k, %v {part = 2048, ...} : f32[16, 8, 1, 32, 128], f32[8, 1, 32, 16]
+    %w = softmax over parts of %l
+    %o = convert (sum over parts of %m * %w where %w is not 0)
+
+A part of which no term has weight has no mean, and the logarithm of its weight is -inf. The sums are in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
+from aotc.lowering.analysis.gpu.attention_tiles import sizes_of, terms_of_parts
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.passes.gpu.tensor_maths import Maths
+from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.options import Options
+
+
+def split_attention(module: Module, options: Options) -> Module:
+    """Return ``module`` with attention of few queries in parts, on GPUs."""
+    if not any(op.name == "attention" for f in module.functions.values() for op in walk(f.body)):
+        return module
+    home, _ = homes_of(module, options)
+
+    def rule(op: Op, b: Builder) -> tuple[Value, ...] | None:
+        if op.name != "attention" or "part" in op.attrs:
+            return None
+        target = home(op)
+        sizes = sizes_of(tuple(v.type for v in op.operands), op.attrs) if target.kind == "cuda" else None
+        part = terms_of_parts(sizes, target) if sizes is not None else 0
+        return (_in_parts(op, part, b),) if part else None
+
+    return rewrite_module(module, rule)
+
+
+def _in_parts(op: Op, part: int, b: Builder) -> Value:
+    """Append attention in parts and what puts them together; return the result."""
+    out = op.result.type
+    column = op.attrs["out_dims"][-1]
+    attrs = {**op.attrs, "part": part}
+    means, logs = b.append(b.op("attention", op.operands, attrs, ()))
+    maths, low, zero = Maths(b), b.constant(-math.inf, TensorType("f32")), b.constant(0, TensorType("f32"))
+    rank, last = len(out.shape), logs.type.rank - 1
+    rows = tuple(range(last))
+    tops = b.reduce(logs, low, (last,), b.combiner("max", "f32"))
+    each = maths("exp", maths("sub", logs, b.broadcast(tops, rows, logs.type.shape)))
+    total = b.reduce(each, zero, (last,), b.combiner("add", "f32"))
+    weights = maths("div", each, b.broadcast(total, rows, logs.type.shape))
+    wide = (0, *(d + 1 for d in range(rank) if d != column))
+    spread = b.broadcast(b.transpose(weights, (last, *rows)), wide, means.type.shape)
+    none = maths("eq", spread, 0.0)
+    sums = b.reduce(maths.select(none, 0.0, maths("mul", means, spread)), zero, (0,), b.combiner("add", "f32"))
+    return b.convert(sums, out.dtype)

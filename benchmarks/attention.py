@@ -1,0 +1,190 @@
+"""Attention on a GPU beside torch's backends and jax.jit: python benchmarks/attention.py [--only PATTERN].
+
+All in one run on the same sizes: us of a call on arrays that lie on the GPU, back to back. Ours and torch's are
+replays of graphs. Percent is of the best of torch's backends, whose times stand beside; of few queries, of how fast
+memory is read (GB/s). ``--compile DIR`` only compiles, which needs no GPU; ``--bundles DIR`` takes what that wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from products import of_aotc, of_jax, per_call
+
+import aotc
+
+TARGET = "cuda:sm_90a"
+JAX_FLOPS = 4 * 128 * 4096 * 4096 * 128  # XLA keeps scores in memory: of 128 heads of 8192 rows they fill the GPU
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+
+
+def attention(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v)
+
+
+def causal(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def biased(q, k, v, bias):
+    return jax.nn.dot_product_attention(q, k, v, bias=bias)
+
+
+def cached(q, k, v, length):
+    """One query of each head: of the keys so many are there."""
+    return jax.nn.dot_product_attention(q, k, v, mask=(jnp.arange(k.shape[1]) < length)[None, None, None])
+
+
+def _cases():
+    """Yield name, function, dtype, and the shapes of queries and of keys: batch, rows, heads, depth."""
+    for size, name in ((1024, "1k"), (4096, "4k"), (8192, "8k")):
+        for depth in (64, 128):
+            for function in (attention, causal):
+                shape = (8, size, 16, depth)
+                yield f"8x16 {name} d{depth} {function.__name__}", function, "bf16", shape, shape
+    yield "8x32/8 2k d128 groups causal", causal, "bf16", (8, 2048, 32, 128), (8, 2048, 8, 128)
+    yield "8x12 1k d64 f16", attention, "f16", (8, 1024, 12, 64), (8, 1024, 12, 64)
+    yield "8x16 1000 d80 causal", causal, "bf16", (8, 1000, 16, 80), (8, 1000, 16, 80)
+    yield "4x8 2k d256 causal", causal, "bf16", (4, 2048, 8, 256), (4, 2048, 8, 256)
+    yield "8x12 1k d64 bias", biased, "bf16", (8, 1024, 12, 64), (8, 1024, 12, 64)
+    for batch, heads, keys, size in ((1, 32, 8, 4096), (1, 32, 8, 32768), (8, 32, 8, 8192), (1, 16, 16, 32768)):
+        shapes = (batch, 1, heads, 128), (batch, size, keys, 128)
+        yield f"{batch}x{heads}/{keys} decode {size}", attention, "bf16", *shapes
+    yield "8x32/8 decode 8192 masked", cached, "bf16", (8, 1, 32, 128), (8, 8192, 8, 128)
+    yield "8x16 decode 4096 d64", attention, "bf16", (8, 1, 16, 64), (8, 4096, 16, 64)
+
+
+CASES = {name: rest for name, *rest in _cases()}
+
+
+def arguments_of(function, kind, queries, keys):
+    """Return arguments: the same for all."""
+    random = np.random.default_rng(0).standard_normal(1 << 20, np.float32).astype(KINDS[kind])
+    made = [np.resize(np.roll(random, 7 * n), shape) for n, shape in enumerate((queries, keys, keys))]
+    if function is biased:
+        made.append(np.resize(random, (1, queries[2], queries[1], keys[1])))
+    return [*made, np.int32(keys[1] - 5)] if function is cached else made
+
+
+def of_torch(function, arguments):
+    """Return us of a replay of torch's graph of it by backend, and the best one's result as f32."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    given = []
+    for a in arguments[:3]:
+        bits = torch.from_numpy(np.ascontiguousarray(a).view(np.int16)).cuda()
+        given.append(bits.view(torch.bfloat16 if a.dtype == ml_dtypes.bfloat16 else torch.float16).transpose(1, 2))
+    q, k, v = given
+    more = {"is_causal": function is causal, "enable_gqa": q.shape[1] != k.shape[1]}
+    if function is biased:
+        bits = torch.from_numpy(arguments[3].view(np.int16)).cuda()
+        more["attn_mask"] = bits.view(q.dtype)
+    if function is cached:
+        more["attn_mask"] = (torch.arange(k.shape[2], device="cuda") < int(arguments[3]))[None, None, None]
+    found = {}
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"):
+        try:
+            with sdpa_kernel(getattr(SDPBackend, name)):
+                run = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **more)
+                for _ in range(2):
+                    run()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    run()
+                found[name.split("_")[0].lower()] = per_call(graph.replay, torch.cuda.synchronize, 0.01)
+        except RuntimeError:  # a backend that does not take it
+            continue
+    return found
+
+
+def exact(function, arguments):
+    """Return rows of a few heads of the first batch in f64, and which."""
+    q, k, v = (a[0].astype("f8").transpose(1, 0, 2) for a in (x[:1] for x in arguments[:3]))
+    each = q.shape[0] // k.shape[0]
+    heads = sorted({0, q.shape[0] - 1})
+    rows = sorted({*range(0, q.shape[1], max(q.shape[1] // 16, 1)), q.shape[1] - 1})
+    found = []
+    for h in heads:
+        scores = q[h][rows] @ k[h // each].T / np.sqrt(q.shape[-1])
+        if function is biased:
+            scores += arguments[3][0, h][rows].astype("f8")
+        terms = np.arange(k.shape[1])
+        if function is causal:
+            scores[terms[None] > np.array(rows)[:, None]] = -np.inf
+        if function is cached:
+            scores[:, terms >= int(arguments[3])] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        found.append(weights / weights.sum(-1, keepdims=True) @ v[h // each])
+    return np.stack(found), rows, heads
+
+
+def work(function, queries, keys):
+    """Return floating-point operations, and bytes that are read."""
+    batch, rows, heads, depth = queries
+    flops = 4 * batch * heads * rows * keys[1] * depth
+    return flops / 2 if function is causal else flops, 4 * int(np.prod(keys))
+
+
+def compiled(name):
+    """Compile a case."""
+    function, *given = CASES[name]
+    shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in arguments_of(function, *given)]
+    return aotc.compile(jax.jit(function), *shapes, target=TARGET, source=False)
+
+
+def file_of(folder, name):
+    """Return where the bundle of a case is."""
+    return folder / (re.sub(r"\W+", "_", name) + ".vmfb")
+
+
+def measure(name, data):
+    """Print the row of a case."""
+    function, kind, queries, keys = CASES[name]
+    given = arguments_of(function, kind, queries, keys)
+    us, result = of_aotc(data, given)
+    want, rows, heads = exact(function, given)
+    got = np.asarray(result)[0][rows][:, heads].astype("f8").transpose(1, 0, 2)
+    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    torch_us = of_torch(function, given)
+    flops, bytes_ = work(function, queries, keys)
+    jax_us = of_jax(function, given)[0] if flops <= JAX_FLOPS else float("nan")
+    speed = f"{bytes_ / us / 1e3:7.0f} GB/s" if queries[1] == 1 else f"{flops / us / 1e6:7.0f} TF/s"
+    best = min(torch_us.values(), default=float("nan"))
+    listed = ", ".join(f"{backend} {t:.1f}" for backend, t in torch_us.items())
+    print(f"{name:34} {us:9.1f} {speed} {100 * best / us:6.0f} % {jax_us:9.1f} {error:8.1e}  {listed}", flush=True)
+
+
+def main() -> None:
+    """Print a row for each case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--compile", type=Path)
+    parser.add_argument("--bundles", type=Path)
+    options = parser.parse_args()
+    names = [name for name in CASES if re.search(options.only, name)]
+    if options.compile:
+        options.compile.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            file_of(options.compile, name).write_bytes(compiled(name))
+        return
+    print(f"{'':34} {'aotc us':>9} {'':12} {'':>8} {'jax us':>9} {'error':>8}  torch us", flush=True)
+    for name in names:
+        try:
+            measure(name, file_of(options.bundles, name).read_bytes() if options.bundles else compiled(name))
+        except Exception as error:  # the others are still worth measuring
+            print(f"{name:34} {type(error).__name__}: {error}"[:300], flush=True)
+
+
+if __name__ == "__main__":
+    main()

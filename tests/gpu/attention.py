@@ -1,0 +1,132 @@
+"""Attention as kernels with a tiling, and what their templates' Python makes of them."""
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+from gpu.products import strided
+
+from aotc.ir.dims_symbols import evaluate
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.products.attention import read_attention
+from aotc.kernels.cuda import block
+from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
+from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
+from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE, SIZES
+from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
+from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, STORE
+
+STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+PLAIN = ("score = total[()] * f32({scale})",)
+BIAS = ("score = (total[()] * f32({scale})) + convert(bias[row, term], \"f32\")",)
+BODY = """
+            top = private("f32[]")
+            whole = private("f32[]")
+            sums = private("f32[{e}]")
+            top[()] = f32(-inf)
+            whole[()] = f32(0.0)
+            for col in range(0, {e}):
+                sums[col] = f32(0.0)
+            for term in range(0, {end}):
+                total = private("f32[]")
+                total[()] = f32(0.0)
+                for d in range(0, {d}):
+                    total[()] += convert(q[{q}], "f32") * convert(k[{k}], "f32")
+                {score}
+                highest = max(top[()], score)
+                base = select(highest == f32(-inf), f32(0.0), highest)
+                kept = exp(top[()] - base)
+                weight = exp(score - base)
+                top[()] = highest
+                whole[()] = (whole[()] * kept) + weight
+                rounded = convert(convert(weight, "{t}"), "f32")
+                for col in range(0, {e}):
+                    sums[col] = (sums[col] * kept) + (rounded * convert(v[{v}], "f32"))
+            for col in range(0, {e}):
+                mean = div(sums[col], whole[()])
+                o[{o}] = {mean}
+"""
+HEADS = {"q": "z, row, d", "k": "z, term, d", "v": "z, term, col", "o": "z, row, col"}
+TOKENS = {"q": "row, z, d", "k": "term, z, d", "v": "term, z, col", "o": "row, z, col"}
+SHARED = {"q": "z, row, d", "k": "z // 2, term, d", "v": "z // 2, term, col", "o": "z, row, col"}
+
+
+def attention_text(
+    tiling, sizes, dtype="bf16", result=None, orders=HEADS, causal=None, score=PLAIN, scale=0.125,
+):  # fmt: skip
+    """Return attention of ``sizes``: heads, rows, terms, depth, width; ``causal`` is an offset."""
+    z, m, n, d, e = sizes
+    extent = {"z": z, "row": m, "term": n, "d": d, "col": e, "z // 2": z // 2}
+    shape = {x: ", ".join(str(extent[i]) for i in orders[x].split(", ")) for x in "qkvo"}
+    result = result or dtype
+    end = n if causal is None else f"min({n}, row + {causal + 1})"
+    bias = f', bias: "{dtype}[{m}, {n}]"' if "bias" in "".join(score) else ""
+    dims = "".join(f'{x}: "dim", ' for x in sizes if isinstance(x, str))
+    head = (
+        f'def attend(q: "{dtype}[{shape["q"]}]", k: "{dtype}[{shape["k"]}]", v: "{dtype}[{shape["v"]}]"{bias}, /, '
+        f'o: "{result}[{shape["o"]}]", *, {dims}grid: "1", tiling: "{tiling}"):\n'
+        f"    for z in range(0, {z}):\n        for row in range(0, {m}):"
+    )
+    mean = "mean" if result == "f32" else f'convert(mean, "{result}")'
+    lines = ("\n" + " " * 16).join(score).format(scale=scale)
+    return head + BODY.format(e=e, d=d, end=end, score=lines, t=dtype, mean=mean, **orders)
+
+
+def operands(text, seed=0):
+    """Return random arrays of the kernel's inputs, a result of no numbers, and the kernel."""
+    kernel, random = parse_kernel(text), np.random.default_rng(seed)
+    given = [random.standard_normal(b.shape).astype(STORED[b.dtype]) for b in kernel.inputs]
+    (out,) = kernel.outputs
+    return kernel, [*given, np.full(out.shape, 99, STORED[out.dtype])]
+
+
+def wanted(arrays, orders=HEADS, causal=None, bias=False, scale=0.125):
+    """Return what f64 makes of it, in the order z, row, col."""
+    q, k, v = (x.astype("f8") for x in arrays[:3])
+    q, k, v = (np.moveaxis(x, orders[n].split(", ").index("z" if orders is not SHARED or n == "q" else "z // 2"), 0)
+               for n, x in zip("qkv", (q, k, v)))  # fmt: skip
+    if orders is SHARED:
+        k, v = np.repeat(k, 2, 0), np.repeat(v, 2, 0)
+    scores = q @ k.swapaxes(1, 2) * scale
+    if bias:
+        scores = scores + arrays[3].astype("f8")
+    if causal is not None:
+        rows, terms = np.indices(scores.shape[1:])
+        scores = np.where(terms <= rows + causal, scores, -np.inf)
+    with np.errstate(all="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def simulate(text, arrays, score=None, rest=None):
+    """Run the template of attention of known sizes as Python on ``arrays``; means are stored as they are."""
+    kernel = parse_kernel(text)
+    found, tiles, entry = read_attention(kernel), attention_tiles(kernel), attention_launch(kernel)
+    names = [found.batch[0], found.row[0], found.col[0]]
+
+    def at(e, *place):
+        return evaluate(e, dict(zip(names, place)))
+
+    extents = {"batch": found.batch[1], "rows": found.row[1], "terms": found.terms}
+    functions = {SIZES[name]: partial(int, extent) for name, extent in extents.items()}
+    functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, found.place), STORE: None}
+    functions |= {END: partial(at, found.term[1]), SCORE: score}
+    functions |= {BEGIN: partial(at, found.begin), REST: rest}
+    for n, view in enumerate(found.views()):
+        _, coordinates = view.coordinates(*found.batch)
+        functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
+        if n:
+            functions |= {START[n - 1]: partial(at, view.start), PITCH[n - 1]: partial(int, view.pitch)}
+    names_of_query = found.batch[0], found.row[0], found.depth[0]
+
+    def query(*place):
+        return arrays[0][tuple(int(evaluate(i, dict(zip(names_of_query, place)))) for i in found.queries.index)]
+
+    functions[QUERY] = query
+    blocks = min(entry["blocks"][0], 2) if entry["resident"] else entry["blocks"][0]
+    given, module = (tuple(arrays), (), 1), attention_mma
+    if isinstance(tiles, WarpgroupAttention):
+        given, module = (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given), attention_wgmma
+    make = partial(module._kernel, tiles)
+    block.run(module, make, blocks, tiles.threads, tiles.shared, given, functions)

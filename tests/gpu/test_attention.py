@@ -1,0 +1,120 @@
+"""Attention on tensor cores: what the linker says of each form of the templates, and what a GPU computes."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from gpu import gpu_kernels
+from gpu.attention import BIAS, HEADS, PLAIN, SHARED, STORED, TOKENS, attention_text, operands, simulate, wanted
+from gpu.test_simulated_attention import FORMS as SIMULATED
+from vmfb.test_cuda import gpu
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.kernels.cuda.compile import compile_kernel
+from aotc.kernels.cuda.templates.launches import template_launch
+from aotc.targets import TARGETS
+from aotc.vmfb.devices.launch import fits
+from aotc.vmfb.devices.tensor_map import map_fits
+
+pytestmark = pytest.mark.cudasim
+
+TARGET = TARGETS["cuda:sm_90a"]
+# Tiling, depth, width, dtype, orders, causal offset, score.
+FORMS = {
+    "128": ("attention_wgmma(128, 128, 2)", 128, 128, "bf16", TOKENS, None, PLAIN),
+    "128 causal": ("attention_wgmma(128, 128, 2)", 128, 128, "bf16", SHARED, 0, PLAIN),
+    "128 bias": ("attention_wgmma(128, 128, 2)", 128, 128, "f16", HEADS, None, BIAS),
+    "64": ("attention_wgmma(192, 128, 2)", 64, 64, "f16", HEADS, None, PLAIN),
+    "64 causal": ("attention_wgmma(192, 128, 2)", 64, 64, "bf16", TOKENS, 3, PLAIN),
+    "80 and 96": ("attention_wgmma(128, 128, 2)", 80, 96, "bf16", HEADS, -20, PLAIN),
+    "256": ("attention_wgmma(128, 64, 2)", 256, 256, "bf16", HEADS, 0, PLAIN),
+    "one warpgroup": ("attention_wgmma(64, 128, 2)", 128, 64, "bf16", SHARED, 0, PLAIN),
+    "warps": ("attention_mma(128, 64, 2)", 128, 128, "bf16", TOKENS, 0, PLAIN),
+    "warps bias": ("attention_mma(64, 64, 2)", 64, 80, "f16", HEADS, None, BIAS),
+    "warps 256": ("attention_mma(32, 64, 2)", 256, 256, "f16", SHARED, None, PLAIN),
+    "a warp alone": ("attention_mma(16, 64, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
+    "a warp alone 64": ("attention_mma(16, 64, 3)", 64, 64, "f16", HEADS, 0, PLAIN),
+}
+FEW = ("128 causal", "64", "warps")
+SPILLED = {"64": 32, "64 causal": 32, "128 bias": 32, "warps 256": 160}
+"""The most bytes that a form may spill; others may spill none."""
+
+
+def text_of(name, sizes=(8, 1000, 1000)):
+    tiling, depth, width, dtype, orders, causal, score = FORMS[name]
+    return attention_text(tiling, (*sizes, depth, width), dtype, None, orders, causal, score)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in FORMS])
+def test_what_a_form_takes(name):
+    kernel = parse_kernel(text_of(name))
+    image, (threads, launch) = compile_kernel(kernel, TARGET), template_launch(kernel)
+    assert image.data[:4] == b"\x7fELF"
+    assert image.resources["spills"] <= SPILLED.get(name, 0)
+    assert image.resources["registers"] * threads <= 65536
+    row = {"threads": threads, "items": 1, "extents": [0] * 4, "launch": launch}
+    assert fits(row)
+    assert all(map_fits(m, 4) for m in launch["maps"])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_120", "compute_80"])
+def test_warps_attend_on_every_gpu(target):
+    kernel = parse_kernel(text_of("warps"))
+    image = compile_kernel(kernel, TARGETS[f"cuda:{target}"])
+    if target == "compute_80":
+        assert b"mma.sync.aligned.m16n8k16" in image.data
+    else:
+        assert image.resources["spills"] == image.resources["stack"] == 0
+    assert template_launch(kernel)[1]["shared"] <= TARGETS[f"cuda:{target}"].shared_memory
+
+
+SIZES = [(4, 1, 1), (2, 7, 130), (6, 129, 64), (4, 300, 300), (2, 1000, 1031), (40, 200, 257)]
+BOUND = {"bf16": 6e-3, "f16": 1e-3}
+"""Of the relative error that rounding weights and results leaves."""
+
+
+class TestAttentionOfTensorCores:
+    """Beside attention in f64 of the operands as they are rounded."""
+
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("name", SIMULATED)
+    def test_instructions_mean_what_is_said_of_them(self, name):
+        """The template run as Python, which tests/gpu/test_simulated_attention.py holds to be right, agrees."""
+        tiling, sizes, dtype, orders, causal = SIMULATED[name]
+        text = attention_text(tiling, sizes, dtype, "f32", orders, causal)
+        kernel, arrays = operands(text)
+        got = self.run(kernel, arrays)
+        simulate(text, arrays)
+        np.testing.assert_allclose(np.nan_to_num(got), np.nan_to_num(arrays[-1]), atol=2e-3)
+
+    @pytest.mark.parametrize("name", FORMS)
+    def test_forms(self, name):
+        for sizes in SIZES:
+            self.check(name, sizes)
+
+    @pytest.mark.parametrize("name", [n for n in FORMS if n.startswith(("warps", "a warp"))])
+    def test_text_for_the_driver(self, name):
+        self.check(name, (4, 200, 300), "cuda:compute_80")
+
+    def run(self, kernel, arrays, target="cuda:sm_90a"):
+        threads, launch = template_launch(kernel)
+        image = compile_kernel(kernel, TARGETS[target])
+        loaded = gpu_kernels.Loaded(image, kernel.name, {"threads": threads, "launch": launch}, arrays)
+        loaded.fill(len(arrays) - 1, 0xFF)
+        loaded.launch()
+        got, after = loaded.result(len(arrays) - 1)
+        assert (after == 0xFF).all()
+        return got
+
+    def check(self, name, sizes, target="cuda:sm_90a"):
+        _, _, _, dtype, orders, causal, score = FORMS[name]
+        kernel, arrays = operands(text_of(name, sizes), seed=sum(sizes))
+        got = self.run(kernel, arrays, target).astype("f8")
+        got = np.moveaxis(got, 1, 0) if orders is TOKENS else got
+        want = wanted(arrays, orders, causal, score is BIAS)
+        assert STORED[dtype] == arrays[-1].dtype
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=str(sizes))
+        got, want = np.nan_to_num(got), np.nan_to_num(want)
+        assert np.linalg.norm(got - want) <= BOUND[dtype] * np.linalg.norm(want) + 1e-9, sizes

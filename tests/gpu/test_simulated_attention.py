@@ -1,0 +1,84 @@
+"""The templates of attention as the Python that they are: rings, turns, edges, heads, without a GPU."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.products.attention import attention_shared
+from aotc.kernels.cuda.block import PhaseBarrier
+from aotc.kernels.cuda.templates.attention_launch import attention_tiles
+
+pytestmark = pytest.mark.cudasim
+
+# Tiling, sizes (heads, rows, terms, depth, width), dtype, orders, causal offset.
+FORMS = {
+    "a warpgroup": ("attention_wgmma(64, 64, 2)", (2, 40, 100, 64, 64), "bf16", HEADS, None),
+    "two that take turns, causal": ("attention_wgmma(128, 32, 2)", (2, 150, 136, 64, 80), "f16", TOKENS, 0),
+    "rows without terms": ("attention_wgmma(128, 32, 2)", (4, 130, 96, 96, 64), "bf16", SHARED, -40),
+    "warps": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f16", HEADS, None),
+    "a warp alone": ("attention_mma(16, 64, 3)", (4, 5, 300, 80, 72), "bf16", SHARED, None),
+    "warps, causal": ("attention_mma(32, 64, 2)", (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
+}
+
+
+def same(got, want):
+    """Are numbers those of f64 but for the rounding of weights, and nothing where nothing is?"""
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_allclose(np.nan_to_num(got), np.nan_to_num(want), atol=0.01)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_attention(name):
+    tiling, sizes, dtype, orders, causal = FORMS[name]
+    text = attention_text(tiling, sizes, dtype, "f32", orders, causal)
+    _, arrays = operands(text)
+    simulate(text, arrays)
+    same(np.moveaxis(arrays[-1], 1, 0) if orders is TOKENS else arrays[-1], wanted(arrays, orders, causal))
+
+
+@pytest.mark.parametrize("tiling", ["attention_wgmma(64, 32, 2)", "attention_mma(16, 64, 2)"])
+def test_scores_of_any_form(tiling):
+    """Some are minus infinity, or so low that products of them with a number are."""
+    text = attention_text(tiling, (2, 16, 70, 16, 16), "f16", "f32", score=BIAS)
+    _, arrays = operands(text)
+    arrays[3][:, 3:40] = -np.inf
+    low = np.float32(-0.7 * np.finfo(np.float32).max)
+
+    def score(z, row, term, product):
+        return low if row == 5 else np.float32(product * np.float32(0.125) + np.float32(arrays[3][row, term]))
+
+    simulate(text, arrays, score)
+    want = wanted(arrays, bias=True)
+    want[:, 5] = arrays[2].astype("f8").mean(1)
+    same(arrays[-1], want)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_kernel_means_what_its_template_computes(name):
+    """The text reads back, and its loops, which NumPy runs, are attention."""
+    tiling, _, dtype, orders, causal = FORMS[name]
+    text = attention_text(tiling, (4, 5, 7, 8, 8), dtype, "f32", orders, None if causal is None else 0)
+    kernel, arrays = operands(text)
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    run_kernel(kernel, arrays)
+    got = np.moveaxis(arrays[-1], 1, 0) if orders is TOKENS else arrays[-1]
+    same(got, wanted(arrays, orders, None if causal is None else 0))
+
+
+def test_what_memory_a_block_needs_is_known_to_lowering():
+    for tiling, sizes, dtype, orders, causal in FORMS.values():
+        kernel = parse_kernel(attention_text(tiling, sizes, dtype, "f32", orders, causal))
+        assert attention_tiles(kernel).shared == attention_shared(kernel.tiling, *sizes[3:])
+
+
+def test_who_meets_waits_for_who_arrives():
+    barrier = PhaseBarrier(2)
+    barrier.change(1, 0)
+    barrier.meet()
+    assert barrier._phase == 1

@@ -1,0 +1,130 @@
+"""Attention lowered for GPUs: what the loops mean beside the op's reference, and which tiles compute them."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.opset.attention import ATTENTION
+from aotc.ir.products.attention import attention_shared
+from aotc.ir.tensor_ir import TensorType
+from aotc.ir.tensor_text import parse_module
+from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling, sizes_of
+from aotc.lowering.regions.attention_cuda import lower_attention_cuda
+from aotc.targets import TARGETS
+
+pytestmark = pytest.mark.ir
+
+TARGET = TARGETS["cuda:sm_90a"]
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "i1": np.bool_}
+HEADS = {"q_dims": (0, 1, 2, 3), "k_dims": (0, 1, 2, 3), "v_dims": (0, 1, 2, 3), "out_dims": (0, 1, 2, 3)}
+TOKENS = {"q_dims": (0, 2, 1, 3), "k_dims": (0, 2, 1, 3), "v_dims": (0, 2, 1, 3), "out_dims": (0, 2, 1, 3)}
+GROUPS = {
+    "q_dims": (0, 1, 2, 3, 4), "k_dims": (0, 1, -1, 2, 3), "v_dims": (0, 1, -1, 2, 3), "out_dims": (0, 1, 2, 3, 4),
+}  # fmt: skip
+MINUS = -float(np.finfo(np.float32).max) * 0.7
+
+# Attributes, and the shapes of operands.
+CASES = {
+    "heads": (HEADS, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 16)]),
+    "tokens": (TOKENS, [(2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 8)]),
+    "causal": ({**TOKENS, "causal": (0,), "fill": MINUS}, [(2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 8)]),
+    "causal, rows of none": ({**HEADS, "causal": (-2,), "fill": -np.inf}, [(1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 8)]),
+    "causal, rows of all": ({**HEADS, "causal": (-2,), "fill": -1e9}, [(1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 8)]),
+    "groups": (GROUPS, [(2, 2, 3, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8)]),
+    "a query of groups": ({**GROUPS, "causal": (4,), "fill": -np.inf}, [(2, 2, 3, 1, 8), (2, 2, 7, 8), (2, 2, 7, 8)]),
+    "bias": ({**HEADS, "bias_dims": (-1, 0, 1, 2)}, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (3, 5, 7)]),
+    "mask": (
+        {**HEADS, "mask_dims": (0, -1, -1, 1), "fill": MINUS}, [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 7)],
+    ),
+    "a query of groups, masked": (
+        {**GROUPS, "mask_dims": (0, -1, -1, -1, 1), "fill": MINUS},
+        [(2, 2, 3, 1, 8), (2, 2, 7, 8), (2, 2, 7, 8), (2, 7)],
+    ),
+    "parts": (
+        {**TOKENS, "part": 64, "causal": (100,), "fill": -np.inf}, [(2, 5, 3, 8), (2, 200, 3, 8), (2, 200, 3, 16)],
+    ),
+    "parts of groups": ({**GROUPS, "part": 64}, [(2, 2, 3, 1, 8), (2, 2, 100, 8), (2, 2, 100, 8)]),
+    "no heads": (
+        {"q_dims": (0, 1), "k_dims": (0, 1), "v_dims": (0, 1), "out_dims": (0, 1)}, [(5, 8), (7, 8), (7, 8)],
+    ),
+}  # fmt: skip
+
+
+def attributes(given):
+    return {"bias_dims": (), "mask_dims": (), "scale": 0.5, "fill": -np.inf, "causal": (), **given}
+
+
+def region(given, shapes, dtype="bf16"):
+    """Return the function of a region, and its attributes."""
+    attrs = attributes(given)
+    kinds = [dtype] * 3 + [dtype] * bool(attrs["bias_dims"]) + ["i1"] * bool(attrs["mask_dims"])
+    names = [f"%p{n}: {kind}[{', '.join(map(str, s))}]" for n, (kind, s) in enumerate(zip(kinds, shapes))]
+    types = tuple(TensorType(kind, tuple(s)) for kind, s in zip(kinds, shapes))
+    result = ", ".join(map(str, ATTENTION["attention"].infer(types, attrs, (), ())))
+    text = ", ".join(f"{name} = {_text(value)}" for name, value in attrs.items())
+    made = "%0, %1" if "part" in attrs else "%0"
+    operands = ", ".join(f"%p{n}" for n in range(len(shapes)))
+    return parse_module(
+        f'module @main {{\nfunc @k({", ".join(names)}) attributes {{kind = "single"}} {{\n'
+        f"  {made} = attention {operands} {{{text}}} : {result}\n  return {made}\n}}\n}}\n"
+    ).functions["k"], attrs, types
+
+
+def _text(value):
+    return repr(value) if isinstance(value, tuple | int) else repr(float(value))
+
+
+def arrays_of(types, seed=0):
+    random = np.random.default_rng(seed)
+    draw = {"i1": lambda s: random.random(s) < 0.7}
+    return [draw.get(t.dtype, random.standard_normal)(t.shape).astype(KINDS[t.dtype]) for t in types]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loops_mean_attention(name):
+    function, attrs, types = region(*CASES[name])
+    kernel = lower_attention_cuda(function, TARGET)
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    arrays = arrays_of(types)
+    if attrs["mask_dims"]:
+        arrays[-1][0] = False  # nothing is allowed
+    want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
+    got = [np.full(w.shape, 99, w.dtype) for w in want]
+    run_kernel(kernel, [*arrays, *got])
+    for g, w in zip(got, want):
+        np.testing.assert_allclose(g.astype("f4"), w.astype("f4"), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "tiling"),
+    [
+        (HEADS, (8, 16, 1024, 64), "attention_wgmma(192, 128, 2)"),
+        ({**HEADS, "causal": (0,)}, (8, 16, 1024, 64), "attention_wgmma(128, 128, 2)"),
+        ({**HEADS, "causal": (0,)}, (8, 16, 4096, 64), "attention_wgmma(192, 128, 2)"),
+        ({**HEADS, "causal": (0,), "fill": -1e9}, (8, 16, 4096, 64), "attention_wgmma(128, 128, 2)"),
+        (HEADS, (8, 16, 1024, 128), "attention_wgmma(128, 128, 2)"),
+        (HEADS, (8, 16, 1024, 256), "attention_wgmma(128, 64, 2)"),
+        (HEADS, (8, 16, 1, 128), "attention_mma(16, 64, 3)"),
+    ],
+)
+def test_tiles_by_size(given, shape, tiling):
+    sizes = sizes_of((TensorType("bf16", shape),) * 3, attributes(given))
+    assert str(attention_tiling(sizes, TARGET)) == tiling
+
+
+def test_tiles_fit_the_memory_that_a_block_may_have():
+    """Of any limit: what does not fit is no attention, and stays two products and a softmax."""
+    sizes = sizes_of((TensorType("bf16", (8, 16, 1024, 128)),) * 3, attributes(HEADS))
+    for limit in (4096, 48 << 10, 100 << 10, 0):
+        target = TARGET.limited(0, limit)
+        tiling = attention_tiling(sizes, target)
+        assert (tiling is None) == (limit in (4096, 48 << 10))
+        assert tiling is None or attention_shared(tiling, 128, 128) <= target.shared_memory
+
+
+@pytest.mark.parametrize(("dtype", "depth"), [("f32", 64), ("bf16", 60), ("f16", 264)])
+def test_what_templates_do_not_take(dtype, depth):
+    assert sizes_of((TensorType(dtype, (8, 16, 1024, depth)),) * 3, attributes(HEADS)) is None
