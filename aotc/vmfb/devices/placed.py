@@ -132,6 +132,12 @@ class PlacedExecutable:
         """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
         return origin(self._bundle)
 
+    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
+        """Return the error of a call of ``plan`` with ``arrays``, for which GPUs, of memories ``own``, have no room."""
+        from aotc.vmfb.calls.out_of_memory import report  # for whoever is told
+
+        return report(self._bundle, self._variant, plan, own, arrays)
+
     def stats(self) -> dict[str, Any]:
         """Return the GPUs, kernels and memory (bytes)."""
         names = [cuda_driver.device_name(loaded.ordinal) for loaded in self.gpus]
