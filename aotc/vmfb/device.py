@@ -340,7 +340,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
             its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""
             obstacles.append(f"{target}: devices={asked!r} was asked for{its}")
             continue
-        module = device_module(kind)
+        module = module_of(variant)
         obstacle = _version_problem(variant) or (
             module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
         )
@@ -367,6 +367,22 @@ def _version_problem(variant: dict[str, Any]) -> str:
             shown = ", ".join(map(str, sorted(known)))
             return f"its {key.replace('_', ' ')} is {variant[key]}, this aotc runs {shown}"
     return ""
+
+
+def module_of(variant: Mapping[str, Any]) -> Any:
+    """Return the module that drives the devices of a variant, or None if this aotc has none."""
+    return device_module(MIX if "spaces" in variant else variant["kind"])
+
+
+def places_of(variant: Mapping[str, Any], bound: Mapping[str, str], ordinal: int) -> Any:
+    """Return where a variant is loaded: a number of its kind, or places by name; those that nobody named are implied.
+
+    ``bound`` are the places of the devices that the model names.
+    """
+    implied = variant.get("implied", {})
+    if "spaces" not in variant:
+        return ordinal
+    return bound or {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
 
 def device_module(kind: str) -> Any:

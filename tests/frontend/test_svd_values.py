@@ -37,7 +37,8 @@ def test_values_alone(routine, size, stated):
         ul=LAYOUTS[ranks[0]], vl=LAYOUTS[ranks[1]], ur=ranks[0], vr=ranks[1],
     )  # fmt: skip
     x = np.random.default_rng(m).normal(size=size)
-    x = (x + 1j * x[::-1] if routine[0] in "cz" else x).astype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[routine[0]])
+    whole = x + 1j * x[::-1] if routine[0] in "cz" else x
+    x = whole.astype({"s": "f4", "d": "f8", "c": "c8", "z": "c16"}[routine[0]])
     values, status = aotc.load(aotc.compile(text)).invoke("main", x)
     assert status == 0
     wanted = np.linalg.svd(x.astype("c16"), compute_uv=False)
