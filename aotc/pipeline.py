@@ -39,7 +39,7 @@ from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
 from aotc.lowering.analysis.costs.model import check_program, digest_of_program
 from aotc.lowering.analysis.host.host_only import imply_host
-from aotc.lowering.lower import Variant, lower
+from aotc.lowering.lower import Variant, check_homes, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.canonicalize import canonicalize
@@ -359,26 +359,12 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
         if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
             variants.append(variant)
             used.append(ways[n])
-    _check_homes(variants, signatures)
+    check_homes(variants, signatures)
     if not sources:
         return assemble(signatures, variants, options, program=program)
     with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
         found = beside.submit(embed, sources.pop(), [v.constants for v in variants], used)
         return assemble(signatures, variants, options, found.result, program)
-
-
-def _check_homes(variants: Sequence[Variant], signatures: Module) -> None:
-    """Refuse variants that have arguments or results on different devices: a signature is that of all of them."""
-    first = variants[0]
-    for other in variants[1:]:
-        for name, homes in first.devices.items():
-            pairs = [pair for key in ("arguments", "results") for pair in zip(homes[key], other.devices[name][key])]
-            for mine, its in pairs:
-                if mine != its and name in signatures.functions:
-                    found = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
-                    message = f"an argument or result of @{name} is on {found}"
-                    hint = "give arguments and results affinities, or compile a bundle for each --target"
-                    raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:

@@ -149,7 +149,7 @@ def _affinity(source: Any, flags: dict[str, Any], picture: Path | None, as_json:
         print(json.dumps(facts, indent=1))
         return
     if not report.devices:
-        print("the model names no device, and no op needs the host")
+        print("the model names no device")
         return
     from aotc_cli.sizes import count_text
     from aotc_cli.tables import print_line, print_table

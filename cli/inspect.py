@@ -121,9 +121,9 @@ def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return, for each device of a variant, its target, what that needs, its place if nobody says another."""
-    from aotc.vmfb.device import bind_devices, places_of
+    from aotc.vmfb.device import bind_devices, implied_places
 
-    places = places_of(variant, bind_devices(opened, variant, None), 0) if variant.get("targets") else {}
+    places = bind_devices(opened, variant, None) or implied_places(variant, 0)
     return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 

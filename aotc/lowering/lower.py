@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -155,6 +155,26 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             for name, program in variant.programs.items():
                 verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
+
+
+def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
+    """Refuse variants that have arguments or results on different devices: a signature is that of all of them.
+
+    Raises
+    ------
+    CompileError
+        Names both devices.
+    """
+    first = variants[0]
+    for other in variants[1:]:
+        for name, homes in first.devices.items():
+            pairs = [pair for key in ("arguments", "results") for pair in zip(homes[key], other.devices[name][key])]
+            for mine, its in pairs:
+                if mine != its and name in signatures.functions:
+                    found = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
+                    message = f"an argument or result of @{name} is on {found}"
+                    hint = "give arguments and results affinities, or compile a bundle for each --target"
+                    raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
 
 def _fitted(

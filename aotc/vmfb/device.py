@@ -374,15 +374,10 @@ def module_of(variant: Mapping[str, Any]) -> Any:
     return device_module(MIX if "spaces" in variant else variant["kind"])
 
 
-def places_of(variant: Mapping[str, Any], bound: Mapping[str, str], ordinal: int) -> Any:
-    """Return where a variant is loaded: a number of its kind, or places by name; those that nobody named are implied.
-
-    ``bound`` are the places of the devices that the model names.
-    """
+def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
+    """Return the places of the devices that nobody named: GPU ``ordinal`` and the host; of other variants none."""
     implied = variant.get("implied", {})
-    if "spaces" not in variant:
-        return ordinal
-    return bound or {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
+    return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
 
 def device_module(kind: str) -> Any:

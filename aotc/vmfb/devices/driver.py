@@ -83,7 +83,7 @@ class PageLock:
     def __del__(self) -> None:
         if self._address and os.getpid() == self._process:  # a forked child has no driver
             with suppress(VmError), _within(self._context):
-                _try("cuMemHostUnregister", self._address)
+                attempt("cuMemHostUnregister", self._address)
 
 
 def ordinal_of(address: int) -> int:

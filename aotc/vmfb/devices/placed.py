@@ -26,6 +26,7 @@ from aotc.vmfb.devices.placed_call import Array, PlacedCall
 from aotc.vmfb.devices.placed_session import PlacedSession
 from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.devices.streams import CallStreams, Space, StreamPool
+from aotc.vmfb.errors import VmError
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:

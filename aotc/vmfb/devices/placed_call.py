@@ -130,7 +130,7 @@ class PlacedCall:
         names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
         arrays = [
             (x.nbytes, f"{name}, {x.dtype}{list(x.shape)}")
-            for name, (slot, x) in zip(names, rows, strict=True)
+            for name, (slot, x) in zip(names, rows)
             if self._gpus[slot] is not None
         ]
         own = [space for space, loaded in enumerate(self._streams.spaces) if isinstance(loaded, LoadedGpu)]
