@@ -97,7 +97,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
 
     entry: dict[str, Any] = {
         "target": v.target.name,
-        "kind": v.target.kind,
+        "kind": "cuda" if v.implied else v.target.kind,
         "features": list(v.target.features),
         "commands_version": COMMANDS_VERSION,
         "command_buffers": [
@@ -178,12 +178,16 @@ def _mix(v: Variant, segments: list[tuple[str, Any]], options: Options) -> dict[
 
 
 def _devices(v: Variant) -> dict[str, Any]:
-    """Return kind and target of each device that the model names, and the transfers; nothing if it names none."""
-    if not v.devices:
+    """Return kind and target of each device that the model names, and the transfers; nothing if it names none.
+
+    Devices that nobody named, a GPU and the host, are ``implied``.
+    """
+    if not v.devices_of:
         return {}
     targets = {name: {"target": t.name, "features": list(t.features)} for name, t in v.devices_of.items()}
     kinds = {name: t.kind for name, t in v.devices_of.items()}
-    return {"devices": kinds, "targets": targets, "transfers": v.transfers}
+    own = {"implied": kinds, "on_host": v.on_host} if v.implied else {"devices": kinds}
+    return {**own, "targets": targets, "transfers": v.transfers}
 
 
 def native_calls(v: Variant) -> list[NativeCall]:

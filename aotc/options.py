@@ -69,6 +69,11 @@ class Options:
         ``devices`` name.
     max_transfers : int
         Refuse the model if it takes more transfers between devices; -1 means any number.
+    host_fallback : bool
+        For a GPU alone: run on the host what has no form there (LAPACK, custom calls) and move values; or refuse it.
+    host_target : str
+        The CPU target of what then runs on the host; empty means one that ``target`` names beside the GPU, the one
+        that needs least of the machine, else ``cpu:x86-64-v3`` or ``cpu:aarch64``, as this machine is.
     memory_limit : int
         Bytes that a call may take besides arguments, results and weights, with one thread at least; 0 means any number.
         What would take more is computed a part after the other, or twice, or moved from a GPU to the host, or else
@@ -104,6 +109,8 @@ class Options:
     costs: Mapping[str, Any] = field(default_factory=dict)
     place: str = SAID
     max_transfers: int = -1
+    host_fallback: bool = True
+    host_target: str = ""
     memory_limit: int = 0
     stack_limit: int = 0
     shared_memory_limit: int = 0

@@ -37,7 +37,8 @@ from aotc.kernels.cpu.build import start_workers
 from aotc.limits import WORTH_SECONDS
 from aotc.lowering import invariants
 from aotc.lowering.analysis.costs.model import check_program, digest_of_program
-from aotc.lowering.lower import Variant, lower
+from aotc.lowering.analysis.host.host_only import imply_host
+from aotc.lowering.lower import Variant, check_homes, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
 from aotc.lowering.passes.canonicalize import canonicalize
@@ -67,7 +68,7 @@ from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
 from aotc.source.record import Embedded, recorded
-from aotc.targets import Target, combine, resolve
+from aotc.targets import Target, combine, host_beside, resolve
 from aotc.vmfb.costs.record import problem
 from aotc.vmfb.safety.check_bundle import check_bundle
 
@@ -233,6 +234,8 @@ def checked_options(
         raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_bytes(replace(options or Options(), **flags))
     check_options(chosen, [step.name for step in PASSES])
+    if chosen.host_target:  # "cpu" is another one on each machine
+        chosen = replace(chosen, host_target=host_beside((), chosen.host_target).name)
     if chosen.costs and (said := problem(chosen.costs)):
         raise CompileError.at(UNKNOWN, f"the costs are no record: {said}", hint="what `aotc profile -o` wrote")
     if whole and chosen.stop_after not in ("", PASSES[-1].name):
@@ -338,44 +341,29 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):
         check_program(options.costs, modules[kinds[0]])
-    first = modules[kinds[0]]
-    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.functions.items() if f.public}
-    signatures = replace(first, functions=functions)
-    del first
+    bare = {n: replace(f, body=replace(f.body, ops=())) for n, f in modules[kinds[0]].functions.items() if f.public}
+    signatures = replace(modules[kinds[0]], functions=bare)
     variants: list[Variant] = []
     ways = [Ways() for _ in targets]
     used: list[Ways] = []
     for n, (target, kind) in enumerate(zip(targets, kinds)):
-        one = replace(options, target=target.of("").name)
-        last = kind not in kinds[n + 1 :]
-        module = run_passes(modules.pop(kind) if last else modules[kind], one, _before_folding(ways[n].learn))
+        module = modules[kind] if kind in kinds[n + 1 :] else modules.pop(kind)
+        module, target, one = imply_host(module, target, targets, replace(options, target=target.of("").name))
+        module = run_passes(module, one, _before_folding(ways[n].learn))
         variant = lower(module, target, one)
         del module
         if one.dump_ir:
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
         if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
-            variants, used = [*variants, variant], [*used, ways[n]]
-    _check_homes(variants, signatures)
+            variants.append(variant)
+            used.append(ways[n])
+    check_homes(variants, signatures)
     if not sources:
         return assemble(signatures, variants, options, program=program)
     with ThreadPoolExecutor(1) as beside:  # while other processes compile the kernels
         found = beside.submit(embed, sources.pop(), [v.constants for v in variants], used)
         return assemble(signatures, variants, options, found.result, program)
-
-
-def _check_homes(variants: Sequence[Variant], signatures: Module) -> None:
-    """Refuse variants that have arguments or results on different devices: a signature is that of all of them."""
-    first = variants[0]
-    for other in variants[1:]:
-        for name, homes in first.devices.items():
-            pairs = [pair for key in ("arguments", "results") for pair in zip(homes[key], other.devices[name][key])]
-            for mine, its in pairs:
-                if mine != its and name in signatures.functions:
-                    found = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
-                    message = f"an argument or result of @{name} is on {found}"
-                    hint = "give arguments and results affinities, or compile a bundle for each --target"
-                    raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
 
 def _keep(raw: Raw, options: Options, targets: tuple[Target, ...], sources: list[Embedded], parsed: Any) -> None:

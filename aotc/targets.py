@@ -301,6 +301,30 @@ def least() -> Target:
     return next(t for t in TARGETS.values() if t.kind == "cpu" and t.triple == host().triple)
 
 
+def host_beside(targets: Iterable[Target], asked: str = "") -> Target:
+    """Return the target of what runs on the host of a GPU: ``asked``, else the least CPU one of ``targets``, else v3.
+
+    Raises
+    ------
+    CompileError
+        If ``asked`` is no CPU target, or several.
+    """
+    if asked:
+        found = resolve(asked)
+        if [t.kind for t in found] != ["cpu"]:
+            hint = f"one of {', '.join(['cpu', *(t.name for t in TARGETS.values() if t.kind == 'cpu')])}"
+            raise CompileError.at(UNKNOWN, f"the host's target is {asked!r}", hint=hint)
+        return TARGETS[found[0].name]
+    cpus = [t for t in targets if t.kind == "cpu"]
+    if cpus:
+        return TARGETS[min(cpus, key=lambda t: len(t.features)).name]
+    return TARGETS[_HOSTS.get(platform.machine(), "cpu:x86-64-v3")]
+
+
+_HOSTS = dict.fromkeys(("aarch64", "arm64"), "cpu:aarch64")
+"""The targets of hosts by machine: what a machine with a GPU has, whichever compiles."""
+
+
 def check_mix(targets: Mapping[str, Target]) -> None:
     """Refuse devices that cannot work on one program; ``targets`` are theirs by name.
 

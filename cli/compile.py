@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,6 +18,8 @@ from aotc_cli.compiling import (
     COSTS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    FALLBACK_HELP,
+    HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
     SHARED_HELP,
@@ -77,6 +80,8 @@ def command(
     place: str = typer.Option("said", help=PLACE_HELP),
     costs: Path = typer.Option(None, help=COSTS_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    host_fallback: bool = typer.Option(True, help=FALLBACK_HELP),
+    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
     stack_limit: str = typer.Option("", help=STACK_HELP),
     shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
@@ -96,6 +101,7 @@ def command(
         print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
+        host_fallback=host_fallback, host_target=host_target,
         memory_limit=parse_bytes(memory_limit, "--memory-limit"), stack_limit=parse_bytes(stack_limit, "--stack-limit"),
         shared_memory_limit=parse_bytes(shared_memory_limit, "--shared-memory-limit"), costs=costs_of(costs),
     )  # fmt: skip
@@ -145,7 +151,26 @@ def write_made(output: Path, data: bytes, start: float, quiet: bool) -> None:
 
     write_file(str(output), [data])
     if not quiet:
-        print(_summary(output, data, perf_counter() - start), file=sys.stderr if _is_stdout(output) else sys.stdout)
+        place = sys.stderr if _is_stdout(output) else sys.stdout
+        for line in (*_notes(data), _summary(output, data, perf_counter() - start)):
+            print(line, file=place)
+
+
+def _notes(data: bytes) -> list[str]:
+    """Return what runs on the host because a GPU has no form for it, a line for each kind of op."""
+    from aotc.vmfb.bundle import open_bundle
+
+    rows = [(v["target"], row) for v in open_bundle(data).manifest["variants"] for row in v.get("on_host", ())]
+    kinds = Counter((target, row["op"]) for target, row in rows)
+    first = {(target, row["op"]): row["loc"] for target, row in reversed(rows)}
+    return [
+        f"note: runs on the host: {op} has no form for {target} ({first[target, op]}{_more(count - 1)})"
+        for (target, op), count in kinds.items()
+    ]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count else ""
 
 
 def _is_stdout(output: Path) -> bool:
@@ -179,10 +204,14 @@ def _stopped(source: Any, options: Options) -> str:
     from aotc.frontend.importer import import_raw
     from aotc.frontend.mlir import fetch
     from aotc.ir.tensor_text import print_module
+    from aotc.lowering.analysis.host.host_only import imply_host
     from aotc.pipeline import checked_options, run_passes
+    from aotc.targets import combine, resolve
 
     chosen = checked_options(options, whole=False)
-    return print_module(run_passes(import_raw(fetch(source), options=chosen), chosen))
+    targets = combine(resolve(chosen.target), chosen.devices)
+    module, _, chosen = imply_host(import_raw(fetch(source), options=chosen), targets[0], targets, chosen)
+    return print_module(run_passes(module, chosen))
 
 
 def _summary(output: Path, data: bytes, seconds: float) -> str:
@@ -194,6 +223,7 @@ def _summary(output: Path, data: bytes, seconds: float) -> str:
     placed = [v for v in variants if v.get("devices")][:1]  # the same in each
     facts = [size_text(len(data)), count_text(kernels, "kernel")]
     facts += [f"on {' and '.join(v['devices'])} with {_transfers(v['transfers'])}" for v in placed]
+    facts += [f"{v['target']} with {_transfers(v['transfers'])}" for v in variants if v.get("implied")]
     return f"{output}: {', '.join([*facts, working_memory(variants), time_text(seconds)])}"
 
 

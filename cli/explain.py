@@ -15,6 +15,7 @@ from aotc_cli.compiling import (
     COSTS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
     SHARED_HELP,
@@ -79,6 +80,7 @@ def command(
     device: list[str] = typer.Option([], help=DEVICE_HELP),
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("", help=PLACE_HELP),
+    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
     costs: Path = typer.Option(None, help=COSTS_HELP),
     custom_calls: list[str] = typer.Option([], "--custom-calls", help=HELP),
     function: str = typer.Option(
@@ -102,7 +104,7 @@ def command(
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     said = {
         "target": target, "opt_level": opt_level, "devices": devices_of(device), "default_device": default_device,
-        "place": place, "costs": costs_of(costs),
+        "place": place, "host_target": host_target, "costs": costs_of(costs),
     }  # fmt: skip
     limits = {"--stack-limit": stack_limit, "--shared-memory-limit": shared_memory_limit}
     for option, text in {**limits, "--memory-limit": memory_limit}.items():

@@ -87,6 +87,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
         "devices": _devices(opened, variant),
+        "on_host": variant.get("on_host", []),
         "transfers": variant.get("transfers", []),
         "arena_peak": variant.get("arena_peak"),
         "arenas": {row["device"] or "host memory": row["arena"] for row in variant.get("spaces", ())},
@@ -119,10 +120,10 @@ def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _devices(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return, for each device that the model names, its target, what that needs, its place if nobody says another."""
-    from aotc.vmfb.device import bind_devices
+    """Return, for each device of a variant, its target, what that needs, its place if nobody says another."""
+    from aotc.vmfb.device import bind_devices, implied_places
 
-    places = bind_devices(opened, variant, None)
+    places = bind_devices(opened, variant, None) or implied_places(variant, 0)
     return {name: {**row, "place": places[name]} for name, row in variant.get("targets", {}).items()}
 
 
@@ -253,6 +254,8 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
         if len({row["target"] for row in variant["devices"].values()}) > 1:
             needs = ((name, row["features"]) for name, row in variant["devices"].items())
             lines += [f"{name} needs {' '.join(features)}" for name, features in needs if features]
+        for row in variant["on_host"]:
+            lines.append(f"runs on the host: {row['op']} has no form for {variant['target']} ({row['loc']})")
         moved = sum(t.get("spilled", False) for t in variant["transfers"])
         limited = f", and {moved} for the memory limit" if moved else ""
         lines.append(f"{count_text(len(variant['transfers']) - moved, 'transfer')}{limited}")

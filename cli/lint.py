@@ -13,6 +13,8 @@ from aotc_cli.compiling import (
     CALLBACKS_HELP,
     DEFAULT_DEVICE_HELP,
     DEVICE_HELP,
+    FALLBACK_HELP,
+    HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
     SHARED_HELP,
@@ -55,6 +57,8 @@ def command(
     default_device: str = typer.Option("", help=DEFAULT_DEVICE_HELP),
     place: str = typer.Option("said", help=PLACE_HELP),
     max_transfers: int = typer.Option(-1, min=-1, help=TRANSFERS_HELP),
+    host_fallback: bool = typer.Option(True, help=FALLBACK_HELP),
+    host_target: str = typer.Option("", help=HOST_TARGET_HELP),
     memory_limit: str = typer.Option("", help=MEMORY_HELP),
     stack_limit: str = typer.Option("", help=STACK_HELP),
     shared_memory_limit: str = typer.Option("", help=SHARED_HELP),
@@ -76,6 +80,7 @@ def command(
     given = {
         "opt_level": opt_level, "specialize": parse_specialized(specialize), "callbacks": callbacks,
         "devices": devices_of(device), "default_device": default_device, "place": place, "max_transfers": max_transfers,
+        "host_fallback": host_fallback, "host_target": host_target,
         "memory_limit": parse_bytes(memory_limit), "stack_limit": parse_bytes(stack_limit, "--stack-limit"),
         "shared_memory_limit": parse_bytes(shared_memory_limit, "--shared-memory-limit"),
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +22,7 @@ from aotc.ir.tensor_dims import free_loop_names
 from aotc.ir.tensor_ir import Function, Module, walk
 from aotc.lowering import verify
 from aotc.lowering.analysis.costs.model import Costs, place_of
+from aotc.lowering.analysis.host.host_only import IMPLIED
 from aotc.lowering.analysis.limits import REGION_FRAMES
 from aotc.lowering.analysis.spaces import SPILLED, Space, regions_by_target, spaces_of, with_host
 from aotc.lowering.passes.cse import structure
@@ -37,7 +38,7 @@ from aotc.lowering.program.plan_memory import plan_stages
 from aotc.lowering.program.schedule import Scheduler
 from aotc.lowering.regions.lower_region import lower_region
 from aotc.lowering.regions.ops.control_custom_call import CustomCall, custom_call_of
-from aotc.options import Options
+from aotc.options import DEVICE, HOST, Options
 from aotc.recursion_limit import room_for
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import Slots
@@ -66,6 +67,8 @@ class Variant:
     specialized: dict[str, list[dict[str, int]]] = field(default_factory=dict)
     devices: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     devices_of: dict[str, Target] = field(default_factory=dict)  # what these devices are
+    implied: bool = False  # are the devices a GPU that nobody named, and the host for what it has no form for?
+    on_host: list[dict[str, Any]] = field(default_factory=list)  # such ops
     transfers: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, FunctionMemory] = field(default_factory=dict)
     op_counts: dict[str, int] = field(default_factory=dict)  # of each kernel: its ops, but those that move elements
@@ -120,17 +123,15 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
                 verify.after_bufferize(steps[name], function, module.functions)
     names, unique, targets, parts = _deduplicate(every, memories, steps)
     unique = [fit_stack(k, one) for k, one in zip(unique, targets, strict=True)]
-    target = _joined(spaces)
+    implied = any(IMPLIED in f.attrs for f in public.values())
+    target = replace(_joined(spaces), name=target.name) if implied else _joined(spaces)
     costs = Costs(target, options.costs, made_for)
     regions = [f for f in module.functions.values() if not f.public]
     locs = {f.name: place_of(f.loc) for f in regions}
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
     variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
-    variant.devices = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
-    known = (name for row in variant.devices.values() for key in row for name in row[key])
-    variant.devices_of = {name: memories.target.of(name) for name in known}
-    variant.transfers = [row for f in public.values() for row in _transfers(f)]
+    _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}
     for name, function in public.items():
@@ -154,6 +155,26 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
             for name, program in variant.programs.items():
                 verify.after_emit(program, public[name], variant.command_buffers, len(spaces))
     return variant
+
+
+def check_homes(variants: Sequence[Variant], signatures: Module) -> None:
+    """Refuse variants that have arguments or results on different devices: a signature is that of all of them.
+
+    Raises
+    ------
+    CompileError
+        Names both devices.
+    """
+    first = variants[0]
+    for other in variants[1:]:
+        for name, homes in first.devices.items():
+            pairs = [pair for key in ("arguments", "results") for pair in zip(homes[key], other.devices[name][key])]
+            for mine, its in pairs:
+                if mine != its and name in signatures.functions:
+                    found = f"{mine} for {first.target.name}, and on {its} for {other.target.name}"
+                    message = f"an argument or result of @{name} is on {found}"
+                    hint = "give arguments and results affinities, or compile a bundle for each --target"
+                    raise CompileError.at(signatures.functions[name].loc, message, hint=hint)
 
 
 def _fitted(
@@ -183,6 +204,20 @@ def _joined(spaces: tuple[Space, ...]) -> Target:
 
 def _most(known: int | None, arena: Dim) -> int | None:
     return None if known is None or not isinstance(arena, int) else max(known, arena)
+
+
+def _note_devices(variant: Variant, public: Mapping[str, Function], target: Target, implied: bool) -> None:
+    """Note the devices that functions name, or what they imply beside a GPU; and what is moved between them."""
+    named = {name: f.attrs["devices"] for name, f in public.items() if "devices" in f.attrs}
+    known = [name for row in named.values() for key in row for name in row[key]]
+    if implied:
+        variant.implied = True
+        variant.on_host = [{"function": f.name, **row} for f in public.values() for row in f.attrs["on_host"]]
+        known = [HOST, DEVICE] if len(variant.spaces) > 1 else []
+    else:
+        variant.devices = named
+    variant.devices_of = {name: target.of(name) for name in known}
+    variant.transfers = [row for f in public.values() for row in _transfers(f)]
 
 
 def _transfers(function: Function) -> Iterator[dict[str, Any]]:

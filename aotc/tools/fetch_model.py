@@ -14,6 +14,7 @@ from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.ir.tensor_ir import Module
 from aotc.lowering.analysis.costs.model import StaleCosts, check_program
+from aotc.lowering.analysis.host.host_only import imply_host
 from aotc.options import Options
 from aotc.pipeline import checked_options
 from aotc.recompile import STALE, model_of
@@ -47,7 +48,8 @@ def fetch_model(
     else:
         chosen = checked_options(options, flags, whole=False)
         raw = fetch(model, example_args, kwargs or {})
-    own = known[0] if known and "target" not in flags else resolve(chosen.target)[0]
+    every = known if known and "target" not in flags else resolve(chosen.target)
+    own = every[0]
     (target,) = combine((own,), chosen.devices, known)
     chosen = checked_options(chosen, {"target": own.name}, whole=False)
     several = len(raw.metadata.get("platforms", ())) > 1
@@ -59,7 +61,7 @@ def fetch_model(
             raise
         warnings.warn(AotcWarning(STALE), stacklevel=3)
         chosen = replace(chosen, costs={})
-    return module, target, chosen
+    return imply_host(module, target, every, chosen)
 
 
 def is_bundle(model: Any) -> bool:

@@ -20,6 +20,7 @@ from aotc.guard import callers_errors, guard
 from aotc.ir.loop_ir import imports
 from aotc.ir.tensor_ir import Function, Module
 from aotc.kernels.cpu.build import check_native
+from aotc.lowering.analysis.host.host_only import IMPLIED, imply_host
 from aotc.lowering.analysis.spaces import regions_by_target
 from aotc.lowering.lower import lower
 from aotc.lowering.regions.lower_region import lower_region
@@ -88,14 +89,17 @@ def lint(
             imported[kind] = import_raw(raw, journal, chosen, kind), journal
         module, journal = imported[kind]
         with guard("while reporting what becomes of the ops", chosen, module):
-            reports.append(_report(module, journal.entries, target, chosen))
+            reports.append(_report(module, journal.entries, target, targets, chosen))
     return tuple(reports)
 
 
-def _report(module: Module, entries: Sequence[JournalEntry], target: Target, options: Options) -> LintReport:
+def _report(
+    module: Module, entries: Sequence[JournalEntry], target: Target, targets: Sequence[Target], options: Options
+) -> LintReport:
     places = {id(e.loc): e for e in entries}
     early = [(e, f) for e in entries for f in e.findings]
-    late, libraries = _lowered(module, target, options, bool(early))
+    own = imply_host(module, target, targets, replace(options, target=target.of("").name))
+    late, libraries = _lowered(*own, bool(early))
     known = {e for e, _ in early}
     found = [(_entry_of(f.loc, places, entries), f) for f in late]
     new = [(e, f) for e, f in found if e is None or e not in known]
@@ -130,19 +134,20 @@ def _lowered(
     module: Module, target: Target, options: Options, incomplete: bool
 ) -> tuple[list[Finding], list[tuple[Loc, str]]]:
     """Return the refusals of passes, lowering and the user's functions; and the ops that call libraries."""
-    one = replace(options, target=target.of("").name)
     libraries: list[tuple[Loc, str]] = []
     findings: list[Finding] = []
     try:
-        fused = run_passes(module, one)
+        fused = run_passes(module, options)
         targets = regions_by_target(fused, target)
         regions = (f for f in fused.functions.values() if not f.public)
-        libraries = [row for f in regions for row in _library(f, targets.get(f.name, target))]
-        lowered = lower(fused, target, one)
+        where = ", on the host" if any(IMPLIED in f.attrs for f in fused.functions.values()) else ""
+        rows = (row for f in regions for row in _library(f, targets.get(f.name, target)))
+        libraries = [(loc, through + where) for loc, through in rows]
+        lowered = lower(fused, target, options)
         host = next((t for t, _ in lowered.parts if t.kind == "cpu"), lowered.target)
         for native in native_calls(lowered):
             try:
-                check_native(native, host, one)
+                check_native(native, host, options)
             except CompileError as error:
                 findings += error.findings
     except CompileError as error:

@@ -16,16 +16,19 @@ class Arena:
     """Borrowed memory.
 
     ``address`` is a multiple of 64; ``size`` bytes from there belong to the borrower. They are counted in ``held``, by
-    arena, until it is gone, whoever drops it.
+    arena, until it is gone, whoever drops it. ``lock`` is what locks the pages of its first ``locked`` bytes for GPUs,
+    or nothing; it goes before the memory does.
     """
 
-    __slots__ = ("address", "held", "memory", "size")
+    __slots__ = ("address", "held", "lock", "locked", "memory", "size")
 
     def __init__(self, address: int, size: int, memory: np.ndarray, held: dict[int, int]) -> None:
         self.address = address
         self.size = size
         self.memory = memory
         self.held = held
+        self.lock: object = None
+        self.locked = 0
         held[id(self)] = size
 
     def __del__(self) -> None:
@@ -34,6 +37,7 @@ class Arena:
     def free(self) -> None:
         """Free the memory now, whoever still has the arena: it was given back."""
         self.held.pop(id(self), None)
+        self.lock = None
         del self.memory
 
 

@@ -340,7 +340,7 @@ def choose(bundle: Bundle, devices: str | Sequence[str] | Mapping[str, str] | No
             its = f", it is for {_listed(variant['devices'])}" if "devices" in variant else ""
             obstacles.append(f"{target}: devices={asked!r} was asked for{its}")
             continue
-        module = device_module(kind)
+        module = module_of(variant)
         obstacle = _version_problem(variant) or (
             module.obstacle(variant) if module else f"this aotc has no runtime for {kind!r}"
         )
@@ -367,6 +367,17 @@ def _version_problem(variant: dict[str, Any]) -> str:
             shown = ", ".join(map(str, sorted(known)))
             return f"its {key.replace('_', ' ')} is {variant[key]}, this aotc runs {shown}"
     return ""
+
+
+def module_of(variant: Mapping[str, Any]) -> Any:
+    """Return the module that drives the devices of a variant, or None if this aotc has none."""
+    return device_module(MIX if "spaces" in variant else variant["kind"])
+
+
+def implied_places(variant: Mapping[str, Any], ordinal: int) -> dict[str, str]:
+    """Return the places of the devices that nobody named: GPU ``ordinal`` and the host; of other variants none."""
+    implied = variant.get("implied", {})
+    return {name: f"{kind}:{ordinal if kind == variant['kind'] else 0}" for name, kind in implied.items()}
 
 
 def device_module(kind: str) -> Any:

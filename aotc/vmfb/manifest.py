@@ -79,6 +79,8 @@ _VARIANT = {
     "command_buffers": [{"code": int, "states": int, "parameters": int}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
     "devices?": {str: str},
+    "implied?": {str: str},
+    "on_host?": [{"function": str, "op": str, "loc": str}],
     "targets?": {str: {"target": str, "features": [str]}},
     "transfers?": [
         {

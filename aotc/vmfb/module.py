@@ -11,7 +11,7 @@ import numpy as np
 
 from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.calls.entry import Entry
-from aotc.vmfb.device import MIX, Executable, bind_devices, choose
+from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.process.byte_sizes import limit_memory
 from aotc.vmfb.process.logical_devices import place
@@ -130,7 +130,7 @@ def _load(
     if verify:
         verify_external(bundle, variant.get("constants"))
     bound = bind_devices(bundle, variant, devices)
-    where = bound if variant["kind"] == MIX else ordinal
+    where = bound or implied_places(variant, ordinal) if "spaces" in variant else ordinal
     executable = device.open_executable(bundle, variant, threads, where, custom_calls)
     limit_memory(executable, memory_limit, bundle.where)
     module = LoadedModule(bundle, variant, executable, bound, f"{variant['kind']}:{ordinal}")

@@ -29,6 +29,8 @@ OTHER = {
     ("aotc/vmfb/devices/interop/dlpack.py", "CUDA, MANAGED"): "numbers of DLPack",
     ("aotc/vmfb/devices/interop/dlpack.py", "_READ_ONLY"): "a number of DLPack",
     ("aotc/vmfb/devices/interop/foreign.py", "_LEGACY"): "a number of DLPack and of the interface",
+    ("aotc/lowering/analysis/host/least_cut.py", "FIRST, SECOND"): "numbers of the two sides",
+    ("aotc/lowering/analysis/host/least_cut.py", "_NEVER"): "a mark: more than all else weighs",
     ("aotc/vmfb/devices/driver.py", "_ORDINAL"): "CUDA's numbers",
     ("aotc/vmfb/devices/driver.py", "_PORTABLE"): "CUDA's numbers",
     ("aotc/vmfb/devices/placed_call.py", "_BLOCK"): "what CUDA's allocations are aligned to",

@@ -11,7 +11,8 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.devices import placed_call, streams
+from aotc.vmfb.calls import out_of_memory
+from aotc.vmfb.devices import streams
 from aotc.vmfb.devices.driver import OutOfGpuMemory
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_PLANS, STREAMS
@@ -138,13 +139,34 @@ def test_a_plan_that_takes_the_place_of_a_dead_one(sized):
 
 def test_out_of_memory_says_what_is_wanted(module, monkeypatch):
     """After what is kept for later was freed, in vain."""
-    monkeypatch.setattr(placed_call, "memory_info", lambda: (1000, 2000))
+    monkeypatch.setattr(out_of_memory, "memory_info", lambda: (1000, 2000))
     monkeypatch.setattr(SimulatedGpu, "allocate", lambda gpu, size: full())
     with pytest.raises(VmError) as error:
         module.invoke("main", X)
     largest = "256 of result 0, float32[8, 8]; 256 of argument 0, float32[8, 8]"
     for part in ("planned peak of 512 bytes", "1,000 bytes free of 2,000", largest):
         assert part in str(error.value)
+
+
+def test_out_of_memory_names_the_lines_of_buffers(monkeypatch):
+    """Not those of the host's memory in a mix."""
+    text = """func.func public @main(%x: tensor<8x8xf32>) -> tensor<8xf32> {
+      %0 = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+        : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+      %1 = stablehlo.dot_general %0, %0, contracting_dims = [1] x [0]
+        : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+      %z = stablehlo.constant dense<0.0> : tensor<f32>
+      %2 = stablehlo.reduce(%1 init: %z) applies stablehlo.add across dimensions = [1]
+        : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
+      return %2 : tensor<8xf32>
+    }"""
+    data = aotc.compile(text, target="cuda:sm_90", opt_level=0)
+    install(monkeypatch, data)
+    module = aotc.load(data)
+    monkeypatch.setattr(out_of_memory, "memory_info", lambda: (1000, 2000))
+    monkeypatch.setattr(SimulatedGpu, "allocate", lambda gpu, size: full())
+    with pytest.raises(VmError, match=r"256 of what k\d+\w* makes \(<model>:2:12\)"):
+        module.invoke("main", X)
 
 
 def full():

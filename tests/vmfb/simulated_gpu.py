@@ -318,6 +318,19 @@ def page_locked(size):
     return LOCKED[-1].ctypes.data
 
 
+class PageLock:
+    """Pages of the host's memory that are locked; ``made`` counts how often that was done."""
+
+    made = 0
+    every: ClassVar[WeakSet] = WeakSet()
+
+    def __init__(self, gpu, memory, address, size):
+        self.memory, self.begin, self.end = memory, address, address + size
+        assert not any(self.begin < lock.end and lock.begin < self.end for lock in PageLock.every)
+        PageLock.every.add(self)
+        PageLock.made += 1
+
+
 def ordinal_of(address):
     """The number of the simulated GPU that has some memory."""
     return next(gpu.ordinal for gpu in list(SimulatedGpu.every) if gpu._holds(address, 1))
@@ -337,6 +350,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
     monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
+    monkeypatch.setattr(cuda_driver, "PageLock", PageLock)
     monkeypatch.setattr(cuda_program, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     monkeypatch.setattr(cuda_driver, "device_count", lambda: count)

@@ -208,7 +208,7 @@ def test_sizes_of_zero(name, monkeypatch):
 @sim
 def test_a_tridiagonal_system_of_unknown_size():
     with pytest.raises(CompileError, match=r"rows and .* right-hand sides is not supported on target cuda:sm_90"):
-        aotc.compile(text_of("tridiagonal_solve_perturbed").encode(), target="cuda:sm_90")
+        aotc.compile(text_of("tridiagonal_solve_perturbed").encode(), target="cuda:sm_90", host_fallback=False)
 
 
 @sim

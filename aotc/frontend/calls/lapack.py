@@ -82,12 +82,14 @@ def _lapack(routine: str, state: State, op: Any) -> None:
 
 
 def without_factors(state: State, op: Any, results: Sequence[Value]) -> tuple[Value, ...]:
-    """Replace factors that nobody asked a decomposition for: zeros, if the model states their sizes."""
+    """Replace factors that nobody asked a decomposition for: zeros, of any shape that the model states."""
     factors = list(results[2:4])
-    for n, result in enumerate(list(op.results)[2:4]):
+    every = list(op.results)
+    orders = _orders(op, "result_layouts", [len(result.type.shape) for result in every])
+    for n, (result, order) in enumerate(zip(every[2:4], orders[2:4], strict=True)):
         if DYNAMIC not in result.type.shape:
-            stated = TensorType(state.dtype(result.type), tuple(result.type.shape))
-            factors[n] = state.constant(np.zeros((), packed_dtype(stated)), stated)
+            stored = TensorType(state.dtype(result.type), tuple([result.type.shape[d] for d in order]))
+            factors[n] = state.constant(np.zeros((), packed_dtype(stored)), stored)
     return *results[:2], *factors, *results[4:]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from aotc.diagnostics import size_text
 from aotc.ir.opset import CONTROL_FLOW, EXPENSIVE, INLINE, MOVES, SOURCES
@@ -28,6 +29,7 @@ from aotc.targets import Target
 DEFAULTED = "default device"
 OF_MEMORY = "arguments are in the memory of the device, if nothing is said"
 OF_RESULT = "affinity of the result"
+OF_TARGET = "the target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,17 @@ class Placement:
 
 def place(
     function: Function, default: str = "", targets: Mapping[str, Target] | None = None, costs: Costs | None = None,
-    arguments: str = "",
+    arguments: str = "", decided: Mapping[Op | Value, tuple[str, str]] = MappingProxyType({}),
 ) -> Placement:  # fmt: skip
     """Return where each value of ``function`` is, what nothing decides on the device ``default`` if one is named.
 
-    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. With
+    Arguments without an affinity are on the device ``arguments``, if one is named, whoever reads them. What is
+    ``decided``, with reasons, stays so. With
     ``targets``, of devices by name, ``costs`` place large ops first (:mod:`.match_devices`).
     """
     solver = _Solver(function)
+    for thing, (device, reason) in decided.items():
+        solver.decide(thing, device, reason)
     for v in function.body.params if arguments else ():
         if not solver.known(v):
             solver.decide(v, arguments, OF_MEMORY)

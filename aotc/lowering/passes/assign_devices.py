@@ -18,13 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Any
 
 from aotc.diagnostics import UNKNOWN, CompileError, Finding, Loc, size_text
 from aotc.ir.opset import CONTROL_FLOW
 from aotc.ir.tensor_ir import Function, Module, Op, Region, Value, captured, walk
 from aotc.lowering.analysis.costs.devices import size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.devices import DEFAULTED, OF_RESULT, Placement, named, place, replicated
+from aotc.lowering.analysis.devices import DEFAULTED, OF_RESULT, OF_TARGET, Placement, named, place, replicated
+from aotc.lowering.analysis.host.host_only import IMPLIED, host_only
+from aotc.lowering.analysis.host.host_side import host_side
 from aotc.lowering.passes.rewrite import Names
 from aotc.options import AUTO, DEVICE, HOST, Options
 from aotc.targets import check_mix, resolve
@@ -43,7 +46,9 @@ def assign_devices(module: Module, options: Options) -> Module:
         devices that the model does not.
     """
     said = dict.fromkeys(name for f in module.functions.values() for name in named(f))
-    _check_names(module, options, said)
+    implied = any(IMPLIED in f.attrs for f in module.functions.values())
+    if not implied:
+        _check_names(module, options, said)
     if not options.devices and not said:
         return module
     functions = {name: _assigned(f, options) if f.public else f for name, f in module.functions.items()}
@@ -84,15 +89,24 @@ def _assigned(function: Function, options: Options) -> Function:
     targets = {name: resolve(options.devices.get(name, options.target))[0] for name in known}
     check_mix(targets)
     default = options.default_device or (known[0] if len(known) == 1 or options.place == AUTO else "")
-    costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
-    arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
-    solution = place(function, default, targets, costs, arguments)
+    if IMPLIED in function.attrs:
+        known, default = [DEVICE, HOST], DEVICE
+        by_model = Costs(targets[DEVICE], options.costs)
+        decided = host_side(function, targets[DEVICE], targets[HOST], by_model)
+        solution = place(function, DEVICE, decided=decided)
+    else:
+        costs = Costs(resolve(options.target)[0], options.costs) if options.place == AUTO else None
+        arguments = DEVICE if {HOST, DEVICE}.issubset(options.devices) else ""
+        solution = place(function, default, targets, costs, arguments)
     mover = _Mover(function, solution, default or known[0])
     unplaced = [_unplaced(thing, function, known) for thing in solution.unplaced]
     unplaced += [_free(n, function, known) for n in mover.free_results() if not default]
     if unplaced:
         raise CompileError(unplaced)
-    attrs = {"devices": {"known": known, **mover.signature()}, "reasons": mover.reasons()}
+    attrs: dict[str, Any] = {"devices": {"known": known, **mover.signature()}, "reasons": mover.reasons()}
+    if IMPLIED in function.attrs:
+        rows = ((only.what, op.loc) for op in walk(function.body) if (only := host_only(op)))
+        attrs["on_host"] = [{"op": what, "loc": loc.traced_by or str(loc)} for what, loc in rows]
     return replace(function, body=mover.function(), attrs={**function.attrs, **attrs})
 
 
@@ -141,8 +155,9 @@ class _Mover:
                 self.origins[op.result] = self._origin(op.operands[0])
         for op in walk(function.body):
             self._wants_of(op)
+        self.of_result = OF_TARGET if IMPLIED in function.attrs else OF_RESULT
         for v, device in zip(function.body.results, self.demands, strict=True):
-            self._want(v, device, OF_RESULT, function.loc)
+            self._want(v, device, self.of_result, function.loc)
 
     def device(self, v: Value) -> str:
         """Return where ``v`` is made; what is of no device, a constant, is on the default device."""
@@ -164,7 +179,7 @@ class _Mover:
         body, known = self.original.body, self.solution.values
         made = {v: "it is made there" if v in known else DEFAULTED for v in body.results}
         made |= dict.fromkeys(body.params, "the argument is there")
-        results = [OF_RESULT if w else made[v] for v, w in zip(body.results, self.demands, strict=True)]
+        results = [self.of_result if w else made[v] for v, w in zip(body.results, self.demands, strict=True)]
         return {"arguments": [self.solution.reasons[v] for v in body.params], "results": results}
 
     # --- what has to move ---

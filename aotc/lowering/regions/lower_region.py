@@ -7,6 +7,7 @@ from collections.abc import Callable
 from aotc.diagnostics import CompileError
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.host.host_only import host_only
 from aotc.lowering.regions.contract import lower_contract
 from aotc.lowering.regions.contract_cuda import lower_contract_cuda
 from aotc.lowering.regions.cuda import lower_reduction_cuda
@@ -81,6 +82,9 @@ def lower_region(function: Function, target: Target) -> Kernel:
     if kind != "single":
         return KINDS[kind, target.kind](function, target)
     op = function.body.ops[-1]
+    refused = host_only(op) if target.kind == "cuda" else None
+    if refused is not None:
+        raise CompileError.at(op.loc, f"{refused.what} is not supported on target {target.name}", hint=refused.hint)
     lowering = SINGLES.get(op.name)
     if lowering is None:
         known = ", ".join(sorted(SINGLES))

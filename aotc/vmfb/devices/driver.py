@@ -71,6 +71,21 @@ def page_locked(size: int) -> int:
     return handle_of("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
+class PageLock:
+    """A part of ``memory`` that all GPUs copy from and to by themselves for as long as this lives, which holds it."""
+
+    def __init__(self, gpu: Gpu, memory: object, address: int, size: int) -> None:
+        self._memory, self._address, self._context, self._process = memory, 0, gpu._context, os.getpid()
+        gpu.enter()
+        call("cuMemHostRegister_v2", address, size, _PORTABLE)
+        self._address = address
+
+    def __del__(self) -> None:
+        if self._address and os.getpid() == self._process:  # a forked child has no driver
+            with suppress(VmError), _within(self._context):
+                attempt("cuMemHostUnregister", self._address)
+
+
 def ordinal_of(address: int) -> int:
     """Return the number of the GPU that has some memory."""
     found = c_int()
@@ -204,10 +219,21 @@ class Gpu:
         return handle_of("cuModuleGetFunction", module, symbol.encode())
 
     def allocate(self, size: int) -> int:
-        """Return the address of ``size`` bytes (at least one)."""
+        """Return the address of ``size`` bytes (at least one).
+
+        Raises
+        ------
+        OutOfGpuMemory
+            Says how much there is.
+        """
         self.enter()
         found = c_uint64()
-        call("cuMemAlloc_v2", byref(found), max(size, 1))
+        try:
+            call("cuMemAlloc_v2", byref(found), max(size, 1))
+        except OutOfGpuMemory:
+            free, total = memory_info()
+            what, hint = f"GPU {self.ordinal} has no {size:,} bytes more", "drop arrays on the GPU, or module.trim()"
+            raise OutOfGpuMemory("", what, f"{free:,} bytes free of {total:,}", hint=hint) from None
         self._held.blocks.add(found.value)
         return found.value
 

@@ -98,7 +98,11 @@ class LoadedGpu:
         return functions
 
     def _upload(self, bundle: Bundle, constants: ConstantMemory, rows: Sequence[Sequence[int]]) -> int:
-        address = self.gpu.allocate(self.constants_bytes)
+        try:
+            address = self.gpu.allocate(self.constants_bytes)
+        except cuda_driver.OutOfGpuMemory as error:
+            what = f"{self.constants_bytes:,} bytes of weights find no room: {error}"
+            raise BundleError(bundle.where, what) from None
         for source, size, offset in rows:
             if source + size > constants.size:
                 raise BundleError(bundle.where, f"a constant ends at {source + size} of {constants.size} bytes")

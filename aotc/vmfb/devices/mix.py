@@ -34,9 +34,9 @@ def _obstacle(part: dict[str, Any]) -> str:
     return driver.obstacle(part) if driver else f"this aotc has no runtime for {part['kind']!r}"
 
 
-def rank(variant: dict[str, Any]) -> int:
-    """Return how good a variant is: by its CPU's features."""
-    return len(variant["features"])
+def rank(variant: dict[str, Any]) -> Any:
+    """Return how good a variant is: by its CPU's features; one for a GPU that has the host beside it as a GPU's."""
+    return cuda.rank(variant) if "implied" in variant else len(variant["features"])
 
 
 def check(bundle: Bundle, variant: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from aotc.vmfb.devices.placed_call import Array, PlacedCall
 from aotc.vmfb.devices.placed_session import PlacedSession
 from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.devices.streams import CallStreams, Space, StreamPool
+from aotc.vmfb.errors import VmError
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -131,6 +132,12 @@ class PlacedExecutable:
     def origin(self) -> dict[str, str]:
         """Return the compiler of the bundle, and the digest of the program; it needs debug information."""
         return origin(self._bundle)
+
+    def out_of_memory(self, plan: Plan, own: Sequence[int], arrays: Sequence[tuple[int, str]]) -> VmError:
+        """Return the error of a call of ``plan`` with ``arrays``, for which GPUs, of memories ``own``, have no room."""
+        from aotc.vmfb.calls.out_of_memory import report  # for whoever is told
+
+        return report(self._bundle, self._variant, plan, own, arrays)
 
     def stats(self) -> dict[str, Any]:
         """Return the GPUs, kernels and memory (bytes)."""

@@ -12,13 +12,13 @@ from aotc.vmfb.abi import ALIGNMENT, Slots
 from aotc.vmfb.arena import Arena
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.cuda_array import CudaArray
-from aotc.vmfb.devices.driver import OutOfGpuMemory, memory_info
+from aotc.vmfb.devices.driver import OutOfGpuMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
-from aotc.vmfb.devices.staging import download, upload
+from aotc.vmfb.devices.staging import download, locked, upload
 from aotc.vmfb.devices.streams import CallStreams
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import LARGEST_SHOWN, RECORDED_ADDRESSES
+from aotc.vmfb.limits import RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
 from aotc.vmfb.process.interruption import end_if_stopped
 
@@ -100,7 +100,7 @@ class PlacedCall:
         try:
             self._executable.pool.reserve(self._streams, sizes)
         except OutOfGpuMemory as error:
-            raise self._report(rows, error) from error
+            raise self._report(rows) from error
         if self._laid == (kinds, self._streams.moves):
             return tuple(addresses)
         self._laid = kinds, self._streams.moves
@@ -124,20 +124,17 @@ class PlacedCall:
                 places[slot], sizes[space] = (space, begin), begin + max(size, 1)
         return places, sizes
 
-    def _report(self, rows: Sequence[tuple[int, Any]], error: OutOfGpuMemory) -> VmError:
-        """Return the error for a call that a GPU has no memory for: what it wants, and what there is."""
+    def _report(self, rows: Sequence[tuple[int, Any]]) -> VmError:
+        """Return the error for a call that a GPU has no memory for."""
         plan = self._plan
-        sizes = [(size, "working memory") for size in (plan.arena, *plan.others)]
         names = [f"argument {n}" for n in range(plan.arguments)] + [f"result {n}" for n in range(len(plan.results))]
-        for name, (slot, x) in zip(names, rows, strict=True):
-            if self._gpus[slot] is not None:
-                sizes.append((x.nbytes, f"{name}, {x.dtype}{list(x.shape)}"))
-        free, total = memory_info()
-        largest = "; ".join(f"{size:,} of {name}" for size, name in sorted(sizes, reverse=True)[:LARGEST_SHOWN])
-        what = f"a GPU has no memory for a call with a planned peak of {sum(size for size, _ in sizes):,} bytes"
-        found = f"{free:,} bytes free of {total:,}"
-        hint = f"give it less at a time, or drop arrays on the GPU; the largest: {largest}"
-        return VmError(self._executable.where, what, found, hint=hint)
+        arrays = [
+            (x.nbytes, f"{name}, {x.dtype}{list(x.shape)}")
+            for name, (slot, x) in zip(names, rows)
+            if self._gpus[slot] is not None
+        ]
+        own = [space for space, loaded in enumerate(self._streams.spaces) if isinstance(loaded, LoadedGpu)]
+        return self._executable.out_of_memory(plan, own, arrays)
 
     def _take_arena(self) -> Arena | None:
         """Return an arena of the process's memory, with scratch memory behind it, if the CPU takes part."""
@@ -146,6 +143,7 @@ class PlacedCall:
             if not isinstance(loaded, LoadedGpu):
                 bytes_ = -(-size // ALIGNMENT) * ALIGNMENT
                 taken = self._executable.arenas.take(bytes_ + loaded.scratch_bytes + ALIGNMENT)
+                locked(taken, size, self._streams.gpus[0])
                 self._call.slots[layout.arena_of(space)] = taken.address
                 self._call.scratch.value = taken.address + bytes_
                 return taken

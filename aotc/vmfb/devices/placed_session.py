@@ -14,6 +14,7 @@ from aotc.vmfb.arena import Arena
 from aotc.vmfb.devices.cuda_program import CudaMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
+from aotc.vmfb.devices.staging import locked
 from aotc.vmfb.pointers import EMPTY, address_of
 
 
@@ -66,7 +67,7 @@ class PlacedSession:
             return
         self._streams.wait()  # copies may read or write the old one
         self._call.pending.clear()
-        found = self._arena_of(size)
+        found = locked(self._arena_of(size), size, self._streams.gpus[0])
         if self._arena is not None:
             ctypes.memmove(found.address, self._arena.address, min(size, self._arena_bytes))
             self._pool.give(self._arena)

@@ -34,7 +34,9 @@ class Spaces:
 
     def __init__(self, bundle: Bundle, variant: Mapping[str, Any]) -> None:
         self._where = bundle.where
-        self._kinds: Mapping[str, str] = variant.get("devices", {})
+        self._kinds: Mapping[str, str] = variant.get("devices") or variant.get("implied", {})
+        gpus = (name for name, kind in variant.get("implied", {}).items() if kind == "cuda")
+        self._home_of_all = next(gpus, "")  # what no device is named for
         self.rows: list[dict[str, Any]] = variant.get("spaces", [])
         self.parts: list[dict[str, Any]] = []
         self.first: list[int] = []
@@ -76,7 +78,7 @@ class Spaces:
         return tuple([self._home(value) for value in (*entry["arguments"], *entry["results"])])
 
     def _home(self, value: Mapping[str, Any]) -> int:
-        device = value.get("device", "")
+        device = value.get("device", self._home_of_all)
         name = "" if self._kinds.get(device) == "cpu" else device
         for number, row in enumerate(self.rows):
             if row["device"] == name:

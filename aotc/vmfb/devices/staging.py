@@ -3,6 +3,8 @@
 The driver copies pageable memory through a buffer of its own, with one thread. Here large arrays go in blocks: while
 one is on its way to or from the GPU, threads move others. A thread has two buffers, so that it never waits for the copy
 that it has just asked for.
+
+Working memory of the host that GPUs copy to and from within a call is locked where it is, once, when it is new.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
+from aotc.vmfb.arena import Arena
 from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import COPIERS, STAGED_BLOCK, STAGED_BYTES
 from aotc.vmfb.machine import usable_cores
 from aotc.vmfb.process.locks import after_fork, new_lock
@@ -48,6 +52,20 @@ class _Stage:
 
 _STAGE = _Stage()
 after_fork(_STAGE.renew)
+
+
+def locked(arena: Arena, size: int, gpu: Any) -> Arena:
+    """Return ``arena`` with the pages of its first ``size`` bytes locked; pageable where the driver refuses.
+
+    An arena is kept for later calls, so most find it as it is to be. What is behind those bytes, as scratch memory of
+    threads that may never be touched, stays as it is.
+    """
+    if arena.locked < size:
+        whole = min(1 << (size - 1).bit_length(), arena.size)  # not once more for each call that takes a little more
+        arena.lock, arena.locked = None, whole
+        with suppress(VmError):
+            arena.lock = cuda_driver.PageLock(gpu, arena.memory, arena.address, whole)
+    return arena
 
 
 def upload(gpu: Any, to: int, source: int, size: int) -> None:

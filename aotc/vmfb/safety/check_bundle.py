@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.device import device_module
+from aotc.vmfb.device import module_of
 from aotc.vmfb.safety.verify import check_functions
 
 _LEAF = {"kind": "leaf"}
@@ -24,6 +24,6 @@ def check_bundle(source: bytes) -> None:
         trees.flattener(entry["in_tree"] or _LEAF, bundle.where)
         trees.unflattener(entry["out_tree"] or _LEAF)
     for variant in bundle.manifest["variants"]:
-        module = device_module(variant["kind"])
+        module = module_of(variant)
         if module is not None:
             module.check(bundle, variant)

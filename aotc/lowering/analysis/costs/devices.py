@@ -20,6 +20,9 @@ PLACED_NS = Limit(
 )
 WAKE_NS = Estimate("wake_ns", 5_000, "nanoseconds until another CPU device begins", "chosen, not measured")
 COPY_WAKE_NS = Estimate("copy_wake_ns", 10_000, "nanoseconds of a copy of nothing to a GPU", "chosen, not measured")
+HOST_READ_NS = Estimate(
+    "host_read_ns", 15_000, "nanoseconds until the host has read a number that a GPU makes", "chosen, not measured"
+)
 HOST_BYTES = Estimate("host_bytes", 20, "bytes between host and GPU in a nanosecond", "pageable memory, from above")
 PEER_BYTES = Estimate("peer_bytes", 150, "bytes between two GPUs in a nanosecond", "chosen, not measured")
 # fmt: on

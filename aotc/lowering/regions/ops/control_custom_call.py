@@ -68,18 +68,10 @@ def lower_custom_call(function: Function, target: Target) -> Kernel:
 
     A word after the sizes counts the attempts: the call is made again until the function has put -1 there. One in
     Python may be left by an exception before its first instruction, as of a signal handler, of which nobody hears.
-
-    Raises
-    ------
-    CompileError
-        If ``target`` is not a CPU.
     """
     b = RegionBuilder(function, target)
     op = b.the_op("custom_call")
     described = describe(op)
-    if target.kind != "cpu":
-        hint = "a function of the user's runs on the CPU; compile for a CPU target"
-        raise b.unsupported(op, f"custom call @{described.name}", hint)
     call = LibraryCall(b)
     buffers = [*(b.buffers[v] for v in op.operands), *b.outputs]
     for result, operand in op.attrs.get("aliases", ()):

@@ -28,18 +28,10 @@ from aotc.vmfb.dtypes import kind_of
 
 
 def lower_lapack(function: Function, target: Target) -> Kernel:
-    """Return the kernel that calls a routine for every matrix of a batch.
-
-    Raises
-    ------
-    CompileError
-        If ``target`` is not a CPU.
-    """
+    """Return the kernel that calls a routine for every matrix of a batch."""
     b = RegionBuilder(function, target)
     op = b.the_op("lapack")
     name, options = op.attrs["routine"], op.attrs["options"]
-    if target.kind != "cpu":
-        raise b.unsupported(op, f"LAPACK's {name}", "compile this function for a CPU target")
     row = ROUTINES[name]
     problem = Problem(tuple(v.type for v in op.operands), options)
     batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]

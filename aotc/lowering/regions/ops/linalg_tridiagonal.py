@@ -111,21 +111,12 @@ for s in range(0, N):
 
 
 def lower_tridiagonal_solve_perturbed(function: Function, target: Target) -> Kernel:
-    """Return the kernel; its text above is put between the header and the names of this op.
-
-    Raises
-    ------
-    CompileError
-        If the sizes of a system are unknown and ``target`` is not a CPU.
-    """
+    """Return the kernel; its text above is put between the header and the names of this op."""
     b = RegionBuilder(function, target)
     out = b.outputs[0]
     *batch, n, m = out.shape
     if n == 0 or m == 0:
         return b.kernel(1, (), 0)
-    if target.kind != "cpu" and not (isinstance(n, int) and isinstance(m, int)):  # what a thread has is in its code
-        what = f"a tridiagonal system of {n} rows and {m} right-hand sides"
-        raise b.unsupported(b.the_op("tridiagonal_solve_perturbed"), what, "sizes that are known, or a CPU target")
     matrices = product(batch)
     head = [*map(str, delinearize(grid_item(matrices), batch))]
     header = print_kernel(b.kernel(matrices, (), matrices * n * m * TRIDIAGONAL_WORK.value)).replace("    pass\n", "")

@@ -27,6 +27,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
     "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
     "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, _HANDLE),
