@@ -38,7 +38,7 @@ def test_who_has_the_same_bits():
 @pytest.mark.ir
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("bits=3", "bits=33"), ('y = private("u32[64]")', 'y = private("u32[32]")'), ('x = private("u32', 'x = shared("u32')],
+    [("bits=3", "bits=33"), ('y = private("u32[64]', 'y = private("u32[32]'), ('x = private("u32', 'x = shared("u32')],
 )
 def test_matches_that_make_no_sense_are_found(old, new):
     assert any("match" in finding for finding in verify_kernel(parse_kernel(TEXT.replace(old, new))))
