@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aotc.ir.dims import Dim, ceildiv, minimum, mod, sym
+from aotc.ir.dims import Dim, ceildiv, maximum, minimum, mod, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import PANEL_BYTES, TRIANGLE_THREADS, TRIANGLE_TILE
@@ -204,7 +204,7 @@ class _Factor(_Panels):
         Rows of tiles are taken in pairs, the first and the last and so on, which have as many tiles together.
         """
         e, body, p = self.e, self.e.new_block(), self.b.fresh("p")
-        tiles = ceildiv(self.n - end, self.side)
+        tiles = maximum(ceildiv(self.n - end, self.side), 0)  # the last panel may end beyond the matrix
         number = sym(p, 0, ceildiv(tiles, 2) * (tiles + 1))
         low, place = number // (tiles + 1), mod(number, tiles + 1)
         is_low = e.bind(Apply("lt", (IndexScalar(place), IndexScalar(tiles - low)), "i1"))
