@@ -165,9 +165,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
 """Why the table is in its order: the first pass runs before the second, of which the last run counts."""
 
 
-def run_passes(
-    module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None
-) -> Module:
+def run_passes(module: Module, options: Options, watch: Callable[[int, Pass, Module], None] | None = None) -> Module:
     """Run :data:`PASSES` on ``module`` and return the result; ``watch`` sees what each pass makes."""
     done: list[Pass] = []
     for number, step in enumerate(PASSES, start=1):

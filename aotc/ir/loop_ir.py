@@ -184,7 +184,7 @@ class Shuffle:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class WarpMatch:
     """``to[t]`` says which threads of ``t``'s warp have the lowest ``bits`` bits of ``source`` as ``t`` has them.
 
     A bit for each thread, the first one's the lowest. Both are private buffers of u32, as those of :class:`Shuffle`.
@@ -250,7 +250,7 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Match | Tile | ExternalCall
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | WarpMatch | Tile | ExternalCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class Kernel:
 def needs_block(kernel: Kernel) -> bool:
     """Does a block of threads run an item of ``kernel`` together?"""
     statements = list(walk(kernel.body))
-    shared = any(isinstance(s, Barrier | Shuffle | Match) for s in statements)
+    shared = any(isinstance(s, Barrier | Shuffle | WarpMatch) for s in statements)
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 

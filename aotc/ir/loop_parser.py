@@ -23,7 +23,6 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
-    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -31,6 +30,7 @@ from aotc.ir.loop_ir import (
     Tile,
     Tiling,
     Var,
+    WarpMatch,
     While,
 )
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
@@ -178,7 +178,7 @@ class _Parser:
                     keywords=[ast.keyword(arg="mask" | "bits", value=ast.Constant(value=int(number)))],
                 )
             ):
-                exchange = Shuffle if name == "shuffle" else Match
+                exchange = Shuffle if name == "shuffle" else WarpMatch
                 return exchange(self.named_buffer(to), self.named_buffer(source), number)
             case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
                 return self.tile(call)

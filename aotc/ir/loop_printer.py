@@ -33,13 +33,13 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
-    Match,
     Scalar,
     Shuffle,
     Stmt,
     Store,
     Tile,
     Var,
+    WarpMatch,
     While,
 )
 from aotc.ir.loop_types import LOOPS, loop_symbol, natural_dtype
@@ -183,7 +183,7 @@ class _KernelPrinter:
                 self.lines.append(f"{indent}{'warp_' if warp else ''}barrier()")
             case Shuffle(to, source, mask):
                 self.lines.append(f"{indent}shuffle({to.name}, {source.name}, mask={mask})")
-            case Match(to, source, bits):
+            case WarpMatch(to, source, bits):
                 self.lines.append(f"{indent}match({to.name}, {source.name}, bits={bits})")
             case Tile():
                 self.lines.append(indent + self.tile(stmt))

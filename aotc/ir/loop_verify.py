@@ -22,13 +22,13 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
-    Match,
     Scalar,
     Shuffle,
     Stmt,
     Store,
     Tile,
     Var,
+    WarpMatch,
     While,
     walk,
 )
@@ -205,7 +205,7 @@ class _KernelCheck:
                 self.alloc(buffer)
             case Shuffle(to, source, mask):
                 self.shuffle(to, source, mask)
-            case Match(to, source, bits):
+            case WarpMatch(to, source, bits):
                 self.match(to, source, bits)
             case Tile():
                 self.tile(stmt)

@@ -18,7 +18,7 @@ FORMATS = ("aotc/vmfb/abi.py", "aotc/vmfb/isa.py", "aotc/ir/opset")
 # Constants that decide nothing by size: (file, name), and what they are.
 OTHER = {
     ("aotc/ir/loop_ir.py", "WARP"): "a fact of NVIDIA's GPUs",
-    ("aotc/kernels/cuda/shuffle.py", "_EVERYBODY, _BUTTERFLY"): "numbers of NVVM's instruction",
+    ("aotc/kernels/cuda/shuffle.py", "_EVERYBODY, _BUTTERFLY, _BALLOT"): "numbers of NVVM's instructions",
     ("aotc/kernels/emit/bf16_instructions.py", "_LOG2_E"): "a number of mathematics",
     ("aotc/lowering/regions/tiles_cuda.py", "_PAD"): "a word that keeps threads of a warp off each other's banks",
     ("aotc/lowering/passes/gpu/exact_sums.py", "_COUNT"): "a format of two counts in an integer",
@@ -86,7 +86,7 @@ OTHER = {
     ("aotc/kernels/formulas/log_gamma_negative.py", "_IN_TWO_WORDS"): "the layout of a series",
     ("aotc/kernels/formulas/remainder.py", "_STEP"): "64 bits less the 53 of a significand",
     ("aotc/lowering/analysis/tiling.py", "SLICE_PAD"): "words that keep threads of a warp off each other's banks",
-    ("aotc/lowering/regions/ops/sorting_radix.py", "RADIX"): "the values of a byte",
+    ("aotc/lowering/regions/ops/sorting_digits.py", "DIGIT_BITS"): "the bits of a byte",
     ("aotc/source/bytecode.py", "_ATTRIBUTES, _ATTRIBUTE_SIZES, _RESOURCES, _RESOURCE_SIZES"): "MLIR's bytecode",
     ("aotc/source/bytecode.py", "_ALIGNED, _SECTION"): "MLIR's bytecode",
     ("aotc/source/bytecode.py", "_PADDING"): "MLIR's bytecode",

@@ -194,7 +194,7 @@ REASONS = {
     ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
-    ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(6)),
+    ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),
     ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Match, Shuffle, Stmt, Store, walk
+from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, Store, WarpMatch, walk
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.narrow_index import NarrowIndices
@@ -95,7 +95,7 @@ class CudaEmitter(LanesEmitter):
                 call_intrinsic(self.builder, BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
                 self._shuffle(to, source, mask)
-            case Match(to=to, source=source, bits=bits):
+            case WarpMatch(to=to, source=source, bits=bits):
                 own = self.builder.load(self._pointers[source.name], typ=memory_type(source.dtype))
                 self.builder.store(matched(self.builder, own, bits), self._pointers[to.name])
             case Store(atomic=True):

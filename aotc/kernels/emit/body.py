@@ -25,13 +25,13 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
-    Match,
     Scalar,
     Shuffle,
     Stmt,
     Store,
     Tile,
     Var,
+    WarpMatch,
     While,
     is_letter,
 )
@@ -265,7 +265,7 @@ class BodyEmitter:
                     self._polls.ask(self._heap)
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
-            case Barrier() | Shuffle() | Match():
+            case Barrier() | Shuffle() | WarpMatch():
                 raise InternalError("kernels: a CPU kernel has no threads to wait for")
 
     def _let(self, var: Var, value: Register) -> None:

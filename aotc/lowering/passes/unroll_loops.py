@@ -7,7 +7,7 @@ After, one::
 
     %1 = mul %x, %x ... %y = mul %4, %4
 
-JAX writes the rounds of Threefry as such a loop. What is small is one kernel with its loop, and stays (``small_loops``).
+JAX writes the rounds of Threefry so. What is small stays: it is one kernel with its loop (``small_loops``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def unroll_loops(module: Module, options: Options) -> Module:
 
 
 def _unrolled(op: Op, b: Builder) -> Sequence[Value] | None:
-    condition, body = op.regions
+    _, body = op.regions
     if all(SHORT_CARRIED.holds(product(v.type.shape)) for v in op.results):
         return None
     if not all(inner.name in INLINE and not inner.regions for inner in body.ops):

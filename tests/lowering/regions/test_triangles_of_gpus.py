@@ -31,7 +31,7 @@ def test_factors(shape, dtype, upper):
     check_gpu(lambda a: jax.scipy.linalg.cholesky(a, lower=not upper), [matrices(*shape, dtype=dtype)], factor=8)
 
 
-@pytest.mark.parametrize("n", [40, 64])
+@pytest.mark.parametrize("n", [40, 64, 69])
 def test_factors_of_whole_tiles_and_panels(n):
     check_gpu(jnp.linalg.cholesky, [matrices(n)], factor=8)
 

@@ -18,13 +18,13 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
-    Match,
     Scalar,
     Shuffle,
     Stmt,
     Store,
     Tile,
     Var,
+    WarpMatch,
     While,
     walk,
 )
@@ -110,7 +110,7 @@ class _Renamer:
                 return While(self.block(cond), self.scalar(pred), self.block(body))
             case Alloc(buffer):
                 return Alloc(self.buffer(buffer))
-            case Barrier() | Shuffle() | Match():
+            case Barrier() | Shuffle() | WarpMatch():
                 return s
             case Tile():
                 return self._tile(s)

@@ -1,7 +1,7 @@
 """cholesky and triangular_solve on a GPU: a block of threads for each matrix, or each run of right-hand sides.
 
-Both go by panels of :func:`panel_rows`. What is on the diagonal of a panel lies in registers and shared memory, a thread
-for each column; what it takes off the rest is a product of matrices, a tile of 4 x 4 elements a thread::
+Both go by panels of :func:`panel_rows`. What is on the diagonal of a panel lies in registers and shared memory, a
+thread for each column; what it takes off the rest is a product of matrices, a tile of 4 x 4 elements a thread::
 
     for g in range(0, n, 32):                                  # a Cholesky factor, as an upper triangle
         a[g:g+32, g:g+32] = factor of itself                   # a warp
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aotc.ir.dims import Dim, ceildiv, minimum, mod, sym
-from aotc.ir.loop_ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
+from aotc.ir.dims import Dim, ceildiv, maximum, minimum, mod, sym
+from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import PANEL_BYTES, TRIANGLE_THREADS, TRIANGLE_TILE
 from aotc.lowering.analysis.index_maps import Index
@@ -150,9 +150,7 @@ class _Factor(_Panels):
         """Factor what is on the diagonal, a thread for each column; behind the matrix it goes on as the identity."""
         i, t = sym("i", 0, self.each), sym("t", 0, self.each)
         own = (t, i)
-        there = [
-            *test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")
-        ]  # fmt: skip
+        there = [*test_index(begin + t, self.n, "lt"), Apply("le", (IndexScalar(i), IndexScalar(t)), "i1")]
         unit = Apply("select", (Apply("eq", (IndexScalar(i), IndexScalar(t)), "i1"), self.one, self.zero), self.dtype)
         read = Store(self.own, own, Load(self.out, self._at(begin + i, begin + t)))
         load = For("i", 0, self.each, (If(all_of(there), (read,), (Store(self.own, own, unit),)),), "unroll")
@@ -206,7 +204,7 @@ class _Factor(_Panels):
         Rows of tiles are taken in pairs, the first and the last and so on, which have as many tiles together.
         """
         e, body, p = self.e, self.e.new_block(), self.b.fresh("p")
-        tiles = ceildiv(self.n - end, self.side)
+        tiles = maximum(ceildiv(self.n - end, self.side), 0)  # the last panel may end beyond the matrix
         number = sym(p, 0, ceildiv(tiles, 2) * (tiles + 1))
         low, place = number // (tiles + 1), mod(number, tiles + 1)
         is_low = e.bind(Apply("lt", (IndexScalar(place), IndexScalar(tiles - low)), "i1"))
@@ -300,7 +298,7 @@ class _Solve(_Panels):
         i, q = p // self.each, mod(p, self.each)
         equal = Apply("eq", (IndexScalar(i), IndexScalar(q)), "i1")
         unit = Apply("select", (equal, self.one, self.zero), self.dtype)
-        there = [Apply("lt" if self.unit else "le", (IndexScalar(q), IndexScalar(i)), "i1")]
+        there: list[Scalar] = [Apply("lt" if self.unit else "le", (IndexScalar(q), IndexScalar(i)), "i1")]
         there += test_index(begin + i, self.n, "lt")
         read = Store(self.diagonal, (q, i), self.matrix(begin + i, begin + q))
         load = If(all_of(there), (read,), (Store(self.diagonal, (q, i), unit),))
@@ -320,7 +318,8 @@ class _Solve(_Panels):
         read: Stmt = Store(self.own, cell, Load(self.out, at))
         if there:
             read = If(all_of(there), (read,), (Store(self.own, cell, self.zero),))
-        write = (Store(self.found, (i, t), Load(self.own, cell)), _guarded(there, Store(self.out, at, Load(self.own, cell))))
+        value = Load(self.own, cell)
+        write = (Store(self.found, (i, t), value), _guarded(there, Store(self.out, at, value)))
         body: list[Stmt] = [For("i", 0, self.each, (read,), "unroll"), *self.substitute(t)]
         body.append(For("i", 0, self.each, write, "unroll"))
         exists = test_index(self.first + t, self.end, "lt")

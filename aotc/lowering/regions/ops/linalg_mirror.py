@@ -11,15 +11,13 @@ from aotc.lowering.regions.elemental import all_of, constant_scalar, test_index
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.vmfb.dtypes import kind_of, size_of
 
-LEAST_SIDE = 8  # a tile has more elements than a warp has threads
-
 
 class Mirror:
     """Writes what fills one triangle of a square matrix from the other, conjugated, by all threads of a block."""
 
     def __init__(self, b: RegionBuilder, out: Buffer, head: Index, threads: int) -> None:
         self.b, self.out, self.head, self.threads, self.n = b, out, head, threads, out.shape[-1]
-        self.side = max(MIRROR_BYTES.value // size_of(out.dtype), LEAST_SIDE)
+        self.side = max(MIRROR_BYTES.value // size_of(out.dtype), WARP // 4)  # more elements than a warp has threads
         shape = (threads // WARP, self.side, self.side + 1)  # rows begin in different banks
         self.held = Buffer(b.fresh("held"), out.dtype, shape, "shared")
         self.t = sym("t", 0, threads)

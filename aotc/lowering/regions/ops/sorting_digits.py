@@ -27,10 +27,10 @@ from aotc.ir.loop_ir import (
     If,
     Kernel,
     Load,
-    Match,
     Scalar,
     Stmt,
     Store,
+    WarpMatch,
 )
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.sorting import RADIX
@@ -181,7 +181,7 @@ class _DigitSort(_Digits):
         clear = For(str(w), 0, self.threads // WARP, (Store(self.counts, (w, self.d), _u32(0)),))
         body: list[Stmt] = [Alloc(x) for x in (*own, *shared)]
         body += [self.digit_loop([clear]), self._read(), self._find_digits()]
-        body += [Match(same, digit, DIGIT_BITS) for same, digit in zip(self.same, self.digits, strict=True)]
+        body += [WarpMatch(same, digit, DIGIT_BITS) for same, digit in zip(self.same, self.digits, strict=True)]
         body += [Barrier(), *self._rank_in_warps(), Barrier(), self._sum_warps(), Barrier()]
         body += [*self._sum_digits(), self._offsets(), Barrier(), self._place(), Barrier(), self._write()]
         return self.b.grid(self.items, body, product(self.lead) * self.n * DIGIT_WORK.value)
