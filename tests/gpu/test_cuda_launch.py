@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from aotc.vmfb.abi import MAP_BYTES
-from aotc.vmfb.devices import driver, tensor_map
+from aotc.vmfb.devices import driver_library, tensor_map
 from aotc.vmfb.devices.launch import LaunchShape, fits, launch_of
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED
@@ -80,7 +80,7 @@ class Recorder:
 
 def test_the_driver_is_told_of_an_array(monkeypatch):
     library = Recorder()
-    monkeypatch.setattr(driver._DRIVER, "library", library)
+    monkeypatch.setattr(driver_library.DRIVER, "library", library)
     made = tensor_map.encode_map("m", MAP, 0x1000, (300, 7))
     assert ctypes.addressof(made) % 64 == 0
     assert ctypes.sizeof(made) == MAP_BYTES
@@ -90,7 +90,7 @@ def test_the_driver_is_told_of_an_array(monkeypatch):
 
 
 def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
-    monkeypatch.setattr(driver._DRIVER, "library", Recorder(status=1))
+    monkeypatch.setattr(driver_library.DRIVER, "library", Recorder(status=1))
     with pytest.raises(VmError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x1008"):
         tensor_map.encode_map("m", MAP, 0x1008, (300, 7))
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import sys
 import threading
 from collections import deque
 from functools import partial
@@ -15,8 +16,9 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cuda_array, cuda_program
+from aotc.vmfb.devices import cuda_array, tensor_map
 from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.stream_order import Mark
 from aotc.vmfb.dtypes import to_numpy
 
 
@@ -61,7 +63,14 @@ class SimulatedGpu:
         self.every.add(self)
         self.handle = id(self)
         self.streams[self.handle] = self
+        self.mark = Mark(self.handle)
         self.enter()
+
+    def __del__(self):
+        """What it was given is done before it goes."""
+        if not sys.is_finalizing():
+            self._reach(self.given)
+            self.mark.end()
 
     def another(self):
         other = SimulatedGpu(self.ordinal)
@@ -109,6 +118,10 @@ class SimulatedGpu:
     def enter(self):
         self.thread.here = self.ordinal
 
+    def enter_quickly(self):
+        self.enter()
+        return 0
+
     def _is_entered(self):
         assert self.thread.here == self.ordinal
 
@@ -139,6 +152,13 @@ class SimulatedGpu:
         others = [self.streams[stream]] if stream > 1 else [g for g in list(self.every) if g is not self]
         marks = [(gpu, gpu.given) for gpu in others]
         self._do("follow", lambda: [gpu._reach(mark) for gpu, mark in marks])
+
+    def link(self, stream, other):
+        """Another library's stream waits; the one of which all others take care, at once."""
+        if stream > 1:
+            self.streams[stream].follow(other)
+        else:
+            self.streams[other].wait()
 
     def finish(self, event):
         self.log.append("finish")
@@ -198,6 +218,10 @@ class SimulatedGpu:
         pass
 
     def launch(self, function, shape, table):
+        self._do("launch", self._kernel(function, shape, table))
+
+    def _kernel(self, function, shape, table):
+        """What a launch does later, with the parameters of now."""
         kernel, text = function
         parameters = len(kernel.inputs) + len(kernel.outputs) + len(kernel.dims) + 1  # after the tensor maps
         values = [ctypes.c_int64.from_address(p).value for p in table[len(table) - parameters :]]
@@ -208,7 +232,7 @@ class SimulatedGpu:
         shapes = [tuple(int(evaluate(d, dims)) for d in b.shape) for b in buffers]
         arrays = [array_at(a, b.dtype, s) for a, b, s in zip(values, buffers, shapes)]
         assert all(self._holds(a, x.nbytes) for a, x in zip(values, arrays))
-        self._do("launch", lambda: run_kernel(text, arrays, dims))
+        return lambda: run_kernel(text, arrays, dims)
 
     def begin_capture(self):
         assert self.captured is None
@@ -218,6 +242,26 @@ class SimulatedGpu:
     def end_capture(self):
         graph, self.captured, self.recorder = self.captured, None, None
         return graph
+
+    def last_node(self):
+        return len(self.captured) - 1
+
+    def set_kernel(self, graph, node, launch):
+        self.log.append("set_kernel")
+        graph[node] = self._kernel(launch.function, launch.shape, launch.table)
+
+    def set_copy(self, graph, node, copy):
+        self.log.append("set_copy")
+        assert self._holds(copy.to, copy.size)
+        assert self._holds(copy.source, copy.size)
+        graph[node] = partial(ctypes.memmove, copy.to, copy.source, copy.size)
+
+    def prepared(self, graph):
+        def run():
+            self.run_graph(graph)
+            return 0
+
+        return run
 
     def run_graph(self, graph):
         actions = list(graph)  # one that is destroyed while it runs goes when it is done
@@ -252,7 +296,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(cuda_array, "_KEEPERS", {})
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
     monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
-    monkeypatch.setattr(cuda_program, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
+    monkeypatch.setattr(tensor_map, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     monkeypatch.setattr(cuda_driver, "device_count", lambda: count)
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "a simulated GPU")

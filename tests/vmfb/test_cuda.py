@@ -24,6 +24,7 @@ from aotc.kernels.cuda import compile as compile_cuda
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices import driver_library
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -301,8 +302,8 @@ def test_a_generation_that_is_not_compiled_for():
 
 @sim
 def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
-    monkeypatch.setattr(cuda_driver, "_DRIVER", cuda_driver._Driver())
-    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    monkeypatch.setattr(cuda_driver, "DRIVER", driver_library.Driver())
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
     assert cuda_driver.missing() == "no NVIDIA driver (libcuda.so.1: not found)"
 
 

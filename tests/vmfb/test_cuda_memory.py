@@ -12,7 +12,7 @@ from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.devices import driver
+from aotc.vmfb.devices import driver, driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import PLANS
 
@@ -110,7 +110,7 @@ class MadeUp:
 @pytest.fixture
 def made_up(monkeypatch):
     library = MadeUp()
-    monkeypatch.setattr(driver._DRIVER, "library", library)
+    monkeypatch.setattr(driver_library.DRIVER, "library", library)
     return library
 
 

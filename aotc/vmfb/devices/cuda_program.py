@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 from weakref import finalize
 
@@ -11,10 +10,11 @@ import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.gpu_commands import CopyCommand, GpuCommand, LaunchCommand
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.devices.tensor_map import encode_map
-from aotc.vmfb.process.interruption import Watch, end_if_stopped
+from aotc.vmfb.limits import STEPS_AHEAD
+from aotc.vmfb.process.interruption import Watch, end_if_stopped, is_submitted
 
 Step: TypeAlias = Callable[[], None]
 
@@ -102,7 +102,12 @@ class CudaProgram:
     """A command buffer with its parameters and addresses put in.
 
     Graphs are recorded once, and belong to ``recordings``; ``record=False`` runs their commands directly, for a call
-    whose addresses are used only once.
+    whose addresses are used only once. Recorded ones can be moved to other addresses.
+
+    Attributes
+    ----------
+    graphs : list of Recording
+        What it runs, one after the other, if it is nothing but recorded graphs; else empty.
     """
 
     def __init__(
@@ -116,21 +121,44 @@ class CudaProgram:
     ) -> None:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record = recordings, record
-        self._keep: list[Any] = []
+        self._named: dict[int, list[GpuCommand]] = {}  # by slot: the recorded commands that name it
         self._flag = np.zeros(8, np.uint8)
+        self._events: list[Any] = []
         self._steps = self._steps_of(nodes)
+        plain = record and all(isinstance(node, Graph) for node in nodes)
+        self.graphs: list[Any] = list(recordings.graphs[-len(nodes) :]) if plain and nodes else []
 
     def run(self) -> None:
-        """Put the whole command buffer on the stream; waits where the host must read a predicate."""
+        """Put the whole command buffer on the stream; waits where the host must read a predicate.
+
+        Of a submission, which may be cancelled, few graphs are asked for ahead.
+        """
+        if len(self._steps) > 1 and is_submitted():
+            self._run_in_turn()
+            return
         for step in self._steps:
             step()
 
+    def _run_in_turn(self) -> None:
+        """Ask for a step when the one before the last is done, unless the call is to end."""
+        gpu = self._executable.gpu
+        while len(self._events) < STEPS_AHEAD:
+            self._events.append(self._recordings.event())
+        for number, step in enumerate(self._steps):
+            event = self._events[number % STEPS_AHEAD]
+            if number >= STEPS_AHEAD:
+                gpu.finish(event)
+            end_if_stopped()
+            step()
+            gpu.record(event)
+
+    def move(self, slots: Iterable[int]) -> None:
+        """Put the addresses that these slots have now into the recorded graphs."""
+        for command in dict.fromkeys(c for slot in slots for c in self._named.get(slot, ())):
+            command.move()
+
     def _value(self, operand: int) -> int:
         return value_of(operand, self._parameters)
-
-    def _address(self, place: Place) -> int:
-        slot, offset = place
-        return self._slots[slot] + self._value(offset)
 
     def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []
@@ -147,50 +175,49 @@ class CudaProgram:
     def _graph(self, graph: Graph) -> Step:
         """Return what runs a graph; its commands are in an order that respects the edges."""
         gpu = self._executable.gpu
-        commands = [self._command(command) for command in graph.leaves]
+        commands = [command for leaf in graph.leaves if (command := self._command(leaf)) is not None]
 
         def run_all() -> None:
             for command in commands:
-                command()
+                command.run()
 
         if not self._record:
             return run_all
         gpu.begin_capture()
         try:
-            run_all()
+            for command in commands:
+                command.run()
+                command.node = gpu.last_node()
         finally:
             recording = gpu.end_capture()
         self._recordings.graphs.append(recording)
+        for command in commands:
+            command.recording = recording
+            for slot in command.slots:
+                self._named.setdefault(slot, []).append(command)
         return lambda: gpu.run_graph(recording)
 
-    def _command(self, command: Command) -> Step:
-        gpu = self._executable.gpu
-        pointers = [self._address(place) for place in command.places]
+    def _command(self, command: Command) -> GpuCommand | None:
+        """Return what runs a command, or None if it does nothing."""
+        places = [(self._slots, slot, self._value(offset)) for slot, offset in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY:
-            return lambda: gpu.copy(pointers[1], pointers[0], dims[0])
-        kernel, function = self._executable.kernels[command.kernel], self._executable.functions[command.kernel]
-        where, items = self._executable.where, self._value(command.items)
+            return CopyCommand(self._executable, places, dims[0]) if dims[0] else None
+        kernel = self._executable.kernels[command.kernel]
+        items = self._value(command.items)
+        gpu, where = self._executable.gpu, self._executable.where
         shape = launch_of(where, kernel, dims, items, gpu.multiprocessors)
         if shape.is_empty:
-            return lambda: None
-        rows = kernel.get("launch", {}).get("maps", ())
-        maps = [encode_map(where, row, pointers[row["buffer"]], dims) for row in rows]
-        values = [*pointers, *dims, items]
-        arguments = (ctypes.c_int64 * len(values))(*values)
-        start = ctypes.addressof(arguments)
-        places = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]
-        table = (ctypes.c_void_p * len(places))(*places)
-        self._keep += [maps, arguments, table]
-        return lambda: gpu.launch(function, shape, table)
+            return None
+        return LaunchCommand(self._executable, command.kernel, places, shape, [*dims, items])
 
     def _read(self, place: Place, size: int) -> Step:
         """Return what brings a scalar to ``_flag``."""
         gpu, to = self._executable.gpu, self._flag.ctypes.data
-        source = self._address(place)
+        slots, slot, offset = self._slots, place[0], self._value(place[1])
 
         def read() -> None:
-            gpu.download(to, source, size)
+            gpu.download(to, slots[slot] + offset, size)
             gpu.wait()
 
         return read

@@ -1,24 +1,25 @@
 """The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
 
-libcuda is loaded when it is first needed; a machine without it gets a reason from
-:func:`missing`, not an exception.
+A machine without it gets a reason from :func:`missing`, not an exception.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 from weakref import finalize
 
-from aotc.vmfb.devices.driver_functions import SIGNATURES
+from aotc.vmfb.devices.driver_library import DRIVER, call, handle
+from aotc.vmfb.devices.graph_nodes import CopyNode, KernelNode, Recording
 from aotc.vmfb.devices.launch import LaunchShape
+from aotc.vmfb.devices.stream_order import Mark
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.process.locks import new_lock
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -27,78 +28,11 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
-_OUT_OF_MEMORY = 2
-
-class _Driver:
-    """libcuda, loaded and started once."""
-
-    def __init__(self) -> None:
-        self.lock = new_lock()
-        self.library: ctypes.CDLL | None = None
-        self.reason = ""
-
-    def load(self) -> str:
-        """Start the driver; return why that cannot be, or an empty string."""
-        with self.lock:
-            if self.library is None and not self.reason:
-                self.reason = self._start()
-        return self.reason
-
-    def _start(self) -> str:
-        try:
-            library = ctypes.CDLL("libcuda.so.1")
-            for name, arguments in SIGNATURES.items():
-                getattr(library, name).argtypes = arguments
-        except (OSError, AttributeError) as error:
-            return f"no NVIDIA driver ({error})"
-        status = library.cuInit(0)
-        count = c_int()
-        if status or library.cuDeviceGetCount(byref(count)) or not count.value:
-            return f"the NVIDIA driver finds no GPU ({_name(library, status)})"
-        self.library = library
-        return ""
-
-
-_DRIVER = _Driver()
-
-
-def _name(library: Any, status: int) -> str:
-    text = c_char_p()
-    library.cuGetErrorName(status, byref(text))
-    return (text.value or b"error %d" % status).decode()
-
-
-class OutOfGpuMemory(VmError):
-    """A GPU has not so much memory."""
 
 
 def missing() -> str:
     """Return why this machine cannot use CUDA, or an empty string."""
-    return _DRIVER.load()
-
-
-def call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver.
-
-    Raises
-    ------
-    VmError
-        If it fails; names the function and the driver's error.
-    """
-    library: Any = _DRIVER.library
-    status = getattr(library, name)(*arguments)
-    if status == _OUT_OF_MEMORY:
-        hint = "give the GPU less to do at a time"
-        raise OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
-    if status:
-        raise VmError("", f"{name} failed on the GPU", _name(library, status))
-
-
-def _handle(name: str, *arguments: Any) -> c_void_p:
-    """Call a function whose first argument is where it puts a handle."""
-    found = c_void_p()
-    call(name, byref(found), *arguments)
-    return found
+    return DRIVER.load()
 
 
 def device_count() -> int:
@@ -135,7 +69,7 @@ def memory_info() -> tuple[int, int]:
 
 def page_locked(size: int) -> int:
     """Return the address of memory of the host that all GPUs copy from and to by themselves; it stays."""
-    return _handle("cuMemHostAlloc", size, _PORTABLE).value or 0
+    return handle("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
 def ordinal_of(address: int) -> int:
@@ -173,18 +107,20 @@ class _Held:
 
     def __init__(self, ordinal: int) -> None:
         self.process = os.getpid()
-        self.context = _handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
+        self.context = handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
         self.streams: list[c_void_p] = []
+        self.marks: list[Mark] = []
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
 
-    def free(self, blocks: Iterable[int], graphs: Iterable[c_void_p]) -> None:
+    def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
         """Give memory and graphs back."""
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for graph in graphs:
-                    _try("cuGraphExecDestroy", graph)
+                    _try("cuGraphExecDestroy", graph.ready)
+                    _try("cuGraphDestroy", graph.source)
                 for address in blocks:
                     self.blocks.discard(address)
                     _try("cuMemFree_v2", address)
@@ -195,6 +131,8 @@ class _Held:
             with suppress(VmError), _within(self.context):
                 for stream in self.streams:
                     _try("cuStreamSynchronize", stream)
+                for mark in self.marks:
+                    mark.end()
                 self.free(list(self.blocks), ())
                 for module in self.modules:
                     _try("cuModuleUnload", module)
@@ -220,6 +158,10 @@ class Gpu:
         The GPU's number; several objects may share a GPU, each with a stream of its own.
     multiprocessors : int
         How many it has.
+    mark : Mark
+        The stream, for memory that it may be at work on.
+    enter_quickly : callable
+        What :meth:`enter` does; returns the driver's status.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -228,20 +170,24 @@ class Gpu:
         self._idle: list[c_void_p] = []  # events that nobody uses
         finalize(self, self._held.close).atexit = False
         self._context = self._held.context
+        self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self._context)
         self.enter()
-        self.stream = self._new_stream()
+        self.stream, self.mark = self._new_stream()
         self._first: Gpu | None = None  # whose end is that of the memory
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
-    def _new_stream(self) -> c_void_p:
-        self._held.streams.append(_handle("cuStreamCreate", _NON_BLOCKING))
-        return self._held.streams[-1]
+    def _new_stream(self) -> tuple[c_void_p, Mark]:
+        made = handle("cuStreamCreate", _NON_BLOCKING)
+        self._held.streams.append(made)
+        self._held.marks.append(Mark(made.value or 0))
+        return made, self._held.marks[-1]
 
     def another(self) -> Gpu:
         """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
         self.enter()
         other = copy(self)
-        other._first, other.stream = self._first or self, self._new_stream()
+        other._first = self._first or self
+        other.stream, other.mark = self._new_stream()
         return other
 
     def enter(self) -> None:
@@ -250,13 +196,13 @@ class Gpu:
 
     def load(self, image: Any) -> c_void_p:
         """Return the module of a cubin, or of PTX, which the driver compiles."""
-        module = _handle("cuModuleLoadData", image)
+        module = handle("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module
 
     def function(self, module: c_void_p, symbol: str) -> c_void_p:
         """Return a kernel of a module."""
-        return _handle("cuModuleGetFunction", module, symbol.encode())
+        return handle("cuModuleGetFunction", module, symbol.encode())
 
     def allocate(self, size: int) -> int:
         """Return the address of ``size`` bytes (at least one)."""
@@ -307,7 +253,7 @@ class Gpu:
             return self._idle.pop()
         except IndexError:
             self.enter()
-            event = _handle("cuEventCreate", _NO_TIMING)
+            event = handle("cuEventCreate", _NO_TIMING)
             self._held.events.append(event)
             return event
 
@@ -330,10 +276,14 @@ class Gpu:
 
     def follow(self, stream: int) -> None:
         """Let the stream go on when another one, of any library, is done with all that it has by now."""
+        self.link(self.handle, stream)
+
+    def link(self, stream: int, other: int) -> None:
+        """Let a stream, of any library, go on when another one is done with all that it has by now."""
         event = self.take_event()
         self.enter()
-        call("cuEventRecord", event, stream)
-        self.wait_for(event)
+        call("cuEventRecord", event, other)
+        call("cuStreamWaitEvent", stream, event, 0)
         self.give_events([event])  # who waits has read it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
@@ -357,15 +307,35 @@ class Gpu:
         """Record what the calling thread puts on the stream instead of running it."""
         call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
 
-    def end_capture(self) -> c_void_p:
+    def last_node(self) -> c_void_p:
+        """Return what was recorded last."""
+        state, number, graph, nodes, count = c_int(), c_uint64(), c_void_p(), POINTER(c_void_p)(), c_size_t()
+        outs = [byref(x) for x in (state, number, graph, nodes, count)]
+        call("cuStreamGetCaptureInfo_v2", self.stream, *outs)
+        return c_void_p(nodes[0])
+
+    def end_capture(self) -> Recording:
         """Return the recorded graph, ready to run."""
         graph = c_void_p()
         call("cuStreamEndCapture", self.stream, byref(graph))
         try:
-            return _handle("cuGraphInstantiateWithFlags", graph, 0)
-        finally:
+            return Recording(handle("cuGraphInstantiateWithFlags", graph, 0), graph)
+        except VmError:
             call("cuGraphDestroy", graph)
+            raise
 
-    def run_graph(self, graph: c_void_p) -> None:
+    def run_graph(self, graph: Recording) -> None:
         """Run a graph on the stream."""
-        call("cuGraphLaunch", graph, self.stream)
+        call("cuGraphLaunch", graph.ready, self.stream)
+
+    def prepared(self, graph: Recording) -> Callable[[], int]:
+        """Return what runs a graph on the stream, and returns the driver's status."""
+        return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
+
+    def set_kernel(self, graph: Recording, node: c_void_p, launch: KernelNode) -> None:
+        """Let later runs of a graph launch a kernel, which it has at ``node``, with other parameters."""
+        call("cuGraphExecKernelNodeSetParams_v2", graph.ready, node, launch.described)
+
+    def set_copy(self, graph: Recording, node: c_void_p, copy: CopyNode) -> None:
+        """Let later runs of a graph copy, at ``node``, between other places."""
+        call("cuGraphExecMemcpyNodeSetParams", graph.ready, node, copy.described, self._context)

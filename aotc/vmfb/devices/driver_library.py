@@ -1,0 +1,89 @@
+"""libcuda, loaded when it is first needed; and a call of one of its functions, whose failure is an error of ours."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_void_p
+from typing import Any
+
+from aotc.vmfb.devices.driver_functions import SIGNATURES
+from aotc.vmfb.errors import VmError
+from aotc.vmfb.process.locks import new_lock
+
+_OUT_OF_MEMORY = 2
+
+
+class Driver:
+    """libcuda, loaded and started once."""
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+        self.library: ctypes.CDLL | None = None
+        self.reason = ""
+
+    def load(self) -> str:
+        """Start the driver; return why that cannot be, or an empty string."""
+        with self.lock:
+            if self.library is None and not self.reason:
+                self.reason = self._start()
+        return self.reason
+
+    def function(self, name: str) -> Any:
+        """Return a function of the driver, which returns a status; for calls whose arguments are known before."""
+        return getattr(self.library, name)
+
+    def _start(self) -> str:
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+            for name, arguments in SIGNATURES.items():
+                getattr(library, name).argtypes = arguments
+        except (OSError, AttributeError) as error:
+            return f"no NVIDIA driver ({error})"
+        status = library.cuInit(0)
+        count = c_int()
+        if status or library.cuDeviceGetCount(byref(count)) or not count.value:
+            return f"the NVIDIA driver finds no GPU ({_name(library, status)})"
+        self.library = library
+        return ""
+
+
+DRIVER = Driver()
+
+
+def _name(library: Any, status: int) -> str:
+    text = c_char_p()
+    library.cuGetErrorName(status, byref(text))
+    return (text.value or b"error %d" % status).decode()
+
+
+class OutOfGpuMemory(VmError):
+    """A GPU has not so much memory."""
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call a function of the driver.
+
+    Raises
+    ------
+    VmError
+        If it fails; names the function and the driver's error.
+    """
+    status = getattr(DRIVER.library, name)(*arguments)
+    if status:
+        raise failure(name, status)
+
+
+def failure(name: str, status: int) -> VmError:
+    """Return the error for a function of the driver that failed."""
+    library = DRIVER.library
+    if status == _OUT_OF_MEMORY:
+        hint = "give the GPU less to do at a time"
+        return OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
+    return VmError("", f"{name} failed on the GPU", _name(library, status))
+
+
+def handle(name: str, *arguments: Any) -> c_void_p:
+    """Call a function whose first argument is where it puts a handle."""
+    found = c_void_p()
+    call(name, byref(found), *arguments)
+    return found

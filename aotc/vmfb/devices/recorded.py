@@ -1,0 +1,131 @@
+"""What was recorded of a plan on some streams, by the addresses of the arrays on GPUs that it reads and writes.
+
+Addresses that come again have graphs of their own. One set of graphs is there for those that do not: the nodes that
+name an array that lies elsewhere are told where. On an NVIDIA H200 that takes 1 us a node; a table of pointers in the
+GPU's memory, through which kernels would find their arrays, takes 2 us to fill, and each kernel another read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from aotc.vmfb.devices.placed_program import PlacedProgram
+from aotc.vmfb.limits import RECORDED_ADDRESSES, SEEN_ADDRESSES, STALE_CALLS
+
+Addresses = tuple[int, ...]
+
+
+class Recorded:
+    """Programs over arrays at some addresses.
+
+    Attributes
+    ----------
+    addresses : tuple of int
+        Of arguments and results, 0 for those that are not arrays on GPUs.
+    programs : list of PlacedProgram
+        In the order of the plan's submissions.
+    graphs : list of Recording
+        All that they run, if that is nothing but graphs of one GPU.
+    launches : list of callable
+        What runs these; for :mod:`aotc.vmfb.devices.resident`, which makes them.
+    used : int
+        When it was used last.
+    """
+
+    __slots__ = ("addresses", "graphs", "launches", "programs", "used")
+
+    def __init__(self, addresses: Addresses, programs: list[PlacedProgram]) -> None:
+        self.addresses, self.programs, self.used = addresses, programs, 0
+        found = [program.graphs() for program in programs]
+        self.graphs: list[Any] = [graph for graphs in found for graph in graphs] if all(found) else []
+        self.launches: list[Callable[[], int]] = []
+
+
+class RecordedPrograms:
+    """What was recorded of a plan.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the program for the number of a command buffer and its parameters, recorded.
+    submissions : sequence
+        Of the plan.
+    slots : sequence of int
+        Where in the pointer table each of the addresses is.
+    """
+
+    def __init__(
+        self, make: Callable[..., PlacedProgram], submissions: Sequence[tuple[int, Any]], slots: Sequence[int]
+    ) -> None:
+        self._make, self._submissions, self._slots = make, submissions, slots
+        self._rows: dict[Addresses, Recorded] = {}
+        self._moving: Recorded | None = None  # the one that new addresses are put into
+        self._seen: dict[Addresses, None] = {}  # addresses that came, and were put there
+        self._turn = 0
+
+    def clear(self) -> None:
+        """Drop everything: working memory is elsewhere."""
+        self._rows.clear()
+        self._moving = None
+
+    def get(self, addresses: Addresses) -> Recorded | None:
+        """Return what is there for addresses, if it is."""
+        found = self._rows.get(addresses)
+        if found is not None:
+            self._turn += 1
+            found.used = self._turn
+        return found
+
+    def of(self, addresses: Addresses) -> Recorded:
+        """Return what runs at addresses, which the pointer table has."""
+        return self.get(addresses) or self._new(addresses)
+
+    def _new(self, addresses: Addresses) -> Recorded:
+        if not any(addresses):
+            return self._record(addresses)
+        if self._moving is None:
+            self._moving = self._record(addresses)
+            return self._moving
+        if addresses in self._seen and self._has_room():
+            del self._seen[addresses]
+            return self._record(addresses)
+        return self._moved(self._moving, addresses)
+
+    def _record(self, addresses: Addresses) -> Recorded:
+        make = partial(self._make, record=True)
+        found = Recorded(addresses, [make(number=n, parameters=values) for n, values in self._submissions])
+        return self._add(found)
+
+    def _add(self, found: Recorded) -> Recorded:
+        self._rows[found.addresses] = found
+        self._turn += 1
+        found.used = self._turn
+        return found
+
+    def _moved(self, found: Recorded, addresses: Addresses) -> Recorded:
+        """Put other addresses into graphs; runs of them that are under way are not touched."""
+        rows = zip(self._slots, found.addresses, addresses)
+        changed = dict.fromkeys(slot for slot, old, new in rows if old != new)
+        del self._rows[found.addresses]
+        self._moving = None  # until it is whole again
+        for program in found.programs:
+            program.move(changed)
+        self._seen[found.addresses] = None
+        if len(self._seen) > SEEN_ADDRESSES:
+            del self._seen[next(iter(self._seen))]
+        found.addresses = addresses
+        self._moving = found
+        return self._add(found)
+
+    def _has_room(self) -> bool:
+        """May there be one more set of graphs? One that was not used for long goes for it."""
+        rows = [row for row in self._rows.values() if any(row.addresses) and row is not self._moving]
+        if len(rows) < RECORDED_ADDRESSES:
+            return True
+        oldest = min(rows, key=lambda row: row.used)
+        if self._turn - oldest.used < STALE_CALLS:
+            return False
+        del self._rows[oldest.addresses]
+        return True
