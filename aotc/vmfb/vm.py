@@ -127,6 +127,8 @@ class LoadedFunction:
     ----------
     name : str
     signature : Signature
+    resident : ResidentCalls or None
+        The short ways of calls whose arrays are on the GPU, if that is what it works on.
     recordings : int
         How often the program was run to record what it does: once for each tuple of shapes.
     call : callable
@@ -153,7 +155,7 @@ class LoadedFunction:
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], _Planned] = {}
         self._lock = new_lock()
-        self._resident = resident_calls(executable) if self._planned else None
+        self.resident = resident_calls(executable) if self._planned else None
         self.recordings = 0
 
     def run(
@@ -188,8 +190,8 @@ class LoadedFunction:
         VmError
             If an argument does not fit or an assertion of the program fails.
         """
-        if self._resident is not None:
-            found = self._resident.call(values, out, donate, results)
+        if self.resident is not None:
+            found = self.resident.call(values, out, donate, results)
             if found is not None:
                 return found
         if len(values) != len(self.arguments):
@@ -199,7 +201,7 @@ class LoadedFunction:
                 len(values),
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
-        key = self._resident.key(values, out, donate, results) if self._resident is not None else None
+        key = self.resident.key(values, out, donate, results) if self.resident is not None else None
         arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
         buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.stays(results, buffers)
@@ -211,8 +213,8 @@ class LoadedFunction:
             take_over(self.arguments, values, arrays, donate)
             made = self.residence.results(plan, arrays, buffers, stays, self.where)
             replay(arrays, made)
-            if key is not None and self._resident is not None:
-                self._resident.learn(plan, replay, key, arrays, made, out)
+            if key is not None and self.resident is not None:
+                self.resident.learn(plan, replay, key, arrays, made, out)
         made = self.residence.moved(made, stays)
         return made if out is None else [x if given is None else given for x, given in zip(made, out)]
 

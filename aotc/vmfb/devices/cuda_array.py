@@ -14,7 +14,7 @@ from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.interop.dlpack import CUDA, capsule
 from aotc.vmfb.devices.staging import download, upload
-from aotc.vmfb.devices.stream_order import Mark, Tracked
+from aotc.vmfb.devices.stream_order import Mark, Tracked, changed
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of
@@ -269,13 +269,19 @@ class CudaArray(DeviceArray):
     def give_away(self) -> CudaArray:
         """Return another array of the same memory; this one cannot be used any more."""
         other = CudaArray(self.buffer, self.shape, self.dtype, self.device)
-        self._buffer = self.kind = None
+        self.lose()
         return other
+
+    def lose(self) -> None:
+        """Note that the memory was given away."""
+        self._buffer = self.kind = None
+        changed()
 
     def _share(self) -> CudaBuffer:
         """Return the memory, which another library is given."""
         buffer = self.buffer
         buffer.shared, self.kind = True, None
+        changed()
         return buffer
 
     @property

@@ -70,7 +70,7 @@ class PlacedCall:
             addresses, shared = self._bind(arrays, results)
             arena = self._take_arena()
             self._streams.note(self)
-            programs = self.recorded.of(addresses).programs
+            programs = self.recorded.of(addresses, addresses).programs
             self._upload(arrays)
             judge(self._judged[0], self._read)
             for program, after in zip(programs, self._judged[1:]):
@@ -107,14 +107,14 @@ class PlacedCall:
 
     # ------------------------------------------------------------ where arrays are
 
-    def aim(self, addresses: tuple[int, ...]) -> Recorded:
-        """Return what runs with all arguments and results on the GPU, at these addresses."""
+    def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> Recorded:
+        """Return what runs with all arguments and results on the GPU, at these addresses; later calls have the key."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
         self._lay((False,) * len(addresses), ())
         self._streams.note(self)
-        return self.recorded.of(addresses)
+        return self.recorded.of(key, addresses)
 
     def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
         """Put all arrays in the table.

@@ -15,6 +15,7 @@ from aotc.vmfb.devices.placed_program import PlacedProgram
 from aotc.vmfb.limits import RECORDED_ADDRESSES, SEEN_ADDRESSES, STALE_CALLS
 
 Addresses = tuple[int, ...]
+Key = tuple[Any, ...]
 
 
 class Recorded:
@@ -22,6 +23,8 @@ class Recorded:
 
     Attributes
     ----------
+    key : tuple
+        What it is found by: the addresses, or what stands for those of bound arrays and the rest.
     addresses : tuple of int
         Of arguments and results, 0 for those that are not arrays on GPUs.
     programs : list of PlacedProgram
@@ -34,10 +37,10 @@ class Recorded:
         When it was used last.
     """
 
-    __slots__ = ("addresses", "graphs", "launches", "programs", "used")
+    __slots__ = ("addresses", "graphs", "key", "launches", "programs", "used")
 
-    def __init__(self, addresses: Addresses, programs: list[PlacedProgram]) -> None:
-        self.addresses, self.programs, self.used = addresses, programs, 0
+    def __init__(self, key: Key, addresses: Addresses, programs: list[PlacedProgram]) -> None:
+        self.key, self.addresses, self.programs, self.used = key, addresses, programs, 0
         found = [program.graphs() for program in programs]
         self.graphs: list[Any] = [graph for graphs in found for graph in graphs] if all(found) else []
         self.launches: list[Callable[[], int]] = []
@@ -60,9 +63,9 @@ class RecordedPrograms:
         self, make: Callable[..., PlacedProgram], submissions: Sequence[tuple[int, Any]], slots: Sequence[int]
     ) -> None:
         self._make, self._submissions, self._slots = make, submissions, slots
-        self._rows: dict[Addresses, Recorded] = {}
+        self._rows: dict[Key, Recorded] = {}
         self._moving: Recorded | None = None  # the one that new addresses are put into
-        self._seen: dict[Addresses, None] = {}  # addresses that came, and were put there
+        self._seen: dict[Key, None] = {}  # what came, and was put there
         self._turn = 0
 
     def clear(self) -> None:
@@ -70,52 +73,52 @@ class RecordedPrograms:
         self._rows.clear()
         self._moving = None
 
-    def get(self, addresses: Addresses) -> Recorded | None:
-        """Return what is there for addresses, if it is."""
-        found = self._rows.get(addresses)
+    def get(self, key: Key) -> Recorded | None:
+        """Return what is there, if anything is."""
+        found = self._rows.get(key)
         if found is not None:
             self._turn += 1
             found.used = self._turn
         return found
 
-    def of(self, addresses: Addresses) -> Recorded:
+    def of(self, key: Key, addresses: Addresses) -> Recorded:
         """Return what runs at addresses, which the pointer table has."""
-        return self.get(addresses) or self._new(addresses)
+        return self.get(key) or self._new(key, addresses)
 
-    def _new(self, addresses: Addresses) -> Recorded:
+    def _new(self, key: Key, addresses: Addresses) -> Recorded:
         if not any(addresses):
-            return self._record(addresses)
+            return self._record(key, addresses)
         if self._moving is None:
-            self._moving = self._record(addresses)
+            self._moving = self._record(key, addresses)
             return self._moving
-        if addresses in self._seen and self._has_room():
-            del self._seen[addresses]
-            return self._record(addresses)
-        return self._moved(self._moving, addresses)
+        if key in self._seen and self._has_room():
+            del self._seen[key]
+            return self._record(key, addresses)
+        return self._moved(self._moving, key, addresses)
 
-    def _record(self, addresses: Addresses) -> Recorded:
+    def _record(self, key: Key, addresses: Addresses) -> Recorded:
         make = partial(self._make, record=True)
-        found = Recorded(addresses, [make(number=n, parameters=values) for n, values in self._submissions])
+        found = Recorded(key, addresses, [make(number=n, parameters=values) for n, values in self._submissions])
         return self._add(found)
 
     def _add(self, found: Recorded) -> Recorded:
-        self._rows[found.addresses] = found
+        self._rows[found.key] = found
         self._turn += 1
         found.used = self._turn
         return found
 
-    def _moved(self, found: Recorded, addresses: Addresses) -> Recorded:
+    def _moved(self, found: Recorded, key: Key, addresses: Addresses) -> Recorded:
         """Put other addresses into graphs; runs of them that are under way are not touched."""
         rows = zip(self._slots, found.addresses, addresses)
         changed = dict.fromkeys(slot for slot, old, new in rows if old != new)
-        del self._rows[found.addresses]
+        del self._rows[found.key]
         self._moving = None  # until it is whole again
         for program in found.programs:
             program.move(changed)
-        self._seen[found.addresses] = None
+        self._seen[found.key] = None
         if len(self._seen) > SEEN_ADDRESSES:
             del self._seen[next(iter(self._seen))]
-        found.addresses = addresses
+        found.key, found.addresses = key, addresses
         self._moving = found
         return self._add(found)
 
@@ -127,5 +130,5 @@ class RecordedPrograms:
         oldest = min(rows, key=lambda row: row.used)
         if self._turn - oldest.used < STALE_CALLS:
             return False
-        del self._rows[oldest.addresses]
+        del self._rows[oldest.key]
         return True

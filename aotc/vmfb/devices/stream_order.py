@@ -8,11 +8,26 @@ whoever has it next.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from aotc.vmfb.process.locks import new_recursive_lock
 
 _LOCK = new_recursive_lock()
+CHANGES = count()  # a step for each time that what was known of some memory does not hold any more
+
+
+def changes() -> int:
+    """Return a number that is another one if anything was written, given away or handed over since."""
+    return _LAST[0]
+
+
+def changed() -> None:
+    """Note that some memory was."""
+    _LAST[0] = next(CHANGES)
+
+
+_LAST = [next(CHANGES)]
 
 
 class Mark:
@@ -79,6 +94,7 @@ class Tracked:
             self.wait_on(gpu)
             self.users = {mark}
             self.writer = mark
+        changed()
 
     def wait_on(self, gpu: Any) -> None:
         """Let a stream go on when all others are done with it."""
