@@ -178,8 +178,14 @@ from: chosen
 
 RECORDED_ADDRESSES = 8
 """unit: sets of addresses of arrays on a GPU
-why: for so many does a plan keep graphs, and one more that others are put into
+why: for so many does a plan keep graphs, and MOVING more that others are put into
 from: chosen, not measured: a loop that hands its results back uses two
+"""
+
+MOVING = 2
+"""unit: sets of graphs of a plan
+why: new addresses are put into these in turn: one may be changed while the GPU runs another
+from: chosen, not measured
 """
 
 SEEN_ADDRESSES = 64

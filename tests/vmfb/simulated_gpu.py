@@ -150,6 +150,7 @@ class SimulatedGpu:
         """Wait for what another stream has been given by now; 1 is the one of which all others take care."""
         self.enter()
         others = [self.streams[stream]] if stream > 1 else [g for g in list(self.every) if g is not self]
+        assert all(gpu.captured is None for gpu in others)  # what they are given does not belong to a recording
         marks = [(gpu, gpu.given) for gpu in others]
         self._do("follow", lambda: [gpu._reach(mark) for gpu, mark in marks])
 
@@ -235,26 +236,36 @@ class SimulatedGpu:
         return lambda: run_kernel(text, arrays, dims)
 
     def begin_capture(self):
+        self.mark.hold()
         assert self.captured is None
         self._is_entered()
         self.captured, self.recorder = [], threading.get_ident()
 
     def end_capture(self):
         graph, self.captured, self.recorder = self.captured, None, None
+        self.mark.release()
         return graph
 
     def last_node(self):
         return len(self.captured) - 1
 
-    def set_kernel(self, graph, node, launch):
-        self.log.append("set_kernel")
-        graph[node] = self._kernel(launch.function, launch.shape, launch.table)
+    def kernel_setter(self, graph, node, launch):
+        def change():
+            self.log.append("set_kernel")
+            graph[node] = self._kernel(launch.function, launch.shape, launch.table)
+            return 0
 
-    def set_copy(self, graph, node, copy):
-        self.log.append("set_copy")
-        assert self._holds(copy.to, copy.size)
-        assert self._holds(copy.source, copy.size)
-        graph[node] = partial(ctypes.memmove, copy.to, copy.source, copy.size)
+        return change
+
+    def copy_setter(self, graph, node, copy):
+        def change():
+            self.log.append("set_copy")
+            assert self._holds(copy.to, copy.size)
+            assert self._holds(copy.source, copy.size)
+            graph[node] = partial(ctypes.memmove, copy.to, copy.source, copy.size)
+            return 0
+
+        return change
 
     def prepared(self, graph):
         def run():

@@ -303,7 +303,8 @@ def test_a_generation_that_is_not_compiled_for():
 @sim
 def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
     monkeypatch.setattr(cuda_driver, "DRIVER", driver_library.Driver())
-    monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    missing = lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found"))  # noqa: E731
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", missing)
     assert cuda_driver.missing() == "no NVIDIA driver (libcuda.so.1: not found)"
 
 

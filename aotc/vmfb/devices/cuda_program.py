@@ -121,9 +121,9 @@ class CudaProgram:
     ) -> None:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record = recordings, record
-        self._named: dict[int, list[GpuCommand]] = {}  # by slot: the recorded commands that name it
+        # By slot: the recorded commands that name it, as which of their arrays, and how many bytes behind its begin.
+        self._named: dict[int, list[tuple[GpuCommand, int, int]]] = {}
         self._flag = np.zeros(8, np.uint8)
-        self._events: list[Any] = []
         self._steps = self._steps_of(nodes)
         plain = record and all(isinstance(node, Graph) for node in nodes)
         self.graphs: list[Any] = list(recordings.graphs[-len(nodes) :]) if plain and nodes else []
@@ -142,20 +142,28 @@ class CudaProgram:
     def _run_in_turn(self) -> None:
         """Ask for a step when the one before the last is done, unless the call is to end."""
         gpu = self._executable.gpu
-        while len(self._events) < STEPS_AHEAD:
-            self._events.append(self._recordings.event())
-        for number, step in enumerate(self._steps):
-            event = self._events[number % STEPS_AHEAD]
-            if number >= STEPS_AHEAD:
-                gpu.finish(event)
-            end_if_stopped()
-            step()
-            gpu.record(event)
+        events = [gpu.take_event() for _ in range(STEPS_AHEAD)]
+        try:
+            for number, step in enumerate(self._steps):
+                event = events[number % STEPS_AHEAD]
+                if number >= STEPS_AHEAD:
+                    gpu.finish(event)
+                end_if_stopped()
+                step()
+                gpu.record(event)
+        finally:
+            gpu.give_events(events)
 
     def move(self, slots: Iterable[int]) -> None:
         """Put the addresses that these slots have now into the recorded graphs."""
-        for command in dict.fromkeys(c for slot in slots for c in self._named.get(slot, ())):
-            command.move()
+        touched: dict[GpuCommand, None] = {}
+        for slot in slots:
+            begin = self._slots[slot]
+            for command, number, offset in self._named.get(slot, ()):
+                command.put(number, begin + offset)
+                touched[command] = None
+        for command in touched:
+            command.update()
 
     def _value(self, operand: int) -> int:
         return value_of(operand, self._parameters)
@@ -175,41 +183,42 @@ class CudaProgram:
     def _graph(self, graph: Graph) -> Step:
         """Return what runs a graph; its commands are in an order that respects the edges."""
         gpu = self._executable.gpu
-        commands = [command for leaf in graph.leaves if (command := self._command(leaf)) is not None]
+        rows = [(command, leaf) for leaf in graph.leaves if (command := self._command(leaf)) is not None]
 
         def run_all() -> None:
-            for command in commands:
+            for command, _ in rows:
                 command.run()
 
         if not self._record:
             return run_all
+        nodes = []
         gpu.begin_capture()
         try:
-            for command in commands:
+            for command, _ in rows:
                 command.run()
-                command.node = gpu.last_node()
+                nodes.append(gpu.last_node())
         finally:
             recording = gpu.end_capture()
         self._recordings.graphs.append(recording)
-        for command in commands:
-            command.recording = recording
-            for slot in command.slots:
-                self._named.setdefault(slot, []).append(command)
+        for (command, leaf), node in zip(rows, nodes):
+            command.recorded = recording, node
+            for number, (slot, offset) in enumerate(leaf.places):
+                self._named.setdefault(slot, []).append((command, number, self._value(offset)))
         return lambda: gpu.run_graph(recording)
 
     def _command(self, command: Command) -> GpuCommand | None:
         """Return what runs a command, or None if it does nothing."""
-        places = [(self._slots, slot, self._value(offset)) for slot, offset in command.places]
+        addresses = [self._slots[slot] + self._value(offset) for slot, offset in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY:
-            return CopyCommand(self._executable, places, dims[0]) if dims[0] else None
+            return CopyCommand(self._executable, addresses, dims[0]) if dims[0] else None
         kernel = self._executable.kernels[command.kernel]
         items = self._value(command.items)
         gpu, where = self._executable.gpu, self._executable.where
         shape = launch_of(where, kernel, dims, items, gpu.multiprocessors)
         if shape.is_empty:
             return None
-        return LaunchCommand(self._executable, command.kernel, places, shape, [*dims, items])
+        return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
     def _read(self, place: Place, size: int) -> Step:
         """Return what brings a scalar to ``_flag``."""

@@ -305,7 +305,12 @@ class Gpu:
 
     def begin_capture(self) -> None:
         """Record what the calling thread puts on the stream instead of running it."""
-        call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
+        self.mark.hold()  # an event of another thread would become a part of what is recorded
+        try:
+            call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
+        except VmError:
+            self.mark.release()
+            raise
 
     def last_node(self) -> c_void_p:
         """Return what was recorded last."""
@@ -317,7 +322,10 @@ class Gpu:
     def end_capture(self) -> Recording:
         """Return the recorded graph, ready to run."""
         graph = c_void_p()
-        call("cuStreamEndCapture", self.stream, byref(graph))
+        try:
+            call("cuStreamEndCapture", self.stream, byref(graph))
+        finally:
+            self.mark.release()
         try:
             return Recording(handle("cuGraphInstantiateWithFlags", graph, 0), graph)
         except VmError:
@@ -332,10 +340,11 @@ class Gpu:
         """Return what runs a graph on the stream, and returns the driver's status."""
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
-    def set_kernel(self, graph: Recording, node: c_void_p, launch: KernelNode) -> None:
-        """Let later runs of a graph launch a kernel, which it has at ``node``, with other parameters."""
-        call("cuGraphExecKernelNodeSetParams_v2", graph.ready, node, launch.described)
+    def kernel_setter(self, graph: Recording, node: c_void_p, launch: KernelNode) -> Callable[[], int]:
+        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters that lie there then."""
+        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, launch.described)
 
-    def set_copy(self, graph: Recording, node: c_void_p, copy: CopyNode) -> None:
-        """Let later runs of a graph copy, at ``node``, between other places."""
-        call("cuGraphExecMemcpyNodeSetParams", graph.ready, node, copy.described, self._context)
+    def copy_setter(self, graph: Recording, node: c_void_p, copy: CopyNode) -> Callable[[], int]:
+        """Return what has later runs of a graph copy, at ``node``, between the places that are named there then."""
+        function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
+        return partial(function, graph.ready, node, copy.described, self._context)

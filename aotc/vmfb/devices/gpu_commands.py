@@ -7,16 +7,15 @@ call, the nodes that name it are told so, and the graph runs with the rest as it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
+from aotc.vmfb.devices.driver_library import failure
 from aotc.vmfb.devices.graph_nodes import CopyNode, KernelNode
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-
-_Places = Sequence[tuple[Any, int, int]]  # pointer table, slot, bytes behind what is there
 
 
 class GpuCommand:
@@ -24,35 +23,35 @@ class GpuCommand:
 
     Attributes
     ----------
-    recording, node
-        Where it is recorded, if it is.
-    slots : list of int
-        Of the pointer table: what it names.
+    recorded : tuple or None
+        The graph and its node, if it is recorded.
     """
 
-    __slots__ = ("_gpu", "_places", "node", "recording")
+    __slots__ = ("_gpu", "_set", "recorded")
 
-    def __init__(self, executable: LoadedGpu, places: _Places) -> None:
+    def __init__(self, executable: LoadedGpu) -> None:
         self._gpu: Any = executable.gpu
-        self._places = places
-        self.recording: Any = None
-        self.node: Any = None
-
-    @property
-    def slots(self) -> list[int]:
-        """Return the slots that it names."""
-        return [slot for _, slot, _ in self._places]
-
-    def _addresses(self) -> list[int]:
-        return [slots[slot] + offset for slots, slot, offset in self._places]
+        self.recorded: tuple[Any, Any] | None = None
+        self._set: Callable[[], int] | None = None
 
     def run(self) -> None:
         """Put it on the stream."""
         raise NotImplementedError
 
-    def move(self) -> None:
-        """Put the addresses that its slots have now into the graph."""
+    def put(self, number: int, address: int) -> None:
+        """Write down where one of the arrays that it names is."""
         raise NotImplementedError
+
+    def _setter(self) -> Callable[[], int]:
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Tell the graph what was written down."""
+        if self._set is None:
+            self._set = self._setter()
+        status = self._set()
+        if status:
+            raise failure("a change of a graph", status)
 
 
 class CopyCommand(GpuCommand):
@@ -60,47 +59,54 @@ class CopyCommand(GpuCommand):
 
     __slots__ = ("_copy",)
 
-    def __init__(self, executable: LoadedGpu, places: _Places, size: int) -> None:
-        super().__init__(executable, places)
-        source, to = self._addresses()
-        self._copy = CopyNode(to, source, size)
+    def __init__(self, executable: LoadedGpu, addresses: Sequence[int], size: int) -> None:
+        super().__init__(executable)
+        self._copy = CopyNode(*addresses, size)
 
     def run(self) -> None:
         """Put it on the stream."""
         self._gpu.copy(self._copy.to, self._copy.source, self._copy.size)
 
-    def move(self) -> None:
-        """Put the addresses that its slots have now into the graph."""
-        self._copy.source, self._copy.to = self._addresses()
-        self._gpu.set_copy(self.recording, self.node, self._copy)
+    def put(self, number: int, address: int) -> None:
+        """Write down where its source (0) or its target (1) is."""
+        self._copy.put(number, address)
+
+    def _setter(self) -> Callable[[], int]:
+        assert self.recorded is not None
+        found: Callable[[], int] = self._gpu.copy_setter(*self.recorded, self._copy)
+        return found
 
 
 class LaunchCommand(GpuCommand):
     """A launch of the kernel of a number, with dims and the size of the grid behind its pointers."""
 
-    __slots__ = ("_dims", "_function", "_launch", "_maps", "_shape", "_where")
+    __slots__ = ("_dims", "_launch", "_maps", "_values", "_where")
 
     def __init__(
-        self, executable: LoadedGpu, number: int, places: _Places, shape: LaunchShape, dims: Sequence[int]
+        self, executable: LoadedGpu, number: int, addresses: Sequence[int], shape: LaunchShape, dims: Sequence[int]
     ) -> None:
-        super().__init__(executable, places)
-        self._function, self._where, self._dims = executable.functions[number], executable.where, dims[:-1]
+        super().__init__(executable)
+        self._where, self._dims = executable.where, dims[:-1]
         self._maps = executable.kernels[number].get("launch", {}).get("maps", ())
-        self._shape = shape
-        addresses = self._addresses()
-        self._launch = KernelNode(self._function, shape, self._encoded(addresses), [*addresses, *dims])
+        maps = [self._encoded(row, addresses[row["buffer"]]) for row in self._maps]
+        self._launch = KernelNode(executable.functions[number], shape, maps, [*addresses, *dims])
+        self._values = self._launch.values
 
-    def _encoded(self, addresses: Sequence[int]) -> list[Any]:
-        return [tensor_map.encode_map(self._where, row, addresses[row["buffer"]], self._dims) for row in self._maps]
+    def _encoded(self, row: Any, address: int) -> Any:
+        return tensor_map.encode_map(self._where, row, address, self._dims)
 
     def run(self) -> None:
         """Put it on the stream."""
-        self._gpu.launch(self._function, self._shape, self._launch.table)
+        self._gpu.launch(self._launch.function, self._launch.shape, self._launch.table)
 
-    def move(self) -> None:
-        """Put the addresses that its slots have now into the graph."""
-        addresses = self._addresses()
-        for old, new in zip(self._launch.maps, self._encoded(addresses)):
-            ctypes.memmove(old, new, MAP_BYTES)
-        self._launch.values[: len(addresses)] = addresses
-        self._gpu.set_kernel(self.recording, self.node, self._launch)
+    def put(self, number: int, address: int) -> None:
+        """Write down where the buffer of a number is."""
+        self._values[number] = address
+        for row, held in zip(self._maps, self._launch.maps):
+            if row["buffer"] == number:
+                ctypes.memmove(held, self._encoded(row, address), MAP_BYTES)
+
+    def _setter(self) -> Callable[[], int]:
+        assert self.recorded is not None
+        found: Callable[[], int] = self._gpu.kernel_setter(*self.recorded, self._launch)
+        return found

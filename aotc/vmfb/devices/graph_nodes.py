@@ -85,20 +85,30 @@ class KernelNode:
 
 
 class CopyNode:
-    """A copy on a GPU.
+    """A copy of ``size`` bytes on a GPU, from ``source``, to ``to``: addresses that can be written again."""
 
-    Attributes
-    ----------
-    to, source, size : int
-    """
+    __slots__ = ("_row", "size")
 
-    __slots__ = ("size", "source", "to")
+    def __init__(self, source: int, to: int, size: int) -> None:
+        ends = [_End(kind=_DEVICE, device=address, pitch=size, height=1) for address in (source, to)]
+        self._row = _Copy(*ends, size, 1, 1)
+        self.size = size
 
-    def __init__(self, to: int, source: int, size: int) -> None:
-        self.to, self.source, self.size = to, source, size
+    @property
+    def source(self) -> int:
+        """Return where the bytes are."""
+        return int(self._row.source.device)
+
+    @property
+    def to(self) -> int:
+        """Return where they go."""
+        return int(self._row.target.device)
+
+    def put(self, number: int, address: int) -> None:
+        """Write the address of the source (0) or of the target (1)."""
+        (self._row.target if number else self._row.source).device = address
 
     @property
     def described(self) -> Any:
         """Return what the driver takes to change it."""
-        ends = [_End(kind=_DEVICE, device=address, pitch=self.size, height=1) for address in (self.source, self.to)]
-        return byref(_Copy(*ends, self.size, 1, 1))
+        return byref(self._row)

@@ -54,6 +54,7 @@ class PlacedCall:
         self._read = partial(read_scalar, streams.spaces, self._call)
         self._sent: list[tuple[Gpu, Any]] = []  # events that come when GPUs have read the arguments that are the host's
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
+        self._on_gpus = (False,) * len(self._slots)  # none of them is in working memory
         self._laid: tuple[tuple[bool, ...], int] = (), -1  # what is in the table of what is in working memory
         make = partial(PlacedProgram, streams.spaces, self._call, executable.buffers)
         self.recorded = RecordedPrograms(make, plan.submissions, self._slots)
@@ -69,7 +70,8 @@ class PlacedCall:
         try:
             addresses, shared = self._bind(arrays, results)
             arena = self._take_arena()
-            self._streams.note(self)
+            if self._streams.last is not self.me:
+                self._streams.note(self)
             programs = self.recorded.of(addresses, addresses).programs
             self._upload(arrays)
             judge(self._judged[0], self._read)
@@ -112,8 +114,9 @@ class PlacedCall:
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):
             slots[slot] = address
-        self._lay((False,) * len(addresses), ())
-        self._streams.note(self)
+        self._lay(self._on_gpus, ())
+        if self._streams.last is not self.me:
+            self._streams.note(self)
         return self.recorded.of(key, addresses)
 
     def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
@@ -146,6 +149,8 @@ class PlacedCall:
 
     def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
         """Put in the table where arenas are, and the arguments and results that are in working memory."""
+        if self._laid == (kinds, self._streams.moves):  # nor has any memory become too small
+            return
         parts = self._parts.get(kinds)
         if parts is None:
             parts = self._parts[kinds] = self._divided(rows)
@@ -154,8 +159,6 @@ class PlacedCall:
             self._executable.pool.reserve(self._streams, sizes)
         except OutOfGpuMemory as error:
             raise self._report(rows, error) from error
-        if self._laid == (kinds, self._streams.moves):
-            return
         self._laid = kinds, self._streams.moves
         for slot, (space, offset) in places.items():
             workspace = self._streams.workspaces[space]

@@ -1,6 +1,6 @@
 """What was recorded of a plan on some streams, by the addresses of the arrays on GPUs that it reads and writes.
 
-Addresses that come again have graphs of their own. One set of graphs is there for those that do not: the nodes that
+Addresses that come again have graphs of their own. A few sets of graphs are there for those that do not: the nodes that
 name an array that lies elsewhere are told where. On an NVIDIA H200 that takes 1 us a node; a table of pointers in the
 GPU's memory, through which kernels would find their arrays, takes 2 us to fill, and each kernel another read.
 """
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from aotc.vmfb.devices.placed_program import PlacedProgram
-from aotc.vmfb.limits import RECORDED_ADDRESSES, SEEN_ADDRESSES, STALE_CALLS
+from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES, SEEN_ADDRESSES, STALE_CALLS
 
 Addresses = tuple[int, ...]
 Key = tuple[Any, ...]
@@ -64,14 +64,14 @@ class RecordedPrograms:
     ) -> None:
         self._make, self._submissions, self._slots = make, submissions, slots
         self._rows: dict[Key, Recorded] = {}
-        self._moving: Recorded | None = None  # the one that new addresses are put into
+        self._moving: list[Recorded] = []  # those that new addresses are put into, in turn
         self._seen: dict[Key, None] = {}  # what came, and was put there
         self._turn = 0
 
     def clear(self) -> None:
         """Drop everything: working memory is elsewhere."""
         self._rows.clear()
-        self._moving = None
+        self._moving.clear()
 
     def get(self, key: Key) -> Recorded | None:
         """Return what is there, if anything is."""
@@ -88,13 +88,13 @@ class RecordedPrograms:
     def _new(self, key: Key, addresses: Addresses) -> Recorded:
         if not any(addresses):
             return self._record(key, addresses)
-        if self._moving is None:
-            self._moving = self._record(key, addresses)
-            return self._moving
+        if len(self._moving) < MOVING:
+            self._moving.append(self._record(key, addresses))
+            return self._moving[-1]
         if key in self._seen and self._has_room():
             del self._seen[key]
             return self._record(key, addresses)
-        return self._moved(self._moving, key, addresses)
+        return self._moved(self._moving.pop(0), key, addresses)
 
     def _record(self, key: Key, addresses: Addresses) -> Recorded:
         make = partial(self._make, record=True)
@@ -112,19 +112,18 @@ class RecordedPrograms:
         rows = zip(self._slots, found.addresses, addresses)
         changed = dict.fromkeys(slot for slot, old, new in rows if old != new)
         del self._rows[found.key]
-        self._moving = None  # until it is whole again
         for program in found.programs:
             program.move(changed)
         self._seen[found.key] = None
         if len(self._seen) > SEEN_ADDRESSES:
             del self._seen[next(iter(self._seen))]
         found.key, found.addresses = key, addresses
-        self._moving = found
+        self._moving.append(found)  # it was in no list until it was whole again
         return self._add(found)
 
     def _has_room(self) -> bool:
         """May there be one more set of graphs? One that was not used for long goes for it."""
-        rows = [row for row in self._rows.values() if any(row.addresses) and row is not self._moving]
+        rows = [row for row in self._rows.values() if any(row.addresses) and row not in self._moving]
         if len(rows) < RECORDED_ADDRESSES:
             return True
         oldest = min(rows, key=lambda row: row.used)

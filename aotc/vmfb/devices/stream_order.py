@@ -18,7 +18,7 @@ CHANGES = count()  # a step for each time that what was known of some memory doe
 
 
 def changes() -> int:
-    """Return a number that is another one if anything was written, given away or handed over since."""
+    """Return a number that is another one if memory that a stream uses was written by another, or given away, since."""
     return _LAST[0]
 
 
@@ -44,6 +44,14 @@ class Mark:
     def __init__(self, handle: int) -> None:
         self._lock = new_recursive_lock()
         self.handle = handle
+
+    def hold(self) -> None:
+        """Let nobody else put anything on the stream, as what it is given is being recorded."""
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Undo :meth:`hold`."""
+        self._lock.release()
 
     def end(self) -> None:
         """Note that the stream is done, and goes."""
@@ -91,16 +99,18 @@ class Tracked:
         """Let a stream write it from now on, when all others are done with it."""
         mark = gpu.mark
         with _LOCK:
-            self.wait_on(gpu)
+            others = self.wait_on(gpu)
             self.users = {mark}
             self.writer = mark
-        changed()
+        if others:
+            changed()
 
-    def wait_on(self, gpu: Any) -> None:
-        """Let a stream go on when all others are done with it."""
-        for mark in tuple(self.users):
-            if mark is not gpu.mark:
-                mark.lead(gpu)
+    def wait_on(self, gpu: Any) -> bool:
+        """Let a stream go on when all others are done with it; tell whether there are any."""
+        others = [mark for mark in tuple(self.users) if mark is not gpu.mark]
+        for mark in others:
+            mark.lead(gpu)
+        return bool(others)
 
     def hand_over(self, gpu: Any, stream: int) -> None:
         """Let a stream of another library go on when all of ours are done with it."""

@@ -220,10 +220,9 @@ class StreamPool:
 
     def give(self, streams: CallStreams) -> None:
         """Take streams back: whoever takes them next comes behind what was asked for on them."""
-        try:
-            self._users.remove(get_ident())
-        except ValueError:  # another thread gives them back
-            pass
+        me = get_ident()
+        if me in self._users:  # else another thread gives them back
+            self._users.remove(me)
         self._idle.append(streams)
         if self._waiting:
             with suppress(IndexError, RuntimeError):
