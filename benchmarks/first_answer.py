@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 ROUNDS = 5
@@ -38,7 +39,7 @@ def answer(path: str, began: float) -> None:
     (found,) = module.invoke("main", *arrays)
     assert np.isfinite(found).all()
     points.append(("first call", time.time()))
-    rows = [(name, b - a) for (_, a), (name, b) in zip(points, points[1:])]
+    rows = [(name, b - a) for (_, a), (name, b) in pairwise(points)]
     print(f"{(points[-1][1] - began) * 1e3:.0f} ms:", ", ".join(f"{name} {took * 1e3:.0f}" for name, took in rows))
 
 
@@ -58,7 +59,7 @@ def make(folder: str, target: str) -> dict[str, str]:
 
     found = {}
     for name, widths in (("1 layer", [64, 64]), ("40 layers", range(64, 64 + 8 * 41, 8))):
-        weights = [np.full(shape, 0.01, np.float32) for shape in zip(widths, widths[1:])]
+        weights = [np.full(shape, 0.01, np.float32) for shape in pairwise(widths)]
         found[name] = str(Path(folder, f"{len(widths)}.vmfb"))
         data = aotc.compile(jax.jit(layers), np.ones((16, 64), np.float32), *weights, target=target)
         Path(found[name]).write_bytes(data)

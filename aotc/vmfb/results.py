@@ -19,7 +19,7 @@ from aotc.vmfb.errors import VmError
 NUMPY, DEVICE = "numpy", "device"  # what a call may be asked for
 
 
-RESIDENT = "aotc.vmfb.devices.resident"  # imported for GPUs alone
+RESIDENT = "aotc.vmfb.devices.gpu.resident"  # imported for GPUs alone
 
 
 def resident_calls(executable: Any) -> Any:

@@ -18,7 +18,7 @@ from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import cuda_array, tensor_map
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.stream_order import Mark
+from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.dtypes import to_numpy
 
 

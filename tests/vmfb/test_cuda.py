@@ -24,7 +24,7 @@ from aotc.kernels.cuda import compile as compile_cuda
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices import driver_library
+from aotc.vmfb.devices.gpu import driver_library
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -303,7 +303,7 @@ def test_a_generation_that_is_not_compiled_for():
 @sim
 def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
     monkeypatch.setattr(cuda_driver, "DRIVER", driver_library.Driver())
-    missing = lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found"))  # noqa: E731
+    missing = lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found"))
     monkeypatch.setattr(driver_library.ctypes, "CDLL", missing)
     assert cuda_driver.missing() == "no NVIDIA driver (libcuda.so.1: not found)"
 

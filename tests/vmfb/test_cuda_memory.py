@@ -12,7 +12,8 @@ from support.small_models import MODELS, array, close
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.devices import driver, driver_library
+from aotc.vmfb.devices import driver
+from aotc.vmfb.devices.gpu import driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import PLANS
 

@@ -12,9 +12,9 @@ import numpy as np
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.gpu.stream_order import Mark, Tracked, changed
 from aotc.vmfb.devices.interop.dlpack import CUDA, capsule
 from aotc.vmfb.devices.staging import download, upload
-from aotc.vmfb.devices.stream_order import Mark, Tracked, changed
 from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.pointers import address_of

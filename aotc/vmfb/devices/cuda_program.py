@@ -10,7 +10,7 @@ import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
 from aotc.vmfb.devices.driver import Gpu
-from aotc.vmfb.devices.gpu_commands import CopyCommand, GpuCommand, LaunchCommand
+from aotc.vmfb.devices.gpu.commands import CopyCommand, GpuCommand, LaunchCommand
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.limits import STEPS_AHEAD

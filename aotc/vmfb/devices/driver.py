@@ -10,15 +10,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
 from typing import Any
 from weakref import finalize
 
-from aotc.vmfb.devices.driver_library import DRIVER, call, handle
-from aotc.vmfb.devices.graph_nodes import CopyNode, KernelNode, Recording
+from aotc.vmfb.devices.gpu.driver_library import DRIVER, call, handle
+from aotc.vmfb.devices.gpu.graph_nodes import CopyNode, KernelNode, Recording
+from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import LaunchShape
-from aotc.vmfb.devices.stream_order import Mark
 from aotc.vmfb.errors import VmError
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
@@ -341,10 +341,10 @@ class Gpu:
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
     def kernel_setter(self, graph: Recording, node: c_void_p, launch: KernelNode) -> Callable[[], int]:
-        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters that lie there then."""
+        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
         return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, launch.described)
 
     def copy_setter(self, graph: Recording, node: c_void_p, copy: CopyNode) -> Callable[[], int]:
-        """Return what has later runs of a graph copy, at ``node``, between the places that are named there then."""
+        """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
         function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
         return partial(function, graph.ready, node, copy.described, self._context)

@@ -13,8 +13,8 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import check_digest
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer
+from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import fits
-from aotc.vmfb.devices.stream_order import Mark
 from aotc.vmfb.devices.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.limits import IDLE_BUFFERS, IDLE_BYTES
@@ -44,7 +44,7 @@ class Usage:
             self.most_bytes = max(self.most_bytes, self.bytes)
 
 
-class _Block(NamedTuple):
+class _IdleMemory(NamedTuple):
     """Memory of an array that is gone, and the streams that may still be at work on it."""
 
     address: int
@@ -94,7 +94,7 @@ class LoadedGpu:
         self.constants = self._upload(bundle, constants, rows)
         self.usage = Usage()
         self.usage.count(self.constants_bytes)
-        self._idle: dict[int, list[_Block]] = {}  # memory of arrays that are gone, by size
+        self._idle: dict[int, list[_IdleMemory]] = {}  # memory of arrays that are gone, by size
 
     def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
         modules: dict[tuple[int, ...], Any] = {}
@@ -158,7 +158,7 @@ class LoadedGpu:
         limit = self.usage.limit
         few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)
         if few and (not limit or self.working_bytes() + size <= limit):
-            blocks.append(_Block(address, users, writer))
+            blocks.append(_IdleMemory(address, users, writer))
         else:
             self.gpu.free([address])
 

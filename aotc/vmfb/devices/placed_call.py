@@ -15,10 +15,10 @@ from aotc.vmfb.arena import Arena
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.cuda_array import CudaArray
 from aotc.vmfb.devices.driver import Gpu, memory_info
-from aotc.vmfb.devices.driver_library import OutOfGpuMemory
+from aotc.vmfb.devices.gpu.driver_library import OutOfGpuMemory
+from aotc.vmfb.devices.gpu.recorded import AddressedPrograms, RecordedPrograms
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
-from aotc.vmfb.devices.recorded import Recorded, RecordedPrograms
 from aotc.vmfb.devices.staging import download, upload
 from aotc.vmfb.devices.streams import CallStreams
 from aotc.vmfb.errors import VmError
@@ -109,7 +109,7 @@ class PlacedCall:
 
     # ------------------------------------------------------------ where arrays are
 
-    def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> Recorded:
+    def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
         """Return what runs with all arguments and results on the GPU, at these addresses; later calls have the key."""
         slots = self._call.slots
         for slot, address in zip(self._slots, addresses):

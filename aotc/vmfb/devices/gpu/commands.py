@@ -12,8 +12,8 @@ from typing import Any
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
-from aotc.vmfb.devices.driver_library import failure
-from aotc.vmfb.devices.graph_nodes import CopyNode, KernelNode
+from aotc.vmfb.devices.gpu.driver_library import failure
+from aotc.vmfb.devices.gpu.graph_nodes import CopyNode, KernelNode
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 
@@ -61,7 +61,8 @@ class CopyCommand(GpuCommand):
 
     def __init__(self, executable: LoadedGpu, addresses: Sequence[int], size: int) -> None:
         super().__init__(executable)
-        self._copy = CopyNode(*addresses, size)
+        source, to = addresses
+        self._copy = CopyNode(source, to, size)
 
     def run(self) -> None:
         """Put it on the stream."""

@@ -2,8 +2,8 @@
 
 A call that went the long way once, and touched nothing of the host's, leaves a :class:`ResidentCall` for arguments of
 these types. Later ones find it by one look-up, take memory for results that earlier ones left, and run the graph that
-was recorded for these addresses (:mod:`aotc.vmfb.devices.recorded`). They return before the GPU is done; who reads
-a result waits for it (:mod:`aotc.vmfb.devices.stream_order`). Whatever is not as it was goes the long way.
+was recorded for these addresses (:mod:`aotc.vmfb.devices.gpu.recorded`). They return before the GPU is done; who reads
+a result waits for it (:mod:`aotc.vmfb.devices.gpu.stream_order`). Whatever is not as it was goes the long way.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.cuda_array import ArrayType, CudaArray, CudaBuffer, array_type
-from aotc.vmfb.devices.driver_library import failure
+from aotc.vmfb.devices.gpu.driver_library import failure
+from aotc.vmfb.devices.gpu.recorded import AddressedPrograms
+from aotc.vmfb.devices.gpu.stream_order import changes
 from aotc.vmfb.devices.placed import PlacedExecutable
-from aotc.vmfb.devices.recorded import Recorded
-from aotc.vmfb.devices.stream_order import changes
 from aotc.vmfb.limits import PLANS
 from aotc.vmfb.process.interruption import is_submitted
 
@@ -205,7 +205,7 @@ class ResidentCall:
 
     def _aimed(
         self, call: Any, gpu: Any, key: tuple[Any, ...], buffers: list[CudaBuffer], written: list[CudaBuffer]
-    ) -> Recorded | None:
+    ) -> AddressedPrograms | None:
         """Return what runs at addresses that come for the first time here; None if the call is to go the long way."""
         every = buffers if self._bound is None else self._bound.among(buffers)
         donated = [buffers[number] for number in self._donated]
@@ -213,7 +213,7 @@ class ResidentCall:
             return None
         gpu.enter()
         addresses = tuple([b.address for b in every] + [b.address for b in written])
-        found: Recorded = call.aim(key, addresses)
+        found: AddressedPrograms = call.aim(key, addresses)
         if not found.launches:
             self._is_plain = bool(found.graphs)
             if self._is_plain:

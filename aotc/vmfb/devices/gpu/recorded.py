@@ -18,7 +18,7 @@ Addresses = tuple[int, ...]
 Key = tuple[Any, ...]
 
 
-class Recorded:
+class AddressedPrograms:
     """Programs over arrays at some addresses.
 
     Attributes
@@ -32,7 +32,7 @@ class Recorded:
     graphs : list of Recording
         All that they run, if that is nothing but graphs of one GPU.
     launches : list of callable
-        What runs these; for :mod:`aotc.vmfb.devices.resident`, which makes them.
+        What runs these; for :mod:`aotc.vmfb.devices.gpu.resident`, which makes them.
     used : int
         When it was used last.
     """
@@ -63,8 +63,8 @@ class RecordedPrograms:
         self, make: Callable[..., PlacedProgram], submissions: Sequence[tuple[int, Any]], slots: Sequence[int]
     ) -> None:
         self._make, self._submissions, self._slots = make, submissions, slots
-        self._rows: dict[Key, Recorded] = {}
-        self._moving: list[Recorded] = []  # those that new addresses are put into, in turn
+        self._rows: dict[Key, AddressedPrograms] = {}
+        self._moving: list[AddressedPrograms] = []  # those that new addresses are put into, in turn
         self._seen: dict[Key, None] = {}  # what came, and was put there
         self._turn = 0
 
@@ -73,7 +73,7 @@ class RecordedPrograms:
         self._rows.clear()
         self._moving.clear()
 
-    def get(self, key: Key) -> Recorded | None:
+    def get(self, key: Key) -> AddressedPrograms | None:
         """Return what is there, if anything is."""
         found = self._rows.get(key)
         if found is not None:
@@ -81,11 +81,11 @@ class RecordedPrograms:
             found.used = self._turn
         return found
 
-    def of(self, key: Key, addresses: Addresses) -> Recorded:
+    def of(self, key: Key, addresses: Addresses) -> AddressedPrograms:
         """Return what runs at addresses, which the pointer table has."""
         return self.get(key) or self._new(key, addresses)
 
-    def _new(self, key: Key, addresses: Addresses) -> Recorded:
+    def _new(self, key: Key, addresses: Addresses) -> AddressedPrograms:
         if not any(addresses):
             return self._record(key, addresses)
         if len(self._moving) < MOVING:
@@ -96,18 +96,18 @@ class RecordedPrograms:
             return self._record(key, addresses)
         return self._moved(self._moving.pop(0), key, addresses)
 
-    def _record(self, key: Key, addresses: Addresses) -> Recorded:
+    def _record(self, key: Key, addresses: Addresses) -> AddressedPrograms:
         make = partial(self._make, record=True)
-        found = Recorded(key, addresses, [make(number=n, parameters=values) for n, values in self._submissions])
-        return self._add(found)
+        programs = [make(number=n, parameters=values) for n, values in self._submissions]
+        return self._add(AddressedPrograms(key, addresses, programs))
 
-    def _add(self, found: Recorded) -> Recorded:
+    def _add(self, found: AddressedPrograms) -> AddressedPrograms:
         self._rows[found.key] = found
         self._turn += 1
         found.used = self._turn
         return found
 
-    def _moved(self, found: Recorded, key: Key, addresses: Addresses) -> Recorded:
+    def _moved(self, found: AddressedPrograms, key: Key, addresses: Addresses) -> AddressedPrograms:
         """Put other addresses into graphs; runs of them that are under way are not touched."""
         rows = zip(self._slots, found.addresses, addresses)
         changed = dict.fromkeys(slot for slot, old, new in rows if old != new)
