@@ -49,6 +49,7 @@ from aotc.lowering.passes.decompose_convolution import decompose_convolution
 from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
+from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.isolate_devices import isolate_devices
@@ -61,6 +62,7 @@ from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
 from aotc.lowering.passes.spread_work import spread_work
+from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways
@@ -103,9 +105,11 @@ PASSES: tuple[Pass, ...] = (
     Pass(licm),
     Pass(assign_devices, required=True, establishes=invariants.operands_are_on_their_devices),
     Pass(isolate_devices, required=True, establishes=invariants.transfers_are_outside),
+    Pass(fuse_attention),
     Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
+    Pass(unroll_loops),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
@@ -138,6 +142,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (fuse, join_devices, "only a dispatch says where it runs"),
     (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
     (canonicalize_dot, pack_contractions, "only matmul is packed"),
+    (fuse_attention, canonicalize_dot, "attention is made of dot_general, whose dims say what the axes are"),
     (canonicalize_dot, fuse, _NO_LOWERING),
     (decompose_convolution, pack_contractions, "only conv is packed, and the matmul that a convolution may be"),
     (decompose_convolution, fuse, _NO_LOWERING),
@@ -195,8 +200,7 @@ def _report(number: int, step: Pass, module: Module, seconds: float, options: Op
 
 
 def _dump(options: Options, name: str, text: str) -> None:
-    folder = Path(options.dump_ir)
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder := Path(options.dump_ir)).mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
 
 
@@ -225,8 +229,7 @@ def checked_options(
     if unknown:
         raise CompileError.at(UNKNOWN, f"no option {unknown[0]!r}", hint=f"one of {', '.join(known)}")
     if not isinstance(options, Options | None):
-        hint = "aotc.options.Options, or its fields as keywords"
-        raise CompileError.at(UNKNOWN, f"options is {options!r}", hint=hint)
+        raise CompileError.at(UNKNOWN, f"options is {options!r}", hint="aotc.options.Options, or fields as keywords")
     chosen = with_bytes(replace(options or Options(), **flags))
     check_options(chosen, [step.name for step in PASSES])
     if chosen.costs and (said := problem(chosen.costs)):

@@ -66,6 +66,10 @@ def convolution(x, w):
     return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def by_twos(x, w):
+    return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
 def highest(a, b):
     return jnp.dot(a, b, precision="highest")
 
@@ -103,6 +107,22 @@ CASES = {
     ),
     "2048^3 f32 highest": (highest, "f32", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
 }  # fmt: skip
+
+
+# Of ResNet-50: image, channels, taps, results, pixels' step.
+LAYERS = [
+    (224, 3, 7, 64, 2), (56, 64, 1, 256, 1), (56, 64, 3, 64, 1), (56, 128, 3, 128, 2), (56, 256, 1, 512, 2),
+    (28, 512, 1, 128, 1), (28, 128, 3, 128, 1), (14, 256, 1, 1024, 1), (14, 256, 3, 256, 1), (7, 512, 1, 2048, 1),
+    (7, 512, 3, 512, 1),
+]  # fmt: skip
+for _images in (1, 16):
+    for _size, _c, _taps, _n, _step in LAYERS:
+        for _kind in ("bf16", "tf32"):
+            CASES[f"resnet b{_images} {_size}x{_size}x{_c} {_taps}x{_taps}/{_step} {_n} {_kind}"] = (
+                by_twos if _step == 2 else convolution, _kind,
+                [(_images, _size, _size, _c), (_taps, _taps, _c, _n)],
+                2 * _images * (_size // _step) ** 2 * _taps**2 * _c * _n,
+            )  # fmt: skip
 
 
 def operands_of(kind, shapes):
@@ -176,7 +196,7 @@ def of_torch(function, kind, arguments):
     a, b, *rest = given
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     nchw = a, b
-    if function is convolution:
+    if function in (convolution, by_twos):
         nchw = (
             a.permute(0, 3, 1, 2),
             b.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last),
@@ -188,6 +208,7 @@ def of_torch(function, kind, arguments):
         integers: lambda: torch._int_mm(a, b.T),
         dense: lambda: torch._addmm_activation(rest[0], a, b, use_gelu=True),
         residual: lambda: torch.addmm(rest[1], a, b),
+        by_twos: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], stride=2, padding=nchw[1].shape[2] // 2),
         convolution: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], padding="same"),
         scores: lambda: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1)),
     }[function]
@@ -213,9 +234,10 @@ def of_tiles(data):
     if kernel is None:
         return
     target, product = TARGETS[TARGET], read_product(kernel)
-    template = "wgmma" if takes_wgmma(product, target) else "mma"
+    window = kernel.tiling.window
+    template = "wgmma" if window or takes_wgmma(product, target) else "mma"
     rows = [row for row in TILE_RATES if row.tiling.template == template]
-    made = [replace(kernel, tiling=row.tiling) for row in rows]
+    made = [replace(kernel, tiling=replace(row.tiling, window=window)) for row in rows]
     named = [Named(print_kernel(k), target) for k in made]
     compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
@@ -231,7 +253,7 @@ def of_tiles(data):
         table = [*map(ctypes.addressof, maps), *(ctypes.addressof(values) + 8 * n for n in range(len(values)))]
         pointers = (ctypes.c_void_p * len(table))(*table)
         us = per_call(partial(gpu.launch, function, shape, pointers), gpu.wait, 0.005)
-        yield str(k.tiling), us, nanoseconds(product, row) / 1000
+        yield str(row.tiling), us, nanoseconds(product, row, window) / 1000
     gpu.free(places)
 
 

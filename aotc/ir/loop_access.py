@@ -21,6 +21,7 @@ from aotc.ir.loop_ir import (
     Index,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -115,7 +116,7 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
             if reduce:
                 yield Access(buffer, index, False, loops, arms)
             yield Access(buffer, index, True, loops, arms)
-        case Shuffle(to=to, source=source):
+        case Shuffle(to=to, source=source) | Match(to=to, source=source):
             yield Access(source, None, False, loops, arms)
             yield Access(to, None, True, loops, arms)
         case Tile(out=out, a=a, b=b):

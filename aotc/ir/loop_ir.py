@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from aotc.ir.dims import Dim
+from aotc.ir.products.tiling import Tiling
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
 LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread"]
@@ -161,7 +162,9 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Wait for all threads of a CUDA block."""
+    """Wait for all threads of a CUDA block, or for those of a ``warp`` of it alone: what they wrote is then seen."""
+
+    warp: bool = False
 
 
 WARP = 32
@@ -178,6 +181,18 @@ class Shuffle:
     to: Buffer
     source: Buffer
     mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """``to[t]`` says which threads of ``t``'s warp have the lowest ``bits`` bits of ``source`` as ``t`` has them.
+
+    A bit for each thread, the first one's the lowest. Both are private buffers of u32, as those of :class:`Shuffle`.
+    """
+
+    to: Buffer
+    source: Buffer
+    bits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,39 +250,7 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Tile | ExternalCall
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a product of matrices is spread over the tensor cores of a GPU.
-
-    Attributes
-    ----------
-    template : str
-        ``wgmma`` or ``mma``: which instructions multiply.
-    rows, cols : int
-        Of the part of the result that a block of threads computes.
-    stages : int
-        How many slices of both operands lie in shared memory.
-    """
-
-    template: str
-    rows: int
-    cols: int
-    stages: int
-
-    @property
-    def shared(self) -> int:
-        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
-        ring = self.stages * (self.rows + self.cols) * 128
-        if self.template == "wgmma":
-            return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
-        warps = self.rows // 32 * max(self.cols // 64, 1)
-        return 1024 + max(ring, warps * 2048)
-
-    def __str__(self) -> str:
-        return f"{self.template}({self.rows}, {self.cols}, {self.stages})"
+Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | Match | Tile | ExternalCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +293,7 @@ class Kernel:
 def needs_block(kernel: Kernel) -> bool:
     """Does a block of threads run an item of ``kernel`` together?"""
     statements = list(walk(kernel.body))
-    shared = any(isinstance(s, Barrier | Shuffle) for s in statements)
+    shared = any(isinstance(s, Barrier | Shuffle | Match) for s in statements)
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 

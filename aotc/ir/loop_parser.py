@@ -23,6 +23,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -34,6 +35,7 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.loop_types import LOOPS, OPERATORS, loop_symbol, natural_dtype
 from aotc.ir.opset import ACCUMULATED, ATOMIC
+from aotc.ir.products.tiling import Window
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
 _ATOMICS = frozenset(f"atomic_{name}" for name in ATOMIC)
@@ -167,16 +169,17 @@ class _Parser:
                 return If(self.scalar(test), self.block(then), self.block(otherwise))
             case ast.While(test=ast.Constant(value=True), body=body):
                 return self.while_loop(node, body)
-            case ast.Expr(value=ast.Call(func=ast.Name(id="barrier"), args=[])):
-                return Barrier()
+            case ast.Expr(value=ast.Call(func=ast.Name(id="barrier" | "warp_barrier" as name), args=[])):
+                return Barrier(warp=name == "warp_barrier")
             case ast.Expr(
                 value=ast.Call(
-                    func=ast.Name(id="shuffle"),
+                    func=ast.Name(id="shuffle" | "match" as name),
                     args=[to, source],
-                    keywords=[ast.keyword(arg="mask", value=ast.Constant(value=int(mask)))],
+                    keywords=[ast.keyword(arg="mask" | "bits", value=ast.Constant(value=int(number)))],
                 )
             ):
-                return Shuffle(self.named_buffer(to), self.named_buffer(source), mask)
+                exchange = Shuffle if name == "shuffle" else Match
+                return exchange(self.named_buffer(to), self.named_buffer(source), number)
             case ast.Expr(value=ast.Call(func=ast.Name(id="tile")) as call):
                 return self.tile(call)
             case ast.Expr(value=ast.Call(func=ast.Name(id="call"), args=[ast.Constant(value=str(name)), *places])):
@@ -302,8 +305,11 @@ def _atom(fn: str, a: Dim, b: Dim) -> Dim:
 
 def _tiling(node: ast.expr) -> Tiling:
     match node:
-        case ast.Call(func=ast.Name(id=template), args=[*sizes]):
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[]):
             return Tiling(template, *map(ast.literal_eval, sizes))
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
+            rows, cols, stages = map(ast.literal_eval, sizes)
+            return Tiling(template, rows, cols, stages, Window(*ast.literal_eval(window)))
     _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 

@@ -33,6 +33,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -178,10 +179,12 @@ class _KernelPrinter:
                 if buffer.space == "global":
                     raise ValueError(f"buffer {buffer.name} is global and cannot be allocated in a kernel")
                 self.lines.append(f'{indent}{buffer.name} = {buffer.space}("{self.type_text(buffer)}")')
-            case Barrier():
-                self.lines.append(f"{indent}barrier()")
+            case Barrier(warp):
+                self.lines.append(f"{indent}{'warp_' if warp else ''}barrier()")
             case Shuffle(to, source, mask):
                 self.lines.append(f"{indent}shuffle({to.name}, {source.name}, mask={mask})")
+            case Match(to, source, bits):
+                self.lines.append(f"{indent}match({to.name}, {source.name}, bits={bits})")
             case Tile():
                 self.lines.append(indent + self.tile(stmt))
             case ExternalCall(function, args):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, ceildiv, mod, product, sym
 from aotc.ir.dims_symbols import substitute, symbols
+from aotc.ir.loop_access import leaves
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Index, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.vmfb.dtypes import size_of
 
@@ -98,6 +99,18 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Gathered:
+    """An operand whose pieces of 16 bytes have terms side by side: where an element is, and whether it is there at all.
+
+    Where the test ``inside`` fails it is 0.
+    """
+
+    buffer: Buffer
+    place: Dim
+    inside: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LoopProduct:
     """What the body of a kernel with a tiling says.
 
@@ -136,18 +149,24 @@ class LoopProduct:
         bound = {s.var.name for s in self.lets if isinstance(s, Let)}
         return view_of(scalar, outer, self.k[0], bound, {name for name, _ in (self.batch, self.row, self.col, self.k)})
 
-    def gathered(self, right: bool = False) -> Dim | None:
-        """Return the place of an element of A, or B, if pieces of 16 bytes have terms side by side; else None."""
-        scalar = self.right if right else self.left
-        if not isinstance(scalar, Load):
+    def gathered(self, right: bool = False) -> Gathered | None:
+        """Return where an element of A, or B, is, if pieces of 16 bytes have terms side by side; else None."""
+        inside, load = tested(self.right if right else self.left)
+        if not isinstance(load, Load):
             return None
-        flat, (k, extent) = _flat(scalar), self.k
+        flat, (k, extent) = _flat(load), self.k
         for let in reversed([s for s in self.lets if isinstance(s, Let)]):
             if isinstance(let.value, Index):
                 flat = substitute(flat, {let.var.name: let.value.expr})
-        if {s.name for s in symbols(flat)} & {s.var.name for s in self.lets if isinstance(s, Let)}:
+        bound = {s.var.name for s in self.lets if isinstance(s, Let)}
+        asked = leaves([inside]) if inside is not None else []
+        if bound & {s.name for s in symbols(flat)} or not all(isinstance(x, Index | Const) for x in asked):
             return None
-        return flat if _is_in_pieces(flat, k, extent, 16 // size_of(scalar.buffer.dtype)) else None
+        count = 16 // size_of(load.buffer.dtype)
+        if not _is_in_pieces(flat, k, extent, count):
+            return None
+        whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in asked if isinstance(x, Index))
+        return Gathered(load.buffer, flat, inside) if whole else None
 
     @property
     def place(self) -> Dim | None:
@@ -171,6 +190,20 @@ def _is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
     piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
     first = substitute(flat, {name: piece * count})
     return substitute(flat, {name: piece * count + within}) - within == first and is_multiple(first, count)
+
+
+def _is_one_in_pieces(e: Dim, name: str, extent: Dim, count: int) -> bool:
+    """Is ``e`` the same for neighbours in the loop ``name``, ``count`` at a time?"""
+    piece, within = sym("piece", 0, extent // count), sym("within", 0, count)
+    return substitute(e, {name: piece * count + within}) == substitute(e, {name: piece * count})
+
+
+def tested(value: Scalar) -> tuple[Scalar | None, Scalar]:
+    """Return the test of a value that is 0 where it fails, and the value."""
+    match value:
+        case Apply(fn="select", args=(inside, inner, Const(value=0))):
+            return inside, inner
+    return None, value
 
 
 def _is_forward(stride: Dim) -> bool:

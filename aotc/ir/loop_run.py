@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.loop_ir import Kernel, Let, walk
+from aotc.ir.loop_ir import WARP, Kernel, Let, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import LOOPS, OPERATORS
@@ -198,7 +198,9 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "let": lambda value, dtype=None: value,
         "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
         "barrier": lambda: None,
+        "warp_barrier": lambda: None,
         "shuffle": _shuffle,
+        "match": _match,
         "call": _call,
         "tile": _tile,
     }
@@ -252,6 +254,12 @@ def _call(function: str, *places: tuple[_Memory, Any]) -> None:
 
 def _shuffle(to: _Memory, source: _Memory, mask: int) -> None:
     to.array[:] = source.array[np.arange(len(source.array)) ^ mask]
+
+
+def _match(to: _Memory, source: _Memory, bits: int) -> None:
+    warps = source.array.reshape(-1, WARP) & np.uint32((1 << bits) - 1)
+    same = warps[:, :, None] == warps[:, None, :]
+    to.array[:] = (same * (np.uint64(1) << np.arange(WARP, dtype=np.uint64))).sum(-1).reshape(-1).astype(np.uint32)
 
 
 def _tile(out: _Memory, a: _Memory, b: _Memory, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:

@@ -22,6 +22,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -204,6 +205,8 @@ class _KernelCheck:
                 self.alloc(buffer)
             case Shuffle(to, source, mask):
                 self.shuffle(to, source, mask)
+            case Match(to, source, bits):
+                self.match(to, source, bits)
             case Tile():
                 self.tile(stmt)
             case ExternalCall(function, args):
@@ -216,13 +219,21 @@ class _KernelCheck:
         if not is_static(buffer.shape) and buffer.space != "scratch":
             self.say(f"{buffer.space} buffer {buffer.name} has the symbolic size {product(buffer.shape)}")
 
-    def shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+    def match(self, to: Buffer, source: Buffer, bits: int) -> None:
+        self.of_threads("match", to, source)
+        if to.dtype != "u32" or not 0 < bits <= WARP or (source.shape and source.shape[0] % WARP):
+            self.say(f"match: {bits} bits of {source.dtype} in warps of {WARP}, of {source.shape}")
+
+    def of_threads(self, name: str, to: Buffer, source: Buffer) -> None:
         for buffer in (to, source):
-            self.use(buffer, "shuffle")
+            self.use(buffer, name)
             if buffer.space != "private" or len(buffer.shape) != 1:
-                self.say(f"shuffle: {buffer.name} has no element for each thread")
+                self.say(f"{name}: {buffer.name} has no element for each thread")
         if (to.dtype, to.shape) != (source.dtype, source.shape):
-            self.say(f"shuffle: {to.name} and {source.name} are of two types")
+            self.say(f"{name}: {to.name} and {source.name} are of two types")
+
+    def shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
+        self.of_threads("shuffle", to, source)
         if not 0 < mask < WARP or mask & (mask - 1) or (source.shape and source.shape[0] % WARP):
             self.say(f"shuffle: {mask} changes no bit of a thread's number in a warp of {WARP}, of {source.shape}")
 

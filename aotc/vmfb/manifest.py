@@ -51,6 +51,7 @@ _LAUNCH = {
             "strides": [(int, list)],
             "box": [int],
             "swizzle": int,
+            "window?": {"low": [int], "pixels": [int], "strides": [int]},
         }
     ],
 }

@@ -13,6 +13,7 @@ from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, EPILOGUE, PITCH, PLACE, SIZES, START, STORE
 from aotc.kernels.cuda.templates.tiles import WarpTiles
+from aotc.vmfb.devices.tensor_map import corners
 from aotc.vmfb.safety.interface import evaluate as evaluate_entry
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "f32": np.float32, "i8": np.int8}
@@ -66,6 +67,9 @@ def strided(array, row):
     sizes, strides = ([evaluate_entry(x, ()) for x in row[key]] for key in ("sizes", "strides"))
     flat = array.reshape(-1)[evaluate_entry(row["offset"], ()) // array.itemsize :]
     shown = np.lib.stride_tricks.as_strided(flat, sizes[::-1], [*strides[::-1], array.itemsize])
+    if "window" in row:
+        low, high = corners(row["window"], sizes)
+        return block.Patches(shown, tuple(row["box"]), tuple(low), tuple(high), tuple(row["window"]["strides"]))
     return block.Array(shown, tuple(row["box"][:2]))
 
 
@@ -84,11 +88,13 @@ def simulate(text, arrays, elements=(None, None), store=None):
 
     extents = {"batch": product.batch, "rows": product.row, "cols": product.col, "depth": product.k}
     functions = {SIZES[name]: partial(int, extent) for name, (_, extent) in extents.items()}
+    if kernel.tiling.window is not None:
+        functions[SIZES["depth"]] = partial(int, kernel.tiling.window.turns(tiles.depth) * tiles.depth)
     functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, product.place), STORE: store}
     for n in range(2):
         view = product.view(right=bool(n))
         functions[ELEMENT[n]] = elements[n]
-        if view is not None:
+        if view is not None and kernel.tiling.window is None:
             functions |= {START[n]: partial(at, view.start), PITCH[n]: partial(at, view.pitch)}
             _, coordinates = view.coordinates(*product.batch)
             functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}

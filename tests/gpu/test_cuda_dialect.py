@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("numba_cuda")
 
+import jax
 from llvmlite import ir
 from support.scalar_kernels import converting, every_op, one_kernel, sources_of
 
+import aotc
 from aotc.ir.dims import sym
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store
 from aotc.kernels.cuda import compile as compile_cuda
@@ -19,6 +21,7 @@ from aotc.kernels.cuda.link import link, resources_of
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import F32, I32, I64, PTR, VOID
 from aotc.targets import TARGETS
+from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.dtypes import DTYPES
 
 pytestmark = pytest.mark.cudasim
@@ -156,3 +159,10 @@ def test_refusals_have_the_log():
         nvvm.ltoir(["nonsense"], "sm_80")
     with pytest.raises(Exception, match="kernel k: "):
         link(b"nonsense", "sm_80", "k")
+
+
+def test_sorted_halves_of_a_thread():
+    """The optimizer of libNVVM gave up on the runs that ``top_k`` merges in an array of halves of its own."""
+    keys = jax.ShapeDtypeStruct((32,), "float16")
+    smallest = jax.jit(lambda x: jax.lax.approx_min_k(x, 5))
+    assert open_bundle(aotc.compile(smallest, keys, target="cuda:sm_80,cuda:sm_90")).manifest["variants"]

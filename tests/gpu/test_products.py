@@ -155,8 +155,27 @@ def test_rows_that_only_a_call_knows(target, monkeypatch):
         agree(jax.tree.leaves(module.invoke("main", *arguments)), wanted(dense, arguments), 2e-2)
 
 
+@sim
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_rows_that_begin_anywhere_are_copied_first(dtype):
+    shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((257, 259), (259, 261))]
+    (kernel,) = (k for k in kernels_of(aotc.compile(jax.jit(jnp.matmul), *shapes, target="cuda:sm_90a")) if k.tiling)
+    assert kernel.tiling.template == "wgmma"
+    assert kernel.outputs[0].shape == (257, 261)
+
+
 class TestProductsOnAGpu:
     pytestmark = gpu
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_rows_that_begin_anywhere(self, turned):
+        x, w = short(257, 259), short(259, 261, seed=1)
+        function = (lambda a, b: a.T @ b.T) if turned else jnp.matmul
+        given = (x.T.copy(), w.T.copy()) if turned else (x, w)
+        module = aotc.load(aotc.compile(jax.jit(function), *given, target="cuda:sm_90a"), devices="cuda")
+        with jax.default_device(jax.devices("cpu")[0]):
+            want = wanted(jnp.matmul, (x, w))
+        agree(jax.tree.leaves(module.invoke("main", *given)), want, 8e-3)
 
     @pytest.mark.parametrize("target", TARGETS)
     @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,14 @@ from aotc.frontend.importer import import_model
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_verify import verify_kernel
 from aotc.lowering.analysis import cost
-from aotc.lowering.analysis.costs import table_algorithms, table_gpu, table_gpu_memory, table_products, work
+from aotc.lowering.analysis.costs import (
+    table_algorithms,
+    table_attention,
+    table_gpu,
+    table_gpu_memory,
+    table_products,
+    work,
+)
 from aotc.lowering.analysis.costs.row import BlockSize, Limit
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -60,7 +67,8 @@ def run(case):
 
 
 def test_each_row_has_a_unit_and_says_where_it_was_measured():
-    for module in (cost, table_algorithms, table_gpu, table_gpu_memory, table_products, work):
+    tables = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_products, work)
+    for module in (cost, *tables):
         for name, row in vars(module).items():
             if isinstance(row, Limit | BlockSize | work.Estimate):
                 assert row.name == name.lower()

@@ -24,7 +24,8 @@ FIRST, SECOND = '{aotc.affinity = "d0"}', '{aotc.affinity = "d1"}'
 
 
 def product(x, y):
-    return f"stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0] : ({T}, {T}) -> {T}"
+    precision = "precision = [HIGHEST, HIGHEST]"
+    return f"stablehlo.dot_general {x}, {y}, contracting_dims = [1] x [0], {precision} : ({T}, {T}) -> {T}"
 
 
 def to(device, x):
@@ -36,10 +37,10 @@ def stages(result="", transfer=True, name="aotc.affinity"):
     text = f"""func.func public @main(%x: tensor<16x128xf32> {{aotc.affinity = "d0"}},
         %w0: tensor<128x256xf32> {{aotc.affinity = "d0"}}, %w1: tensor<256x64xf32> {{aotc.affinity = "d1"}})
         -> (tensor<16x64xf32> {result}) {{
-      %0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0]
+      %0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST]
         : (tensor<16x128xf32>, tensor<128x256xf32>) -> tensor<16x256xf32>
       %1 = stablehlo.custom_call @aotc.transfer(%0) {{aotc.to = "d1"}} : (tensor<16x256xf32>) -> tensor<16x256xf32>
-      %2 = stablehlo.dot_general %1, %w1, contracting_dims = [1] x [0]
+      %2 = stablehlo.dot_general %1, %w1, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST]
         : (tensor<16x256xf32>, tensor<256x64xf32>) -> tensor<16x64xf32>
       return %2 : tensor<16x64xf32> }}"""
     if not transfer:
@@ -260,7 +261,7 @@ def test_symbolic_sizes():
     text = """func.func public @main(%x: tensor<?x8xf32> {aotc.affinity = "d0"},
         %w: tensor<8x8xf32> {aotc.affinity = "d1"}) -> tensor<?x8xf32> {
       %0 = stablehlo.sine %x : tensor<?x8xf32>
-      %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0]
+      %1 = stablehlo.dot_general %0, %w, contracting_dims = [1] x [0], precision = [HIGHEST, HIGHEST]
         : (tensor<?x8xf32>, tensor<8x8xf32>) -> tensor<?x8xf32>
       return %1 : tensor<?x8xf32> }"""
     module = aotc.load(aotc.compile(text, verify_each=True))

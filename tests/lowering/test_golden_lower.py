@@ -13,6 +13,7 @@ from support.golden import FOLDER, arguments, close, sections, sizes_of
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_text import parse_module
@@ -64,8 +65,15 @@ def sorted_runs(op, arrays):
     return [np.concatenate([np.sort(keys[at : at + done]) for at in range(0, len(keys), done)]), *others]
 
 
+def summed_counts(op, arrays):
+    """The keys are the elements of the first array."""
+    (counts,) = OPS["digit_counts"].reference(arrays[:-1], op.attrs, [lambda *xs: xs[:1]], ())
+    return [*arrays[:-1], np.cumsum(counts, -1, dtype=np.int32)]
+
+
 PREPARE = {
     "cholesky": positive_definite,
+    "digit_sort": summed_counts,
     "csr_dot": sparse_rows,
     "dft": table_of_roots,
     "reduce_window": neutral_start,

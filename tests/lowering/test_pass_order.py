@@ -183,6 +183,9 @@ REASONS = {
     ("lower_collectives", "fuse"): (ALL_REDUCE, (), {}, lowers),
     ("licm", "fuse"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
     ("canonicalize_dot", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, has("packed_matmul")),
+    ("fuse_attention", "canonicalize_dot"): (
+        lambda q: jax.nn.softmax(q @ q.T) @ q, (f32(32, 16),), {}, has("attention", 1)
+    ),
     ("canonicalize_dot", "fuse"): (lambda x: x @ W, (f32(64, 64),), {}, lowers),
     ("decompose_convolution", "pack_contractions"): (convolution, (f32(2, 16, 16, 16),), {}, has("packed_conv")),
     ("decompose_convolution", "fuse"): (convolution, (f32(2, 16, 16, 16),), {}, lowers),

@@ -25,7 +25,7 @@ from aotc.vmfb.dtypes import kind_of, to_numpy
 pytestmark = pytest.mark.ir
 
 TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
-TARGETS = {"spread_work": "cuda:sm_90"}  # of passes for others
+TARGETS = {"spread_work": "cuda:sm_90", "unroll_loops": "cuda:sm_90"}  # of passes for others
 STEPS = {step.run.__name__: step.run for step in PASSES}
 GIVEN = {"specialize": {"b": (2, 3)}}
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"

@@ -265,25 +265,6 @@ def test_calls_on_arrays_of_others_end_with_a_wait(kind, module):
     close(made.numpy(), want(h.read(), w.numpy()))
 
 
-def test_a_stream_that_is_recorded_is_left_alone(module, monkeypatch):
-    """An event of another thread, which reads a result meanwhile, would become a part of the graph."""
-    h, w = module.put(array(4, 4)), module.put(array(4, 4, seed=1))
-    (made,) = module.invoke("main", h, w, results="device")
-    launch, read, readers = SimulatedGpu.launch, [], []
-
-    def slow(gpu, *arguments):
-        readers.append(threading.Thread(target=lambda: read.append(made.numpy())))
-        readers[-1].start()
-        readers[-1].join(0.05)
-        assert not read
-        launch(gpu, *arguments)
-
-    monkeypatch.setattr(SimulatedGpu, "launch", slow)
-    assert module.invoke("main", w, h, results="device")[0].shape == (4, 4)
-    readers[0].join(PATIENCE)
-    close(read[0], want(h.numpy(), w.numpy()))
-
-
 @pytest.mark.parametrize("halves", HALVES)
 def test_calls_on_several_devices(halves, monkeypatch):
     """What stays on GPUs is not waited for; the process's memory is."""

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 from vmfb.test_interruption import ENDLESS
 
 import aotc
+from aotc.lowering.program import block_loops, small_loops
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.interruption import RUNNING
@@ -65,8 +67,10 @@ def ended(module):
 
 @pytest.fixture
 def endless(monkeypatch):
-    """Functions of which the host runs the loops, on a GPU."""
-    data = aotc.compile(SMALL, target="cuda:sm_90")
+    """Functions with loops that a GPU turns, a few turns of a kernel at a time."""
+    for owner in (small_loops, block_loops):
+        monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
+    data = aotc.compile(SMALL, target="cuda:sm_90", cache=False)
     install(monkeypatch, data)
     return aotc.load(data)
 

@@ -1,21 +1,20 @@
 """Graphs over addresses: those that come again have their own, new ones are put into the nodes that name them."""
 
-import threading
-from types import SimpleNamespace
+from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from mixed.mixes import ORDERS
 from mixed.test_calls_ahead import close, loaded, step, want
 from support.small_models import array
-from vmfb.simulated_gpu import SimulatedGpu
+from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.vmfb.devices.cuda_program import CudaProgram, Recordings
+from aotc.lowering.program import block_loops, small_loops
 from aotc.vmfb.devices.gpu import recorded
-from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES, STEPS_AHEAD
-from aotc.vmfb.process.interruption import RUNNING
+from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -84,27 +83,24 @@ def test_addresses_that_come_again_get_graphs(module, monkeypatch):
     assert log == ["graph"]
 
 
-def test_a_submission_is_few_graphs_ahead(module, monkeypatch):
-    """What is cancelled while graphs are asked for has no further ones."""
-    h, w = module.put(array(4, 4)), module.put(array(4, 4, seed=1))
-    out = module.invoke("main", h, w, results="device")
-    executable = module._executable
-    (gpu,), (call,) = executable.gpus, next(iter(module._functions["main"]._plans.values()))[1].__self__._calls.values()
-    nodes = executable.buffers.nodes[0] * 6
-    program = CudaProgram(gpu, call._call.slots, nodes, (), Recordings(gpu.gpu))
-    log, finish, task = gpu.gpu.log, SimulatedGpu.finish, SimpleNamespace(stopped=None)
-    log.clear()
-    monkeypatch.setitem(RUNNING, threading.get_ident(), task)
-    program.run()
-    assert (log.count("graph"), log.count("finish")) == (6, 6 - STEPS_AHEAD)
+def until(limit, x):
+    return jax.lax.while_loop(lambda y: y[0, 0] < limit, lambda y: jnp.sin(y @ x) + y + 1, x)
 
-    def cancelled(gpu, event):
-        finish(gpu, event)
-        task.stopped = aotc.FenceCancelled("", "somebody did")
 
-    monkeypatch.setattr(SimulatedGpu, "finish", cancelled)
-    log.clear()
-    with pytest.raises(aotc.FenceCancelled):
-        program.run()
-    assert log.count("graph") == STEPS_AHEAD
-    close(out[0].numpy(), want(h.numpy(), w.numpy()))
+@pytest.mark.parametrize("conditions", [True, False])
+def test_loops_are_not_moved(conditions, monkeypatch):
+    """What a loop's own graph names, and what decides, stays where it was recorded; such calls end with a wait."""
+    monkeypatch.setattr(SimulatedGpu, "conditions", conditions)
+    for owner in (small_loops, block_loops):
+        monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
+    limit, xs = np.float32(6), [array(12, 12, seed=n) / 9 for n in range(4)]
+    data = aotc.compile(jax.jit(until), limit, xs[0], target="cuda:sm_90", cache=False)
+    install(monkeypatch, data, order=ORDERS["chance"])
+    module = aotc.load(data)
+    most, given = module.put(limit), [module.put(x) for x in xs]
+    made = [module.invoke("main", most, x, results="device")[0] for x in given * 2]
+    log = module._executable.gpu.log
+    assert ("set_kernel" in log) != conditions  # the host's loops are of graphs that can be
+    assert ("loop" in log) == conditions
+    for n, y in enumerate(made):
+        close(y.numpy(), until(limit, xs[n % len(xs)]))

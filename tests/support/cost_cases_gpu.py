@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, pair, sizes, solve
+from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, pair, repeated, sizes, solve
 
 lax = jax.lax
 
@@ -27,14 +27,42 @@ def largest(k: int) -> Any:
     return lambda x: lax.top_k(x, k)
 
 
+def turns(count: int, steps: int = 1) -> Any:
+    """Return a loop of so many turns, each of so many steps."""
+    return lambda x: lax.fori_loop(0, count, lambda n, y: repeated(lambda z: z * 0.5 + 1, steps)(y), x)
+
+
+def by_halves(keys: int) -> Any:
+    """Return the function that sorts by so many keys."""
+    return lambda x: lax.sort([x * n for n in range(keys)], num_keys=keys)
+
+
+def with_others(count: int) -> Any:
+    """Return the function that sorts so many arrays by the first."""
+    return lambda x: lax.sort([x * n for n in range(count)], num_keys=1)
+
+
 def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
     """Return cases of one function for several sizes."""
     return sizes(function, shapes, *ns, target=GPU, **more)
 
 
 LIMITS = {
+    "gpu_region_ops": (
+        case(repeated(jnp.sin, 3), (8,), target=GPU), case(repeated(lambda x: x * x + 1, 100), (8,), target=GPU),
+    ),
+    "unrolled_turns": (case(turns(3), (5000,), target=GPU), case(turns(20), (5000,), target=GPU)),
+    "unrolled_ops": (case(turns(3), (5000,), target=GPU), case(turns(3, 60), (5000,), target=GPU)),
+    "short_carried": (case(turns(3), (50,), target=GPU), case(turns(3), (5000,), target=GPU)),
     "thread_sort": pair(jnp.sort, (4, 20), (4, 100), target=GPU),
     "kept_of_run": (case(largest(8), (1, 5000), target=GPU), case(largest(1500), (1, 5000), target=GPU)),
+    "digit_sort_keys": (
+        case(by_halves(2), (1, 70_000), target=GPU), case(by_halves(3), (1, 70_000), target=GPU),
+    ),
+    "digit_sort_moved": (
+        case(with_others(2), (1, 70_000), target=GPU), case(with_others(5), (1, 70_000), target=GPU),
+    ),
+    "merged_sort": pair(jnp.sort, (1, 5000), (1, 70_000), target=GPU),
     "serial_updates": pair(scattered, [(8,), (10,)], [(8,), (100,)], target=GPU),
     "dense_scatter": pair(scattered, [(50,), (100,)], [(5000,), (100,)], target=GPU),
     "crowded_cells": pair(scattered, [(50,), (70_000,)], [(5000,), (70_000,)], target=GPU),
@@ -46,11 +74,16 @@ LIMITS = {
 BLOCKS = {
     "gpu_sort_bytes": gpu_sizes(jnp.sort, lambda n: [(2, n)], 4000, 4096, 4100),
     "merged_each": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, 128, 130),
-    "merge_ways_unknown": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, spec="_, n"),
+    "merge_ways_unknown": gpu_sizes(by_halves(3), lambda n: [(2, n)], 100, spec="_, n"),
+    "digit_threads": gpu_sizes(jnp.sort, lambda n: [(2, n)], 70_000, 131_072),
+    "lane_digits": gpu_sizes(jnp.sort, lambda n: [(2, n)], 70_000, 131_072),
+    "digit_sort_bytes": gpu_sizes(with_others(4), lambda n: [(2, n)], 70_000, 131_072),
     "crowded_threads": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 16, 70_001),
     "crowded_each": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 17, 131_073),
     "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),
-    "panel_rows": gpu_sizes(cholesky, lambda n: [(n, n)], 16, 21),
+    "panel_bytes": gpu_sizes(cholesky, lambda n: [(n, n)], 32, 37),
+    "triangle_tile": gpu_sizes(cholesky, lambda n: [(n, n)], 36, 39),
+    "mirror_bytes": gpu_sizes(cholesky, lambda n: [(n, n)], 16, 33),
     "solved_columns": gpu_sizes(solve, lambda n: [(16, 16), (16, n)], 20, 32, 35),
     "dft_thread_points": gpu_sizes(transformed, lambda n: [(2, n)], 15, 16, 30),
     "dft_threads": gpu_sizes(transformed, lambda n: [(2, n)], 2000, 4096, 5000),

@@ -20,6 +20,7 @@ from aotc.vmfb.devices import cuda_array, tensor_map
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.process.interruption import Watch
 
 
 def array_at(address, dtype, shape):
@@ -47,16 +48,19 @@ class SimulatedGpu:
 
     LATE, EARLY = "late", "early"
     multiprocessors = 4
+    is_turning = False  # its loops end in the thread that waits
+    conditions: ClassVar[bool] = True
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
+    left: ClassVar[deque] = deque()  # memory, and work on it, of those that went before it was done
     streams: ClassVar[WeakValueDictionary] = WeakValueDictionary()  # by handle
     lock: ClassVar = threading.RLock()  # streams are given work by one thread while another waits for them
     thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
 
     def __init__(self, ordinal):
         self.ordinal = ordinal
-        self.memory, self.captured, self.recorder, self.log = {}, None, None, []
+        self.memory, self.log = {}, []
         self.queue, self.given, self.done = deque(), 0, 0
         self.events = 0  # that somebody has
         self.acting = False
@@ -67,10 +71,17 @@ class SimulatedGpu:
         self.enter()
 
     def __del__(self):
-        """What it was given is done before it goes."""
+        """What it was given is done before anything else; not now, for the collector may have come at any moment."""
         if not sys.is_finalizing():
-            self._reach(self.given)
+            if self.queue:
+                self.left.append((self.memory, list(self.queue)))
             self.mark.end()
+
+    def _do_what_is_left(self):
+        while self.left:
+            _, actions = self.left.popleft()
+            for action in actions:
+                action()
 
     def another(self):
         other = SimulatedGpu(self.ordinal)
@@ -80,10 +91,7 @@ class SimulatedGpu:
     def _do(self, what, action):
         self.log.append(what)
         self._is_entered()
-        if self.captured is None:
-            self._give(action)
-        else:
-            self.captured.append(action)
+        self._give(action)
 
     def _give(self, action):
         with self.lock:
@@ -100,6 +108,7 @@ class SimulatedGpu:
         with self.lock:
             if self.acting:  # in an action the collector found an old module, whose memory is freed
                 return
+            self._do_what_is_left()
             while self.done < mark:
                 action = self.queue.popleft()
                 self.done += 1
@@ -126,7 +135,6 @@ class SimulatedGpu:
         assert self.thread.here == self.ordinal
 
     def wait(self):
-        assert self.captured is None
         self._reach(self.given)
 
     def take_event(self):
@@ -138,7 +146,6 @@ class SimulatedGpu:
         self.events -= len(events)
 
     def record(self, event):
-        assert self.captured is None
         self._is_entered()
         self.log.append("record")
         event.gpu, event.mark = self, self.given
@@ -150,7 +157,6 @@ class SimulatedGpu:
         """Wait for what another stream has been given by now; 1 is the one of which all others take care."""
         self.enter()
         others = [self.streams[stream]] if stream > 1 else [g for g in list(self.every) if g is not self]
-        assert all(gpu.captured is None for gpu in others)  # what they are given does not belong to a recording
         marks = [(gpu, gpu.given) for gpu in others]
         self._do("follow", lambda: [gpu._reach(mark) for gpu, mark in marks])
 
@@ -177,7 +183,6 @@ class SimulatedGpu:
         return parse_kernel(self.texts[symbol]), self.texts[symbol]
 
     def allocate(self, size):
-        assert self.recorder != threading.get_ident()  # another thread may record
         self.enter()
         block = np.full(max(size, 1) + 64, 0xA5, np.uint8)
         with self.lock:
@@ -185,11 +190,11 @@ class SimulatedGpu:
         return block.ctypes.data
 
     def free(self, blocks, graphs=()):
-        for gpu in list(self.every) if blocks else ():  # as the driver does
-            gpu._reach(gpu.given)
+        marks = [(gpu, gpu.given) for gpu in list(self.every) if gpu.queue]
         with self.lock:
-            for address in blocks:
-                del self.memory[address]
+            held = [self.memory.pop(address) for address in blocks]
+            if held and marks:  # the driver waits; here the memory stays until then, for a finalizer may have called
+                self.left.append((held, [lambda: [gpu._reach(mark) for gpu, mark in marks]]))
         for graph in graphs:
             graph.clear()
 
@@ -206,9 +211,13 @@ class SimulatedGpu:
         self._move("download", to, source, size)
 
     def copy(self, to, source, size):
+        self._do("copy", self.copying(to, source, size))
+
+    def copying(self, to, source, size):
+        """Return what copies on the GPU."""
         assert self._holds(to, size)
         assert self._holds(source, size)
-        self._move("copy", to, source, size)
+        return lambda: ctypes.memmove(to, source, size)
 
     def copy_from(self, other, to, source, size):
         assert self._holds(to, size)
@@ -219,10 +228,10 @@ class SimulatedGpu:
         pass
 
     def launch(self, function, shape, table):
-        self._do("launch", self._kernel(function, shape, table))
+        self._do("launch", self.launching(function, shape, table))
 
-    def _kernel(self, function, shape, table):
-        """What a launch does later, with the parameters of now."""
+    def launching(self, function, shape, table):
+        """Return what runs a kernel."""
         kernel, text = function
         parameters = len(kernel.inputs) + len(kernel.outputs) + len(kernel.dims) + 1  # after the tensor maps
         values = [ctypes.c_int64.from_address(p).value for p in table[len(table) - parameters :]]
@@ -235,24 +244,22 @@ class SimulatedGpu:
         assert all(self._holds(a, x.nbytes) for a, x in zip(values, arrays))
         return lambda: run_kernel(text, arrays, dims)
 
-    def begin_capture(self):
-        self.mark.hold()
-        assert self.captured is None
-        self._is_entered()
-        self.captured, self.recorder = [], threading.get_ident()
+    def has_conditions(self):
+        return self.conditions
 
-    def end_capture(self):
-        graph, self.captured, self.recorder = self.captured, None, None
-        self.mark.release()
-        return graph
+    def new_graph(self):
+        return SimulatedGraph(self)
 
-    def last_node(self):
-        return len(self.captured) - 1
+    def ready(self, graph):
+        return [graph.nodes]
 
-    def kernel_setter(self, graph, node, launch):
+    def drop(self, graph):
+        graph.is_dropped = True
+
+    def kernel_setter(self, graph, node, function, shape, table):
         def change():
             self.log.append("set_kernel")
-            graph[node] = self._kernel(launch.function, launch.shape, launch.table)
+            graph[0][node] = graph[0][node][0], self.launching(function, shape, table)
             return 0
 
         return change
@@ -260,9 +267,8 @@ class SimulatedGpu:
     def copy_setter(self, graph, node, copy):
         def change():
             self.log.append("set_copy")
-            assert self._holds(copy.to, copy.size)
-            assert self._holds(copy.source, copy.size)
-            graph[node] = partial(ctypes.memmove, copy.to, copy.source, copy.size)
+            action = self.copying(copy.target.device, copy.source.device, copy.extent[0])
+            graph[0][node] = graph[0][node][0], action
             return 0
 
         return change
@@ -275,8 +281,85 @@ class SimulatedGpu:
         return run
 
     def run_graph(self, graph):
-        actions = list(graph)  # one that is destroyed while it runs goes when it is done
-        self._do("graph", lambda: [action() for action in actions])
+        nodes = list(graph[0])  # one that is changed or destroyed while it runs goes on as it is until it is done
+        self._do("graph", lambda: run_nodes(nodes))
+
+    def note_loops(self):
+        self.log.append("loops")
+
+    def end_loops(self):
+        pass
+
+
+class SimulatedGraph:
+    """The methods of :class:`aotc.vmfb.devices.gpu.driver_graphs.GraphMaker`; a node is its number here."""
+
+    def __init__(self, gpu):
+        self.gpu, self.nodes, self.is_dropped = gpu, [], False
+
+    def _add(self, after, what, action):
+        assert not self.is_dropped
+        assert all(0 <= node < len(self.nodes) for node in after)
+        self.gpu.log.append(what)
+        self.nodes.append((frozenset(after), action))
+        return len(self.nodes) - 1
+
+    def launch(self, after, function, shape, table):
+        return self._add(after, "launch", self.gpu.launching(function, shape, table))
+
+    def copy(self, after, to, source, size):
+        return self._add(after, "copy", self.gpu.copying(to, source, size))
+
+    def join(self, after):
+        return self._add(after, "join", lambda: None)
+
+    def condition(self):
+        return [0]
+
+    def goes_on(self, after, handle, flag):
+        assert self.gpu._holds(flag, 1)
+        return self._add(after, "goes_on", lambda: handle.__setitem__(0, ctypes.c_uint8.from_address(flag).value != 0))
+
+    def chosen(self, after, handle, number, count):
+        def choose():
+            handle[0] = min(ctypes.c_uint32.from_address(number).value, count - 1)
+
+        assert self.gpu._holds(number, 4)
+        return self._add(after, "chosen", choose)
+
+    def loop(self, after, handle):
+        body = SimulatedGraph(self.gpu)
+        inside = body.nodes  # not the graph, for who has nodes is not to have the GPU
+
+        def turn():
+            watch = Watch()
+            while handle[0]:
+                watch.look()
+                run_nodes(inside)
+
+        return self._add(after, "loop", turn), body
+
+    def switch(self, after, handle, count):
+        bodies = [SimulatedGraph(self.gpu) for _ in range(count)]
+        insides = [body.nodes for body in bodies]
+
+        def run():
+            run_nodes(insides[handle[0]])
+
+        return self._add(after, "switch", run), bodies
+
+
+def run_nodes(nodes):
+    """Run nodes in an order that their edges allow: whichever can, the last or the first that can."""
+    order = SimulatedGpu.order
+    left, done = set(range(len(nodes))), set()
+    while left:
+        free = sorted(n for n in left if nodes[n][0] <= done)
+        late, early = SimulatedGpu.LATE, SimulatedGpu.EARLY
+        found = free[-1] if order == late else free[0] if order == early else order.choice(free)
+        nodes[found][1]()
+        left.discard(found)
+        done.add(found)
 
 
 LOCKED = []  # buffers of the host: the process keeps them

@@ -4,6 +4,7 @@ Without a GPU, kernels are compiled to cubins but run as the Python of their loo
 by the real CUDA device on a simulated GPU; with one, everything runs on it.
 """
 
+import ctypes
 import re
 
 import jax
@@ -302,10 +303,9 @@ def test_a_generation_that_is_not_compiled_for():
 
 @sim
 def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
-    monkeypatch.setattr(cuda_driver, "DRIVER", driver_library.Driver())
-    missing = lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found"))
-    monkeypatch.setattr(driver_library.ctypes, "CDLL", missing)
-    assert cuda_driver.missing() == "no NVIDIA driver (libcuda.so.1: not found)"
+    monkeypatch.setattr(driver_library, "DRIVER", driver_library.Driver())
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(f"{name}: not found")))
+    assert driver_library.missing() == "no NVIDIA driver (libcuda.so.1: not found)"
 
 
 @sim

@@ -84,7 +84,7 @@ def test_a_recording_that_fails_is_made_again(monkeypatch):
     function, w, x, tolerance = MODELS["mlp"]
     module = loaded(monkeypatch, jax.jit(lambda x: function(w, x)), x)
     with monkeypatch.context() as patch:
-        patch.setattr(SimulatedGpu, "begin_capture", lambda self: (_ for _ in ()).throw(VmError("", "planted")))
+        patch.setattr(SimulatedGpu, "new_graph", lambda self: (_ for _ in ()).throw(VmError("", "planted")))
         with pytest.raises(VmError, match="planted"):
             module.invoke("main", x)
     close(module.invoke("main", x), jax.jit(function)(w, x), tolerance)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.opset.collective import COLLECTIVES
 from aotc.ir.opset.contract import CONTRACT
 from aotc.ir.opset.control import CONTROL
@@ -28,6 +29,7 @@ FAMILIES: Mapping[str, Mapping[str, OpSpec]] = {
     "reduction": REDUCTION,
     "linalg": LINALG,
     "contract": CONTRACT,
+    "attention": ATTENTION,
     "control": CONTROL,
     "collective": COLLECTIVES,
     "random": RANDOM,
@@ -55,6 +57,7 @@ PERMUTATIONS = names(lambda s: s.permutes)
 PRODUCTS = names(lambda s: s.sums)
 SOURCES = FREE - MOVES  # ops without operands, which make up their elements
 VARIADIC = names(lambda s: s.variadic)
+VIEWERS = names(lambda s: s.views)
 
 TOTAL = frozenset(name for name, row in SCALARS.items() if row.total)  # of floats, in total order
 ACCUMULATED = frozenset(name for name, row in SCALARS.items() if row.accumulates)
@@ -68,6 +71,6 @@ PREFIX = {name: row.symbol for name, row in SCALARS.items() if row.symbol and ro
 __all__ = [
     "ACCUMULATED", "ATOMIC", "CALLS", "CHECKS", "COLLECTIVES", "COMMUTATIVE", "COMPARISONS", "CONTRACT", "CONTROL_FLOW",
     "EFFECTS", "ELEMENTWISE", "EXPENSIVE", "FAMILIES", "FOLDED", "FREE", "INFIX", "INLINE", "MOVES", "OPS", "ORDERINGS",
-    "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "OpSpec", "RuleError",
-    "ScalarOp", "names",
+    "PARTIAL", "PERMUTATIONS", "PREFIX", "PRODUCTS", "SCALARS", "SOURCES", "TOTAL", "VARIADIC", "VIEWERS", "OpSpec",
+    "RuleError", "ScalarOp", "names",
 ]  # fmt: skip

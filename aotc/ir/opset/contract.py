@@ -3,9 +3,15 @@
 Panels have the shape ``([B,] P, K/group, cols*group)``: element ``(p, s, c*group + g)``
 is ``rhs[s*group + g, p*cols + c]``, zero where K or N is padded. A ``matmul`` with
 the attribute ``cols`` is computed in tiles of so many columns.
+
+A ``conv`` of a GPU may have three attributes more: ``padding``, of zeros at both ends of its spatial dims;
+``rhs_transposed``, its kernel is [spatial but the last, O, the last, C]; and ``parts``: the taps and channels of its
+window, in order, are cut into so many runs, and it returns the sum of each, in a first dim of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -38,23 +44,46 @@ def _infer_conv(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Typ
     lhs, rhs = types
     need(lhs.rank == rhs.rank >= 2, f"conv: {lhs} and {rhs} differ in rank")
     *window, features, outputs = rhs.shape
+    if attrs.get("rhs_transposed", False):
+        *window, outputs, last, features = rhs.shape
+        window.append(last)
     groups = attrs["feature_groups"]
     need(lhs.shape[-1] == features * groups, f"conv: features of {lhs} and {rhs} do not match in {groups} groups")
-    steps = zip(lhs.shape[1:-1], window, attrs["rhs_dilation"], attrs["strides"])
-    spatial = tuple(window_extent(d, 0, 0, 1, w, dilation, stride) for d, w, dilation, stride in steps)
-    return (TensorType(given[0].dtype if given else lhs.dtype, (lhs.shape[0], *spatial, outputs)),)
+    padding = attrs.get("padding", ((0, 0),) * len(window))
+    steps = zip(lhs.shape[1:-1], padding, window, attrs["rhs_dilation"], attrs["strides"])
+    spatial = tuple(window_extent(d, low, high, 1, w, gap, stride) for d, (low, high), w, gap, stride in steps)
+    parts = (attrs["parts"],) if "parts" in attrs else ()
+    return (TensorType(given[0].dtype if given else lhs.dtype, (*parts, lhs.shape[0], *spatial, outputs)),)
 
 
 def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     spatial = arrays[0].ndim - 2
     middle = tuple(range(1, spatial + 1))
+    if attrs.get("rhs_transposed"):
+        arrays = [arrays[0], np.moveaxis(arrays[1], -3, -1)]
+    if "parts" in attrs:
+        return [np.stack([_conv([arrays[0], w], _whole(attrs), regions, types)[0] for w in _runs(arrays[1], attrs)])]
     full = {
-        **attrs, "padding": ((0, 0),) * spatial, "lhs_dilation": (1,) * spatial, "reversal": (False,) * spatial,
+        "padding": ((0, 0),) * spatial, **attrs, "lhs_dilation": (1,) * spatial, "reversal": (False,) * spatial,
         "input_batch": 0, "input_feature": spatial + 1, "input_spatial": middle, "output_batch": 0,
         "output_feature": spatial + 1, "output_spatial": middle, "kernel_input": spatial,
         "kernel_output": spatial + 1, "kernel_spatial": tuple(range(spatial)), "batch_groups": 1,
     }  # fmt: skip
     return LINALG["convolution"].reference(arrays, full, (), types)
+
+
+def _whole(attrs: Attrs) -> Attrs:
+    return {name: value for name, value in attrs.items() if name not in ("parts", "rhs_transposed")}
+
+
+def _runs(kernel: np.ndarray, attrs: Attrs) -> Iterator[np.ndarray]:
+    """Yield the kernel of each part of the sums: 0 in all others."""
+    flat = kernel.reshape(-1, kernel.shape[-1])
+    each = len(flat) // attrs["parts"]
+    for begin in range(0, len(flat), each):
+        own = np.zeros_like(flat)
+        own[begin : begin + each] = flat[begin : begin + each]
+        yield own.reshape(kernel.shape)
 
 
 def _unpacked(panels: np.ndarray, group: int, n: int) -> np.ndarray:

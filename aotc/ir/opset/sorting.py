@@ -1,4 +1,4 @@
-"""Sort with any comparator, and top-k."""
+"""Sort with any comparator or by digits of keys, and top-k."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aotc.ir.dims import minimum
+from aotc.ir.dims import ceildiv, minimum
 from aotc.ir.opset.elementwise_scalars import total_order_key
 from aotc.ir.opset.spec import (
     Arrays,
@@ -22,7 +22,10 @@ from aotc.ir.opset.spec import (
     within,
 )
 from aotc.ir.tensor_ir import TensorType
-from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.dtypes import from_numpy, kind_of
+
+RADIX = 256
+"""The values of a digit, a byte of a key."""
 
 
 def _infer_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
@@ -99,6 +102,57 @@ def _sort_runs(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], ty
     return [np.concatenate([a[..., : attrs["keep"]] for a in column], axis=-1) for column in zip(*done)]
 
 
+def _infer_digit_counts(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    _need_rows("digit_counts", types, attrs)
+    *lead, n = types[0].shape
+    return (TensorType("i32", (*lead, RADIX, ceildiv(n, attrs["part"]))),)
+
+
+def _infer_digit_sort(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
+    *arrays, ends = types
+    _need_rows("digit_sort", tuple(arrays), attrs)
+    *lead, n = arrays[0].shape
+    counted = TensorType("i32", (*lead, RADIX, ceildiv(n, attrs["part"])))
+    need(ends == counted, f"digit_sort: counts of parts are {counted}, not {ends}")
+    return tuple(arrays)
+
+
+def _need_rows(name: str, types: Types, attrs: Attrs) -> None:
+    need(bool(types) and types[0].rank > 0, f"{name}: is not defined on scalars")
+    for t in types:
+        need(same_shape(t.shape, types[0].shape), f"{name}: operand shapes differ: {t} and {types[0]}")
+    need(attrs["part"] > 0 and attrs["shift"] % 8 == 0, f"{name}: parts of {attrs['part']}, shift {attrs['shift']}")
+
+
+def _digits(arrays: Arrays, attrs: Attrs, key: RegionCall) -> np.ndarray:
+    """Return a byte of the unsigned integers that order like the keys of elements."""
+    (x,) = map(np.asarray, key(*arrays))
+    kind = kind_of(from_numpy(x.dtype))
+    if kind == "f":
+        x, kind = total_order_key(x), "i"
+    wide = f"u{max(x.dtype.itemsize, 1)}"
+    word = x.astype(f"i{x.dtype.itemsize}").view(wide) if kind == "i" else x.astype(wide)
+    if kind == "i":
+        word = word ^ word.dtype.type(1 << (8 * word.dtype.itemsize - 1))
+    word = word if attrs["ascending"] else ~word
+    return (word >> word.dtype.type(attrs["shift"])) & word.dtype.type(RADIX - 1)
+
+
+def _digit_counts(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    found = _digits(arrays, attrs, regions[0])
+    begins = range(0, found.shape[-1], attrs["part"])
+    parts = [found[..., begin : begin + attrs["part"]] for begin in begins]
+    counts = [np.stack([(p == d).sum(-1) for p in parts], -1) for d in range(RADIX)] if parts else []
+    shape = (*found.shape[:-1], RADIX, len(parts))
+    return [np.stack(counts, -2).astype(np.int32) if counts else np.zeros(shape, np.int32)]
+
+
+def _digit_sort(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
+    rows = arrays[:-1]
+    order = np.argsort(_digits(rows, attrs, regions[0]), axis=-1, kind="stable")
+    return [np.take_along_axis(x, order, axis=-1) for x in rows]
+
+
 def _infer_top_k(types: Types, attrs: Attrs, regions: tuple, given: Types) -> Types:
     (x,), k = types, attrs["k"]
     need(x.rank > 0 and kind_of(x.dtype) in "iufb", f"top_k: is not defined on {x}")
@@ -127,6 +181,14 @@ SORTING = table(
     OpSpec(
         "sort_runs", _infer_sort_runs, _sort_runs, ("width", "done", "keep", "numbered"), regions=1, tolerance=0,
         constraints=all_alike, partial=True, made_by="spread_work",
+    ),
+    OpSpec(
+        "digit_counts", _infer_digit_counts, _digit_counts, ("part", "shift", "ascending"), regions=1, tolerance=0,
+        constraints=all_alike, made_by="spread_work",
+    ),
+    OpSpec(
+        "digit_sort", _infer_digit_sort, _digit_sort, ("part", "shift", "ascending"), regions=1, tolerance=0,
+        partial=True, made_by="spread_work",
     ),
     OpSpec("top_k", _infer_top_k, _top_k, ("k",), tolerance=0, constraints=_top_k_sizes, partial=True),
 )

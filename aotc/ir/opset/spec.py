@@ -136,6 +136,8 @@ class OpSpec:
         one of them only can go with its result.
     partial : bool
         Its own lowering makes no array of a result that nobody reads.
+    views : bool
+        Its lowering reads the elements of operands that were only moved where they were before.
     made_by : str
         The pass that makes the op, which no importer does.
     removed_by : str
@@ -164,6 +166,7 @@ class OpSpec:
     in_place: InPlace = nothing_in_place
     variadic: bool = False
     partial: bool = False
+    views: bool = False
     made_by: str = ""
     removed_by: str = ""
 

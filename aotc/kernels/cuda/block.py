@@ -61,6 +61,40 @@ class Array:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """What a tensor map by windows says: images, the box, its corners and the steps of its pixels, innermost first."""
+
+    elements: np.ndarray
+    box: tuple[int, int]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def part(self, place: Sequence[int], tap: Sequence[int]) -> np.ndarray:
+        """Return the channels from ``place[0]`` on of the pixels from the others on; 0 outside of the array."""
+        channels, pixels = self.box
+        first, *at = map(int, place)
+        *extents, width = self.elements.shape[1:]
+        found = np.zeros((pixels, channels), self.elements.dtype)
+        for pixel in range(pixels):
+            moved = [i + int(t) for i, t in zip(at, tap)][::-1]
+            inside = all(0 <= i < n for i, n in zip((at[-1], *moved), (len(self.elements), *extents)))
+            own = self.elements[(at[-1], *moved)][first : first + channels] if inside and first < width else []
+            found[pixel, : len(own)] = own
+            at = self._next(at, extents[::-1])
+        return found
+
+    def _next(self, at: Sequence[int], extents: Sequence[int]) -> list[int]:
+        *spatial, image = at
+        for d, extent in enumerate(extents):
+            spatial[d] += self.strides[d]
+            if spatial[d] <= extent - 1 + self.high[d]:
+                return [*spatial, image]
+            spatial[d] = self.low[d]
+        return [*spatial, image + 1]
+
+
 class ThreadBlock:
     """The state of a block.
 

@@ -6,6 +6,9 @@ subtraction, and intrinsics that came later are functions like any other. Newer 
     %y = load float, ptr %x      ->  %p = bitcast i8* %x to float*
                                      %y = load float, float* %p
     %z = fneg float %y           ->  %z = fsub float -0.0, %y
+
+Halves are converted by intrinsics: its optimizer ends with "unsupported operation" where it has unrolled loops over
+an array of halves of a thread's own, whose elements are bit casts of integers.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from llvmlite.ir import instructions as instr
 
 from aotc.kernels.cuda.later_intrinsics import add_body
 from aotc.kernels.emit.metadata import assembly_text
+from aotc.kernels.llvm_types import F32, HALF, I16
 
 TRIPLE = "nvptx64-nvidia-cuda"
 DATA_LAYOUT = (
@@ -69,6 +73,16 @@ def _retype(function: ir.Function) -> None:
                     i.type = _typed(i.type)
 
 
+def _convert_half(block: ir.Block, value: ir.Value) -> instr.CallInstr:
+    """Return the call that makes an f32 of a half's bits, or bits of an f32."""
+    name, result = ("from", F32) if value.type == I16 else ("to", I16)
+    name = f"llvm.convert.{name}.fp16.f32"
+    function = block.module.globals.get(name)
+    if function is None:
+        function = ir.Function(block.module, ir.FunctionType(result, [value.type]), name)
+    return instr.CallInstr(block, function, [value])
+
+
 def _typed_uses(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruction]:
     """Yield the casts that ``i`` needs before it, and ``i``."""
     match i:
@@ -86,6 +100,9 @@ def _typed_uses(block: ir.Block, i: instr.Instruction) -> Iterator[instr.Instruc
         case instr.Instruction(opname="fneg"):
             i.opname, i.operands = "fsub", [ir.Constant(i.type, -0.0), *i.operands]
             wanted = [i.type, i.type]
+        case instr.CastInstr(operands=[instr.CastInstr() as half]) if half.type == HALF:
+            yield (number := _convert_half(block, half.operands[0]))
+            i.opname, i.operands, wanted = "bitcast", [number], [number.type]
         case _:
             wanted = [x.type for x in i.operands]
     for number, (operand, kind) in enumerate(zip(i.operands, wanted, strict=True)):

@@ -13,12 +13,12 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, Store, walk
+from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Match, Shuffle, Stmt, Store, walk
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.narrow_index import NarrowIndices
 from aotc.kernels.cuda.shared_memory import place_shared
-from aotc.kernels.cuda.shuffle import exchanged
+from aotc.kernels.cuda.shuffle import exchanged, matched, meet
 from aotc.kernels.formulas.llvm_values import call_intrinsic
 from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
@@ -89,10 +89,15 @@ class CudaEmitter(LanesEmitter):
         match stmt:
             case For(kind="thread"):
                 self._threads(stmt)
+            case Barrier(warp=True):
+                meet(self.builder)
             case Barrier():
                 call_intrinsic(self.builder, BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
                 self._shuffle(to, source, mask)
+            case Match(to=to, source=source, bits=bits):
+                own = self.builder.load(self._pointers[source.name], typ=memory_type(source.dtype))
+                self.builder.store(matched(self.builder, own, bits), self._pointers[to.name])
             case Store(atomic=True):
                 self._atomic(stmt)
             case _:

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
-from aotc.kernels.cuda.ptx import I32, I64, NOTHING, ptx
+from aotc.kernels.cuda.ptx import I16, I32, I64, NOTHING, ptx
 
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
@@ -61,6 +61,28 @@ def copy_tile(rank: int):
     def copy(to, tensor_map, barrier, *place):
         """Begin to copy the box at ``place``, the innermost coordinate first; what is outside of the array is 0."""
         block, part = here().block, tensor_map.part(*map(int, place))
+        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+        block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
+        block.barriers[int(barrier)].change(0, -part.nbytes)
+
+    return copy
+
+
+@cache
+def copy_patches(spatial: int):
+    """Return the instruction that begins to copy pixels of a convolution's input with so many spatial dims."""
+    rank = spatial + 2
+    place = ", ".join(f"${n}" for n in range(3, 3 + rank))
+    tap = ", ".join(f"${n}" for n in range(3 + rank, 3 + rank + spatial))
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+        f"[$0], [$1, {{{place}}}], [$2], {{{tap}}};"
+    )
+
+    @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank, *[I16] * spatial)
+    def copy(to, tensor_map, barrier, *given):
+        """Begin to copy channels of pixels from the one on at a place, moved by a tap; 0 outside of the array."""
+        block, part = here().block, tensor_map.part(given[:rank], given[rank:])
         rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
         block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
         block.barriers[int(barrier)].change(0, -part.nbytes)

@@ -6,9 +6,9 @@ from llvmlite import ir
 
 from aotc.ir.loop_ir import WARP
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.llvm_types import I1, I32, i32
+from aotc.kernels.llvm_types import I1, I32, VOID, i32
 
-_EVERYBODY, _BUTTERFLY = -1, 3
+_EVERYBODY, _BUTTERFLY, _BALLOT = -1, 3, 3
 
 
 def exchanged(builder: ir.IRBuilder, value: ir.Value, mask: int) -> ir.Value:
@@ -34,3 +34,24 @@ def _word(builder: ir.IRBuilder, word: ir.Value, mask: int) -> ir.Value:
     arguments = [i32(_EVERYBODY), i32(_BUTTERFLY), word, i32(mask), i32(WARP - 1)]
     both = call_intrinsic(builder, "llvm.nvvm.shfl.sync.i32", ir.LiteralStructType([I32, I1]), arguments)
     return builder.extract_value(both, 0)
+
+
+def matched(builder: ir.IRBuilder, word: ir.Value, bits: int) -> ir.Value:
+    """Return which threads of the warp have the lowest ``bits`` bits of ``word`` as the calling one has them.
+
+    By a ballot for each bit: ``match.any`` takes as long as there are different words.
+    """
+    same: ir.Value = i32(_EVERYBODY)
+    for number in range(bits):
+        bit = builder.icmp_unsigned("!=", builder.and_(word, i32(1 << number)), i32(0))
+        both = call_intrinsic(
+            builder, "llvm.nvvm.vote.sync", ir.LiteralStructType([I32, I1]), [i32(_EVERYBODY), i32(_BALLOT), bit]
+        )
+        votes = builder.extract_value(both, 0)
+        same = builder.and_(same, builder.select(bit, votes, builder.not_(votes)))
+    return same
+
+
+def meet(builder: ir.IRBuilder) -> None:
+    """Wait for the threads of the warp, and see what they wrote."""
+    call_intrinsic(builder, "llvm.nvvm.bar.warp.sync", VOID, [i32(_EVERYBODY)])

@@ -25,6 +25,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -264,7 +265,7 @@ class BodyEmitter:
                     self._polls.ask(self._heap)
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
-            case Barrier() | Shuffle():
+            case Barrier() | Shuffle() | Match():
                 raise InternalError("kernels: a CPU kernel has no threads to wait for")
 
     def _let(self, var: Var, value: Register) -> None:

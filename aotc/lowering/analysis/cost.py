@@ -11,7 +11,14 @@ of kernels have tables of their own. ``measured`` says where a value comes from;
 
 from __future__ import annotations
 
-from aotc.lowering.analysis.costs import table_algorithms, table_gpu, table_gpu_memory, table_products, work
+from aotc.lowering.analysis.costs import (
+    table_algorithms,
+    table_attention,
+    table_gpu,
+    table_gpu_memory,
+    table_products,
+    work,
+)
 from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
@@ -328,6 +335,30 @@ LOOP_FLOPS_CUDA = Limit(
     "loop_flops_cuda", 1 << 11, "operations per iteration of a while loop that becomes one kernel on a GPU",
     "chosen, not measured: one thread runs it, many times slower than a core",
 )
+LOOP_BLOCK_FLOPS = Limit(
+    "loop_block_flops", 1 << 17, "operations per iteration of a while loop that becomes one block of threads of a GPU",
+    "chosen, not measured: two microseconds of one multiprocessor, as long as two kernels of a graph take to begin",
+)
+LOOP_BLOCK_BYTES = Limit(
+    "loop_block_bytes", 1 << 18, "bytes that the kernels of such a loop touch per iteration",
+    "chosen, not measured: two microseconds of what one multiprocessor reads of the second-level cache",
+)
+LOOP_BLOCK_VALUE = Limit(
+    "loop_block_value", 2048, "elements of a value that such a loop carries in shared memory",
+    "chosen, not measured: 8 KiB of f32 of the 48 that a block has without asking",
+)
+LOOP_BLOCK_THREADS = BlockSize(
+    "loop_block_threads", 512, "threads of such a block, at most",
+    "chosen, not measured: 128 registers for each",
+)
+LOOP_TURNS = Limit(
+    "loop_turns", 1 << 12, "iterations that a kernel of a GPU does without anyone looking who may end them",
+    "chosen, not measured: some milliseconds at a microsecond each",
+)
+LOOP_OWN_FLOPS = Limit(
+    "loop_own_flops", 256, "operations of a kernel with few results that each thread of such a block does by itself",
+    "chosen, not measured: a barrier takes as long as some ten of them",
+)
 ORDER_WORKERS = BlockSize(
     "order_workers", 4, "workers by which orders of a graph's commands are compared",
     "chosen, not measured: with one all orders end at the same time, with many there is no order",
@@ -365,5 +396,5 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-_TABLES = (table_algorithms, table_gpu, table_gpu_memory, table_products, work)
+_TABLES = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_products, work)
 ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

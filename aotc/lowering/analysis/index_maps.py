@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import Dim, bounds, floordiv, maximum, minimum, mod, product
+from aotc.ir.dims import Dim, bounds, maximum, minimum, product
 from aotc.ir.dims_symbols import count_atoms
+from aotc.ir.products.places import delinearize
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.cost import INDEX_ATOMS
 
@@ -39,21 +40,6 @@ def linearize(index: Sequence[Dim], shape: Sequence[Dim]) -> Dim:
     for i, d in zip(index, shape, strict=True):
         flat = flat * d + i
     return flat
-
-
-def delinearize(flat: Dim, shape: Sequence[Dim]) -> Index:
-    """Return the index in ``shape`` of row-major offset ``flat``."""
-    index: list[Dim] = []
-    for axis in range(len(shape) - 1, -1, -1):
-        if shape[axis] == 1 or shape[axis] == 0:  # an empty array has no element to find
-            index.append(0)
-        elif all(d == 1 for d in shape[:axis]):
-            index.append(flat)
-            flat = 0
-        else:
-            index.append(mod(flat, shape[axis]))
-            flat = floordiv(flat, shape[axis])
-    return tuple(reversed(index))
 
 
 def reshape_index(index: Sequence[Dim], source: Sequence[Dim], target: Sequence[Dim]) -> Index:

@@ -67,3 +67,9 @@ LONGEST_ROW = 1 << 31
 why: a row of unknown length is sorted in as many steps as one of this length takes
 from: positions in a row are i32
 """
+
+NUMBER_STEPS = 8
+"""unit: ops on scalars
+why: a number is 1 / sqrt(depth) or the like; a longer chain is not followed by recursion
+from: chosen, not measured
+"""

@@ -218,9 +218,10 @@ def loop_work(ops: Mapping[Value, Op], anchors: Anchors, members: Sequence[Op], 
 
 
 def update_work(ops: Mapping[Value, Op], update: Op) -> RegionWork:
-    """Return the work of a region that writes part of an array; the part's place is found once."""
-    part = update.operands[1]
-    fused = Evaluations(ops, None).count([(part, Place("update"))], _elements(part))
+    """Return the work of a region that writes part of an array; the place is found once, a scatter's for each element."""
+    parts = update.operands[1:2] if update.name != "scatter" else update.operands[update.attrs["inputs"] :]
+    part = parts[-1]
+    fused = Evaluations(ops, None).count([(v, Place("update")) for v in parts], _elements(part))
     apart = work_apart(op for op in dict.fromkeys(ops.values()) if op is not update)
     return RegionWork(fused, apart)
 

@@ -25,6 +25,11 @@ def is_atomic(op: Op) -> bool:
     return combiner(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
 
 
+def is_side_by_side(op: Op) -> bool:
+    """Does a GPU apply the updates of a scatter at the same time, a thread for each element of them?"""
+    return op.name == "scatter" and (is_apart(op) or is_atomic(op))
+
+
 def overwrites(op: Op) -> bool:
     """Does a scatter put updates in the place of what was there?"""
     region, n = op.regions[0], op.attrs["inputs"]

@@ -17,7 +17,8 @@ import numpy as np
 
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, Region, Value
-from aotc.vmfb.dtypes import kind_of
+from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.float_formats import SMALL_FLOATS
 
 ASCENDING = {name: row.symbol == "<" for name, row in SCALARS.items() if row.symbol in ("<", ">")}
 
@@ -28,6 +29,11 @@ class SortKey:
 
     value: Value
     ascending: bool
+
+
+def key_bytes(dtype: str) -> int:
+    """Return the bytes of the unsigned key of a value of ``dtype``."""
+    return 2 if dtype in SMALL_FLOATS else max(DTYPES[dtype].bits, 8) // 8
 
 
 def sort_keys(region: Region) -> tuple[SortKey, ...] | None:

@@ -22,15 +22,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from aotc.ir.dims import is_static, product
-from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, PERMUTATIONS, SCALARS
+from aotc.ir.opset import CONTRACT, CONTROL_FLOW, ELEMENTWISE, FREE, INLINE, MOVES, PERMUTATIONS, SCALARS, VIEWERS
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, captures
 from aotc.lowering.analysis.anchors import Anchors
-from aotc.lowering.analysis.cost import REGION_BUFFERS, REGION_OPS, REPEATED_MOVES, STRIDED_BYTES
+from aotc.lowering.analysis.cost import REGION_BUFFERS, REPEATED_MOVES, STRIDED_BYTES
 from aotc.lowering.analysis.costs.table_algorithms import FILLED_BYTES
 from aotc.lowering.analysis.costs.weigh import weighed
 from aotc.lowering.analysis.gpu.product_views import ProductViews, product_views
+from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.scan_windows import scan_of
+from aotc.lowering.analysis.scatters import is_side_by_side
 from aotc.lowering.analysis.side_by_side import Share, own_nanoseconds, refuses_to_wait, share_of
 from aotc.lowering.passes.fusion.absorb import Absorber, Budget, target_of
 from aotc.lowering.passes.fusion.outline import Group, Outliner
@@ -39,6 +41,11 @@ from aotc.options import Options
 from aotc.vmfb.dtypes import size_of
 
 UPDATE = "dynamic_update_slice"
+
+
+def is_update(op: Op, kind: str) -> bool:
+    """Does ``op`` write part of an array from values that it may compute itself, on a target of this kind?"""
+    return op.name == UPDATE or (kind == "cuda" and is_side_by_side(op))
 
 
 def fuse(module: Module, options: Options) -> Module:
@@ -58,13 +65,18 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
 
 
 def needs_buffer(
-    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews
+    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews, kind: str
 ) -> set[Value]:
-    """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie."""
+    """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie.
+
+    ``kind`` is that of the target.
+    """
     needed: set[Value] = {*results, *viewed.sources}
     for op in ops:
-        if op.name == UPDATE:
-            needed.add(op.operands[0])
+        if is_update(op, kind):
+            needed.update(op.operands[n] for n in updated_operands(op))
+        elif op.name in VIEWERS:
+            needed.update(_unmoved(v, makers) for v in op.operands)
         elif op.name in CONTRACT or op.name in CONTROL_FLOW or not _reads_inline(op):
             needed.update(v for v in op.operands if op.name not in CONTRACT or v not in viewed.operands)
         for r in op.regions:
@@ -77,6 +89,13 @@ def needs_buffer(
             needed.add(op_.operands[0])
             stack.append(op_.operands[0])
     return needed
+
+
+def _unmoved(value: Value, makers: Mapping[Value, Op]) -> Value:
+    """Return what ``value`` is moved from."""
+    while (op := makers.get(value)) is not None and op.name in MOVES:
+        value = op.operands[0]
+    return value
 
 
 def _reads_inline(op: Op) -> bool:
@@ -109,7 +128,7 @@ class _Fuser:
             return self._stages(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
         self.views = product_views(region.ops, self.budget.target)
-        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views)
+        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, self.budget.target.kind)
         moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
@@ -179,7 +198,7 @@ class _Fuser:
                 self._open_reduce(op)
         elif op.name == "reduce_window":
             self._open(op, "single" if scan_of(op) else "window")
-        elif op.name == UPDATE and self.level > 0:
+        elif self.level > 0 and is_update(op, self.budget.target.kind):
             self._open(op, "update")
         elif op.name in INLINE:
             if not self._join(op):
@@ -271,8 +290,8 @@ class _Fuser:
 
     def _refusal(self, op: Op, group: Group, sources: list[Group], trial: Anchors) -> str:
         """Return why ``op`` cannot join ``group``, or nothing; ``trial`` is extended to it."""
-        if not REGION_OPS.holds(len(group.members) + 1):
-            return f"{len(group.members) + 1} ops > {REGION_OPS.value}"
+        if not self.budget.most_ops.holds(len(group.members) + 1):
+            return f"{len(group.members) + 1} ops > {self.budget.most_ops.value}"
         if self.level == 1 and group.kind != "loop":
             return "only loops take ops at -O1"
         if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):

@@ -12,7 +12,8 @@ After::
 operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
 it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
 stored by columns is a set of dot products: it becomes multiply and reduce.
-Products of a GPU are prepared by :mod:`aotc.lowering.passes.gpu.tensor_products`.
+Products of a GPU are prepared by :mod:`aotc.lowering.passes.gpu.tensor_products` and
+:mod:`~aotc.lowering.passes.gpu.tensor_convs`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.costs.table_products import conv_strategy, matmul_strategy
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
+from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
 from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
@@ -54,7 +56,8 @@ def pack_contractions(module: Module, options: Options) -> Module:
 
 def _rule(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value] | None:
     if target.kind != "cpu":
-        return prepare_matmul(op, b, target) if op.name == "matmul" else None
+        prepare = {"matmul": prepare_matmul, "conv": prepare_conv}.get(op.name)
+        return None if prepare is None else prepare(op, b, target)
     match op.name:
         case "matmul":
             return _matmul(op, b, target, memory_limit)

@@ -16,13 +16,15 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
+from aotc.lowering.program.block_loops import one_kernel
+from aotc.lowering.program.bounded_loops import bounded_steps
 from aotc.lowering.program.early_results import early_results
 from aotc.lowering.program.memories import Memories, launch
-from aotc.lowering.program.small_loops import is_small, loop_kernel, loop_name, made_in
+from aotc.lowering.program.small_loops import loop_name, made_in
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import size_of, to_numpy
 
@@ -69,7 +71,7 @@ class _Bufferizer:
         for v, storage in zip(body.results, results, strict=True):
             source = self.storage(v)
             if source is not storage and storage.size != 0:
-                steps.append(self._copy(source, storage, storage.size))
+                steps.append(self.copied(source, storage, storage.size))
         return Buffered(tuple(steps), self.arena, self.used)
 
     def _take_donated(self, function: Function, judged: int, results: list[Storage]) -> None:
@@ -119,11 +121,11 @@ class _Bufferizer:
             storage.touch(self.time)
         return storage
 
-    def _copy(self, source: Storage, target: Storage, size: Dim) -> Copy:
-        self._touch(source, target)
+    def copied(self, source: Storage, target: Storage, size: Dim) -> Copy:
+        self.touch(source, target)
         return Copy(source, target, size)
 
-    def _touch(self, *storages: Storage) -> None:
+    def touch(self, *storages: Storage) -> None:
         """Begin a step that reads or writes ``storages``."""
         self.time += 1
         for s in storages:
@@ -179,7 +181,7 @@ class _Bufferizer:
         storage = self.storage(source)
         if not self._is_view(op):
             target = self.target(op.result)
-            return [self._copy(storage, target, target.size)] if target.size != 0 else []
+            return [self.copied(storage, target, target.size)] if target.size != 0 else []
         storage.reads_left += self.counts.get(op.result, 0)
         self.where[op.result] = storage
         return []
@@ -196,7 +198,7 @@ class _Bufferizer:
             else:
                 writes.append(self._reuse(op, kernel, n, writes) or self.target(v))
         reads = tuple(self.storage(v) for v in op.operands[shared:])
-        self._touch(*reads, *writes)
+        self.touch(*reads, *writes)
         return [*steps, launch(kernel, reads, tuple(writes), op)]
 
     def _in_place(self, old: Value, new: Value, steps: list[Step]) -> Storage:
@@ -211,7 +213,7 @@ class _Bufferizer:
             return source
         target = self.target(new)
         if target is not source and target.size != 0:
-            steps.append(self._copy(source, target, target.size))
+            steps.append(self.copied(source, target, target.size))
         return target
 
     def _reuse(self, op: Op, kernel: Kernel, n: int, written: list[Storage]) -> Storage | None:
@@ -232,8 +234,8 @@ class _Bufferizer:
 
     def _while(self, op: Op) -> list[Step]:
         in_place = any(self.wanted.get(v) is self.where.get(init, v) for init, v in zip(op.operands, op.results))
-        if not in_place and self._is_small(op):
-            return [self._loop_kernel(op)]
+        if not in_place and (found := self._one_kernel(op)):
+            return self._loop_kernel(op, *found)
         steps: list[Step] = []
         carries = []
         for init, v in zip(op.operands, op.results, strict=True):
@@ -247,7 +249,7 @@ class _Bufferizer:
             carry = self.target(v)
             carries.append(carry)
             if carry.size != 0 and carry is not source:
-                steps.append(self._copy(source, carry, carry.size))
+                steps.append(self.copied(source, carry, carry.size))
         begin = self.time
         cond, body = op.regions
         self._enter(op)
@@ -258,21 +260,24 @@ class _Bufferizer:
         body_steps += self._moves(body, carries)
         self.depth -= 1
         self.time += 1
-        self._extend(begin, op, [*carries, predicate])
+        self.extend(begin, op, [*carries, predicate])
         return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps))]
 
-    def _is_small(self, op: Op) -> bool:
+    def _one_kernel(self, op: Op) -> tuple[Kernel, tuple[Value, ...]] | None:
+        """Return the kernel for a loop, and what it reads, if it works on so little that one is better than many."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
-        return limit is not None and is_small(op, self.functions, self.kernels, limit)
+        if limit is None:
+            return None
+        known = loop_name(op, self.kernels, self.used), self.functions, self.kernels, self.constant_ops
+        return one_kernel(op, *known, limit, self.memories.targets_in(op))
 
     def _enter(self, op: Op) -> None:
         self.depth += 1
         if self.depth > MAX_NESTING:
-            raise CompileError.at(
-                op.loc, f"loops and branches are nested more than {MAX_NESTING} deep", hint="select between values"
-            )
+            message = f"loops and branches are nested more than {MAX_NESTING} deep"
+            raise CompileError.at(op.loc, message, hint="select between values")
 
-    def _extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
+    def extend(self, begin: int, op: Op, kept: list[Storage]) -> None:
         """What lives across the loop must not be overwritten by what is made inside."""
         outer = [self.where[v] for r in op.regions for v in captured(r) if v in self.where]
         for s in (*kept, *outer):
@@ -338,7 +343,7 @@ class _Bufferizer:
         """
         readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
         inner = any(roots.get(v) is old for r in op.regions for v in captured(r))
-        small = LOOP_VALUE.holds(product(new.type.shape)) and self._is_small(op)
+        small = LOOP_VALUE.holds(product(new.type.shape)) and self._one_kernel(op) is not None
         return readers == [op.results.index(new)] and not inner and not small
 
     def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
@@ -359,23 +364,22 @@ class _Bufferizer:
                 continue
             if source in carries:
                 held = self.fresh(v)
-                steps.append(self._copy(source, held, carry.size))
+                steps.append(self.copied(source, held, carry.size))
                 source = held
             moves.append((source, carry))
-        return steps + [self._copy(source, carry, carry.size) for source, carry in moves]
+        return steps + [self.copied(source, carry, carry.size) for source, carry in moves]
 
-    def _loop_kernel(self, op: Op) -> Launch:
-        name = loop_name(op, self.kernels, self.used)
-        kernel, reads = loop_kernel(op, name, self.functions, self.kernels, self.constant_ops)
-        inner = [one for r in op.regions for one in walk(r)]
-        self.constant_ops.update((one.result, one) for one in inner if one.name == "constant")
-        self.used[name] = kernel
-        for target in self.memories.targets_in(op):  # the only one
-            self.memories.made_for[name] = target
+    def _loop_kernel(self, op: Op, kernel: Kernel, reads: tuple[Value, ...]) -> list[Step]:
+        inner = (one for r in op.regions for one in walk(r) if one.name == "constant")
+        self.constant_ops.update((one.result, one) for one in inner)
+        self.used[kernel.name] = kernel
+        self.memories.made_for.update((kernel.name, target) for target in self.memories.targets_in(op))  # the only one
+        if len(kernel.outputs) > len(op.results):
+            return bounded_steps(self, op, kernel, reads)
         sources = tuple(self.storage(v) for v in reads)
         writes = tuple(self.target(v) for v in op.results)
-        self._touch(*sources, *writes)
-        return launch(kernel, sources, writes, op)
+        self.touch(*sources, *writes)
+        return [launch(kernel, sources, writes, op)]
 
     def _case(self, op: Op) -> list[Step]:
         index = self.storage(op.operands[0])
@@ -388,9 +392,9 @@ class _Bufferizer:
             for v, target in zip(region.results, results, strict=True):
                 source = self.storage(v)
                 if source is not target and target.size != 0:
-                    steps.append(self._copy(source, target, target.size))
+                    steps.append(self.copied(source, target, target.size))
             branches.append(tuple(steps))
         self.depth -= 1
         self.time += 1
-        self._extend(begin, op, [*results, index])
+        self.extend(begin, op, [*results, index])
         return [Branch(index, tuple(branches))]

@@ -18,6 +18,7 @@ from aotc.ir.loop_ir import (
     Kernel,
     Let,
     Load,
+    Match,
     Scalar,
     Shuffle,
     Stmt,
@@ -109,7 +110,7 @@ class _Renamer:
                 return While(self.block(cond), self.scalar(pred), self.block(body))
             case Alloc(buffer):
                 return Alloc(self.buffer(buffer))
-            case Barrier() | Shuffle():
+            case Barrier() | Shuffle() | Match():
                 return s
             case Tile():
                 return self._tile(s)

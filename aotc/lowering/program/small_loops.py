@@ -7,7 +7,7 @@ one kernel, its state in private memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
@@ -21,6 +21,8 @@ from aotc.ir.loop_ir import (
     If,
     Kernel,
     Load,
+    Scalar,
+    Space,
     Stmt,
     Store,
     While,
@@ -28,7 +30,7 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
-from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_VALUE, UNROLLED_STEPS
+from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
@@ -40,6 +42,14 @@ from aotc.vmfb.dtypes import size_of
 
 def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
+    work = [kernels[o.attrs["callee"]] for r in op.regions for o in walk(r) if o.name == "dispatch"]
+    if not is_closed(op, functions, kernels) or any(needs_block(k) for k in work):
+        return False
+    return limit.holds(sum(static(k.flops) for k in work))
+
+
+def is_closed(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> bool:
+    """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?"""
     inner = [o for r in op.regions for o in walk(r)]
     if any(o.name in EFFECTS or o.name == "transfer" for o in inner):
         return False
@@ -57,9 +67,7 @@ def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Ke
         return False
     work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    if not LOOP_BUFFERS.holds(len(outer) + len(op.results)) or any(k.dims or needs_block(k) for k in work):
-        return False
-    return limit.holds(sum(static(k.flops) for k in work))
+    return LOOP_BUFFERS.holds(len(outer) + len(op.results)) and not any(k.dims for k in work)
 
 
 def made_in(op: Op) -> Iterator[Value]:
@@ -83,7 +91,7 @@ def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
 
 
 @dataclass
-class _LoopWriter:
+class LoopWriter:
     """Writes regions as statements; ``memory`` says where each value lives."""
 
     functions: Mapping[str, Function]
@@ -92,12 +100,44 @@ class _LoopWriter:
     constants: list[Value] = field(default_factory=list)
     count: int = 0
 
+    def space(self, value: Value) -> Space:
+        """Return what local memory a value that a kernel makes, or that is carried, is in."""
+        bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
+        return "private" if bytes_ <= PRIVATE_BYTES else "scratch"
+
+    def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+        """Return memory for a carried value: that of the result if it is too large for other."""
+        return self.buffer(value, block) if self.space(value) == "private" else out
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        """Write a copy of whole buffers of equal shape."""
+        self.count += 1
+        copy(block, source, target, f"_{self.count}")
+
+    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        """Write a kernel's whole grid; ``where`` has its parameters by name."""
+        self.count += 1
+        block += inline_kernel(kernel, where, f"_{self.count}")
+
+    def takes(self, kernel: Kernel, old: Buffer) -> bool:
+        """May ``kernel`` write over the memory of a value that nobody else reads?"""
+        return True
+
+    def scalar(self, value: Value, block: list[Stmt]) -> Load:
+        """Return the only element of a value that decides what is done next."""
+        return only_element(self.memory[value])
+
+    def enter(self, block: list[Stmt]) -> None:
+        """Write what comes before a loop."""
+
+    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
+        """Write a loop."""
+        block.append(While(tuple(test), goes_on, tuple(step)))
+
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
         """Make local memory for ``value``."""
         self.count += 1
-        bytes_ = static(product(value.type.shape)) * size_of(value.type.dtype)
-        space = "private" if bytes_ <= PRIVATE_BYTES else "scratch"
-        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, space)  # type: ignore[arg-type]
+        made = Buffer(f"v{self.count}", value.type.dtype, value.type.shape, self.space(value))
         block.append(Alloc(made))
         self.memory[value] = made
         return made
@@ -113,7 +153,7 @@ class _LoopWriter:
                     self.memory[op.result] = self.memory[op.operands[0]]
                     left[op.operands[0]] += left.get(op.result, 0)
                 case "while":
-                    self._while(op, block)
+                    self.write(op, block)
                 case "case":
                     self._case(op, block)
             for v in op.operands:
@@ -124,39 +164,44 @@ class _LoopWriter:
         shared = overwritten(self.functions[op.attrs["callee"]])
         for n, v in enumerate(op.results):
             old = op.operands[n] if n < shared else None
-            if old is not None and left[old] == 1 and old in self.owned:
+            if old is not None and left[old] == 1 and old in self.owned and self.takes(kernel, self.memory[old]):
                 self.memory[v] = self.memory[old]
                 self.owned.add(v)
                 continue
             made = self.buffer(v, block)
             self.owned.add(v)
             if old is not None:
-                copy(block, self.memory[old], made, f"_{self.count}")
+                self.copy(block, self.memory[old], made)
         names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
         values = [*op.operands[shared:], *op.results]
-        self.count += 1
-        where = {name: self.memory[v] for name, v in zip(names, values, strict=True)}
-        block += inline_kernel(kernel, where, f"_{self.count}")
+        self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
 
     owned: set[Value] = field(default_factory=set)
 
-    def _while(self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None) -> None:
+    def write(
+        self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
+        more: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        """Write a loop; ``begin`` is where its state is, and ``more``, if any, gets whether it has turns left."""
         cond, body = op.regions
         if carries is None:
             carries = [self.buffer(v, block) for v in op.results]
             self.owned.update(op.results)
-        for init, carry in zip(op.operands, carries, strict=True):
-            self.count += 1
-            copy(block, self.memory[init], carry, f"_{self.count}")
+        for source, carry in zip(begin or [self.memory[v] for v in op.operands], carries, strict=True):
+            self.copy(block, source, carry)
         for region in (cond, body):
             self.memory.update(zip(region.params, carries, strict=True))
         self.owned.update(body.params)
+        self.enter(block)
         test: list[Stmt] = []
         self.region(cond, test)
+        goes_on: Scalar = self.scalar(cond.results[0], test)
         step: list[Stmt] = []
         self.region(body, step)
         self._carry(body, carries, step)
-        block.append(While(tuple(test), only_element(self.memory[cond.results[0]]), tuple(step)))
+        if more is not None:
+            goes_on = _bounded(more, block, test, goes_on, step)
+        self.loop(block, test, goes_on, step)
 
     def _carry(self, body: Region, carries: list[Buffer], block: list[Stmt]) -> None:
         """Copy the new state over the old; state that is another's old value goes through a copy."""
@@ -167,30 +212,40 @@ class _LoopWriter:
                 continue
             if any(source.name == c.name for c in carries):
                 held = self.buffer(Value(v.name, v.type), block)
-                self.count += 1
-                copy(block, source, held, f"_{self.count}")
+                self.copy(block, source, held)
                 source = held
             moves.append((source, carry))
         for source, carry in moves:
-            self.count += 1
-            copy(block, source, carry, f"_{self.count}")
+            self.copy(block, source, carry)
 
     def _case(self, op: Op, block: list[Stmt]) -> None:
         results = [self.buffer(v, block) for v in op.results]
         self.owned.update(op.results)
+        chosen = self.scalar(op.operands[0], block)
         rest: tuple[Stmt, ...] = ()
         for number in reversed(range(len(op.regions))):
             branch: list[Stmt] = []
             self.region(op.regions[number], branch)
             for v, out in zip(op.regions[number].results, results, strict=True):
-                self.count += 1
-                copy(branch, self.memory[v], out, f"_{self.count}")
+                self.copy(branch, self.memory[v], out)
             if number == len(op.regions) - 1:
                 rest = tuple(branch)
             else:
-                test = Apply("eq", (only_element(self.memory[op.operands[0]]), Const(number, "i32")), "i1")
+                test = Apply("eq", (chosen, Const(number, "i32")), "i1")
                 rest = (If(test, tuple(branch), rest),)
         block += rest
+
+
+def _bounded(
+    more: Buffer, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]
+) -> Scalar:  # fmt: skip
+    """Let a loop end after so many turns at most, ``more`` saying whether it has others; return when it goes on."""
+    count = Buffer("turns", "i32", (), "private")
+    block += [Alloc(more), Alloc(count), Store(count, (), Const(0, "i32"))]
+    test.append(Store(more, (), goes_on))
+    turn = Load(count, ())
+    step.append(Store(count, (), Apply("add", (turn, Const(1, "i32")), "i32")))
+    return Apply("and", (Load(more, ()), Apply("lt", (turn, Const(LOOP_TURNS.value, "i32")), "i1")), "i1")
 
 
 def only_element(buffer: Buffer) -> Load:
@@ -217,29 +272,34 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
 
 def loop_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op],
+    constants: Mapping[Value, Op], make: Callable[..., LoopWriter] = LoopWriter,
+    bounded: bool = False,
 ) -> tuple[Kernel, tuple[Value, ...]]:  # fmt: skip
     """Return one kernel for a whole ``while`` and the outer values that it reads, in order.
 
-    ``constants``, outside of it, may say how often it turns, which is guessed otherwise.
+    ``constants``, outside of it, may say how often it turns, which is guessed otherwise. A ``bounded`` one does so many
+    turns at most, returns whether there are more too, and what it reads begins with the state, value by value.
     """
-    outer = list(dict.fromkeys([*op.operands, *(v for r in op.regions for v in captured(r))]))
+    outer = list(dict.fromkeys([*(() if bounded else op.operands), *(v for r in op.regions for v in captured(r))]))
     made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
     reads = [*outer, *made_inside]
-    inputs = tuple(Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads))
-    outputs = tuple(Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results))
-    writer = _LoopWriter(functions, kernels, dict(zip(reads, inputs, strict=True)))
+    inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
+    outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
+    begin = [Buffer(f"s{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)] if bounded else []
+    more = Buffer("more", "i1", (), "private") if bounded else None
+    writer = make(functions, kernels, dict(zip(reads, inputs, strict=True)))
     block: list[Stmt] = []
-    carries = []
-    for out, v in zip(outputs, op.results, strict=True):
-        small = static(product(v.type.shape)) * size_of(v.type.dtype) <= PRIVATE_BYTES
-        carries.append(writer.buffer(v, block) if small else out)
-    writer._while(op, block, carries)
-    for n, (out, carry) in enumerate(zip(outputs, carries, strict=True)):
+    carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
+    writer.write(op, block, carries, begin, more)
+    if more is not None:
+        outputs.append(Buffer("goes_on", "i1", ()))
+        carries.append(more)
+    for out, carry in zip(outputs, carries, strict=True):
         if carry is not out:
-            copy(block, carry, out, f"_out{n}")
+            writer.copy(block, carry, out)
     inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
     turns = trip_count(op, constants, functions)
     turns = LOOP_TRIPS.value if turns is None else turns
+    inputs, reads = [*begin, *inputs], [*(op.operands if bounded else ()), *reads]
     flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * turns
-    return Kernel(name, inputs, outputs, (), 1, tuple(block), (), flops, 0), tuple(reads)
+    return Kernel(name, tuple(inputs), tuple(outputs), (), 1, tuple(block), (), flops, 0), tuple(reads)

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.products.windows import patch_place
 from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.gpu.conv_windows import conv_padding
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.tiling import SLICE_PAD, Block, best_block
-from aotc.lowering.regions.contract_loops import lower_contract_loops, sum_dtype
+from aotc.lowering.regions.contract_loops import conv_element, lower_contract_loops, sum_dtype
 from aotc.lowering.regions.contract_tensor import lower_contract_tensor
 from aotc.lowering.regions.elemental import constant_scalar, provide
 from aotc.lowering.regions.region import RegionBuilder, grid_item, store_results
@@ -82,13 +84,10 @@ def _conv(op: Op) -> BlockedProduct:
     rhs = op.operands[1]
     *kernel, per_group, n = rhs.type.shape
     *pixels, _ = op.result.type.shape
-    strides, gaps = op.attrs["strides"], op.attrs["rhs_dilation"]
+    strides, gaps, low = op.attrs["strides"], op.attrs["rhs_dilation"], [before for before, _ in conv_padding(op)]
 
     def lhs_at(at: Index, row: Dim, k: Dim) -> Index:
-        image, *pixel = delinearize(row, pixels)
-        *tap, c = delinearize(k, (*kernel, per_group))
-        where = [i * stride + t * gap for i, stride, t, gap in zip(pixel, strides, tap, gaps, strict=True)]
-        return (image, *where, c)
+        return patch_place(kernel, strides, gaps, low, pixels, per_group, row, k)
 
     return BlockedProduct(
         (), product(pixels), n if op.attrs["feature_groups"] == 1 else 1, product((*kernel, per_group)),
@@ -173,7 +172,8 @@ class _Blocks:
         inside: list[Stmt] = []
         self.e.anchored.clear()
         self.e.enter(inside)
-        value: Scalar = self.e.at(source, index(other, minimum(k, self.p.k - 1)))
+        place, padded = index(other, minimum(k, self.p.k - 1)), self.op.name == "conv" and source is self.op.operands[0]
+        value = conv_element(self.e, self.op, place) if padded else self.e.at(source, place)
         if value.dtype != self.dtype:
             value = Apply("convert", (value,), self.dtype)
         if not isinstance(self.p.k, int) or self.p.k % depth:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.products.windows import padded_element
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_products import UNROLLED_TERMS
+from aotc.lowering.analysis.gpu.conv_windows import conv_padding
 from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements, constant_scalar
 from aotc.lowering.regions.loop import loops_over
@@ -90,9 +92,15 @@ def _matmul_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
     return _sum(b, e, op, [NestAxis((0,), k, b.fresh("k"))], term)
 
 
+def conv_element(e: Elements, op: Op, place: Index) -> Scalar:
+    """Return the element at ``place`` of the input of a ``conv``: 0 in its padding."""
+    lhs = op.operands[0]
+    return padded_element(lambda at: e.at(lhs, at), place, lhs.type.shape, conv_padding(op), lhs.type.dtype)
+
+
 def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
     """``at`` is (image, output pixel..., output channel); a group sees its own input channels."""
-    lhs, rhs = op.operands
+    rhs = op.operands[1]
     *kernel, per_group, n = rhs.type.shape
     groups = op.attrs["feature_groups"]
     image, *pixel, channel = at
@@ -102,10 +110,8 @@ def _conv_terms(b: RegionBuilder, e: Elements, op: Op, at: Index) -> Scalar:
 
     def term(s: list[Dim]) -> Scalar:
         *tap, c = s
-        where = [
-            i * stride + t * gap
-            for i, stride, t, gap in zip(pixel, op.attrs["strides"], tap, op.attrs["rhs_dilation"], strict=True)
-        ]
-        return _times(e, op, e.at(lhs, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
+        steps = zip(pixel, op.attrs["strides"], tap, op.attrs["rhs_dilation"], conv_padding(op), strict=True)
+        where = [i * stride + t * gap - low for i, stride, t, gap, (low, _) in steps]
+        return _times(e, op, conv_element(e, op, (image, *where, first + c)), e.at(rhs, (*tap, c, channel)))
 
     return _sum(b, e, op, axes, term)

@@ -8,21 +8,22 @@ from dataclasses import dataclass, replace
 from aotc.ir.dims import Dim, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import TF32_BITS, read_product
+from aotc.ir.products.places import delinearize
+from aotc.ir.products.windows import padded_element, patch_place
 from aotc.ir.tensor_ir import Op
+from aotc.lowering.analysis.gpu.conv_windows import conv_padding, conv_pixels, kernel_sizes, sum_dtype_of, window_of
 from aotc.lowering.analysis.gpu.tensor_tiles import best_tiling, is_for_tensor_cores
-from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import constant_scalar, provide
 from aotc.lowering.regions.region import RegionBuilder, store_results
 from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
-_SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
-
 
 def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | None:
     """Return the kernel of a product or a convolution that tensor cores are for, else None."""
-    dtype = _SUMS.get((op.operands[0].type.dtype, op.operands[1].type.dtype))
-    if dtype is None or not _may_round(op, dtype) or op.attrs.get("feature_groups", 1) != 1:
+    dtype = sum_dtype_of(op)
+    if dtype is None:
         return None
     form = _conv(op) if op.name == "conv" else _matmul(op)
     *batch, m, n = (extent for _, extent in form.loops)
@@ -35,29 +36,24 @@ def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | 
     for name, extent in reversed(list(zip(names, extents, strict=True))):
         body = [For(name, 0, extent, tuple(body))]
     kernel = b.kernel(1, tuple(body), product((*extents, form.k)) * 2)
-    tiling = best_tiling(read_product(kernel), target)
+    window = window_of(op, target) if op.name == "conv" else None
+    tiling = best_tiling(read_product(kernel), target, window)
     return None if tiling is None else replace(kernel, tiling=tiling)
-
-
-def _may_round(op: Op, dtype: str) -> bool:
-    """Has the sum the result's dtype, or one that it is rounded to; and f32, may it be rounded to TF32?"""
-    lhs, result = op.operands[0].type.dtype, op.result.type.dtype
-    if dtype == "i32":
-        return result == "i32"
-    if result not in ("f32", "bf16", "f16"):
-        return False
-    return lhs != "f32" or op.attrs.get("precision", "DEFAULT") == "DEFAULT"
 
 
 @dataclass(frozen=True, slots=True)
 class _ProductLoops:
-    """The loops of a product, its terms, and the indices of operands and result: of the loops', and of the term's."""
+    """The loops of a product, its terms, and the indices of operands and result: of the loops', and of the term's.
+
+    The left operand of a convolution has padding.
+    """
 
     loops: tuple[tuple[str, Dim], ...]
     k: Dim
     lhs: Callable[[Index, Dim], Index]
     rhs: Callable[[Index, Dim], Index]
     result: Callable[[Index], Index]
+    padding: tuple[tuple[Dim, Dim], ...] = ()
 
 
 def _matmul(op: Op) -> _ProductLoops:
@@ -75,22 +71,31 @@ def _matmul(op: Op) -> _ProductLoops:
 
 def _conv(op: Op) -> _ProductLoops:
     """Rows are the output pixels of all images, terms the taps and input channels."""
-    *taps, n = op.operands[1].type.shape
-    *pixels, _ = op.result.type.shape
-    strides, gaps = op.attrs["strides"], op.attrs["rhs_dilation"]
+    taps, channels, n = kernel_sizes(op)
+    pixels, padding = conv_pixels(op), conv_padding(op)
+    parts, turned = op.attrs.get("parts", 1), op.attrs.get("rhs_transposed", False)
+    depth = product((*taps, channels)) // parts
+    low = [before for before, _ in padding]
+
+    def term(at: Index, k: Dim) -> Dim:
+        return k if parts == 1 else at[0] * depth + k
 
     def lhs_at(at: Index, k: Dim) -> Index:
-        image, *pixel = delinearize(at[0], pixels)
-        *tap, channel = delinearize(k, taps)
-        where = (i * stride + t * gap for i, stride, t, gap in zip(pixel, strides, tap, gaps, strict=True))
-        return (image, *where, channel)
+        gaps = op.attrs["rhs_dilation"]
+        return patch_place(taps, op.attrs["strides"], gaps, low, pixels, channels, at[-2], term(at, k))
 
+    def rhs_at(at: Index, k: Dim) -> Index:
+        *tap, channel = delinearize(term(at, k), (*taps, channels))
+        return (*tap[:-1], at[-1], tap[-1], channel) if turned else (*tap, channel, at[-1])
+
+    part: tuple[tuple[str, Dim], ...] = () if parts == 1 else (("part", parts),)
     return _ProductLoops(
-        (("row", product(pixels)), ("col", n)),
-        product(taps),
+        (*part, ("row", product(pixels)), ("col", n)),
+        depth,
         lhs_at,
-        lambda at, k: (*delinearize(k, taps), at[1]),
-        lambda at: (*delinearize(at[0], pixels), at[1]),
+        rhs_at,
+        lambda at: (*at[:-2], *delinearize(at[-2], pixels), at[-1]),
+        padding,
     )
 
 
@@ -99,8 +104,9 @@ def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim
     e = b.elements()
     inner: list[Stmt] = []
     e.enter(inner)
-    places = form.lhs(at, term), form.rhs(at, term)
-    left, right = (_as_taken(e.at(x, i), dtype) for x, i in zip(op.operands, places, strict=True))
+    lhs, rhs = op.operands
+    element = padded_element(lambda i: e.at(lhs, i), form.lhs(at, term), lhs.type.shape, form.padding, lhs.type.dtype)
+    left, right = _as_taken(element, dtype), _as_taken(e.at(rhs, form.rhs(at, term)), dtype)
     total = Buffer(b.fresh("total"), dtype, (), "private")
     inner.append(Store(total, (), Apply("mul", (left, right), dtype), "add"))
     zero = constant_scalar(to_numpy(dtype).type(0), dtype)

@@ -11,8 +11,9 @@ from aotc.lowering.regions.contract import lower_contract
 from aotc.lowering.regions.contract_cuda import lower_contract_cuda
 from aotc.lowering.regions.cuda import lower_reduction_cuda
 from aotc.lowering.regions.loop import lower_loop
+from aotc.lowering.regions.ops.attention import lower_attention
 from aotc.lowering.regions.ops.control_custom_call import lower_custom_call
-from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter
+from aotc.lowering.regions.ops.indexing import lower_dynamic_update_slice, lower_scatter, lower_update_cuda
 from aotc.lowering.regions.ops.linalg import lower_cholesky, lower_triangular_solve
 from aotc.lowering.regions.ops.linalg_fft import lower_dft
 from aotc.lowering.regions.ops.linalg_lapack import lower_lapack
@@ -22,6 +23,7 @@ from aotc.lowering.regions.ops.random import lower_rng_bit_generator
 from aotc.lowering.regions.ops.reduction_scan import lower_scan
 from aotc.lowering.regions.ops.reduction_window import lower_select_and_scatter
 from aotc.lowering.regions.ops.sorting import lower_sort
+from aotc.lowering.regions.ops.sorting_digits import lower_digit_counts, lower_digit_sort
 from aotc.lowering.regions.ops.sorting_runs import lower_sort_runs
 from aotc.lowering.regions.ops.sorting_selection import lower_top_k
 from aotc.lowering.regions.reduction import lower_reduction
@@ -42,14 +44,17 @@ KINDS: dict[tuple[str, str], Lowering] = {
     ("contract", "cpu"): lower_contract,
     ("contract", "cuda"): lower_contract_cuda,
     ("update", "cpu"): lower_dynamic_update_slice,
-    ("update", "cuda"): lower_dynamic_update_slice,
+    ("update", "cuda"): lower_update_cuda,
 }
 
 SINGLES: dict[str, Lowering] = {
+    "attention": lower_attention,
     "csr_dot": lower_csr_dot,
     "custom_call": lower_custom_call,
     "cholesky": lower_cholesky,
     "dft": lower_dft,
+    "digit_counts": lower_digit_counts,
+    "digit_sort": lower_digit_sort,
     "dynamic_update_slice": lower_dynamic_update_slice,
     "lapack": lower_lapack,
     "reduce_window": lower_scan,

@@ -154,6 +154,7 @@ class Rows:
         """Write what a stage does at one place of the row, the element ``flat`` of what is kept of it."""
         join_turned(self.b, self.e, here)
         for v in self.keep:
+            self.e.anchored.pop(v, None)  # another part of this loop, written before, keeps it as well
             scalar = self.e.at(v, here)
             scalar = scalar if isinstance(scalar, Var) else self.e.bind(scalar)
             block.append(Store(self.scratch[v], self._kept_at(flat), scalar))

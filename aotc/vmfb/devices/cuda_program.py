@@ -9,14 +9,16 @@ from weakref import finalize
 import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
+from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.gpu.commands import CopyCommand, GpuCommand, LaunchCommand
+from aotc.vmfb.devices.gpu.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.limits import STEPS_AHEAD
-from aotc.vmfb.process.interruption import Watch, end_if_stopped, is_submitted
+from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
+_Named: TypeAlias = "tuple[GpuCommand, Any, int]"  # a command, the graph that it is in, its node there
 
 
 class CudaMemory:
@@ -101,13 +103,14 @@ def _forget(gpu: Gpu, graphs: list[Any], events: list[Any]) -> None:
 class CudaProgram:
     """A command buffer with its parameters and addresses put in.
 
-    Graphs are recorded once, and belong to ``recordings``; ``record=False`` runs their commands directly, for a call
-    whose addresses are used only once. Recorded ones can be moved to other addresses.
+    All of it is one recorded graph, with its loops and branches, which belongs to ``recordings``. A driver that knows
+    no such graphs has one for each graph between them, and the host reads what decides. ``record=False`` runs commands
+    directly, for a call whose addresses are used only once. A graph can be moved to other addresses.
 
     Attributes
     ----------
     graphs : list of Recording
-        What it runs, one after the other, if it is nothing but recorded graphs; else empty.
+        What it runs, if it is nothing but a graph without loops; else empty.
     """
 
     def __init__(
@@ -121,52 +124,42 @@ class CudaProgram:
     ) -> None:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record = recordings, record
-        # By slot: the recorded commands that name it, as which of their arrays, and how many bytes behind its begin.
-        self._named: dict[int, list[tuple[GpuCommand, int, int]]] = {}
         self._flag = np.zeros(8, np.uint8)
-        self._steps = self._steps_of(nodes)
-        plain = record and all(isinstance(node, Graph) for node in nodes)
-        self.graphs: list[Any] = list(recordings.graphs[-len(nodes) :]) if plain and nodes else []
+        # By slot: the nodes of recorded graphs that name it, as which of their arrays, so many bytes behind its begin.
+        self._by_slot: dict[int, list[tuple[_Named, int, int]]] = {}
+        self._fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
+        self.graphs: list[Any] = []
+        whole = record and is_recorded(nodes, executable.gpu)
+        self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
+        if whole and not _has_loops(nodes):
+            self.graphs = recordings.graphs[-1:]
 
     def run(self) -> None:
-        """Put the whole command buffer on the stream; waits where the host must read a predicate.
-
-        Of a submission, which may be cancelled, few graphs are asked for ahead.
-        """
-        if len(self._steps) > 1 and is_submitted():
-            self._run_in_turn()
-            return
+        """Put the whole command buffer on the stream; waits where the host must read a predicate."""
         for step in self._steps:
             step()
 
-    def _run_in_turn(self) -> None:
-        """Ask for a step when the one before the last is done, unless the call is to end."""
-        gpu = self._executable.gpu
-        events = [gpu.take_event() for _ in range(STEPS_AHEAD)]
-        try:
-            for number, step in enumerate(self._steps):
-                event = events[number % STEPS_AHEAD]
-                if number >= STEPS_AHEAD:
-                    gpu.finish(event)
-                end_if_stopped()
-                step()
-                gpu.record(event)
-        finally:
-            gpu.give_events(events)
+    def can_move(self, slots: Iterable[int]) -> bool:
+        """Can what these slots have be put into what was recorded? Not where loops, branches and decisions name it."""
+        return self._fixed.isdisjoint(slots)
 
     def move(self, slots: Iterable[int]) -> None:
         """Put the addresses that these slots have now into the recorded graphs."""
-        touched: dict[GpuCommand, None] = {}
+        touched: dict[GpuCommand, _Named] = {}
         for slot in slots:
             begin = self._slots[slot]
-            for command, number, offset in self._named.get(slot, ()):
-                command.put(number, begin + offset)
-                touched[command] = None
-        for command in touched:
-            command.update()
+            for named, number, offset in self._by_slot.get(slot, ()):
+                named[0].put(number, begin + offset)
+                touched[named[0]] = named
+        for command, recording, node in touched.values():
+            command.update(recording, node)
 
     def _value(self, operand: int) -> int:
         return value_of(operand, self._parameters)
+
+    def _address(self, place: Place) -> int:
+        slot, offset = place
+        return self._slots[slot] + self._value(offset)
 
     def _steps_of(self, nodes: Sequence[Node]) -> list[Step]:
         steps: list[Step] = []
@@ -182,40 +175,59 @@ class CudaProgram:
 
     def _graph(self, graph: Graph) -> Step:
         """Return what runs a graph; its commands are in an order that respects the edges."""
+        if self._record:
+            return self._recorded([graph])
         gpu = self._executable.gpu
-        rows = [(command, leaf) for leaf in graph.leaves if (command := self._command(leaf)) is not None]
+        commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
 
         def run_all() -> None:
-            for command, _ in rows:
-                command.run()
+            for command in commands:  # which has the memory that what is asked points to
+                method, arguments = command.asked
+                getattr(gpu, method)(*arguments)
 
-        if not self._record:
-            return run_all
-        nodes = []
-        gpu.begin_capture()
+        return run_all
+
+    def _recorded(self, nodes: Sequence[Node]) -> Step:
+        """Return what runs nodes as one graph."""
+        gpu = self._executable.gpu
+        graph = gpu.new_graph()
+        rows: list[tuple[Command, GpuCommand, int]] = []
+
+        def added(command: Command, work: GpuCommand, node: int, maker: Any) -> None:
+            if maker is graph:
+                rows.append((command, work, node))
+            else:
+                self._fixed.update(slot for slot, _ in command.places)
+
         try:
-            for command, _ in rows:
-                command.run()
-                nodes.append(gpu.last_node())
-        finally:
-            recording = gpu.end_capture()
+            GraphRecorder(self._work, self._address, added).nodes(graph, nodes)
+            recording = gpu.ready(graph)
+        except BaseException:
+            gpu.drop(graph)
+            raise
         self._recordings.graphs.append(recording)
-        for (command, leaf), node in zip(rows, nodes):
-            command.recorded = recording, node
-            for number, (slot, offset) in enumerate(leaf.places):
-                self._named.setdefault(slot, []).append((command, number, self._value(offset)))
-        return lambda: gpu.run_graph(recording)
+        self._fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
+        for command, work, node in rows:
+            for number, (slot, offset) in enumerate(command.places):
+                row = (work, recording, node), number, self._value(offset)
+                self._by_slot.setdefault(slot, []).append(row)
+        loops = _has_loops(nodes)
 
-    def _command(self, command: Command) -> GpuCommand | None:
-        """Return what runs a command, or None if it does nothing."""
-        addresses = [self._slots[slot] + self._value(offset) for slot, offset in command.places]
+        def run() -> None:
+            if loops:
+                gpu.note_loops()
+            gpu.run_graph(recording)
+
+        return run
+
+    def _work(self, command: Command) -> GpuCommand | None:
+        """Return what a command asks of a GPU, or of a graph; None if that is nothing."""
+        addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY:
             return CopyCommand(self._executable, addresses, dims[0]) if dims[0] else None
-        kernel = self._executable.kernels[command.kernel]
-        items = self._value(command.items)
-        gpu, where = self._executable.gpu, self._executable.where
-        shape = launch_of(where, kernel, dims, items, gpu.multiprocessors)
+        kernel, items = self._executable.kernels[command.kernel], self._value(command.items)
+        shape = launch_of(self._executable.where, kernel, dims, items, self._executable.gpu.multiprocessors)
         if shape.is_empty:
             return None
         return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
@@ -223,10 +235,10 @@ class CudaProgram:
     def _read(self, place: Place, size: int) -> Step:
         """Return what brings a scalar to ``_flag``."""
         gpu, to = self._executable.gpu, self._flag.ctypes.data
-        slots, slot, offset = self._slots, place[0], self._value(place[1])
+        source = self._address(place)
 
         def read() -> None:
-            gpu.download(to, slots[slot] + offset, size)
+            gpu.download(to, source, size)
             gpu.wait()
 
         return read
@@ -261,3 +273,7 @@ class CudaProgram:
                 step()
 
         return run
+
+
+def _has_loops(nodes: Sequence[Node]) -> bool:
+    return any(isinstance(node, WhileNode) for node in all_nodes(nodes))

@@ -1,6 +1,6 @@
 """The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
 
-A machine without it gets a reason from :func:`missing`, not an exception.
+How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.gpu.driver_library`.
 """
 
 from __future__ import annotations
@@ -10,29 +10,38 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
-from ctypes import POINTER, byref, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import finalize
 
-from aotc.vmfb.devices.gpu.driver_library import DRIVER, call, handle
-from aotc.vmfb.devices.gpu.graph_nodes import CopyNode, KernelNode, Recording
+from aotc.vmfb.devices.gpu.driver_graphs import (
+    CONDITIONS_SINCE,
+    CopyParameters,
+    GraphMaker,
+    Recording,
+    kernel_parameters,
+)
+from aotc.vmfb.devices.gpu.driver_library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.gpu.driver_loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError
 
+__all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
+
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-_NON_BLOCKING, _THREAD_LOCAL, _RELAXED = 1, 1, 2
+_NON_BLOCKING, _RELAXED = 1, 2
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
+_WORDS: list[int] = []  # of the host's memory that GPUs read, which nobody has
+_WORDS_BYTES = 4096
 
-
-def missing() -> str:
-    """Return why this machine cannot use CUDA, or an empty string."""
-    return DRIVER.load()
+Setter: TypeAlias = Callable[[], int]
+"""Changes a node of a graph; returns the driver's status."""
 
 
 def device_count() -> int:
@@ -69,7 +78,7 @@ def memory_info() -> tuple[int, int]:
 
 def page_locked(size: int) -> int:
     """Return the address of memory of the host that all GPUs copy from and to by themselves; it stays."""
-    return handle("cuMemHostAlloc", size, _PORTABLE).value or 0
+    return handle_of("cuMemHostAlloc", size, _PORTABLE).value or 0
 
 
 def ordinal_of(address: int) -> int:
@@ -107,44 +116,55 @@ class _Held:
 
     def __init__(self, ordinal: int) -> None:
         self.process = os.getpid()
-        self.context = handle("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
+        self.context = handle_of("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
         self.streams: list[c_void_p] = []
         self.marks: list[Mark] = []
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
+        self.words: list[int] = []
+        self.decisions: dict[str, c_void_p] = {}
+        self.turning: set[int] = set()  # streams that have loops under way
+        self.later: list[int] = []  # memory that goes when they have ended, for who frees some waits for all streams
 
     def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
         """Give memory and graphs back."""
+        if self.turning:
+            self.later.extend(blocks)
+            blocks = ()
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for graph in graphs:
-                    _try("cuGraphExecDestroy", graph.ready)
-                    _try("cuGraphDestroy", graph.source)
+                    attempt("cuGraphExecDestroy", graph.ready)
+                    attempt("cuGraphDestroy", graph.source)
                 for address in blocks:
                     self.blocks.discard(address)
-                    _try("cuMemFree_v2", address)
+                    attempt("cuMemFree_v2", address)
+
+    def word(self) -> int:
+        """Return the address of a word of the host's, which the GPU reads; it is kept for another when this goes."""
+        if not _WORDS:
+            begin = page_locked(_WORDS_BYTES)
+            _WORDS.extend(range(begin, begin + _WORDS_BYTES, WORD_BYTES))
+        self.words.append(_WORDS.pop())
+        return self.words[-1]
 
     def close(self) -> None:
         """Give everything back but the context."""
+        _WORDS.extend(self.words)
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for stream in self.streams:
-                    _try("cuStreamSynchronize", stream)
+                    attempt("cuStreamSynchronize", stream)
                 for mark in self.marks:
                     mark.end()
                 self.free(list(self.blocks), ())
                 for module in self.modules:
-                    _try("cuModuleUnload", module)
+                    attempt("cuModuleUnload", module)
                 for event in self.events:
-                    _try("cuEventDestroy_v2", event)
+                    attempt("cuEventDestroy_v2", event)
                 for stream in self.streams:
-                    _try("cuStreamDestroy_v2", stream)
-
-
-def _try(name: str, *arguments: Any) -> None:
-    with suppress(VmError):
-        call(name, *arguments)
+                    attempt("cuStreamDestroy_v2", stream)
 
 
 class Gpu:
@@ -174,10 +194,11 @@ class Gpu:
         self.enter()
         self.stream, self.mark = self._new_stream()
         self._first: Gpu | None = None  # whose end is that of the memory
+        self._loops: Loops | None = None
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
     def _new_stream(self) -> tuple[c_void_p, Mark]:
-        made = handle("cuStreamCreate", _NON_BLOCKING)
+        made = handle_of("cuStreamCreate", _NON_BLOCKING)
         self._held.streams.append(made)
         self._held.marks.append(Mark(made.value or 0))
         return made, self._held.marks[-1]
@@ -186,7 +207,7 @@ class Gpu:
         """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
         self.enter()
         other = copy(self)
-        other._first = self._first or self
+        other._first, other._loops = self._first or self, None
         other.stream, other.mark = self._new_stream()
         return other
 
@@ -196,13 +217,13 @@ class Gpu:
 
     def load(self, image: Any) -> c_void_p:
         """Return the module of a cubin, or of PTX, which the driver compiles."""
-        module = handle("cuModuleLoadData", image)
+        module = handle_of("cuModuleLoadData", image)
         self._held.modules.append(module)
         return module
 
     def function(self, module: c_void_p, symbol: str) -> c_void_p:
         """Return a kernel of a module."""
-        return handle("cuModuleGetFunction", module, symbol.encode())
+        return handle_of("cuModuleGetFunction", module, symbol.encode())
 
     def allocate(self, size: int) -> int:
         """Return the address of ``size`` bytes (at least one)."""
@@ -245,7 +266,7 @@ class Gpu:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
             self.enter()
-            _try("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
+            attempt("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
 
     def take_event(self) -> c_void_p:
         """Return an event of nobody else's."""
@@ -253,7 +274,7 @@ class Gpu:
             return self._idle.pop()
         except IndexError:
             self.enter()
-            event = handle("cuEventCreate", _NO_TIMING)
+            event = handle_of("cuEventCreate", _NO_TIMING)
             self._held.events.append(event)
             return event
 
@@ -287,7 +308,9 @@ class Gpu:
         self.give_events([event])  # who waits has read it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
-        """Wait until an event has come."""
+        """Wait until an event of this stream has come; if the call is to end meanwhile, its loops do."""
+        if self.is_turning:
+            self._watch("cuEventQuery", event)
         call("cuEventSynchronize", event)
 
     def let_share(self, function: c_void_p, size: int) -> None:
@@ -300,37 +323,42 @@ class Gpu:
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:
-        """Wait until the stream is done."""
+        """Wait until the stream is done; if the call is to end meanwhile, its loops do."""
+        if self.is_turning:
+            self._watch("cuStreamQuery", self.stream)
+            self._have_turned()
         call("cuStreamSynchronize", self.stream)
 
-    def begin_capture(self) -> None:
-        """Record what the calling thread puts on the stream instead of running it."""
-        self.mark.hold()  # an event of another thread would become a part of what is recorded
-        try:
-            call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
-        except VmError:
-            self.mark.release()
-            raise
+    # ------------------------------------------------------------ graphs
 
-    def last_node(self) -> c_void_p:
-        """Return what was recorded last."""
-        state, number, graph, nodes, count = c_int(), c_uint64(), c_void_p(), POINTER(c_void_p)(), c_size_t()
-        outs = [byref(x) for x in (state, number, graph, nodes, count)]
-        call("cuStreamGetCaptureInfo_v2", self.stream, *outs)
-        return c_void_p(nodes[0])
+    @property
+    def context(self) -> c_void_p:
+        """Return the primary context."""
+        return self._context
 
-    def end_capture(self) -> Recording:
-        """Return the recorded graph, ready to run."""
-        graph = c_void_p()
-        try:
-            call("cuStreamEndCapture", self.stream, byref(graph))
-        finally:
-            self.mark.release()
-        try:
-            return Recording(handle("cuGraphInstantiateWithFlags", graph, 0), graph)
-        except VmError:
-            call("cuGraphDestroy", graph)
-            raise
+    def has_conditions(self) -> bool:
+        """Can graphs have loops and branches?"""
+        return version() >= CONDITIONS_SINCE
+
+    @property
+    def loops(self) -> Loops:
+        """Return what the loops of this stream need."""
+        if self._loops is None:
+            self._held.decisions = self._held.decisions or load_decisions(self)
+            self._loops = Loops(self, self._held.decisions, self._held.word())
+        return self._loops
+
+    def new_graph(self) -> GraphMaker:
+        """Return a graph to be filled."""
+        return GraphMaker(self, handle_of("cuGraphCreate", 0))
+
+    def ready(self, graph: GraphMaker) -> Recording:
+        """Return a graph that was filled, to be run."""
+        return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
+
+    def drop(self, graph: GraphMaker) -> None:
+        """Forget a graph that is not to be run."""
+        call("cuGraphDestroy", graph.handle)
 
     def run_graph(self, graph: Recording) -> None:
         """Run a graph on the stream."""
@@ -340,11 +368,43 @@ class Gpu:
         """Return what runs a graph on the stream, and returns the driver's status."""
         return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
 
-    def kernel_setter(self, graph: Recording, node: c_void_p, launch: KernelNode) -> Callable[[], int]:
+    def kernel_setter(self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any) -> Setter:
         """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
-        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, launch.described)
+        made = byref(kernel_parameters(function, shape, table))
+        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, made)
 
-    def copy_setter(self, graph: Recording, node: c_void_p, copy: CopyNode) -> Callable[[], int]:
+    def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Setter:
         """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
         function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
-        return partial(function, graph.ready, node, copy.described, self._context)
+        return partial(function, graph.ready, node, byref(copy), self._context)
+
+    # ------------------------------------------------------------ loops under way
+
+    @property
+    def is_turning(self) -> bool:
+        """May the stream have loops under way?"""
+        return self.stream.value in self._held.turning
+
+    def note_loops(self) -> None:
+        """Note that the graph to be run next has loops."""
+        assert self.stream.value is not None
+        self._held.turning.add(self.stream.value)
+
+    def end_loops(self) -> None:
+        """End the loops under way, and wait until the stream is done."""
+        if self.is_turning:
+            self.loops.end()
+            self._have_turned()
+
+    def _have_turned(self) -> None:
+        self._held.turning.discard(self.handle)
+        if not self._held.turning:
+            blocks, self._held.later = self._held.later, []
+            self._held.free(blocks, ())
+
+    def _watch(self, name: str, handle: c_void_p) -> None:
+        try:
+            watch(partial(is_done, name, handle))
+        except BaseException:
+            self.end_loops()
+            raise

@@ -9,8 +9,11 @@ arrays are copied by the tensor memory accelerator::
         {"buffer": 0, "offset": size, "type": "bf16", "sizes": [size, size], "strides": [size], "box": [64, 128],
          "swizzle": 128}]}
 
-An offset is in bytes and may be missing. Sizes and strides begin with the innermost dimension, whose elements lie side
-by side. Parameters of the kernel are the tensor maps, then pointers, dims and the size of the grid.
+A map with a ``window`` is of an array of images, channels side by side, and a box so many channels of so many pixels of
+a convolution's result: along each spatial dim the padding before the first element, ``low``, the ``pixels`` of the
+result and the ``strides`` from a pixel to the next, innermost first. An offset is in bytes and may be missing. Sizes
+and strides begin with the innermost dimension, whose elements lie side by side. Parameters of the kernel are the tensor
+maps, then pointers, dims and the size of the grid.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ call holds goes at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from aotc.vmfb.abi import COPY, Node, Slots
@@ -26,7 +26,6 @@ from aotc.vmfb.devices.placed_call import Array, PlacedCall
 from aotc.vmfb.devices.placed_session import PlacedSession
 from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.devices.streams import CallStreams, Space, StreamPool
-from aotc.vmfb.errors import VmError
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -123,8 +122,7 @@ class PlacedExecutable:
             try:
                 yield streams
             except BaseException:
-                with suppress(VmError):
-                    streams.wait()
+                streams.abandon()
                 raise
             else:
                 streams.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -80,28 +79,30 @@ class PlacedCall:
                 judge(after, self._read)
             end_if_stopped()
             fetched = self._download(results)
-            self._finish(waits=shared or fetched or is_submitted())
+            turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops, which only who waits for them can end
+            self._finish(waits=shared or fetched or turning or is_submitted())
         except BaseException:  # what goes with it may be read or written by GPUs
-            with suppress(VmError):
-                self._finish(waits=True)
+            self._streams.abandon()
+            self._give_events()
             raise
         if arena is not None:  # else a copy of a call that failed may still be under way to it
             self._executable.arenas.give(arena)
 
     def _finish(self, waits: bool) -> None:
         """Wait for the GPUs if somebody would not; else until they have read what is the host's."""
-        try:
-            if waits:
-                self._streams.wait()
-                return
+        if waits:
+            self._streams.wait()
+        else:
             self._streams.busy = True
             for gpu, event in self._sent:
                 gpu.finish(event)
             self._call.pending.settle_all()
-        finally:
-            for gpu, event in self._sent:
-                gpu.give_events([event])
-            self._sent = []
+        self._give_events()
+
+    def _give_events(self) -> None:
+        for gpu, event in self._sent:
+            gpu.give_events([event])
+        self._sent = []
 
     def forget(self) -> None:
         """Drop the graphs."""

@@ -121,6 +121,10 @@ class PlacedProgram:
             end_if_stopped()
             step()
 
+    def can_move(self, slots: Iterable[int]) -> bool:
+        """Can all that was recorded be given the addresses that these slots have now?"""
+        return all(program.can_move(slots) for program in self._programs)
+
     def move(self, slots: Iterable[int]) -> None:
         """Put the addresses that these slots have now into what was recorded; all else reads them where they are."""
         for program in self._programs:
@@ -224,6 +228,8 @@ class PlacedProgram:
 
         def run() -> None:
             giver.enter()
+            if giver.is_turning:  # who waits for the taker could not end the loops that this waits for
+                giver.wait()
             giver.record(made)
             taker.enter()
             taker.wait_for(made)

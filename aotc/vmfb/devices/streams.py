@@ -120,6 +120,15 @@ class CallStreams:
             gpu.wait()
         self.busy = False
 
+    def abandon(self) -> None:
+        """Wait until nothing is under way, of which nobody wants anything any more: loops end."""
+        for gpu in self.gpus:
+            with suppress(VmError):
+                gpu.enter()
+                gpu.end_loops()
+        with suppress(VmError):
+            self.wait()
+
     def note(self, call: Recorded) -> None:
         """Note that a plan is used; the graphs of the one that was not for the longest time go."""
         self.last = row = ref(call)

@@ -23,14 +23,24 @@ _MOST_DIMENSIONS = 5
 
 def map_fits(row: Mapping[str, Any], buffers: int) -> bool:
     """Can a kernel of so many ``buffers`` have this tensor map?"""
-    rank = len(row["sizes"])
+    rank, window = len(row["sizes"]), row.get("window")
+    boxed = rank if window is None else 2
+    spatial = window is None or all(len(given) == rank - 2 for given in window.values())
     return (
         0 <= row["buffer"] < buffers
+        and spatial
         and row["type"] in _TYPES
         and row["swizzle"] in _SWIZZLES
-        and 1 <= rank <= _MOST_DIMENSIONS
-        and (len(row["strides"]), len(row["box"])) == (rank - 1, rank)
+        and (1 if window is None else 3) <= rank <= _MOST_DIMENSIONS
+        and (len(row["strides"]), len(row["box"])) == (rank - 1, boxed)
     )
+
+
+def corners(window: Mapping[str, Sequence[int]], sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return where the first pixels of windows begin, and how far beyond the last elements the last ones do."""
+    rows = zip(window["low"], window["pixels"], window["strides"], sizes[1:-1], strict=True)
+    high = [(pixels - 1) * stride - low - extent + 1 for low, pixels, stride, extent in rows]
+    return [-low for low in window["low"]], high
 
 
 def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
@@ -48,12 +58,17 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     rank = len(row["sizes"])
     sizes = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["sizes"]])
     strides = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["strides"]])
-    box, ones = (ctypes.c_uint32 * rank)(*row["box"]), (ctypes.c_uint32 * rank)(*[1] * rank)
-    kind, swizzle = _TYPES[row["type"]], _SWIZZLES[row["swizzle"]]
+    window = row.get("window")
+    steps = (ctypes.c_uint32 * rank)(1, *(window["strides"] if window else [1] * (rank - 2)), 1)
+    array = (made, _TYPES[row["type"]], rank, address, sizes, strides)
+    way = (0, _SWIZZLES[row["swizzle"]], _PROMOTION, 0)
     try:
-        driver.call(
-            "cuTensorMapEncodeTiled", made, kind, rank, address, sizes, strides, box, ones, 0, swizzle, _PROMOTION, 0
-        )
+        if window:
+            low, high = ((ctypes.c_int * (rank - 2))(*corner) for corner in corners(window, list(sizes)))
+            driver.call("cuTensorMapEncodeIm2col", *array, low, high, *row["box"], steps, *way)
+        else:
+            box = (ctypes.c_uint32 * rank)(*row["box"])
+            driver.call("cuTensorMapEncodeTiled", *array, box, steps, *way)
     except VmError as error:
         shown = f"{list(sizes)} of {row['type']} at {address:#x}, rows {list(strides)[:-1]} bytes apart"
         raise VmError(where, "an array cannot be copied in tiles", shown, "addresses of whole 16 bytes") from error

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from math import isnan
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,15 @@ from aotc.vmfb.devices.array import DeviceArray, converted
 from aotc.vmfb.errors import FenceCancelled, VmError
 from aotc.vmfb.schedule.dispatch import PROCESS, Bell, take
 
+Told = TypeVar("Told", bound=Callable[..., None])
+
 _SETTLING: dict[int, deque[Fence]] = {}  # by thread: fences whose callbacks it is to call
+
+
+def quick(callback: Told) -> Told:
+    """Mark a callback of ours: it waits for nothing, so the thread that calls it need not send others before."""
+    callback.is_quick = True  # type: ignore[attr-defined]
+    return callback
 
 
 class Fence:
@@ -131,6 +139,7 @@ class Fence:
     def _wait(self, timeout: float | None) -> None:
         bell = Bell()
 
+        @quick
         def ring(_: Fence) -> None:
             bell.ring()
 
@@ -153,6 +162,7 @@ class Fence:
                 if not future.done():
                     future.set_result(None)
 
+            @quick
             def call(_: Fence) -> None:
                 with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(wake)
@@ -216,6 +226,8 @@ class Fence:
                 function = self._callbacks.pop(0)
             except IndexError:  # another thread took the last one
                 return
+            if not getattr(function, "is_quick", False):
+                PROCESS.dispatchers.stop_settling()
             try:
                 function(self)
             except Exception:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.locks import after_fork
-from aotc.vmfb.schedule.dispatch import PROCESS, Box, take
+from aotc.vmfb.schedule.dispatch import PROCESS, Box, Task, take
 
 
 class Lane:
@@ -22,6 +23,7 @@ class Lane:
         self._ready: deque[Box] = deque()
         self._free = [None] * STREAMS
         self._last: Box = []  # what was posted for a dispatcher last
+        self._threads: set[int] = set()  # the dispatchers that are at work here
 
     def post(self, box: Box) -> None:
         """Have what is in ``box`` run soon."""
@@ -59,23 +61,42 @@ class Lane:
             self.leave()
         self.go_on()  # a dispatcher may have looked in between
 
+    def keeps(self) -> bool:
+        """Tell whether a dispatcher may go on here, as nothing else is ready that none comes for."""
+        PROCESS.dispatchers.send()
+        return PROCESS.dispatchers.are_enough()
+
     def _send(self) -> None:
+        if get_ident() in self._threads and PROCESS.dispatchers.defer(self):
+            return
         if not self.enter():
             return  # a dispatcher that is at work looks again
         self._last = [_Next(self)]
         PROCESS.dispatchers.post(self._last)
 
     def run(self) -> None:
-        """Run the first submission that nobody has taken; the dispatcher then looks what else is ready."""
+        """Run what is ready and nobody has taken, as long as this dispatcher may."""
+        me = get_ident()
+        self._threads.add(me)
+        try:
+            task = self._next()
+            while task is not None:
+                task.run()
+                task = self._next() if self.keeps() else None
+                if task is not None:
+                    self.go_on()
+        finally:
+            self._threads.discard(me)
+            self.leave()
+
+    def _next(self) -> Task | None:
         task = None
         while task is None and self._ready:
             try:
                 task = take(self._ready.popleft())
             except IndexError:  # another thread took the last one
                 break
-        if task is not None:
-            task.run()
-        self.leave()
+        return task
 
 
 class _Next:

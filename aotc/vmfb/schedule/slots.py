@@ -44,6 +44,13 @@ class DeviceLane(Lane):
         for lane in sorted(_LANES.values(), key=DeviceLane._use):
             lane.go_on()
 
+    def keeps(self) -> bool:
+        """Tell whether a dispatcher may go on here: others wait for no core that these devices have too many of."""
+        with _LOCK:
+            lent = self._running > max(share_of(self._devices, self._cores), 1)
+            others = any(lane._ready for lane in _LANES.values() if lane is not self)
+        return super().keeps() and not (lent and others)
+
     def _use(self) -> float:
         return self._running / max(share_of(self._devices, 1), 1e-3)
 

@@ -22,7 +22,7 @@ from aotc.vmfb.process.interruption import RUNNING, ask
 from aotc.vmfb.schedule.call import SubmittedCall
 from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
-from aotc.vmfb.schedule.fence import Fence, FenceResult
+from aotc.vmfb.schedule.fence import Fence, FenceResult, quick
 from aotc.vmfb.schedule.lane import Lane, lane_of
 from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
 from aotc.vmfb.schedule.slots import lane_of_devices
@@ -141,6 +141,7 @@ class Submission(Fence):
         if self._tokens.pop() == 0:
             self._post()
 
+    @quick
     def _hear(self, fence: Fence) -> None:
         """A fence that this one waits for is settled."""
         if fence._root is not None:
@@ -165,13 +166,15 @@ class Submission(Fence):
 
     def run(self) -> None:
         """Run the call, for whoever took this out of its box; every error is the fence's."""
+        results: tuple[Any, ...] = ()
+        failed: BaseException | None = None
         try:
-            made = self._made()
+            results = tuple(self._made())
         except BaseException as error:
             ends = isinstance(error, SystemExit)  # the executor stops all calls
-            self._end((), VmError(self._where, "the interpreter ends") if ends else error)
-        else:
-            self._end(tuple(made), None)
+            failed = VmError(self._where, "the interpreter ends") if ends else error
+        with PROCESS.dispatchers.settling():
+            self._end(results, failed)
 
     def _help(self) -> None:
         """Run the call on this thread if it is ready; what is meant for the thread, as Ctrl-C, is not for the call."""

@@ -1,11 +1,15 @@
 """Sorts and top_k on GPUs: runs in blocks of threads, merged in several kernels."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.differential import close, integers, normal
 from support.gpu_program import gpu_program, run_gpu_program
+
+from aotc.lowering.passes.gpu import sorts
 
 lax = jax.lax
 SMALL = 512  # bytes of shared memory: runs are short, so that few elements are several
@@ -57,3 +61,59 @@ def test_unknown_lengths(size):
     program = gpu_program(exported.serialize(), shared_memory_limit=1024)
     for got, want in zip(run_gpu_program(*program, [x]), (np.sort(x), np.argsort(x, kind="stable")), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+# --- digit by digit ---
+
+ROOM = 8192  # bytes of shared memory: parts of a few hundred elements
+
+
+@pytest.fixture
+def by_digits(monkeypatch):
+    """Sort short rows digit by digit too."""
+    monkeypatch.setattr(sorts, "MERGED_SORT", replace(sorts.MERGED_SORT, value=-1))
+    monkeypatch.setattr(sorts, "_run_width", lambda bytes_, target: 32)
+
+
+def digit_sorts(function, args, room=ROOM):
+    """Compare a function with XLA; return how many passes over a digit it takes."""
+    program = gpu_program(function, args, shared_memory_limit=room)
+    got = run_gpu_program(*program, [np.asarray(a) for a in args])
+    for a, b in zip(got, jax.tree.leaves(jax.jit(function)(*args)), strict=True):
+        assert a.tobytes() == np.asarray(b).tobytes()
+    return sum("digit_sort" in k.name for k in program[1].kernels)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", "bfloat16", "bool", "uint8"])
+def test_digits_of_types(dtype, by_digits):
+    x = jnp.asarray(integers(2, 90, low=-5, high=5) if dtype != "bool" else integers(2, 90, low=0, high=2), dtype)
+    passes = digit_sorts(lambda x: (jnp.sort(x), jnp.argsort(x, descending=True)), [x])
+    assert passes == 2 * max(np.asarray(x).itemsize, 1)
+
+
+def test_digits_of_values_that_are_no_numbers(by_digits):
+    x = np.concatenate([ODD, normal(600), ODD])  # two parts
+    assert digit_sorts(jnp.argsort, [x]) == 4
+
+
+def test_digits_of_several_arrays_and_keys(by_digits):
+    x, y = integers(90, low=0, high=4).astype("int8"), integers(90, low=0, high=3).astype("uint8")
+    assert digit_sorts(lambda x, y: lax.sort((x, y, jnp.arange(90)), num_keys=2), [x, y]) == 2
+    rows = lambda x, y: lax.sort((y, x, normal(45, 2)), num_keys=1, dimension=0)
+    assert digit_sorts(rows, [x.reshape(45, 2), y.reshape(45, 2)]) == 1
+
+
+def test_of_large_elements_only_keys_and_places_are_moved(by_digits):
+    x, y = integers(3, 50, low=0, high=9).astype("int8"), normal(3, 50)
+    assert digit_sorts(lambda x, y: lax.sort((x, y, y + 1, y * 2, y * 3), num_keys=1), [x, y]) == 1
+
+
+@pytest.mark.parametrize("size", [1, 31, 700])
+def test_digits_of_unknown_lengths(size):
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(jnp.argsort))(jax.ShapeDtypeStruct((n,), "int16"))
+    x = integers(size, low=-40, high=400).astype("int16")
+    program = gpu_program(exported.serialize(), shared_memory_limit=ROOM)
+    (got,) = run_gpu_program(*program, [x])
+    np.testing.assert_array_equal(got, np.argsort(x, kind="stable"))
+    assert sum("digit_sort" in k.name for k in program[1].kernels) == 2

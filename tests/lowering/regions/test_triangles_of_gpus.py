@@ -31,6 +31,11 @@ def test_factors(shape, dtype, upper):
     check_gpu(lambda a: jax.scipy.linalg.cholesky(a, lower=not upper), [matrices(*shape, dtype=dtype)], factor=8)
 
 
+@pytest.mark.parametrize("n", [40, 64])
+def test_factors_of_whole_tiles_and_panels(n):
+    check_gpu(jnp.linalg.cholesky, [matrices(n)], factor=8)
+
+
 def test_matrices_without_a_factor_are_nan():
     a = matrices(3, 20)
     a[1, 7, 7] = -1

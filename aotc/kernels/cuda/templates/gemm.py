@@ -27,8 +27,11 @@ def template_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
 def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction]:
     """Return what the template of ``tiles`` calls."""
     product = read_product(kernel)
-    extents = {"batch": product.batch, "rows": product.row, "cols": product.col, "depth": product.k}
-    found = [DeviceFunction(SIZES[name], (), _long(extent)) for name, (_, extent) in extents.items()]
+    depth = product.k[1]
+    if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
+        depth = tiles.window.turns(tiles.depth) * tiles.depth
+    extents = {"batch": product.batch[1], "rows": product.row[1], "cols": product.col[1], "depth": depth}
+    found = [DeviceFunction(SIZES[name], (), _long(extent)) for name, extent in extents.items()]
     for number, source in enumerate((tiles.a, tiles.b)):
         found += _operand(product, tiles, source, number)
     return [*found, *_stores(product, tiles)]
@@ -46,9 +49,14 @@ def _operand(
         yield DeviceFunction(ELEMENT[number], (*z, (outer, "i64"), (product.k[0], "i64")), value, product.lets)
         return
     if source.gathered:
-        place, (outer, _) = product.gathered(right=bool(number)), product.col if number else product.row
-        assert place is not None
-        yield DeviceFunction(GATHERED[number], (*z, (outer, "i64"), (product.k[0], "i64")), _long(place))
+        found, (outer, _) = product.gathered(right=bool(number)), product.col if number else product.row
+        assert found is not None
+        place = _long(found.place)
+        if found.inside is not None:
+            place = Apply("select", (found.inside, place, Const(-1, "i64")), "i64")
+        yield DeviceFunction(GATHERED[number], (*z, (outer, "i64"), (product.k[0], "i64")), place)
+        return
+    if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
         return
     view = product.view(right=bool(number))
     assert view is not None
@@ -56,9 +64,9 @@ def _operand(
         yield DeviceFunction(START[number], z, _long(view.start))
         yield DeviceFunction(PITCH[number], (), _long(view.pitch))
         return
-    found = view.coordinates(*product.batch)
-    assert found is not None
-    for n, (value_, _, _) in enumerate(found[1]):
+    moving = view.coordinates(*product.batch)
+    assert moving is not None
+    for n, (value_, _, _) in enumerate(moving[1]):
         yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _long(value_))
 
 

@@ -78,6 +78,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
                 if found.gathered:
                     at = [b.sext(v, I64) for v in (z, outer, inner)]
                     flat = call_function(b, GATHERED[operand], I64, tables, *at)
+                    inside = b.and_(inside, b.icmp_signed(">=", flat, ir.Constant(I64, 0)))
                 else:
                     high, low = (inner, outer) if by_rows else (outer, inner)
                     flat = b.add(b.add(start, b.mul(b.sext(high, I64), pitch)), b.sext(low, I64))
@@ -100,6 +101,7 @@ def copy_stage(tiles: WarpTiles) -> Any:
                     flat = 0
                 elif found.gathered:
                     flat = functions[GATHERED[operand]](int(z), outer, inner)
+                    inside = flat >= 0
                 else:
                     high, low = (inner, outer) if by_rows else (outer, inner)
                     flat = functions[START[operand]](int(z)) + high * functions[PITCH[operand]]() + low

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 from aotc.ir.dims import ceildiv, maximum
-from aotc.ir.loop_ir import Kernel, Load, Store, Tiling
+from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import LoopProduct, View, read_product
+from aotc.ir.products.tiling import Tiling, Window
+from aotc.ir.products.windows import WindowOperands, window_operands
 from aotc.kernels.cuda.templates.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.interface import size_entry
 
@@ -32,6 +36,10 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         "batched": product.batch[1] != 1,
         "in_lines": in_lines,
     }
+    if tiling.window is not None:
+        read = _window_operands(product, tiling.window)
+        given |= {"a_by_rows": False, "b_by_rows": not read.turned, "window": tiling.window}
+        return WarpgroupTiles(**given, consumers=tiling.rows // 64)
     for name, view in zip(("a", "b"), views):
         source = given[name]
         by_rows = view is not None and view.by_rows and not source.turned
@@ -47,7 +55,17 @@ def _tiling(kernel: Kernel) -> Tiling:
     return kernel.tiling
 
 
+def _window_operands(product: LoopProduct, window: Window) -> WindowOperands:
+    found = window_operands(product, window)
+    if found is None:
+        raise ValueError("the loops are not the convolution that the tiling says")
+    return found
+
+
 def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: list[str], number: int) -> OperandSource:
+    if tiling.window is not None:
+        read = _window_operands(product, tiling.window)
+        return OperandSource(buffers.index((read.x, read.w)[number].name))
     if tiling.template == "wgmma":
         if view is None or (found := view.coordinates(*product.batch)) is None:
             raise ValueError("an operand is not copied in tiles")
@@ -56,9 +74,8 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
     takes_rows = product.operands != "i8"
     if view is not None and view.in_pieces(outer, product.k[1]) and (takes_rows or not view.by_rows):
         return OperandSource(buffers.index(view.buffer.name))
-    scalar = product.right if number else product.left
-    if isinstance(scalar, Load) and product.gathered(right=bool(number)) is not None:
-        return OperandSource(buffers.index(scalar.buffer.name), gathered=True)
+    if (gathered := product.gathered(right=bool(number))) is not None:
+        return OperandSource(buffers.index(gathered.buffer.name), gathered=True)
     return OperandSource(number, computed=True, turned=view is not None and view.by_rows)
 
 
@@ -70,7 +87,10 @@ def launch_entry(kernel: Kernel) -> dict[str, Any]:
     shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
     if isinstance(tiles, WarpTiles):
         return {**shape, "resident": 0, "maps": []}
-    maps = [_map(tiles, product, number, numbers) for number in range(2)]
+    if tiles.window is not None:
+        maps = _window_maps(tiles, product, tiles.window, numbers)
+    else:
+        maps = [_map(tiles, product, number, numbers) for number in range(2)]
     return {**shape, "resident": tiles.resident, "maps": maps}
 
 
@@ -98,3 +118,36 @@ def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapp
         "box": [*box, *[1] * len(others)],
         "swizzle": CHUNK,
     }
+
+
+def _window_maps(
+    tiles: WarpgroupTiles, product: LoopProduct, window: Window, numbers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Return the tensor maps of a convolution: of its input by windows, and of its kernel, a matrix for each tap."""
+    read, size = _window_operands(product, window), tiles.size
+    taps, channels = window.copied
+    step, columns = window.strides[-1] if window.merged else 1, product.col[1]
+    images, *outer, width, pitch = read.x.shape
+    extents = [channels, width // step, *outer[::-1], images]
+    steps = [pitch * step, *accumulate([width * pitch, *outer[::-1]], lambda a, b: a * b)]
+    strides = (*window.strides[:-1], 1) if window.merged else window.strides
+    if tiles.b_by_rows:
+        kernel, lines = [columns, channels, prod(taps)], [columns, columns * channels]
+    else:
+        kernel, line = [channels, columns, taps[-1], prod(taps[:-1])], channels * taps[-1]
+        lines = [line, channels, line * columns]
+    box = [64, tiles.depth, 1] if tiles.b_by_rows else [tiles.depth, tiles.cols, 1, 1]
+    left = {
+        "sizes": [size_entry(maximum(extent, 1), numbers) for extent in extents],
+        "strides": [size_entry(n * size, numbers) for n in steps],
+        "box": [tiles.depth, tiles.rows],
+        "window": {"low": window.low[::-1], "pixels": window.pixels[::-1], "strides": strides[::-1]},
+    }
+    left["window"] = {name: list(given) for name, given in left["window"].items()}
+    right = {
+        "sizes": [size_entry(n, numbers) for n in kernel],
+        "strides": [size_entry(n * size, numbers) for n in lines],
+        "box": box,
+    }
+    kind = {"offset": 0, "type": _COPIED_AS.get(tiles.operands, tiles.operands), "swizzle": CHUNK}
+    return [{"buffer": tiles.a.pointer, **left, **kind}, {"buffer": tiles.b.pointer, **right, **kind}]

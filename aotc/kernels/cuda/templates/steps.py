@@ -41,7 +41,7 @@ PITCH = ("aotc_left_pitch", "aotc_right_pitch")
 COORDINATE = ("aotc_left_coordinate", "aotc_right_coordinate")
 """``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of product z."""
 GATHERED = ("aotc_left_gathered", "aotc_right_gathered")
-"""``i64 f(..., i64 z, i64 i, i64 k)``: the place of an element of an operand that lies in pieces of terms."""
+"""``i64 f(..., i64 z, i64 i, i64 k)``: the place of an element of an operand in pieces of terms; -1: it is 0."""
 ELEMENT = ("aotc_left", "aotc_right")
 """``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32."""
 REGISTERS = {"f32": (FLOAT, F32), "i32": (INT, I32)}

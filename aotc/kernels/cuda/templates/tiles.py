@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aotc.ir.products.tiling import Window
 from aotc.kernels.cuda.templates.limits import MOST_THREADS, WARP_ROWS
 from aotc.targets import TARGETS
 
@@ -126,9 +127,13 @@ class ProductTiles:
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupTiles(ProductTiles):
-    """Of :mod:`aotc.kernels.cuda.templates.gemm_wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply."""
+    """Of :mod:`aotc.kernels.cuda.templates.gemm_wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply.
+
+    With a ``window`` A is copied by windows: the product is a convolution.
+    """
 
     consumers: int = 2
+    window: Window | None = None
 
     @property
     def rows(self) -> int:

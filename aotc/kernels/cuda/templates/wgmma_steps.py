@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -16,21 +15,17 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, emit_stores, own_elements, products, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.cuda.templates.window_steps import boxes, load_window
 from aotc.kernels.llvm_types import I32, I64, i32
-
-
-def _boxes(tiles: WarpgroupTiles) -> Iterator[tuple[int, int, bool, int]]:
-    """Yield what is copied for a stage: of which map, where to, is it stored by rows, and from which element on."""
-    for number, by_rows, count, begin in (
-        (0, tiles.a_by_rows, tiles.rows, 0),
-        (1, tiles.b_by_rows, tiles.cols, tiles.rows * CHUNK),
-    ):
-        for part in range(0, count if by_rows else 1, 64):
-            yield number, begin + part // 64 * tiles.depth * CHUNK, by_rows, part
 
 
 def load_tile(tiles: WarpgroupTiles) -> Any:
     """Return the function that begins to copy a stage: the tile's rows of A, then its columns of B."""
+    return _load_lines(tiles) if tiles.window is None else load_window(tiles, tiles.window)
+
+
+def _load_lines(tiles: WarpgroupTiles) -> Any:
+    """Return :func:`load_tile` of operands that lie in lines."""
     sources = (tiles.a, tiles.b)
 
     def generate(context, builder, signature, arguments):
@@ -44,7 +39,7 @@ def load_tile(tiles: WarpgroupTiles) -> Any:
             ]
             for n, source in enumerate(sources)
         ]
-        for number, offset, by_rows, part in _boxes(tiles):
+        for number, offset, by_rows, part in boxes(tiles):
             first = builder.add((row, column)[number], i32(part))
             place = [*((first, depth) if by_rows else (depth, first)), *others[number]]
             operands = [builder.add(to, i32(offset)), maps[number], barrier, *place]
@@ -54,7 +49,7 @@ def load_tile(tiles: WarpgroupTiles) -> Any:
     @emitted(lambda maps, pointers, dims, *numbers: NOTHING(maps, pointers, dims, *[INT] * 6), generate)
     def copy(maps, pointers, dims, to, barrier, z, row, column, depth):
         functions = here().block.functions
-        for number, offset, by_rows, part in _boxes(tiles):
+        for number, offset, by_rows, part in boxes(tiles):
             first = (row, column)[number] + part
             others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(sources[number].coordinates)]
             place = (*((first, depth) if by_rows else (depth, first)), *others)

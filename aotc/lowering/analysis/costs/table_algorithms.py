@@ -25,6 +25,30 @@ KEPT_OF_RUN = Limit(
     "kept_of_run", 25, "hundredths of the elements that a GPU's block sorts of which top_k keeps the largest",
     "chosen, not measured: each pass leaves a quarter at most; above it the whole row is sorted",
 )
+DIGIT_THREADS = BlockSize(
+    "digit_threads", 256, "threads of a GPU's block that orders elements by a digit, at most",
+    "chosen, not measured: one for each digit, and several blocks on a multiprocessor",
+)
+LANE_DIGITS = BlockSize(
+    "lane_digits", 16, "elements of each of these threads",
+    "chosen, not measured: a block's sums over digits take as long as its elements",
+)
+DIGIT_SORT_BYTES = BlockSize(
+    "digit_sort_bytes", 32 << 10, "bytes of the elements that a GPU's block orders by a digit",
+    "chosen, not measured: 4096 of f32 and their places, within the 48 KiB of every GPU",
+)
+DIGIT_SORT_KEYS = Limit(
+    "digit_sort_keys", 8, "bytes of the keys of an element that GPUs sort digit by digit",
+    "chosen, not measured: more passes than merges of a million elements take",
+)
+DIGIT_SORT_MOVED = Limit(
+    "digit_sort_moved", 16, "bytes of an element that each pass of such a sort moves; of larger ones the place",
+    "chosen, not measured: gathering the rest at last reads and writes it once",
+)
+MERGED_SORT = Limit(
+    "merged_sort", 0, "merges of all elements for each byte of their keys, rounded down, where GPUs sort by merging",
+    "an NVIDIA H200, 2026-11-22: a merge of a million f32 takes 16 us, as long as a pass over a digit",
+)
 SERIAL_UPDATES = Limit(
     "serial_updates", 16, "updates of a scatter that a GPU applies one after the other",
     "chosen, not measured: a load and a store each, in all less than the launches of what goes side by side",
@@ -61,9 +85,17 @@ TRIANGLE_THREADS = BlockSize(
     "triangle_threads", 512, "threads of a GPU's block that factors a matrix or solves a triangular system",
     "chosen, not measured: four warps for each of a multiprocessor's schedulers",
 )
-PANEL_ROWS = BlockSize(
-    "panel_rows", 8, "rows that a GPU's block finishes before it takes them off the others",
-    "chosen, not measured: an eighth of the reads and writes of the others",
+PANEL_BYTES = BlockSize(
+    "panel_bytes", 128, "bytes of a column of a panel, which a GPU's block finishes before it takes it off the rest",
+    "chosen, not measured: 32 f32 in a thread's registers, and a warp for the rows of the diagonal",
+)
+TRIANGLE_TILE = BlockSize(
+    "triangle_tile", 4, "rows and columns of what a GPU's thread takes a panel off at a time",
+    "chosen, not measured: eight loads, which are two vectors at best, for 16 products",
+)
+MIRROR_BYTES = BlockSize(
+    "mirror_bytes", 64, "bytes of a row of the tiles in which a GPU's warps turn a matrix over",
+    "chosen, not measured: two whole sectors; tiles of 16 warps lie within the 48 KiB of every GPU",
 )
 SOLVED_COLUMNS = BlockSize(
     "solved_columns", 32, "right-hand sides that a GPU's block solves for", "chosen, not measured: a warp's width",

@@ -92,5 +92,21 @@ GPU_PART_TERMS = BlockSize(
     "gpu_part_terms", 256, "elements of a part of a split reduction of a GPU, at least",
     "chosen, not measured: less than a vector for each thread of a small block",
 )
+GPU_REGION_OPS = Limit(
+    "gpu_region_ops", 192, "ops of a region of a GPU",
+    "chosen, not measured: Threefry with its counters, which would write and read all its words once more",
+)
+UNROLLED_TURNS = Limit(
+    "unrolled_turns", 8, "turns of a loop that is written out on a GPU",
+    "chosen, not measured: Threefry has five",
+)
+UNROLLED_OPS = Limit(
+    "unrolled_ops", 160, "ops of all turns of such a loop, but those that only move",
+    "chosen, not measured: what gpu_region_ops leaves for the rest of the region",
+)
+SHORT_CARRIED = Limit(
+    "short_carried", 1 << 12, "elements of what a loop carries on a GPU that is not written out for it",
+    "chosen, not measured: it may be one kernel with its loop",
+)
 
 ROWS = rows_in(globals())

@@ -7,12 +7,14 @@ tiles as fit there, and does their products at the rate of the table, or as fast
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Tiling
 from aotc.ir.loop_products import LoopProduct, is_multiple
+from aotc.ir.products.tiling import Tiling, Window
+from aotc.ir.products.windows import window_operands
+from aotc.ir.tensor_ir import TensorType
 from aotc.lowering.analysis.costs.row import Estimate, Limit
 from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS, UNKNOWN_TILES
 from aotc.targets import Target
@@ -41,6 +43,7 @@ TILE_RATES = (
     TileRate(Tiling("wgmma", 128, 256, 4), 6.35),
     TileRate(Tiling("wgmma", 128, 192, 5), 6.4),
     TileRate(Tiling("wgmma", 128, 128, 6), 6.3),
+    TileRate(Tiling("wgmma", 128, 64, 8), 4.4),
     TileRate(Tiling("wgmma", 64, 256, 5), 6.0),
     TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
     TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
@@ -72,6 +75,18 @@ TENSOR_COLUMNS = Limit(
 TURNED_READS = Limit(
     "turned_reads", 511, "rows that an operand of TF32 or i8 is multiplied with and not turned for",
     "measured on an H200: turning 4096 x 4096 takes 36 us, the product 381; in place, by warps, it takes 741",
+)
+TURNED_SHORT_READS = Limit(
+    "turned_short_reads", 63, "rows that an operand of up to short_operand bytes is multiplied with and not turned for",
+    "benchmarks/products.py on an H200: a product of 196 rows with 256 x 1024 took 10.8 us by warps, turned some 7",
+)
+SHORT_OPERAND = Limit(
+    "short_operand", 4 << 20, "bytes of an operand that takes no longer to turn than a kernel to begin",
+    "benchmarks/products.py on an H200: 2.4 MB are turned in 3 us",
+)
+SHORT_EXTENT = Limit(
+    "short_extent", 255, "rows, columns or terms of a product whose operands are read as they lie, wherever rows begin",
+    "benchmarks/products.py on an H200: 1000 x 1001 x 999 takes 45 us by warps that read single elements",
 )
 PART_TERMS = Estimate(
     "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
@@ -113,12 +128,24 @@ def is_for_tensor_cores(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim) -> bool:
     return not TENSOR_FLOPS.holds(prod(map(_guess, (*batch, m, n, k))))
 
 
-def best_tiling(product: LoopProduct, target: Target) -> Tiling | None:
-    """Return the tiling of the least time that ``target`` has, or None if none fits its memory."""
-    template = "wgmma" if takes_wgmma(product, target) else "mma"
+def is_worth_turning(operand: TensorType, times: Dim) -> bool:
+    """Is an operand of TF32 or i8 that lies by rows turned first, if it is multiplied with so many others?"""
+    size = prod(map(_guess, operand.shape)) * size_of(operand.dtype)
+    return not (TURNED_SHORT_READS if SHORT_OPERAND.holds(size) else TURNED_READS).holds(times)
+
+
+def best_tiling(product: LoopProduct, target: Target, window: Window | None = None) -> Tiling | None:
+    """Return the tiling of the least time that ``target`` has, or None if none fits its memory.
+
+    A convolution that is copied by windows says which.
+    """
+    if window is not None and window_operands(product, window) is None:
+        window = None
+    template = "wgmma" if window is not None or takes_wgmma(product, target) else "mma"
     rows = (row for row in TILE_RATES if row.tiling.template == template)
     fitting = [row for row in rows if row.tiling.shared <= target.shared_memory]
-    return min(fitting, key=lambda row: nanoseconds(product, row)).tiling if fitting else None
+    best = min(fitting, key=lambda row: nanoseconds(product, row, window)).tiling if fitting else None
+    return best if best is None else replace(best, window=window)
 
 
 def takes_wgmma(product: LoopProduct, target: Target) -> bool:
@@ -135,7 +162,7 @@ def takes_wgmma(product: LoopProduct, target: Target) -> bool:
     return True
 
 
-def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str) -> int:
+def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1) -> int:
     """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
 
     The parts are of whole slices, and worth the kernel that adds them up.
@@ -149,18 +176,19 @@ def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str) -> int:
     def time(parts: int) -> float:
         adding = ADD_PARTS.value + 4 * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
         rows = (row for row in TILE_RATES if row.tiling.template == "wgmma")
-        return adding + min(_time(m, n, k // parts, parts, operands, row) for row in rows)
+        return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
     return min((1, *possible), key=time)
 
 
-def nanoseconds(product: LoopProduct, row: TileRate) -> float:
+def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None) -> float:
     """Return what the model says that ``product`` takes with the tiles of ``row``."""
     m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
-    return _time(m, n, k, count, product.operands, row)
+    return _time(m, n, k, count, product.operands, row, 1 if window is None else prod(window.taps))
 
 
-def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate) -> float:
+def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate, taps: int = 1) -> float:
+    """Return the model's nanoseconds; rows of a convolution share what ``taps`` taps read."""
     tiling, size = row.tiling, _BYTES[operands]
     tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)
     waves = -(-tiles // (MULTIPROCESSORS.value * row.resident))
@@ -169,7 +197,7 @@ def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate) -> f
     moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
     rate = 1000 * row.rate * _SHARES[operands] * max(together / row.resident, ALONE_PERCENT.value / 100)
     wave = TILE_START.value + max(flops / rate, moved / OPERAND_BYTES.value)
-    memory = count * (m * k + k * n) * size + 2 * count * m * n
+    memory = count * (m * k // taps + k * n) * size + 2 * count * m * n
     return PRODUCT_START.value + max(waves * wave, memory / PRODUCT_MEMORY.value)
 
 

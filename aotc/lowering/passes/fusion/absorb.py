@@ -28,6 +28,9 @@ from aotc.lowering.analysis.cost import (
     REPEATED_WORK_O3,
     STAGE_WORK,
 )
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.table_gpu import GPU_REGION_OPS
+from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
 from aotc.lowering.analysis.resources import row_fits, row_memory
 from aotc.lowering.analysis.row_stages import RowStages
@@ -58,6 +61,11 @@ class Budget:
     target: Target
     makers: Mapping[Value, Op]
     group_of: Mapping[Op, Group]
+
+    @property
+    def most_ops(self) -> Limit:
+        """The limit on the ops of a region."""
+        return GPU_REGION_OPS if self.target.kind == "cuda" else REGION_OPS
 
     def body(self, ops: Iterable[Op]) -> dict[Value, Op]:
         """Return what makes each value of a group of ``ops``, in order, with the movement ops that are repeated."""
@@ -136,21 +144,25 @@ class Absorber:
         if any(v in self.needed for v in made):
             return None
         pairs = {(v, g) for v in made for op in self.readers.get(v, ()) if (g := group_of[op]) is not group}
-        if len(pairs) != 1:
+        found = {g for _, g in pairs}
+        if len(found) != 1:
             return None
-        ((_, reader),) = pairs
+        (reader,) = found
+        if len(pairs) > 1 and reader.kind != "update":  # what a loop reads twice would have joined it
+            return None
         return reader if reader.kind in ABSORBING else None
 
     def _refusal(self, group: Group, reader: Group) -> str:
         """Return why computing the group wherever it is read is worse than storing it, or nothing."""
         count = len(group.members) + len(group.absorbed) + len(reader.members) + len(reader.absorbed)
-        if not REGION_OPS.holds(count):
-            return f"{count} ops > {REGION_OPS.value}"
+        if not self.budget.most_ops.holds(count):
+            return f"{count} ops > {self.budget.most_ops.value}"
         buffers = self._buffers_of([*group.members, *group.absorbed, *reader.members, *reader.absorbed])
         if not REGION_BUFFERS.holds(buffers):
             return f"{buffers} buffers > {REGION_BUFFERS.value}"
         made = {v for op in group.members for v in op.results}
-        if reader.kind == "update" and reader.members[0].operands[0] in made:
+        first = reader.members[0]
+        if reader.kind == "update" and any(first.operands[n] in made for n in updated_operands(first)):
             return "it is updated in place"
         if reader.kind == "contract" and not made.isdisjoint(reader.members[0].operands):
             return "a product reads it many times"

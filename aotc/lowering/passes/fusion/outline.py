@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL
+from aotc.ir.opset import CONTROL_FLOW, FREE, MOVES, OPS, PARTIAL, VIEWERS
 from aotc.ir.opset.control import DEVICE_OPS, JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captures, post_order
 from aotc.lowering.analysis.anchors import Anchors
@@ -117,11 +117,11 @@ class Outliner:
 
     def _copied_into(self, maker: Op, value: Value, group: Group) -> bool:
         """Is this movement op (or small constant) repeated inside the region that reads it?"""
-        if group.kind == "single":
+        if group.kind == "single" and not (group.members[0].name in VIEWERS and maker.name in MOVES):
             return False
         if group.kind == "contract" and value in group.members[0].operands and value not in self.viewed:
             return False
-        if group.kind == "update" and value is group.members[0].operands[0]:
+        if group.kind == "update" and value in _overwritten(group.members[0]):
             return False
         if maker in self.group_of or maker.name not in FREE:
             return False
@@ -182,13 +182,17 @@ def _old_values_first(update: Op, inputs: list[Value], ops: list[Op]) -> tuple[l
     places = updated_operands(update)
     if not places:
         return inputs, inputs, ops
-    old = [update.operands[n] for n in places]
+    old = _overwritten(update)
     apart = [Value(f"{v.name}_old{n}" if n else f"{v.name}_old", v.type) for n, v in enumerate(old)]
     renamed = dict(zip(places, apart, strict=True))
     changed = replace(update, operands=tuple(renamed.get(n, v) for n, v in enumerate(update.operands)))
     read = {v for op in ops for v in (changed if op is update else op).operands}
     rest = [v for v in inputs if v not in old or v in read]
     return [*old, *rest], [*apart, *rest], [changed if op is update else op for op in ops]
+
+
+def _overwritten(update: Op) -> list[Value]:
+    return [update.operands[n] for n in updated_operands(update)]
 
 
 def _is_splat(op: Op) -> bool:

@@ -77,16 +77,18 @@ class ExactSum:
     def total(self, words: list[Value], largest: Value) -> Value:
         """Return the sums of which ``words`` are the sums of integers."""
         m = Maths(self.b)
-        sum_ = self.b.convert(words[0], "f64")
+        special = m("ge", largest, _INFINITY[self.dtype])
+        scale = m.select(special, 0, largest)  # what follows reads one value, and is one kernel
+        first = m.select(special, words[0], m.filled(0, words[0].type))
+        sum_ = self.b.convert(m.select(special, 0, words[0]), "f64")
         for number, word in enumerate(words[1:], start=1):
             sum_ = m("add", sum_, m("mul", self.b.convert(word, "f64"), 2.0 ** (-self.bits * number)))
-        finite = self.b.convert(self._scaled(sum_, largest, up=False), self.dtype)
-        above = m("ne", m("and", words[0], (1 << _COUNT) - 1), 0)
-        below = m("ne", m("shr_arith", words[0], _COUNT), 0)
+        finite = self.b.convert(self._scaled(sum_, scale, up=False), self.dtype)
+        above = m("ne", m("and", first, (1 << _COUNT) - 1), 0)
+        below = m("ne", m("shr_arith", first, _COUNT), 0)
         signed = m.select(above, float("inf"), m.filled(float("-inf"), finite.type))
         nan = m("or", m("gt", largest, _INFINITY[self.dtype]), m("and", above, below))
-        special = m.select(nan, float("nan"), signed)
-        return m.select(m("ge", largest, _INFINITY[self.dtype]), special, finite)
+        return m.select(special, m.select(nan, float("nan"), signed), finite)
 
     def _scaled(self, x: Value, largest: Value, up: bool) -> Value:
         """Return ``x`` times the power of two that takes what is below the largest to below ``2**bits``, or back."""

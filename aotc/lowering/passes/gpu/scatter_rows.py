@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from aotc.ir.dims import Dim, product
@@ -71,6 +72,16 @@ class UpdateRows:
         held = self.combine("max", start, index, self.numbers(index, b), b)
         return self.gather(held, index, b)
 
+    def meets_others(self, last: Value, b: Builder) -> Value:
+        """Return whether another update goes where each one goes, by the :meth:`last` of these."""
+        m = Maths(b)
+        earlier = m("and", m("ne", last, self.numbers(self.index, b)), m("ge", self.index, 0))
+        slot = m("add", last, -1)
+        marked = UpdateRows(self.updates, self.updates, 1, m.select(earlier, slot, m.filled(-1, slot.type)))
+        words = TensorType("u32", (self.updates,))
+        marks = marked.combine("max", m.filled(0, words), marked.index, m.filled(1, words), b)
+        return m("ne", marked.gather(marks, slot, b), 0)
+
     def only_last(self, last: Value, b: Builder) -> Value:
         """Return the index with all updates dropped but the last to each row."""
         m = Maths(b)
@@ -101,19 +112,25 @@ def rows_of(op: Op, b: Builder) -> UpdateRows:
     batch = [d for d in range(len(lead)) if d not in a["update_window_dims"]]
     starts = _starts(op, indices, batch, wide, b)
     m = Maths(b)
-    flat, inside = m.filled(0, wide), m.filled(1, TensorType("i1", lead))
+    flat: Value | None = None
+    tests: list[Value] = []
     for d in range(len(shape) - whole):
         extent = update.type.shape[window[d]] if d in window else 1
-        place = m.filled(0, wide)
+        parts = []
         if d in starts:
-            place = starts[d]
-            inside = m("and", inside, m("ge", place, 0))
-            inside = m("and", inside, m("le", place, m.size(shape[d] - extent, wide)))
+            parts.append(starts[d])
+            tests += [m("ge", starts[d], 0), m("le", starts[d], m.size(shape[d] - extent, wide))]
         if d in window and extent != 1:
-            place = m("add", place, b.make("iota", (), {"dim": window[d]}, wide))
-        flat = m("add", m("mul", flat, m.size(shape[d], wide)), place)
+            parts.append(b.make("iota", (), {"dim": window[d]}, wide))
+        if flat is not None:
+            parts.append(m("mul", flat, m.size(shape[d], wide)))
+        flat = reduce(lambda x, y: m("add", x, y), parts) if parts else None
+    if flat is None:
+        flat = m.filled(0, wide)
     rows, updates, width = product(shape[: len(shape) - whole]), product(lead), product(shape[len(shape) - whole :])
-    flat = b.reshape(m.select(inside, flat, m.filled(-1, wide)), (updates,))
+    if tests:
+        flat = m.select(reduce(lambda x, y: m("and", x, y), tests), flat, m.filled(-1, wide))
+    flat = b.reshape(flat, (updates,))
     short = all(isinstance(n, int) and n < 2**31 - 1 for n in (rows, updates))
     return UpdateRows(rows, updates, width, b.convert(flat, "i32" if short else "i64"))
 

@@ -10,7 +10,7 @@ two go to the same element; ``index`` is the row of each update::
              %y = %x + floats of %sum
 
 - Sums of floats are sums of integers (:mod:`aotc.lowering.passes.gpu.exact_sums`). Where the array is much larger than
-  the updates, they are summed up for the last update to each row, which then adds them.
+  the updates, they are summed up for the last update to each row, which then adds them; one that is alone adds itself.
 - The largest and the smallest of floats are those of integers that order like them.
 - Of updates that overwrite, all are dropped but the last to each element.
 
@@ -96,9 +96,8 @@ def _summed(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Valu
     if DTYPES[dtype].bits < 32:
         return b.convert(_summed(name, rows, b.convert(x, "f32"), b.convert(u, "f32"), b), dtype)
     exact = ExactSum(dtype, rows.updates, b)
-    dense = _is_dense(rows)
-    last = None if dense else rows.last(rows.index, b)
-    slots = rows if last is None else _slots(rows, last, b)
+    last = None if _is_dense(rows) else rows.last(rows.index, b)
+    slots, met = (rows, None) if last is None else _slots(rows, last, b)
     wide = f"u{DTYPES[dtype].bits}"
     start = m.filled(0, TensorType(wide, rows.shape(slots.rows)))
     largest = rows.combine("max", start, slots.index, exact.magnitudes(u), b)
@@ -106,8 +105,9 @@ def _summed(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Valu
     parts = exact.parts(u, rows.gather(largest, slots.index, b))
     words = [rows.combine("add", none, slots.index, part, b) for part in parts]
     total = exact.total(words, largest)
-    if last is None:
+    if last is None or met is None:
         return m("add", x, total)
+    total = m.select(b.broadcast(met, (0,), u.type.shape), total, u)
     region = b.combiner("add", dtype)
     return rows.scatter((x,), rows.only_last(last, b), (total,), region, b, apart=True)[0]
 
@@ -124,12 +124,16 @@ def _is_dense(rows: UpdateRows) -> bool:
     return isinstance(n, int) and isinstance(u, int) and DENSE_SCATTER.holds(n // max(u, 1))
 
 
-def _slots(rows: UpdateRows, last: Value, b: Builder) -> UpdateRows:
-    """Return rows for sums, one for each update of which that of the last update to a row is taken."""
+def _slots(rows: UpdateRows, last: Value, b: Builder) -> tuple[UpdateRows, Value]:
+    """Return rows for sums, one for each update of which that of the last update to a row is taken.
+
+    And which updates are in a sum: one that meets no other in its row is no sum, and goes to none.
+    """
     m = Maths(b)
-    number = m("add", last, -1)
-    index = m.select(m("ge", rows.index, 0), number, m.filled(-1, number.type))
-    return UpdateRows(rows.updates, rows.updates, rows.width, index)
+    number, met = m("add", last, -1), rows.meets_others(last, b)
+    summed = m("and", met, m("ge", rows.index, 0))
+    index = m.select(summed, number, m.filled(-1, number.type))
+    return UpdateRows(rows.updates, rows.updates, rows.width, index), met
 
 
 def _extreme(name: str, rows: UpdateRows, x: Value, u: Value, b: Builder) -> Value:

@@ -11,6 +11,7 @@ After::
     %y = sort_runs %most {width = 1048576, done = 524288}
 
 Where the length is not known there are as many steps as the longest array would take; those that find one run copy it.
+Long rows whose comparator orders by keys are sorted digit by digit instead (:mod:`.digit_sorts`).
 
 The largest elements of each run are among those of the whole row, so ``top_k`` of a long row keeps ``k`` of each run,
 and sorts what is left again. Rows that one thread can sort stay as they are.
@@ -22,8 +23,16 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
-from aotc.lowering.analysis.costs.table_algorithms import GPU_SORT_BYTES, KEPT_OF_RUN, MERGE_WAYS_UNKNOWN, THREAD_SORT
+from aotc.lowering.analysis.costs.table_algorithms import (
+    GPU_SORT_BYTES,
+    KEPT_OF_RUN,
+    MERGE_WAYS_UNKNOWN,
+    MERGED_SORT,
+    THREAD_SORT,
+)
 from aotc.lowering.analysis.limits import LONGEST_ROW
+from aotc.lowering.analysis.sort_keys import key_bytes
+from aotc.lowering.passes.gpu.digit_sorts import digit_keys, sort_by_digits
 from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of, size_of
@@ -47,7 +56,7 @@ def _sorted(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     moved = product(shape[dim + 1 :]) != 1
     perm = [d for d in range(len(shape)) if d != dim] + [dim]
     arrays = [b.transpose(v, perm) if moved else b.reshape(v, [shape[d] for d in perm]) for v in op.operands]
-    found = _in_runs(arrays, op.regions[0], target, b)
+    found = _rows(arrays, op.regions[0], target, b)
     back = [perm.index(d) for d in range(last + 1)]
     return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in found]
 
@@ -58,11 +67,23 @@ def _run_width(bytes_: int, target: Target) -> int:
     return 1 << max((room // bytes_).bit_length() - 1, 0)
 
 
-def _in_runs(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
+def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim."""
     n = arrays[0].type.shape[-1]
-    most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
     width = _run_width(sum(size_of(v.type.dtype) for v in arrays), target)
+    keys = digit_keys(region, target)
+    if keys:
+        merges = max(-(-n // width) - 1, 0).bit_length() if isinstance(n, int) else n
+        bytes_ = sum(key_bytes(k.value.type.dtype) for k in keys)
+        if not isinstance(merges, int) or (merges and not MERGED_SORT.holds(merges // bytes_)):
+            return sort_by_digits(arrays, region, keys, target, b)
+    return _in_runs(arrays, region, width, b)
+
+
+def _in_runs(arrays: Sequence[Value], region: Region, width: int, b: Builder) -> Sequence[Value]:
+    """Return ``arrays`` sorted along their last dim by merging runs, the first ones of ``width``."""
+    n = arrays[0].type.shape[-1]
+    most, ways = (n, 2) if isinstance(n, int) else (LONGEST_ROW, MERGE_WAYS_UNKNOWN.value)
     found = _runs(arrays, region, b, width, 1)
     while width < most:
         found, width = _runs(found, region, b, width * ways, width), width * ways
@@ -91,7 +112,7 @@ def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
             found = _runs(found, region, b, width, 1, k)
         return found
     places = b.make("iota", (), {"dim": x.type.rank - 1}, TensorType("i32", x.type.shape))
-    found = _in_runs((x, places), region, target, b)
+    found = _rows((x, places), region, target, b)
     return [b.slice_dim(v, x.type.rank - 1, 0, k) for v in found]
 
 

@@ -12,35 +12,40 @@ After::
 
 Tensor cores multiply floats of 16 bits exactly and add in f32. Hopper's take TF32 and i8 in one order, so a constant is
 turned at compile time, and what is read often before it is. A product of few elements and long sums is cut into
-several, whose sums are added up afterwards in order.
+several, whose sums are added up afterwards in order. Rows that begin anywhere are copied to where 16 bytes do, if the
+product is large.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.gpu.tensor_tiles import TURNED_READS, is_for_tensor_cores, parts_of_sum
+from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 _FLAGS = ("lhs_transposed", "rhs_transposed")
 _SHORT = frozenset({"bf16", "f16"})
-_TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
+TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``matmul`` as tensor cores take it, and return its result."""
-    op = _stored(_narrow(_stored(op, b), b), b)
+    op = _stored(narrow(_stored(op, b), b), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     if not is_for_tensor_cores(batch, m, n, k) or op.attrs.get("precision", "DEFAULT") != "DEFAULT":
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
         op = _by_terms(op, b)
-    operands = _TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in _TAKEN else None
+    if target.cpu == "sm_90a":
+        op = _in_whole_lines(op, k, b)
+    operands = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
+    k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     parts = parts_of_sum(op.result.type.shape, k, operands) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
 
@@ -49,7 +54,7 @@ def _definition(v: Value, b: Builder) -> Op | None:
     return b.definitions.get(v)
 
 
-def _narrow(op: Op, b: Builder) -> Op:
+def narrow(op: Op, b: Builder) -> Op:
     """Return a product of what its operands were before they were widened to f32."""
     sources = []
     for v in op.operands:
@@ -83,12 +88,31 @@ def _by_terms(op: Op, b: Builder) -> Op:
     m, n = op.result.type.shape[-2:]
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
-        worth = constant_of(v, b.definitions) is not None or not TURNED_READS.holds(times)
+        worth = constant_of(v, b.definitions) is not None or is_worth_turning(v.type, times)
         if bool(flags[name]) is not wanted and worth:
             rank = v.type.rank
             operands[number] = b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))
             flags[name] = wanted
     return replace(op, operands=tuple(operands), attrs=flags)
+
+
+def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
+    """Return a large product whose operands, if their rows begin anywhere, were copied to rows of whole 16 bytes."""
+    extents = (*op.result.type.shape[-2:], k)
+    count = 16 // size_of(op.operands[0].type.dtype)
+    if not all(isinstance(d, int) and not SHORT_EXTENT.holds(d) for d in extents):
+        return op
+    rest = -static(k) % count
+    operands = []
+    for v, turned in zip(op.operands, (op.attrs[_FLAGS[0]], not op.attrs[_FLAGS[1]]), strict=True):
+        rank, (rows, cols) = v.type.rank, map(static, v.type.shape[-2:])
+        terms = rank - 2 if turned else rank - 1
+        more = {terms: rest} | ({rank - 1: -cols % count} if turned else {})
+        wide = b.pad(v, None, {}, more)
+        if turned and cols % count:
+            wide = b.slice(wide, (0,) * rank, (*wide.type.shape[:-1], cols))
+        operands.append(wide)
+    return replace(op, operands=tuple(operands))
 
 
 def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:

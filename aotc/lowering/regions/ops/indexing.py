@@ -38,6 +38,12 @@ def lower_dynamic_update_slice(function: Function, target: Target) -> Kernel:
     return b.grid(rows, body, product(shape))
 
 
+def lower_update_cuda(function: Function, target: Target) -> Kernel:
+    """Lower what writes part of an array, with what computes it."""
+    scatters = any(op.name == "scatter" for op in function.body.ops)
+    return (lower_scatter if scatters else lower_dynamic_update_slice)(function, target)
+
+
 def lower_scatter(function: Function, target: Target) -> Kernel:
     """Apply the updates in order, so that duplicates combine deterministically.
 

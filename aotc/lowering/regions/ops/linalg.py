@@ -218,10 +218,9 @@ def _solve_in_blocks(b: RegionBuilder, op: Op, others: Dim, work: Dim) -> Kernel
     *head, piece = delinearize(grid_item(items), shape)
     begin = piece * SOLVED_COLUMNS.value
     plain = _matrix(b, op, tuple(head))
-    i, _, after = _order(op, out.shape[-2 if left else -1])
     body = solve_in_block(
         b, out, tuple(head), plain if left else (lambda i, k: plain(k, i)), op.attrs["unit_diagonal"], left,
-        (i, after), (begin, minimum(begin + SOLVED_COLUMNS.value, others)),
+        _is_forward(op), (begin, SOLVED_COLUMNS.value, minimum(begin + SOLVED_COLUMNS.value, others)),
     )  # fmt: skip
     return b.grid(items, body, work)
 
@@ -277,11 +276,16 @@ def _order(op: Op, n: Dim) -> tuple[Dim, tuple[Dim, Dim], tuple[Dim, Dim]]:
     ``x M = b`` is solved in the order of ``M`` transposed.
     """
     s = sym("s", 0, n)
-    flipped = (op.attrs["transpose_a"] != "NO_TRANSPOSE") != (not op.attrs["left_side"])
-    if op.attrs["lower"] != flipped:
+    if _is_forward(op):
         return s, (0, s), (s + 1, n)
     i = n - 1 - s
     return i, (i + 1, n), (0, i)
+
+
+def _is_forward(op: Op) -> bool:
+    """Is the first unknown found first?"""
+    flipped = (op.attrs["transpose_a"] != "NO_TRANSPOSE") != (not op.attrs["left_side"])
+    return op.attrs["lower"] != flipped
 
 
 def _solve_rows(

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from aotc.ir.dims import Dim, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset.sorting import RADIX
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.sort_keys import SortKey
+from aotc.lowering.analysis.sort_keys import SortKey, key_bytes
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import Place
-from aotc.vmfb.dtypes import DTYPES, kind_of
+from aotc.vmfb.dtypes import kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS, FloatFormat
-
-RADIX = 256
 
 Cells = list[tuple[Buffer, Place]]
 Run = Sequence[tuple[Buffer, Place] | None]
@@ -74,11 +73,6 @@ def _order_of_codes(e: Elements, x: Scalar, form: FloatFormat) -> Scalar:
 def integer(value: int) -> Const:
     """Return an i64 literal."""
     return Const(value, "i64")
-
-
-def key_bytes(dtype: str) -> int:
-    """Return the bytes of the unsigned key of a value of ``dtype``."""
-    return 2 if dtype in SMALL_FLOATS else max(DTYPES[dtype].bits, 8) // 8
 
 
 def digits_of(e: Elements, op: Op, keys: Sequence[SortKey]) -> list[Digit]:

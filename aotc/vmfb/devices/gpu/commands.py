@@ -12,8 +12,8 @@ from typing import Any
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
+from aotc.vmfb.devices.gpu.driver_graphs import CopyParameters
 from aotc.vmfb.devices.gpu.driver_library import failure
-from aotc.vmfb.devices.gpu.graph_nodes import CopyNode, KernelNode
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 
@@ -23,33 +23,29 @@ class GpuCommand:
 
     Attributes
     ----------
-    recorded : tuple or None
-        The graph and its node, if it is recorded.
+    asked : tuple
+        A method of a GPU, which a graph has too, and what it takes.
     """
 
-    __slots__ = ("_gpu", "_set", "recorded")
+    __slots__ = ("_change", "_gpu", "asked")
 
-    def __init__(self, executable: LoadedGpu) -> None:
+    def __init__(self, executable: LoadedGpu, asked: tuple[str, tuple[Any, ...]]) -> None:
         self._gpu: Any = executable.gpu
-        self.recorded: tuple[Any, Any] | None = None
-        self._set: Callable[[], int] | None = None
-
-    def run(self) -> None:
-        """Put it on the stream."""
-        raise NotImplementedError
+        self.asked = asked
+        self._change: Callable[[], int] | None = None
 
     def put(self, number: int, address: int) -> None:
         """Write down where one of the arrays that it names is."""
         raise NotImplementedError
 
-    def _setter(self) -> Callable[[], int]:
+    def _setter(self, recording: Any, node: int) -> Callable[[], int]:
         raise NotImplementedError
 
-    def update(self) -> None:
-        """Tell the graph what was written down."""
-        if self._set is None:
-            self._set = self._setter()
-        status = self._set()
+    def update(self, recording: Any, node: int) -> None:
+        """Tell the graph, in which it always is the same node, what was written down."""
+        if self._change is None:
+            self._change = self._setter(recording, node)
+        status = self._change()
         if status:
             raise failure("a change of a graph", status)
 
@@ -60,54 +56,46 @@ class CopyCommand(GpuCommand):
     __slots__ = ("_copy",)
 
     def __init__(self, executable: LoadedGpu, addresses: Sequence[int], size: int) -> None:
-        super().__init__(executable)
         source, to = addresses
-        self._copy = CopyNode(source, to, size)
-
-    def run(self) -> None:
-        """Put it on the stream."""
-        self._gpu.copy(self._copy.to, self._copy.source, self._copy.size)
+        super().__init__(executable, ("copy", (to, source, size)))
+        self._copy = CopyParameters.of(to, source, size)
 
     def put(self, number: int, address: int) -> None:
         """Write down where its source (0) or its target (1) is."""
-        self._copy.put(number, address)
+        (self._copy.target if number else self._copy.source).device = address
 
-    def _setter(self) -> Callable[[], int]:
-        assert self.recorded is not None
-        found: Callable[[], int] = self._gpu.copy_setter(*self.recorded, self._copy)
+    def _setter(self, recording: Any, node: int) -> Callable[[], int]:
+        found: Callable[[], int] = self._gpu.copy_setter(recording, node, self._copy)
         return found
 
 
 class LaunchCommand(GpuCommand):
     """A launch of the kernel of a number, with dims and the size of the grid behind its pointers."""
 
-    __slots__ = ("_dims", "_launch", "_maps", "_values", "_where")
+    __slots__ = ("_dims", "_held", "_maps", "_values", "_where")
 
     def __init__(
         self, executable: LoadedGpu, number: int, addresses: Sequence[int], shape: LaunchShape, dims: Sequence[int]
     ) -> None:
-        super().__init__(executable)
         self._where, self._dims = executable.where, dims[:-1]
         self._maps = executable.kernels[number].get("launch", {}).get("maps", ())
-        maps = [self._encoded(row, addresses[row["buffer"]]) for row in self._maps]
-        self._launch = KernelNode(executable.functions[number], shape, maps, [*addresses, *dims])
-        self._values = self._launch.values
+        self._held = [self._encoded(row, addresses[row["buffer"]]) for row in self._maps]
+        self._values = (ctypes.c_int64 * (len(addresses) + len(dims)))(*addresses, *dims)
+        start = ctypes.addressof(self._values)
+        places = [*map(ctypes.addressof, self._held), *(start + 8 * n for n in range(len(self._values)))]
+        table = (ctypes.c_void_p * len(places))(*places)
+        super().__init__(executable, ("launch", (executable.functions[number], shape, table)))
 
     def _encoded(self, row: Any, address: int) -> Any:
         return tensor_map.encode_map(self._where, row, address, self._dims)
 
-    def run(self) -> None:
-        """Put it on the stream."""
-        self._gpu.launch(self._launch.function, self._launch.shape, self._launch.table)
-
     def put(self, number: int, address: int) -> None:
         """Write down where the buffer of a number is."""
         self._values[number] = address
-        for row, held in zip(self._maps, self._launch.maps):
+        for row, held in zip(self._maps, self._held):
             if row["buffer"] == number:
                 ctypes.memmove(held, self._encoded(row, address), MAP_BYTES)
 
-    def _setter(self) -> Callable[[], int]:
-        assert self.recorded is not None
-        found: Callable[[], int] = self._gpu.kernel_setter(*self.recorded, self._launch)
+    def _setter(self, recording: Any, node: int) -> Callable[[], int]:
+        found: Callable[[], int] = self._gpu.kernel_setter(recording, node, *self.asked[1])
         return found

@@ -1,16 +1,17 @@
-"""libcuda, loaded when it is first needed; and a call of one of its functions, whose failure is an error of ours."""
+"""libcuda by ctypes, loaded when it is first needed; a machine without it gets a reason from :func:`missing`."""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_void_p
 from typing import Any
 
-from aotc.vmfb.devices.driver_functions import SIGNATURES
+from aotc.vmfb.devices.driver_functions import CONDITIONS, SIGNATURES
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
 
 
 class Driver:
@@ -29,7 +30,7 @@ class Driver:
         return self.reason
 
     def function(self, name: str) -> Any:
-        """Return a function of the driver, which returns a status; for calls whose arguments are known before."""
+        """Return a function, which returns a status; for calls whose arguments are known before."""
         return getattr(self.library, name)
 
     def _start(self) -> str:
@@ -39,6 +40,9 @@ class Driver:
                 getattr(library, name).argtypes = arguments
         except (OSError, AttributeError) as error:
             return f"no NVIDIA driver ({error})"
+        for name, arguments in CONDITIONS.items():
+            with suppress(AttributeError):
+                getattr(library, name).argtypes = arguments
         status = library.cuInit(0)
         count = c_int()
         if status or library.cuDeviceGetCount(byref(count)) or not count.value:
@@ -60,6 +64,11 @@ class OutOfGpuMemory(VmError):
     """A GPU has not so much memory."""
 
 
+def missing() -> str:
+    """Return why this machine cannot use CUDA, or an empty string."""
+    return DRIVER.load()
+
+
 def call(name: str, *arguments: Any) -> None:
     """Call a function of the driver.
 
@@ -68,22 +77,37 @@ def call(name: str, *arguments: Any) -> None:
     VmError
         If it fails; names the function and the driver's error.
     """
-    status = getattr(DRIVER.library, name)(*arguments)
+    library: Any = DRIVER.library
+    status = getattr(library, name)(*arguments)
     if status:
         raise failure(name, status)
 
 
 def failure(name: str, status: int) -> VmError:
-    """Return the error for a function of the driver that failed."""
-    library = DRIVER.library
+    """Return the error for a function that has failed."""
+    what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
-        hint = "give the GPU less to do at a time"
-        return OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
-    return VmError("", f"{name} failed on the GPU", _name(library, status))
+        return OutOfGpuMemory("", what, found, hint="give the GPU less to do at a time")
+    return VmError("", what, found)
 
 
-def handle(name: str, *arguments: Any) -> c_void_p:
+def is_done(name: str, handle: c_void_p) -> bool:
+    """Ask a function whether something is done."""
+    library: Any = DRIVER.library
+    status = getattr(library, name)(handle)
+    if status not in (0, _NOT_READY):
+        raise failure(name, status)
+    return status != _NOT_READY
+
+
+def handle_of(name: str, *arguments: Any) -> c_void_p:
     """Call a function whose first argument is where it puts a handle."""
     found = c_void_p()
     call(name, byref(found), *arguments)
     return found
+
+
+def attempt(name: str, *arguments: Any) -> None:
+    """Call a function that may fail."""
+    with suppress(VmError):
+        call(name, *arguments)

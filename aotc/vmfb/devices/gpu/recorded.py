@@ -7,8 +7,7 @@ GPU's memory, through which kernels would find their arrays, takes 2 us to fill,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aotc.vmfb.devices.placed_program import PlacedProgram
@@ -94,12 +93,24 @@ class RecordedPrograms:
         if key in self._seen and self._has_room():
             del self._seen[key]
             return self._record(key, addresses)
-        return self._moved(self._moving.pop(0), key, addresses)
+        oldest = self._moving[0]
+        changed = {slot: None for slot, a, b in zip(self._slots, oldest.addresses, addresses) if a != b}
+        if not all(program.can_move(changed) for program in oldest.programs):
+            self._note(key)
+            return AddressedPrograms(key, addresses, self._programs(record=False))
+        return self._moved(self._moving.pop(0), key, addresses, changed)
 
     def _record(self, key: Key, addresses: Addresses) -> AddressedPrograms:
-        make = partial(self._make, record=True)
-        programs = [make(number=n, parameters=values) for n, values in self._submissions]
-        return self._add(AddressedPrograms(key, addresses, programs))
+        return self._add(AddressedPrograms(key, addresses, self._programs(record=True)))
+
+    def _programs(self, record: bool) -> list[PlacedProgram]:
+        return [self._make(number=n, parameters=values, record=record) for n, values in self._submissions]
+
+    def _note(self, key: Key) -> None:
+        """Note that what this stands for came, and has no graphs of its own."""
+        self._seen[key] = None
+        if len(self._seen) > SEEN_ADDRESSES:
+            del self._seen[next(iter(self._seen))]
 
     def _add(self, found: AddressedPrograms) -> AddressedPrograms:
         self._rows[found.key] = found
@@ -107,16 +118,14 @@ class RecordedPrograms:
         found.used = self._turn
         return found
 
-    def _moved(self, found: AddressedPrograms, key: Key, addresses: Addresses) -> AddressedPrograms:
+    def _moved(
+        self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Iterable[int]
+    ) -> AddressedPrograms:
         """Put other addresses into graphs; runs of them that are under way are not touched."""
-        rows = zip(self._slots, found.addresses, addresses)
-        changed = dict.fromkeys(slot for slot, old, new in rows if old != new)
         del self._rows[found.key]
         for program in found.programs:
             program.move(changed)
-        self._seen[found.key] = None
-        if len(self._seen) > SEEN_ADDRESSES:
-            del self._seen[next(iter(self._seen))]
+        self._note(found.key)
         found.key, found.addresses = key, addresses
         self._moving.append(found)  # it was in no list until it was whole again
         return self._add(found)

@@ -45,14 +45,6 @@ class Mark:
         self._lock = new_recursive_lock()
         self.handle = handle
 
-    def hold(self) -> None:
-        """Let nobody else put anything on the stream, as what it is given is being recorded."""
-        self._lock.acquire()
-
-    def release(self) -> None:
-        """Undo :meth:`hold`."""
-        self._lock.release()
-
     def end(self) -> None:
         """Note that the stream is done, and goes."""
         with self._lock:

@@ -1,0 +1,1 @@
+"""Products and convolutions of the loop IR: their tiles, and what they read."""

@@ -1,0 +1,86 @@
+"""How a kernel that is a product is cut for a GPU's tensor cores: what its ``tiling`` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The window of a convolution whose sizes are known but for the number of images.
+
+    Attributes
+    ----------
+    taps, strides, gaps, low, high, pixels : tuple of int
+        Of each spatial dim: the taps, the steps from a pixel to the next and from a tap to the next, the padding at
+        both ends, and the pixels of the result.
+    channels : int
+        Of the input.
+    parts : int
+        The terms of a sum are cut into so many products.
+    merged : bool
+        Are the channels of all taps of the last dim, which lie side by side, copied as those of one?
+    """
+
+    taps: tuple[int, ...]
+    strides: tuple[int, ...]
+    gaps: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    pixels: tuple[int, ...]
+    channels: int
+    parts: int = 1
+    merged: bool = False
+
+    @property
+    def copied(self) -> tuple[tuple[int, ...], int]:
+        """The taps that are copied one by one, and the channels of each."""
+        if self.merged:
+            return (*self.taps[:-1], 1), self.taps[-1] * self.channels
+        return self.taps, self.channels
+
+    def turns(self, depth: int) -> int:
+        """Return how many slices of up to ``depth`` channels of one tap a part has."""
+        taps, channels = self.copied
+        return prod(taps) * -(-channels // depth) // self.parts
+
+    def __str__(self) -> str:
+        sizes = self.taps, self.strides, self.gaps, self.low, self.high, self.pixels
+        return str((*sizes, self.channels, self.parts, self.merged))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product of matrices is spread over the tensor cores of a GPU.
+
+    Attributes
+    ----------
+    template : str
+        ``wgmma`` or ``mma``: which instructions multiply.
+    rows, cols : int
+        Of the part of the result that a block of threads computes.
+    stages : int
+        How many slices of both operands lie in shared memory.
+    window : Window or None
+        Of a convolution whose input is copied by windows: see :mod:`aotc.ir.products.windows`.
+    """
+
+    template: str
+    rows: int
+    cols: int
+    stages: int
+    window: Window | None = None
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
+        ring = self.stages * (self.rows + self.cols) * 128
+        if self.template == "wgmma":
+            return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
+        warps = self.rows // 32 * max(self.cols // 64, 1)
+        return 1024 + max(ring, warps * 2048)
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f", window={self.window}"
+        return f"{self.template}({self.rows}, {self.cols}, {self.stages}{window})"

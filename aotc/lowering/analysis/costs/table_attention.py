@@ -1,0 +1,26 @@
+"""How attention is computed: how much at a time, and when at all."""
+
+from __future__ import annotations
+
+from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
+
+# fmt: off
+ATTENTION_ROWS = BlockSize(
+    "attention_rows", 64, "rows of queries of a grid item of attention, about",
+    "chosen, not measured: keys and values are read from the second-level cache once for so many rows",
+)
+ATTENTION_TERMS = BlockSize(
+    "attention_terms", 256, "terms between two changes of the maximum in attention, about",
+    "chosen, not measured: a block of scores stays in a second-level cache beside its keys and values",
+)
+DECODED_ROWS = Limit(
+    "decoded_rows", 4, "rows of queries whose scores are dot products, vectors of terms",
+    "chosen, not measured: vectors of queries would be mostly empty",
+)
+FEW_SCORES = Limit(
+    "few_scores", 127, "scores of a head too few for attention as one kernel",
+    "Zen 5 (EPYC), two threads: 16 rows and terms take 0.91 of the time of three kernels, 8 take 1.01",
+)
+# fmt: on
+
+ROWS = rows_in(globals())

@@ -1,0 +1,169 @@
+"""Prepare convolutions for a GPU's tensor cores, which read zeros around their input, and its patches where they lie.
+
+Before::
+
+    %1 = pad %x, %zero {low = (0, 1, 1, 0), high = (0, 1, 1, 0), ...} : f32[1, 16, 16, 256]
+    %2 = conv %1, %w {strides = (1, 1), ...} : f32[1, 14, 14, 256]                          // %w: f32[3, 3, 256, 256]
+After::
+
+    %1 = transpose %w {perm = (0, 3, 1, 2)} : f32[3, 256, 3, 256]
+    %2 = conv %x, %1 {padding = ((1, 1), (1, 1)), rhs_transposed = True, parts = 4, ...} : f32[4, 1, 14, 14, 256]
+    %3 = reduce %2, %zero {dims = (0,)} add : f32[1, 14, 14, 256]
+
+Hopper's tensor cores take TF32 and i8 in one order, so their kernels are turned. Where a pixel has few channels, those
+of all taps of the last dim are copied together: they lie side by side once that dim's padding is stored, and channels
+of 0 make pixels as long as copies want them. Windows that lie side by side are rows of a plain product. A convolution
+of few pixels and many taps and channels is cut into several, whose sums are added up in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from aotc.ir.dims import Dim, mod, product
+from aotc.ir.tensor_ir import Op, TensorType, Value
+from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.gpu.conv_windows import (
+    conv_on_tensor_cores,
+    conv_padding,
+    conv_pixels,
+    kernel_sizes,
+    window_of,
+)
+from aotc.lowering.analysis.gpu.tensor_tiles import parts_of_sum
+from aotc.lowering.passes.gpu.tensor_products import TAKEN, narrow, prepare_matmul
+from aotc.lowering.passes.rewrite import Builder
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
+
+
+def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+    """Append a ``conv`` as tensor cores take it, and return its result."""
+    op = narrow(op, b)
+    if not conv_on_tensor_cores(op):
+        return b.append(op)
+    op = _unpadded(op, b)
+    way = next((w for w in (_Way(), _side_by_side(op)) if window_of(_changed(op, w), target) is not None), None)
+    if way is None:
+        return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
+    op = _changed(op, way, b)
+    window = window_of(op, target)
+    assert window is not None
+    taps, channels, columns = kernel_sizes(op)
+    kind = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
+    shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
+    parts = parts_of_sum(shape, terms, kind, prod(window.taps)) if kind else 1
+    if parts == 1 or window.copied[1] % (128 // size_of(op.operands[0].type.dtype)):
+        return b.append(op)
+    return (_in_parts(op, parts, b),)
+
+
+def _has_patches(op: Op) -> bool:
+    """Do the windows lie side by side, so that each element is read once?"""
+    taps, _, _ = kernel_sizes(op)
+    shape = op.operands[0].type.shape[1:-1]
+    return (
+        tuple(op.attrs["strides"]) == taps
+        and all(gap == 1 for gap in op.attrs["rhs_dilation"])
+        and all(pair == (0, 0) for pair in conv_padding(op))
+        and all(mod(extent, tap) == 0 for extent, tap in zip(shape, taps, strict=True))
+    )
+
+
+def _product_of_patches(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
+    """Append the product of the patches of a convolution, each a row, with its kernel."""
+    (x, w), (taps, channels, columns) = op.operands, kernel_sizes(op)
+    images, *pixels = conv_pixels(op)
+    rank = len(taps)
+    split = b.reshape(x, (images, *(d for pair in zip(pixels, taps, strict=True) for d in pair), channels))
+    moved = b.transpose(split, (0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1))
+    rows, terms = product((images, *pixels)), product((*taps, channels))
+    operands = b.reshape(moved, (rows, terms)), b.reshape(w, (terms, columns))
+    attrs = {"lhs_transposed": False, "rhs_transposed": False}
+    attrs |= {name: op.attrs[name] for name in ("precision",) if name in op.attrs}
+    whole = b.op("matmul", operands, attrs, (TensorType(op.result.type.dtype, (rows, columns)),), "", ())
+    (found,) = prepare_matmul(whole, b, target)
+    return (b.reshape(found, op.result.type.shape),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the operands of a convolution are changed so that they are copied by windows.
+
+    Attributes
+    ----------
+    wide : bool
+        The padding of the last spatial dim is stored, so that the channels of all its taps lie side by side.
+    channels : int
+        So many channels of 0 are added to both operands.
+    columns : int
+        So much padding is added to the end of the last dim, for no more pixels.
+    """
+
+    wide: bool = False
+    channels: int = 0
+    columns: int = 0
+
+
+def _side_by_side(op: Op) -> _Way:
+    """Return how a convolution of few channels is to be stored: pixels that it steps to lie at whole 16 bytes."""
+    taps, channels, _ = kernel_sizes(op)
+    if not taps or not isinstance(channels, int):
+        return _Way()
+    step, size = op.attrs["strides"][-1], size_of(op.operands[0].type.dtype)
+    more = next(n for n in range(16) if (channels + n) * step * size % 16 == 0)
+    width = op.operands[0].type.shape[-2] + sum(conv_padding(op)[-1])
+    last = width - (taps[-1] - 1) * op.attrs["rhs_dilation"][-1] - 1
+    idle = (n for n in range(step) if mod((width + n) * (channels + more) * size, 16) == 0)
+    column = next((n for n in idle if (last + n) // step == last // step), 0)
+    return _Way(wide=True, channels=more, columns=column)
+
+
+def _changed(op: Op, way: _Way, b: Builder | None = None) -> Op:
+    """Return ``op`` changed in a ``way``; without a builder, what its types are then."""
+    x, w = op.operands
+    attrs, rank = dict(op.attrs), w.type.rank
+    if way.wide:
+        *others, (low, high) = conv_padding(op)
+        attrs["padding"] = (*others, (0, 0))
+        more = {rank - 1: way.channels}
+        x = _padded(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
+        w = _padded(w, {}, {rank - 2: way.channels}, b)
+    if size_of(x.type.dtype) != 2:
+        perm = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
+        shape = tuple(w.type.shape[d] for d in perm)
+        w = Value("w", TensorType(w.type.dtype, shape)) if b is None else b.transpose(w, perm)
+        attrs["rhs_transposed"] = True
+    return replace(op, operands=(x, w), attrs=attrs)
+
+
+def _padded(x: Value, low: Mapping[int, Dim], high: Mapping[int, Dim], b: Builder | None) -> Value:
+    if b is not None:
+        return b.pad(x, None, low, high)
+    shape = (extent + low.get(d, 0) + high.get(d, 0) for d, extent in enumerate(x.type.shape))
+    return Value("x", TensorType(x.type.dtype, tuple(shape)))
+
+
+def _in_parts(op: Op, parts: int, b: Builder) -> Value:
+    """Return the sum of convolutions with ``parts`` runs of taps and channels."""
+    each = b.make("conv", op.operands, {**op.attrs, "parts": parts}, TensorType("f32", (parts, *op.result.type.shape)))
+    total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
+    return b.convert(total, op.result.type.dtype)
+
+
+def _unpadded(op: Op, b: Builder) -> Op:
+    """Return a convolution that reads the operand of a ``pad`` with zeros."""
+    made = b.definitions.get(op.operands[0])
+    if made is None or made.name != "pad" or "padding" in op.attrs:
+        return op
+    value = splat_of(made.operands[1], b.definitions)
+    low, high = made.attrs["low"], made.attrs["high"]
+    widths = (*low, *high)
+    if value is None or value != 0 or any(made.attrs["interior"]) or not all(isinstance(n, int) for n in widths):
+        return op
+    if min(widths) < 0 or any(low[n] or high[n] for n in (0, -1)):
+        return op
+    padding = tuple(zip(low[1:-1], high[1:-1], strict=True))
+    return replace(op, operands=(made.operands[0], op.operands[1]), attrs={**op.attrs, "padding": padding})

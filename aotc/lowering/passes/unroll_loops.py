@@ -1,0 +1,63 @@
+"""Write out short loops of GPUs that compute element by element, so that they become part of a kernel.
+
+Before, five kernels, or more, and as many readings of all it carries::
+
+    %y = while %0, %x { (%i, %a): yield lt %i, 5 } { (%i, %a): yield add %i, 1, mul %a, %a }
+After, one::
+
+    %1 = mul %x, %x ... %y = mul %4, %4
+
+JAX writes the rounds of Threefry as such a loop. What is small is one kernel with its loop, and stays (``small_loops``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aotc.ir.dims import product
+from aotc.ir.opset import FREE, INLINE
+from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.lowering.analysis.costs.table_gpu import SHORT_CARRIED, UNROLLED_OPS, UNROLLED_TURNS
+from aotc.lowering.analysis.homes import homes_of
+from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
+from aotc.options import Options
+
+
+def unroll_loops(module: Module, options: Options) -> Module:
+    """Return ``module`` without short loops over large arrays on GPUs; see the module docstring."""
+    home, kinds = homes_of(module, options)
+    if "cuda" not in kinds:
+        return module
+
+    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
+        return _unrolled(op, b) if op.name == "while" and home(op).kind == "cuda" else None
+
+    return rewrite_module(module, rule)
+
+
+def _unrolled(op: Op, b: Builder) -> Sequence[Value] | None:
+    condition, body = op.regions
+    if all(SHORT_CARRIED.holds(product(v.type.shape)) for v in op.results):
+        return None
+    if not all(inner.name in INLINE and not inner.regions for inner in body.ops):
+        return None
+    known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
+    turns = trip_count(op, known, {})
+    computed = sum(inner.name not in FREE for inner in body.ops)
+    if turns is None or not UNROLLED_TURNS.holds(turns) or not UNROLLED_OPS.holds(turns * computed):
+        return None
+    values = list(op.operands)
+    for _ in range(turns):
+        values = _turn(body, values, b)
+    return values
+
+
+def _turn(body: Region, values: Sequence[Value], b: Builder) -> list[Value]:
+    """Append the ops of one turn; return what it hands on."""
+    copy = copy_region(body, b.names)
+    mapped = dict(zip(copy.params, values, strict=True))
+    for inner in copy.ops:
+        b.append(replace(inner, operands=tuple(mapped.get(v, v) for v in inner.operands)))
+    return [mapped.get(v, v) for v in copy.results]

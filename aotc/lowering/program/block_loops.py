@@ -1,0 +1,277 @@
+"""A loop over values that are small for a GPU becomes one kernel of one block of threads.
+
+Its kernels run one after the other as they would by themselves, their items shared by the threads of the block, with
+barriers where one touches what another did. What a few elements have each thread computes for itself, in its registers:
+counters and conditions need no barrier. Other values are in shared memory, and carried ones too large for it in that of
+the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from aotc.ir.dims import product, static, sym
+from aotc.ir.loop_ir import (
+    Alloc,
+    Barrier,
+    Buffer,
+    ExternalCall,
+    For,
+    Kernel,
+    Load,
+    Scalar,
+    Space,
+    Stmt,
+    Store,
+    Tile,
+    While,
+    needs_block,
+    walk,
+)
+from aotc.ir.tensor_ir import Function, Op, Region, Value
+from aotc.ir.tensor_ir import walk as walk_ops
+from aotc.lowering.analysis.cost import (
+    LOOP_BLOCK_BYTES,
+    LOOP_BLOCK_FLOPS,
+    LOOP_BLOCK_THREADS,
+    LOOP_BLOCK_VALUE,
+    LOOP_OWN_FLOPS,
+    LOOP_TURNS,
+    UNROLLED_STEPS,
+)
+from aotc.lowering.analysis.costs.row import Limit
+from aotc.lowering.analysis.costs.work import LOOP_TRIPS
+from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.program.inline_kernels import inline_kernel
+from aotc.lowering.program.small_loops import LoopWriter, copy, is_closed, is_small, loop_kernel, only_element
+from aotc.targets import Target
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.dtypes import size_of
+
+LoopKernel: TypeAlias = tuple[Kernel, tuple[Value, ...]]
+"""A kernel, and the values outside of its loop that it reads, in order."""
+
+
+def one_kernel(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], limit: Limit, targets: Collection[Target],
+) -> LoopKernel | None:  # fmt: skip
+    """Return one kernel for a whole ``while`` if it works on so little that this is better than many.
+
+    ``limit`` is for what one worker computes in a turn; a block of a GPU may do more. ``targets`` are what its kernels
+    are compiled for.
+    """
+    gpu = next((target for target in targets if target.kind == "cuda"), None)
+    if gpu is None:
+        found = is_small(op, functions, kernels, limit)
+        return loop_kernel(op, name, functions, kernels, constants) if found else None
+    inside = {o.result: o for r in op.regions for o in walk_ops(r) if o.name == "constant"}
+    known = {**constants, **inside}
+    inner = [o for r in op.regions for o in walk_ops(r) if o.name == "while"]
+    if not all(_ends_soon(o, known, functions) for o in inner):
+        return None  # nobody could end it
+    bounded = not _ends_soon(op, known, functions)
+    if not _is_narrow(op, kernels):
+        return _block_loop(op, name, functions, kernels, known, gpu, bounded)
+    if not is_small(op, functions, kernels, limit):
+        return None
+    return loop_kernel(op, name, functions, kernels, constants, bounded=bounded)
+
+
+def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
+    turns = trip_count(op, constants, functions)
+    return turns is not None and LOOP_TURNS.holds(turns)
+
+
+def _block_loop(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], target: Target, bounded: bool,
+) -> LoopKernel | None:  # fmt: skip
+    """Return the kernel for one block, or None if the loop is too large."""
+    inner = [kernels[o.attrs["callee"]] for r in op.regions for o in walk_ops(r) if o.name == "dispatch"]
+    if not inner or not is_closed(op, functions, kernels) or not all(map(_runs_in_block, inner)):
+        return None
+    flops, bytes_ = _work(op, functions, kernels, constants)
+    threads = _threads(inner)
+    if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
+        return None
+    make = partial(BlockLoopWriter, threads=threads)
+    kernel, reads = loop_kernel(op, name, functions, kernels, constants, make, bounded)
+    fixed = {_count(k) for k in inner if needs_block(k)}
+    return (kernel, reads) if _fits(kernel, fixed, target) else None
+
+
+def _is_narrow(op: Op, kernels: Mapping[str, Kernel]) -> bool:
+    """Has every kernel of a loop so few items that one thread does them all?"""
+    inner = [kernels[o.attrs["callee"]] for r in op.regions for o in walk_ops(r) if o.name == "dispatch"]
+    return all(UNROLLED_STEPS.holds(k.grid) and not needs_block(k) for k in inner)
+
+
+def _runs_in_block(kernel: Kernel) -> bool:
+    return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall) for s in walk(kernel.body))
+
+
+def _work(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Mapping[Value, Op]
+) -> tuple[int, int]:
+    """Return the operations, and the bytes that kernels touch, of a turn of a loop."""
+
+    def of(region: Region) -> tuple[int, int]:
+        flops = bytes_ = 0
+        for o in region.ops:
+            if o.name == "dispatch":
+                kernel = kernels[o.attrs["callee"]]
+                found, times = (static(kernel.flops), static(kernel.bytes)), 1
+            elif o.regions:
+                parts = [of(r) for r in o.regions]
+                found = sum(p[0] for p in parts), sum(p[1] for p in parts)
+                turns = trip_count(o, constants, functions) if o.name == "while" else 1
+                times = LOOP_TRIPS.value if turns is None else turns
+            else:
+                continue
+            flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
+        return flops, bytes_
+
+    parts = [of(region) for region in op.regions]
+    return sum(p[0] for p in parts), sum(p[1] for p in parts)
+
+
+def _count(kernel: Kernel) -> int:
+    """Return the threads of a block that a kernel's loops over threads are for."""
+    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
+    return max((s.end for s in loops if isinstance(s.end, int)), default=0)
+
+
+def _threads(inner: list[Kernel]) -> int:
+    """Return how many threads the block has, 0 if kernels disagree."""
+    fixed = {_count(k) for k in inner if needs_block(k)}
+    if fixed:
+        return fixed.pop() if len(fixed) == 1 else 0
+    widest = max(static(k.grid) for k in inner)
+    return next(n for n in _SIZES if n >= min(widest, _SIZES[-1]))
+
+
+_SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
+
+
+def _fits(kernel: Kernel, fixed: set[int], target: Target) -> bool:
+    """Can a block of the target run it, with as many threads as kernels inside are for?"""
+    memory = {s.buffer.name: s.buffer for s in walk(kernel.body) if isinstance(s, Alloc)}.values()
+    bytes_ = [-(-_bytes(b) // ALIGNMENT) * ALIGNMENT for b in memory if b.space == "shared"]
+    count = _count(kernel)
+    alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
+    return count > 0 and fixed <= {count} and not (alike and not fixed) and sum(bytes_) <= target.shared
+
+
+def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
+    """Return the private buffers that are made outside of loops over threads."""
+    inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
+    made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
+    return [s.buffer for s in made if s.buffer.space == "private"]
+
+
+def _bytes(buffer: Buffer) -> int:
+    return static(product(buffer.shape)) * size_of(buffer.dtype)
+
+
+@dataclass
+class BlockLoopWriter(LoopWriter):
+    """Writes regions for a block of ``threads``; ``own`` says whether each thread does the kernel at hand by itself."""
+
+    threads: int = 0
+    own: bool | None = None
+    written: set[str] = field(default_factory=set)  # since the last barrier
+    read: set[str] = field(default_factory=set)
+    touches: int = 0  # of memory that threads share
+    begun: list[int] = field(default_factory=list)  # how many there were when each loop that is being written began
+
+    def space(self, value: Value) -> Space:
+        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else "shared"
+
+    def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
+        return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else out
+
+    def takes(self, kernel: Kernel, old: Buffer) -> bool:
+        return (old.space == "private") == self.own
+
+    def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
+        kernel = self.kernels[op.attrs["callee"]]
+        small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
+        self.own = small and not needs_block(kernel) and LOOP_OWN_FLOPS.holds(kernel.flops)
+        super()._dispatch(op, block, left)
+        self.own = None
+
+    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        self._touch(block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs])
+        self.count += 1
+        found = inline_kernel(kernel, where, f"_{self.count}")
+        first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
+        if self.own:
+            block += found
+        elif parallel and isinstance(first, For):
+            if needs_block(kernel):
+                block.append(For(first.var, 0, first.end, (Barrier(), *first.body)))
+            else:
+                block.append(self._shared_out(first.var, static(first.end), first.body))
+        else:
+            block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        self._touch(block, [source], [target])
+        self.count += 1
+        size = static(product(target.shape))
+        if target.space == "private":
+            copy(block, source, target, f"_{self.count}")
+        elif size:
+            name = f"e_{self.count}"
+            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
+            store = Store(target, place[1], Load(source, place[0]))
+            block.append(self._shared_out(name, size, (store,)))
+
+    def scalar(self, value: Value, block: list[Stmt]) -> Load:
+        self._touch(block, [self.memory[value]], [])
+        return only_element(self.memory[value])
+
+    def enter(self, block: list[Stmt]) -> None:
+        if self.read or self.written:
+            self._barrier(block)
+        self.begun.append(self.touches)
+
+    def loop(self, block: list[Stmt], test: list[Stmt], goes_on: Scalar, step: list[Stmt]) -> None:
+        if self.touches == self.begun.pop():  # each thread turns by itself
+            return super().loop(block, test, goes_on, step)
+        block += [While(tuple(test), goes_on, (*step, Barrier())), Barrier()]
+        self._forget()
+
+    def _case(self, op: Op, block: list[Stmt]) -> None:
+        self._barrier(block)
+        super()._case(op, block)
+        self._barrier(block)
+
+    def _shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose turns the threads share."""
+        if count <= self.threads:
+            return For(var, 0, count, body, "thread")
+        thread = f"t_{var}"
+        turns = For(var, sym(thread, 0, self.threads), count, body, "serial", self.threads)
+        return For(thread, 0, self.threads, (turns,), "thread")
+
+    def _touch(self, block: list[Stmt], reads: list[Buffer], writes: list[Buffer]) -> None:
+        """Begin a kernel or a copy, after a barrier if it touches what others do since the last one."""
+        read, written = ({b.name for b in some if b.space != "private"} for some in (reads, writes))
+        if read & self.written or written & (self.written | self.read):
+            self._barrier(block)
+        self.touches += len(read) + len(written)
+        self.read |= read
+        self.written |= written
+
+    def _barrier(self, block: list[Stmt]) -> None:
+        block.append(Barrier())
+        self._forget()
+
+    def _forget(self) -> None:
+        self.read, self.written = set(), set()

@@ -1,0 +1,231 @@
+"""Attention on a CPU: online softmax over blocks of terms, scores never in memory.
+
+A grid item has a block of rows of one head. Its queries are turned, so that scores are tiles of terms by vectors of
+rows, keys are read as they lie, and a maximum or a sum over terms goes from vector to vector::
+
+    for n in range(0, blocks of terms):
+        s[t, r] = tile(k[t, :], q[:, r])
+        top[r] = max over t of scaled, biased, masked s[t, r];  scale = exp(old top - top)
+        s[t, r] = exp(s[t, r] - top[r]);  total[r] = total[r] * scale + sum over t of s[t, r]
+        acc[r, :] = acc[r, :] * scale + tile(s[:, r], v[:, :])
+    out[r, :] = acc[r, :] / total[r]
+
+Where rows are few, scores are dot products, and ``s`` has vectors of terms. Blocks behind the last term that a causal
+row sees follow only if some row's maximum is so low that what it does not see has weight (none in all but odd inputs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from aotc.ir.dims import Dim, maximum, minimum, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.tensor_ir import Function
+from aotc.lowering.analysis.attention.plan import attention_plan
+from aotc.lowering.analysis.costs.work import DEAR_WORK
+from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.regions.elemental import all_of
+from aotc.lowering.regions.ops.attention_blocks import AttentionBlocks
+from aotc.lowering.regions.region import RegionBuilder, grid_item
+from aotc.targets import Target
+
+NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0
+
+
+def lower_attention(function: Function, target: Target) -> Kernel:
+    """Return the kernel of a region around ``attention``."""
+    b = RegionBuilder(function, target)
+    op = b.the_op("attention")
+    types = tuple(v.type for v in op.operands)
+    plan = attention_plan(types, op.attrs, target) if target.kind == "cpu" else None
+    if plan is None:
+        raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
+    return _Attention(b, op, plan).lower()
+
+
+class _Attention(AttentionBlocks):
+    """Writes the kernel of one ``attention``."""
+
+    # --- the frame ---
+
+    def lower(self) -> Kernel:
+        """Return the kernel."""
+        plan, b = self.plan, self.b
+        blocks = (self.rows + (plan.rows - 1)) // plan.rows
+        extents = (*self.batch, blocks)
+        grid = product(extents)
+        body: list[Stmt] = []
+        at = delinearize(grid_item(grid), extents)
+        *here, block = (self._named(body, i, n) for i, n in zip(at, extents, strict=True))
+        self.at = tuple(here)
+        self.row = block * plan.rows
+        if not self.whole:
+            left = minimum(plan.rows, self.rows - self.row)
+            self.height = self._named(body, left, plan.rows + 1)
+        body += [Alloc(x) for x in (self.q, self.scores, self.acc, *self.numbers)]
+        self.values = self._lines(body, 2, self.columns)
+        self.keys = self.values if plan.few else self._lines(body, 1, self.depth)
+        body += [] if self.single else [Alloc(self.part)]
+        self._turn_queries(body)
+        self._clear(body)
+        self._all_blocks(body)
+        self._results(body)
+        work = product((*self.batch, self.rows, self.terms)) * (2 * (self.depth + self.columns) + DEAR_WORK.value)
+        return b.grid(grid, body, work)
+
+    # --- blocks of terms ---
+
+    def _clear(self, body: list[Stmt]) -> None:
+        lowest, zero = self._number(-math.inf), self._number(0)
+
+        def clear(block: list[Stmt], r: Dim) -> None:
+            block.extend((Store(self.top, (r,), lowest), Store(self.total, (r,), zero)))
+
+        def row(block: list[Stmt], r: Dim) -> None:
+            each = self._for("c", self.plan.columns, lambda b, c: b.append(Store(self.acc, (r, c), zero)))
+            block.append(each)
+
+        body.append(self._for("r", self.plan.rows, clear))
+        body += [] if self.single else [self._for("r", self.plan.rows, row)]
+
+    def _all_blocks(self, body: list[Stmt]) -> None:
+        """Write the loop over blocks of terms: those that a causal row sees, then, if they have weight, the others."""
+        plan, causal = self.plan, self.op.attrs["causal"]
+        if self.single:
+            self._block(body, 0, self.terms)
+            return
+        blocks = (self.terms + (plan.terms - 1)) // plan.terms
+
+        def one(block: list[Stmt], n: Dim) -> None:
+            first = n * plan.terms
+            self._block(block, first, self._named(block, minimum(plan.terms, self.terms - first), plan.terms + 1))
+
+        if not causal:
+            body.append(self._for("n", blocks, one))
+            return
+        seen = minimum(maximum(self.row + plan.rows + causal[0], 0), self.terms)
+        near = self._named(body, (seen + (plan.terms - 1)) // plan.terms, blocks + 1)
+        begin, end = (Buffer(self.b.fresh(x), "i64", (), "private") for x in ("begin", "end"))
+        body += [Alloc(begin), Alloc(end), Store(begin, (), Const(0, "i64")), Store(end, (), IndexScalar(near))]
+
+        def phase(block: list[Stmt], _: Dim) -> None:
+            names = [self.b.fresh(x) for x in ("from", "to")]
+            for name, at in zip(names, (begin, end), strict=True):
+                block.append(Let(Var(name, "i64"), Load(at, ())))
+            first, last = (sym(name, 0, blocks + 1) for name in names)
+            n, inside = self.b.fresh("n"), self.e.new_block()
+            one(inside, sym(n, 0, blocks))
+            block.append(For(n, first, last, tuple(inside)))
+            block.append(Store(begin, (), IndexScalar(near)))
+            block.append(self._for("r", self.height, lambda b, r: self._extend(b, r, end, blocks), plan.rows))
+
+        body.append(self._for("phase", 2, phase))
+
+    def _extend(self, block: list[Stmt], r: Dim, end: Buffer, blocks: Dim) -> None:
+        """Write that all blocks are needed if what a causal row does not see has weight beside its maximum."""
+        fill = self._number(self.op.attrs["fill"])
+        above = self._apply("sub", Load(self.top, (r,)), fill)
+        weightless = Apply("gt", (above, self._number(NO_WEIGHT[self.wide])), "i1")
+        block.append(If(Apply("not", (weightless,), "i1"), (Store(end, (), IndexScalar(blocks)),)))
+
+    def _block(self, body: list[Stmt], first: Dim, count: Dim) -> None:
+        """Write what is done with ``count`` terms from ``first`` on."""
+        body += self._copy(self.keys, 1, self.depth, first, count)
+        body += self._dots(first, count) if self.plan.few else self._tiles(first, count)
+        body.append(self._for("r", self.plan.rows, self._keep_top))
+        body += self._over_scores(count, lambda b, t, r: self._mask_score(b, t, r, first))
+        body.append(self._for("r", self.plan.rows, self._rescale))
+        body += self._over_scores(count, self._weigh, whole=True)
+        body.append(self._for("r", self.plan.rows, self._add_total))
+        body += self._copy(self.values, 2, self.columns, first, count)
+        body.append(self._sums(first, count))
+        body += [] if self.single else [self._for("r", self.plan.rows, self._add_part)]
+
+    def _over_scores(self, count: Dim, make: Callable[[list[Stmt], Dim, Dim], None], whole: bool = False) -> list[Stmt]:
+        """Return loops over the scores of a block, vectors innermost; ``whole``: of rows that do not exist too."""
+        rows = (self.plan.rows if whole else self.height, self.plan.rows)
+        terms = (count, self.plan.terms)
+        outer, inner = (rows, terms) if self.plan.few else (terms, rows)
+
+        def line(block: list[Stmt], i: Dim) -> None:
+            def one(inside: list[Stmt], j: Dim) -> None:
+                make(inside, *((j, i) if self.plan.few else (i, j)))
+
+            block.append(self._for("j", inner[0], one, inner[1]))
+
+        return [self._for("i", outer[0], line, outer[1])]
+
+    def _mask_score(self, block: list[Stmt], t: Dim, r: Dim, first: Dim) -> None:
+        """Write a score scaled, biased and masked, and the maximum of its row."""
+        attrs, place = self.op.attrs, self._at(t, r)
+        x: Scalar = Load(self.scores, place)
+        row, term = self.row + r, first + t
+        if attrs["scale"] != 1:
+            x = self._apply("mul", x, self._number(attrs["scale"]))
+        if self.bias is not None:
+            x = self._apply("add", x, self._element(self.bias, attrs["bias_dims"], row, term))
+        tests = [self._element(self.mask, attrs["mask_dims"], row, term)] if self.mask is not None else []
+        for offset in attrs["causal"]:
+            tests.append(Apply("le", (IndexScalar(term), IndexScalar(row + offset)), "i1"))
+        if tests:
+            x = self._apply("select", all_of(tests), x, self._number(attrs["fill"]))
+        if not isinstance(x, Load):
+            x = self.e.bind(x)
+            block.append(Store(self.scores, place, x))
+        block.append(Store(self.top, (r,), x, "max"))
+
+    def _weigh(self, block: list[Stmt], t: Dim, r: Dim) -> None:
+        """Write the weight of a term, and add it to its row's."""
+        place = self._at(t, r)
+        weight = self.e.bind(self._apply("exp", self._apply("sub", Load(self.scores, place), Load(self.low, (r,)))))
+        block += [Store(self.scores, place, weight), Store(self.fresh, (r,), weight, "add")]
+
+    # --- from block to block ---
+
+    def _keep_top(self, block: list[Stmt], r: Dim) -> None:
+        block.append(Store(self.low, (r,), Load(self.top, (r,))))
+
+    def _rescale(self, block: list[Stmt], r: Dim) -> None:
+        """Write what a row's sums so far weigh beside its new maximum; of a row of -inf alone 0 is subtracted."""
+        top = Load(self.top, (r,))
+        lowest = Apply("eq", (top, self._number(-math.inf)), "i1")
+        low = self.e.bind(self._apply("select", lowest, self._number(0), top))
+        if not self.single:
+            factor = self.e.bind(self._apply("exp", self._apply("sub", Load(self.low, (r,)), low)))
+            block += [Store(self.factor, (r,), factor)]
+            block += [Store(self.total, (r,), self._apply("mul", Load(self.total, (r,)), factor))]
+        block += [Store(self.low, (r,), low), Store(self.fresh, (r,), self._number(0))]
+
+    def _add_total(self, block: list[Stmt], r: Dim) -> None:
+        block.append(Store(self.total, (r,), Load(self.fresh, (r,)), "add"))
+
+    def _add_part(self, block: list[Stmt], r: Dim) -> None:
+        def one(inner: list[Stmt], c: Dim) -> None:
+            old = self._apply("mul", Load(self.acc, (r, c)), Load(self.factor, (r,)))
+            inner.append(Store(self.acc, (r, c), self._apply("add", old, Load(self.part, (r, c)))))
+
+        block.append(self._for("c", self.plan.columns, one))
+
+    def _results(self, body: list[Stmt]) -> None:
+        """Write the rows that exist: 0 where there are no terms."""
+        out, dims = self.b.outputs[0], self.op.attrs["out_dims"]
+        none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
+
+        def row(block: list[Stmt], r: Dim) -> None:
+            total: Scalar = Load(self.total, (r,))
+            if not isinstance(self.terms, int):
+                total = self.e.bind(self._apply("select", none, self._number(1), total))
+
+            def one(inner: list[Stmt], c: Dim) -> None:
+                index: list[Dim] = [0] * len(dims)
+                for d, i in zip(dims, (*self.at, self.row + r, c), strict=True):
+                    index[d] = i
+                x: Scalar = self._apply("div", Load(self.acc, (r, c)), total)
+                x = x if out.dtype == self.wide else Apply("convert", (x,), out.dtype)
+                inner.append(Store(out, tuple(index), x))
+
+            block.append(self._for("c", self.columns, one))
+
+        body.append(self._for("r", self.height, row, self.plan.rows))

@@ -1,0 +1,156 @@
+"""Convolutions by windows: the template as the Python that it is, tensor maps of images, and whole programs."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from gpu.products import STORED, simulate
+from gpu.test_products import TARGETS, gpu, kernels_of
+
+import aotc
+from aotc.ir.loop_parser import parse_kernel
+from aotc.ir.loop_printer import print_kernel
+from aotc.ir.loop_products import read_product
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.products.windows import window_operands
+from aotc.kernels.cuda.block import Patches
+
+LETTERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
+
+
+def conv(strides, padding, gaps):
+    def function(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, strides, padding, rhs_dilation=gaps, dimension_numbers=LETTERS[len(strides)],
+            preferred_element_type=jnp.int32 if x.dtype == jnp.int8 else None,
+        )  # fmt: skip
+
+    return function
+
+
+# Operands' dtype and shapes, strides, padding, steps between taps, and into how many parts sums are cut.
+CASES = {
+    "bf16": ("bf16", (2, 5, 6, 64), (3, 3, 64, 64), (1, 1), "SAME", (1, 1), 1),
+    "some channels of a slice": ("f16", (2, 5, 5, 40), (3, 2, 40, 16), (1, 1), "VALID", (1, 1), 1),
+    "channels of two slices": ("bf16", (1, 6, 5, 96), (2, 2, 96, 72), (1, 1), "SAME", (1, 1), 1),
+    "steps": ("bf16", (2, 9, 8, 64), (3, 3, 64, 32), (2, 3), "SAME", (1, 1), 1),
+    "gaps": ("bf16", (1, 9, 8, 32), (3, 2, 32, 32), (1, 1), "SAME", (2, 3), 1),
+    "uneven padding": ("bf16", (1, 5, 6, 32), (3, 3, 32, 32), (2, 1), ((0, 3), (2, 0)), (1, 2), 1),
+    "a pixel of a larger step": ("bf16", (2, 7, 6, 64), (1, 1, 64, 32), (2, 2), "VALID", (1, 1), 1),
+    "tf32": ("tf32", (1, 5, 6, 48), (3, 3, 48, 40), (1, 1), "SAME", (1, 1), 1),
+    "i8": ("i8", (1, 5, 6, 80), (2, 2, 80, 24), (1, 1), "SAME", (1, 1), 1),
+    "one dim": ("bf16", (3, 40, 64), (5, 64, 32), (2,), "SAME", (1,), 1),
+    "three dims": ("bf16", (1, 4, 3, 5, 32), (2, 2, 3, 32, 32), (1, 2, 1), "SAME", (1, 1, 1), 1),
+    "few channels": ("bf16", (2, 9, 10, 3), (7, 7, 3, 32), (2, 2), "SAME", (1, 1), 1),
+    "few channels of tf32": ("tf32", (1, 9, 10, 3), (5, 7, 3, 32), (2, 2), "SAME", (1, 1), 1),
+    "few channels, large steps": ("bf16", (1, 32, 32, 3), (8, 8, 3, 32), (8, 8), "VALID", (1, 1), 1),
+    "few channels, no steps": ("f16", (1, 6, 5, 16), (3, 3, 16, 32), (1, 1), "SAME", (1, 1), 1),
+    "parts": ("bf16", (1, 4, 4, 256), (3, 3, 256, 32), (1, 1), "SAME", (1, 1), 9),
+    "parts of tf32": ("tf32", (1, 4, 4, 256), (3, 3, 256, 32), (1, 1), "SAME", (1, 1), 9),
+}
+WIDE = {"few channels": 2, "few channels of tf32": 2, "few channels, large steps": 0, "few channels, no steps": 1}
+"""How many columns are stored before the first."""
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "i8": np.int8}
+
+
+def made(name):
+    """Return the function of a case, and operands of small integers."""
+    kind, x, w, strides, padding, gaps, _ = CASES[name]
+    random = np.random.default_rng(0)
+    return conv(strides, padding, gaps), [random.integers(-3, 4, s).astype(KINDS[kind]) for s in (x, w)]
+
+
+def wanted(function, arguments):
+    with jax.default_device(jax.devices("cpu")[0]):
+        return np.asarray(function(*(a.astype("f4") for a in arguments)), "f8")
+
+
+@pytest.mark.cudasim
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions_by_windows(name):
+    """The loops are the convolution, and the template computes what they are."""
+    function, arguments = made(name)
+    kernels = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
+    (kernel,) = (k for k in kernels if k.tiling)
+    assert kernel.tiling.window.parts == CASES[name][-1]
+    assert parse_kernel(print_kernel(kernel)) == kernel
+    (x, _), (out,) = kernel.inputs, kernel.outputs
+    more = [(0, n - m) for n, m in zip(x.shape, arguments[0].shape)]
+    if kernel.tiling.window.merged:
+        low = WIDE[name]
+        more[-2] = (low, x.shape[-2] - arguments[0].shape[-2] - low)
+    arguments[0] = np.pad(arguments[0], more)
+    arguments[1] = np.pad(arguments[1], [(0, 0)] * (len(more) - 2) + [more[-1], (0, 0)])
+    if window_operands(read_product(kernel), kernel.tiling.window).turned:
+        arguments[1] = np.ascontiguousarray(np.moveaxis(arguments[1], -1, -3))
+    arrays = [*arguments, np.full(out.shape, 77, STORED[out.dtype])]
+    simulate(print_kernel(kernel), arrays)
+    found = arrays[-1].astype("f8")
+    found = found.sum(axis=0) if kernel.tiling.window.parts > 1 else found
+    np.testing.assert_allclose(found, wanted(*made(name)), rtol=5e-3 if out.dtype in ("bf16", "f16") else 0)
+
+
+@pytest.mark.cudasim
+def test_the_loops_are_the_convolution():
+    function, arguments = made("uneven padding")
+    arguments = [arguments[0][:, :4, :4], arguments[1][..., :24]]
+    (kernel,) = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
+    assert kernel.tiling.window is not None
+    arrays = [*arguments, np.zeros(kernel.outputs[0].shape, KINDS["bf16"])]
+    run_kernel(kernel, arrays)
+    np.testing.assert_allclose(arrays[-1].astype("f8"), wanted(function, arguments), rtol=5e-3)
+
+
+def test_a_box_of_pixels_goes_on_in_the_next_line_and_image():
+    images = np.arange(1, 2 * 3 * 3 * 2 + 1).reshape(2, 3, 3, 2)
+    patches = Patches(images, (2, 10), (-1, -1), (-1, -1), (1, 1))
+    found = patches.part((0, -1, -1, 0), (1, 1))
+    np.testing.assert_array_equal(found, images.reshape(-1, 2)[:10])
+    np.testing.assert_array_equal(patches.part((1, 1, -1, 1), (0, 1))[0], [images[1, 0, 1, 1], 0])
+    np.testing.assert_array_equal(patches.part((0, -1, 0, 0), (0, 0))[:2], [[0, 0], images[0, 0, 0]])
+
+
+@pytest.mark.cudasim
+def test_gpus_of_warps_gather_and_read_zeros_around():
+    x, w = np.zeros((1, 9, 9, 16), ml_dtypes.bfloat16), np.zeros((3, 3, 16, 32), ml_dtypes.bfloat16)
+    (kernel,) = kernels_of(aotc.compile(jax.jit(conv((1, 1), "SAME", (1, 1))), x, w, target="cuda:compute_80"))
+    assert kernel.tiling.template == "mma"
+    assert read_product(kernel).gathered().inside is not None
+
+
+def patches_apart(x, w):
+    return conv((16, 16), "VALID", (1, 1))(x, w)
+
+
+@pytest.mark.cudasim
+@pytest.mark.parametrize("target", TARGETS)
+def test_patches_that_share_nothing_are_rows(target):
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 128, 128, 3), (16, 16, 3, 32)))
+    kernels = kernels_of(aotc.compile(jax.jit(patches_apart), x, w, target=target))
+    (kernel,) = (k for k in kernels if k.tiling)
+    assert read_product(kernel).k[1] == 16 * 16 * 3
+    assert kernel.tiling.template == ("wgmma" if target == "cuda:sm_90a" else "mma")
+
+
+class TestConvolutionsOnAGpu:
+    pytestmark = gpu
+
+    def test_patches_that_share_nothing(self):
+        random = np.random.default_rng(0)
+        x, w = (random.integers(-3, 4, s).astype("f4") for s in ((2, 32, 48, 3), (16, 16, 3, 32)))
+        module = aotc.load(aotc.compile(jax.jit(patches_apart), x, w, target="cuda:sm_90a"), devices="cuda")
+        found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0])
+        np.testing.assert_array_equal(found, wanted(patches_apart, (x, w)))
+
+    @pytest.mark.parametrize("target", TARGETS)
+    @pytest.mark.parametrize("name", CASES)
+    def test_convolutions(self, name, target):
+        function, arguments = made(name)
+        module = aotc.load(aotc.compile(jax.jit(function), *arguments, target=target), devices="cuda")
+        for _ in range(2):
+            found = np.asarray(jax.tree.leaves(module.invoke("main", *arguments))[0]).astype("f8")
+            np.testing.assert_allclose(found, wanted(function, arguments), rtol=5e-3)
