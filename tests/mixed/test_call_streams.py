@@ -12,7 +12,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.vmfb.devices import placed_call, streams
-from aotc.vmfb.devices.gpu.driver_library import OutOfGpuMemory
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_PLANS, STREAMS
 

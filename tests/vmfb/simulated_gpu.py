@@ -292,7 +292,7 @@ class SimulatedGpu:
 
 
 class SimulatedGraph:
-    """The methods of :class:`aotc.vmfb.devices.gpu.driver_graphs.GraphMaker`; a node is its number here."""
+    """The methods of :class:`aotc.vmfb.devices.libcuda.graphs.GraphMaker`; a node is its number here."""
 
     def __init__(self, gpu):
         self.gpu, self.nodes, self.is_dropped = gpu, [], False

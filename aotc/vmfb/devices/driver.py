@@ -1,6 +1,6 @@
 """The CUDA driver by ctypes: the calls that the CUDA device makes, and nothing else.
 
-How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.gpu.driver_library`.
+How libcuda is loaded and called is in :mod:`aotc.vmfb.devices.libcuda.library`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import partial
 from typing import Any, TypeAlias
 from weakref import finalize
 
-from aotc.vmfb.devices.gpu.driver_graphs import (
+from aotc.vmfb.devices.libcuda.graphs import (
     CONDITIONS_SINCE,
     CopyParameters,
     GraphMaker,
     Recording,
     kernel_parameters,
 )
-from aotc.vmfb.devices.gpu.driver_library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
-from aotc.vmfb.devices.gpu.driver_loops import WORD_BYTES, Loops, load_decisions, watch
+from aotc.vmfb.devices.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.errors import VmError

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from weakref import finalize, ref
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.devices.gpu.driver_library import OutOfGpuMemory
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.host_part import HostPart
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.errors import VmError

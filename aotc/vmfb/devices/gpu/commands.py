@@ -12,8 +12,8 @@ from typing import Any
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
-from aotc.vmfb.devices.gpu.driver_graphs import CopyParameters
-from aotc.vmfb.devices.gpu.driver_library import failure
+from aotc.vmfb.devices.libcuda.graphs import CopyParameters
+from aotc.vmfb.devices.libcuda.library import failure
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 

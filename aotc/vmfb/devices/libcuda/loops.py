@@ -11,8 +11,8 @@ from ctypes import addressof, c_uint32, c_uint64
 from time import perf_counter_ns, sleep
 from typing import Any
 
-from aotc.vmfb.devices.gpu.driver_graphs import CHOSEN, DECISIONS, GOES_ON
-from aotc.vmfb.devices.gpu.driver_library import call
+from aotc.vmfb.devices.libcuda.graphs import CHOSEN, DECISIONS, GOES_ON
+from aotc.vmfb.devices.libcuda.library import call
 from aotc.vmfb.limits import LOOP_SLEEP_SECONDS, LOOP_SPIN_NANOSECONDS
 from aotc.vmfb.process.interruption import Watch
 

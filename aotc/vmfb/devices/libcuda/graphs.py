@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any, NamedTuple, TypeAlias
 
-from aotc.vmfb.devices.gpu.driver_library import call
+from aotc.vmfb.devices.libcuda.library import call
 from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
 

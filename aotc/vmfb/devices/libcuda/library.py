@@ -7,7 +7,7 @@ from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_void_p
 from typing import Any
 
-from aotc.vmfb.devices.driver_functions import CONDITIONS, SIGNATURES
+from aotc.vmfb.devices.libcuda.functions import CONDITIONS, SIGNATURES
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.process.locks import new_lock
 

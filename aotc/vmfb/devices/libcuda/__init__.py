@@ -1,0 +1,1 @@
+"""libcuda by ctypes: its functions, graphs, and the loops that a GPU turns by itself."""
