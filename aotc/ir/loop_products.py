@@ -18,7 +18,7 @@ The loop ``z`` may be missing. Operands are of one dtype: floats of 16 bits that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aotc.ir.dims import Call, Dim, Expr, Sym, bounds, ceildiv, mod, product, sym
 from aotc.ir.dims_symbols import substitute, symbols
@@ -251,7 +251,12 @@ def _stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | Non
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
     def named(x: Scalar) -> Scalar:
-        return named(bound[x.name]) if isinstance(x, Var) and x.name in bound else x
+        match x:
+            case Var(name=name) if name in bound:
+                return named(bound[name])
+            case Apply(fn="select", args=(test, inner, other)):
+                return replace(x, args=(test, named(inner), other))
+        return x
 
     match named(operand):
         case Apply(fn="convert", args=(inner,)) if inner.dtype in _SUMS:

@@ -18,6 +18,7 @@ from aotc.ir.loop_products import read_product
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.products.windows import window_operands
 from aotc.kernels.cuda.block import Patches
+from aotc.vmfb.bundle import open_bundle
 
 LETTERS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
 
@@ -74,8 +75,10 @@ def wanted(function, arguments):
 def test_convolutions_by_windows(name):
     """The loops are the convolution, and the template computes what they are."""
     function, arguments = made(name)
-    kernels = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
-    (kernel,) = (k for k in kernels if k.tiling)
+    data = aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a")
+    (kernel,) = (k for k in kernels_of(data) if k.tiling)
+    taken = [k["resources"] for k in open_bundle(data).manifest["variants"][0]["kernels"]]
+    assert all(r["spills"] == r["stack"] == 0 for r in taken)
     assert kernel.tiling.window.parts == CASES[name][-1]
     assert parse_kernel(print_kernel(kernel)) == kernel
     (x, _), (out,) = kernel.inputs, kernel.outputs
@@ -122,6 +125,46 @@ def test_gpus_of_warps_gather_and_read_zeros_around():
     assert read_product(kernel).gathered().inside is not None
 
 
+def depthwise(x, w):
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 2), "SAME", dimension_numbers=LETTERS[2], feature_group_count=x.shape[-1]
+    )  # fmt: skip
+
+
+@pytest.mark.cudasim
+def test_a_depthwise_convolution_reads_zeros_around():
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-3, 4, s).astype(KINDS["bf16"]) for s in ((1, 4, 5, 8), (3, 3, 1, 8)))
+    (kernel,) = kernels_of(aotc.compile(jax.jit(depthwise), x, w, target="cuda:sm_90a"))
+    arrays = [x, w, np.zeros(kernel.outputs[0].shape, KINDS["bf16"])]
+    run_kernel(kernel, arrays)
+    np.testing.assert_array_equal(arrays[-1].astype("f8"), wanted(depthwise, (x, w)))
+
+
+def added(x, w):
+    return x + conv((1, 1), "SAME", (1, 1))(x, w)
+
+
+@pytest.mark.cudasim
+def test_what_is_convolved_may_be_read_again():
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, 9, 9, 64), (3, 3, 64, 64))]
+    (kernel,) = kernels_of(aotc.compile(jax.jit(added), *shapes, target="cuda:sm_90a"))
+    assert kernel.tiling.window is not None
+    assert not kernel.aliases
+
+
+@pytest.mark.cudasim
+def test_a_number_of_images_that_only_a_call_knows():
+    (n,) = jax.export.symbolic_shape("n")
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((n, 9, 9, 64), (3, 3, 64, 64))]
+    exported = jax.export.export(jax.jit(conv((1, 1), "SAME", (1, 1))))(*shapes)
+    data = aotc.compile(exported, target="cuda:sm_90a")
+    (kernel,) = kernels_of(data)
+    assert kernel.tiling.window.pixels == (9, 9)
+    (entry,) = open_bundle(data).manifest["variants"][0]["kernels"]
+    assert entry["launch"]["maps"][0]["sizes"] == [64, 9, 9, ["max", 1, [0]]]
+
+
 def patches_apart(x, w):
     return conv((16, 16), "VALID", (1, 1))(x, w)
 
@@ -138,6 +181,20 @@ def test_patches_that_share_nothing_are_rows(target):
 
 class TestConvolutionsOnAGpu:
     pytestmark = gpu
+
+    def test_a_depthwise_convolution(self):
+        random = np.random.default_rng(0)
+        x, w = (random.integers(-3, 4, s).astype(KINDS["bf16"]) for s in ((2, 19, 21, 40), (5, 3, 1, 40)))
+        module = aotc.load(aotc.compile(jax.jit(depthwise), x, w, target="cuda:sm_90a"), devices="cuda")
+        found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0]).astype("f8")
+        np.testing.assert_array_equal(found, wanted(depthwise, (x, w)))
+
+    def test_what_is_convolved_may_be_read_again(self):
+        random = np.random.default_rng(0)
+        x, w = (random.integers(-2, 3, s).astype(KINDS["f16"]) for s in ((3, 9, 9, 64), (3, 3, 64, 64)))
+        module = aotc.load(aotc.compile(jax.jit(added), x, w, target="cuda:sm_90a"), devices="cuda")
+        found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0]).astype("f8")
+        np.testing.assert_array_equal(found, wanted(added, (x, w)))
 
     def test_patches_that_share_nothing(self):
         random = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import pytest
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
-from aotc.vmfb.devices.gpu import driver_library
 from aotc.vmfb.devices.launch import LaunchShape, fits, launch_of
+from aotc.vmfb.devices.libcuda import library as driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED
 

@@ -8,15 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpu.block_races import Races, checked
 from support.small_models import array, close
+from vmfb import simulated_gpu
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.ir.loop_ir import Barrier, walk
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.program import block_loops, small_loops
+from aotc.lowering.program.loops import block_loops, small_loops
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices.gpu import driver_graphs
+from aotc.vmfb.devices.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")
@@ -117,6 +119,28 @@ def test_loops(name, alone, monkeypatch):
             close(module.invoke("main", *jax.tree.leaves(arrays)), jax.tree.leaves(want), 1e-5)
         assert log.count("graph") == 2  # no turn of a loop is a call of its own
         assert log.count("loop") > 0 or not alone
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_threads_wait_for_each_other(name, monkeypatch):
+    """Between two barriers no thread touches what another writes."""
+    data = compiled(name, monkeypatch, False)
+    assert not raced(data, CASES[name][1], monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["scan", "counted 7", "nested"])
+def test_a_barrier_that_is_missing_is_seen(name, monkeypatch):
+    monkeypatch.setattr(block_loops.BlockLoopWriter, "_barrier", lambda self, block: self._forget())
+    assert raced(compiled(name, monkeypatch, False), CASES[name][1], monkeypatch)
+
+
+def raced(data, arrays, monkeypatch):
+    """What threads of a block did to each other."""
+    races = Races()
+    install(monkeypatch, data)
+    monkeypatch.setattr(simulated_gpu, "run_kernel", checked(races))
+    aotc.load(data).invoke("main", *jax.tree.leaves(arrays))
+    return races.found
 
 
 @pytest.mark.parametrize("name", ["counted 7", "nested", "branches", "until"])

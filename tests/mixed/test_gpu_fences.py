@@ -16,7 +16,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 from vmfb.test_interruption import ENDLESS
 
 import aotc
-from aotc.lowering.program import block_loops, small_loops
+from aotc.lowering.program.loops import block_loops, small_loops
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.interruption import RUNNING

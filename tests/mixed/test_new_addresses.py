@@ -12,7 +12,7 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.lowering.program import block_loops, small_loops
+from aotc.lowering.program.loops import block_loops, small_loops
 from aotc.vmfb.devices.gpu import recorded
 from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES
 

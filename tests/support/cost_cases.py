@@ -239,7 +239,6 @@ LOOPS = {
     "loop_elements": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (8,), [(4096,)] * 10),
     "loop_buffers": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (), [()] * 70),
     "loop_flops": pair(loop(lambda x: (jnp.sin(x),)), (8,), (4096,)),
-    "loop_flops_cuda": pair(loop(lambda x: (jnp.sin(x),)), (8,), (1024,), target=GPU),
     "serial_ns": pair(TWICE, (8,), (1 << 20,)),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, pair, repeated, sizes, solve
+from support.cost_cases import CUMSUM, GPU, Case, case, cholesky, loop, pair, repeated, sizes, solve
 
 lax = jax.lax
 
@@ -47,6 +47,24 @@ def gpu_sizes(function: Any, shapes: Any, *ns: int, **more: Any) -> list[Case]:
     return sizes(function, shapes, *ns, target=GPU, **more)
 
 
+def row_of(x: Any, table: Any) -> Any:
+    """Return a sum with a row of ``table``."""
+    return x + lax.dynamic_index_in_dim(table, x[0].astype("int32"), 0, keepdims=False), table
+
+
+SINES = repeated(jnp.sin, 30)
+SINE, MANY = loop(lambda x: (jnp.sin(x),)), loop(lambda x: (SINES(x),))
+LOOPS = {
+    "loop_flops_cuda": (case(SINE, (8,), target=GPU), case(MANY, (8,), target=GPU)),
+    "loop_block_flops": pair(MANY, (100,), (4000,), target=GPU),
+    "loop_block_bytes": pair(loop(row_of), [(100,), (10, 100)], [(100,), (1000, 100)], target=GPU),
+    "loop_block_value": pair(loop(lambda x: (x + 1,)), (100,), (3000,), target=GPU),
+    "loop_own_flops": (
+        case(loop(lambda x, y: (jnp.sin(x), y + x)), (), (100,), target=GPU),
+        case(loop(lambda x, y: (SINES(x), y + x)), (), (100,), target=GPU),
+    ),
+    "loop_turns": (case(SINE, (100,), target=GPU), case(loop(lambda x: (jnp.sin(x),), 10_000), (100,), target=GPU)),
+}
 LIMITS = {
     "gpu_region_ops": (
         case(repeated(jnp.sin, 3), (8,), target=GPU), case(repeated(lambda x: x * x + 1, 100), (8,), target=GPU),
@@ -54,6 +72,7 @@ LIMITS = {
     "unrolled_turns": (case(turns(3), (5000,), target=GPU), case(turns(20), (5000,), target=GPU)),
     "unrolled_ops": (case(turns(3), (5000,), target=GPU), case(turns(3, 60), (5000,), target=GPU)),
     "short_carried": (case(turns(3), (50,), target=GPU), case(turns(3), (5000,), target=GPU)),
+    **LOOPS,
     "thread_sort": pair(jnp.sort, (4, 20), (4, 100), target=GPU),
     "kept_of_run": (case(largest(8), (1, 5000), target=GPU), case(largest(1500), (1, 5000), target=GPU)),
     "digit_sort_keys": (
@@ -72,6 +91,7 @@ LIMITS = {
 }
 
 BLOCKS = {
+    "loop_block_threads": gpu_sizes(loop(lambda x: (x + 1,)), lambda n: [(n,)], 100, 512, 700),
     "gpu_sort_bytes": gpu_sizes(jnp.sort, lambda n: [(2, n)], 4000, 4096, 4100),
     "merged_each": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, 128, 130),
     "merge_ways_unknown": gpu_sizes(by_halves(3), lambda n: [(2, n)], 100, spec="_, n"),

@@ -25,7 +25,7 @@ from aotc.kernels.cuda import compile as compile_cuda
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices import driver as cuda_driver
-from aotc.vmfb.devices.gpu import driver_library
+from aotc.vmfb.devices.libcuda import library as driver_library
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 from aotc.vmfb.errors import BundleError, VmError
 from aotc.vmfb.float_formats import SMALL_FLOATS

@@ -13,7 +13,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.vmfb.devices import driver
-from aotc.vmfb.devices.gpu import driver_library
+from aotc.vmfb.devices.libcuda import library as driver_library
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import PLANS
 

@@ -62,7 +62,8 @@ def _conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np
     if attrs.get("rhs_transposed"):
         arrays = [arrays[0], np.moveaxis(arrays[1], -3, -1)]
     if "parts" in attrs:
-        return [np.stack([_conv([arrays[0], w], _whole(attrs), regions, types)[0] for w in _runs(arrays[1], attrs)])]
+        each = (TensorType(types[0].dtype, types[0].shape[1:]),)
+        return [np.stack([_conv([arrays[0], w], _whole(attrs), regions, each)[0] for w in _runs(arrays[1], attrs)])]
     full = {
         "padding": ((0, 0),) * spatial, **attrs, "lhs_dilation": (1,) * spatial, "reversal": (False,) * spatial,
         "input_batch": 0, "input_feature": spatial + 1, "input_spatial": middle, "output_batch": 0,

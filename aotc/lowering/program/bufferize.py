@@ -20,11 +20,11 @@ from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Loop, Step, 
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
-from aotc.lowering.program.block_loops import one_kernel
-from aotc.lowering.program.bounded_loops import bounded_steps
 from aotc.lowering.program.early_results import early_results
+from aotc.lowering.program.loops.block_loops import one_kernel
+from aotc.lowering.program.loops.bounded_loops import bounded_steps
+from aotc.lowering.program.loops.small_loops import loop_name, made_in
 from aotc.lowering.program.memories import Memories, launch
-from aotc.lowering.program.small_loops import loop_name, made_in
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import size_of, to_numpy
 

@@ -12,8 +12,8 @@ from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, va
 from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.gpu.commands import CopyCommand, GpuCommand, LaunchCommand
-from aotc.vmfb.devices.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.launch import launch_of
+from aotc.vmfb.devices.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 

@@ -12,20 +12,14 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import finalize
 
-from aotc.vmfb.devices.libcuda.graphs import (
-    CONDITIONS_SINCE,
-    CopyParameters,
-    GraphMaker,
-    Recording,
-    kernel_parameters,
-)
-from aotc.vmfb.devices.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
-from aotc.vmfb.devices.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import LaunchShape
+from aotc.vmfb.devices.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording
+from aotc.vmfb.devices.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.errors import VmError
 
 __all__ = ["Gpu", "OutOfGpuMemory", "call", "missing"]
@@ -39,9 +33,6 @@ _ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _WORDS: list[int] = []  # of the host's memory that GPUs read, which nobody has
 _WORDS_BYTES = 4096
-
-Setter: TypeAlias = Callable[[], int]
-"""Changes a node of a graph; returns the driver's status."""
 
 
 def device_count() -> int:
@@ -167,7 +158,7 @@ class _Held:
                     attempt("cuStreamDestroy_v2", stream)
 
 
-class Gpu:
+class Gpu(GraphStream):
     """A GPU's primary context with one stream; methods work on the calling thread's current context.
 
     What it took it gives back when the last reference to it goes; at the end of the process the driver does.
@@ -189,8 +180,8 @@ class Gpu:
         self._held = _Held(ordinal)
         self._idle: list[c_void_p] = []  # events that nobody uses
         finalize(self, self._held.close).atexit = False
-        self._context = self._held.context
-        self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self._context)
+        self.context = self._held.context
+        self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self.context)
         self.enter()
         self.stream, self.mark = self._new_stream()
         self._first: Gpu | None = None  # whose end is that of the memory
@@ -213,7 +204,7 @@ class Gpu:
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""
-        call("cuCtxSetCurrent", self._context)
+        call("cuCtxSetCurrent", self.context)
 
     def load(self, image: Any) -> c_void_p:
         """Return the module of a cubin, or of PTX, which the driver compiles."""
@@ -257,7 +248,7 @@ class Gpu:
         if size and other.ordinal == self.ordinal:
             self.copy(to, source, size)
         elif size:
-            call("cuMemcpyPeerAsync", to, self._context, source, other._context, size, self.stream)
+            call("cuMemcpyPeerAsync", to, self.context, source, other.context, size, self.stream)
 
     def let_reach(self, other: Gpu) -> None:
         """Let copies between two GPUs go without the host, where they can."""
@@ -266,7 +257,7 @@ class Gpu:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
             self.enter()
-            attempt("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
+            attempt("cuCtxEnablePeerAccess", other.context, 0)  # fails if it is so already
 
     def take_event(self) -> c_void_p:
         """Return an event of nobody else's."""
@@ -331,11 +322,6 @@ class Gpu:
 
     # ------------------------------------------------------------ graphs
 
-    @property
-    def context(self) -> c_void_p:
-        """Return the primary context."""
-        return self._context
-
     def has_conditions(self) -> bool:
         """Can graphs have loops and branches?"""
         return version() >= CONDITIONS_SINCE
@@ -347,36 +333,6 @@ class Gpu:
             self._held.decisions = self._held.decisions or load_decisions(self)
             self._loops = Loops(self, self._held.decisions, self._held.word())
         return self._loops
-
-    def new_graph(self) -> GraphMaker:
-        """Return a graph to be filled."""
-        return GraphMaker(self, handle_of("cuGraphCreate", 0))
-
-    def ready(self, graph: GraphMaker) -> Recording:
-        """Return a graph that was filled, to be run."""
-        return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
-
-    def drop(self, graph: GraphMaker) -> None:
-        """Forget a graph that is not to be run."""
-        call("cuGraphDestroy", graph.handle)
-
-    def run_graph(self, graph: Recording) -> None:
-        """Run a graph on the stream."""
-        call("cuGraphLaunch", graph.ready, self.stream)
-
-    def prepared(self, graph: Recording) -> Callable[[], int]:
-        """Return what runs a graph on the stream, and returns the driver's status."""
-        return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
-
-    def kernel_setter(self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any) -> Setter:
-        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
-        made = byref(kernel_parameters(function, shape, table))
-        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, made)
-
-    def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Setter:
-        """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
-        function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
-        return partial(function, graph.ready, node, byref(copy), self._context)
 
     # ------------------------------------------------------------ loops under way
 

@@ -14,8 +14,8 @@ from aotc.vmfb.arena import Arena
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.cuda_array import CudaArray
 from aotc.vmfb.devices.driver import Gpu, memory_info
-from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.gpu.recorded import AddressedPrograms, RecordedPrograms
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
 from aotc.vmfb.devices.staging import download, upload

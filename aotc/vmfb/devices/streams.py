@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from weakref import finalize, ref
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.host_part import HostPart
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import NOTICE_NANOSECONDS, RECORDED_PLANS, STREAMS, WORKSPACE_GROWTH

@@ -18,8 +18,12 @@ _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTe
 
 # fmt: off
 THIN_CHANNELS = Limit(
-    "thin_channels", 47, "bytes of the channels of a pixel that are too few to be copied by windows",
-    "chosen, not measured: a copy fills rows of 128 bytes, of which products would use less than three eighths",
+    "thin_channels", 31, "bytes of the channels of a pixel that are too few to be copied by windows",
+    "chosen, not measured: a copy fills rows of 128 bytes, of which products would use less than a quarter",
+)
+TESTED_TAPS = Limit(
+    "tested_taps", 9, "taps of a depthwise convolution that asks of each element whether it is in the padding",
+    "chosen, not measured: a copy of the input with its padding takes as long as the convolution reads and writes",
 )
 WINDOW_STEPS = Limit(
     "window_steps", 8, "elements from a pixel to the next along a dim that is copied by windows",
@@ -67,6 +71,13 @@ def conv_on_tensor_cores(op: Op) -> bool:
     taps, channels, columns = kernel_sizes(op)
     rows = product(conv_pixels(op))
     return sum_dtype_of(op) is not None and is_for_tensor_cores((), rows, columns, product((*taps, channels)))
+
+
+def is_depthwise(op: Op) -> bool:
+    """Has each channel a ``conv`` of its own, of few taps?"""
+    taps, channels, _ = kernel_sizes(op)
+    count = product(taps)
+    return op.attrs["feature_groups"] > 1 and channels == 1 and isinstance(count, int) and TESTED_TAPS.holds(count)
 
 
 def window_of(op: Op, target: Target) -> Window | None:

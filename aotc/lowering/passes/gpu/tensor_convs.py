@@ -10,6 +10,8 @@ After::
     %2 = conv %x, %1 {padding = ((1, 1), (1, 1)), rhs_transposed = True, parts = 4, ...} : f32[4, 1, 14, 14, 256]
     %3 = reduce %2, %zero {dims = (0,)} add : f32[1, 14, 14, 256]
 
+A depthwise convolution, which no tensor cores compute, reads zeros around its input too.
+
 Hopper's tensor cores take TF32 and i8 in one order, so their kernels are turned. Where a pixel has few channels, those
 of all taps of the last dim are copied together: they lie side by side once that dim's padding is stored, and channels
 of 0 make pixels as long as copies want them. Windows that lie side by side are rows of a plain product. A convolution
@@ -29,6 +31,7 @@ from aotc.lowering.analysis.gpu.conv_windows import (
     conv_on_tensor_cores,
     conv_padding,
     conv_pixels,
+    is_depthwise,
     kernel_sizes,
     window_of,
 )
@@ -43,9 +46,9 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     """Append a ``conv`` as tensor cores take it, and return its result."""
     op = narrow(op, b)
     if not conv_on_tensor_cores(op):
-        return b.append(op)
+        return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
-    way = next((w for w in (_Way(), _side_by_side(op)) if window_of(_changed(op, w), target) is not None), None)
+    way = _best_way(op, target)
     if way is None:
         return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
     op = _changed(op, way, b)
@@ -55,9 +58,19 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     kind = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
     shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
     parts = parts_of_sum(shape, terms, kind, prod(window.taps)) if kind else 1
-    if parts == 1 or window.copied[1] % (128 // size_of(op.operands[0].type.dtype)):
-        return b.append(op)
-    return (_in_parts(op, parts, b),)
+    taps_, width = window.copied
+    even = width % (128 // size_of(op.operands[0].type.dtype)) == 0 or prod(taps_) % parts == 0
+    return (_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
+
+
+def _best_way(op: Op, target: Target) -> _Way | None:
+    """Return how ``op`` is copied by windows: as it lies, unless it takes half as many slices in another way."""
+    depth = 128 // size_of(op.operands[0].type.dtype)
+    found = [(window_of(_changed(op, way), target), way) for way in (_Way(), _side_by_side(op))]
+    turns = [(window.turns(depth), way) for window, way in found if window is not None]
+    if len(turns) == 2 and 2 * turns[1][0] > turns[0][0]:
+        return turns[0][1]
+    return turns[-1][1] if turns else None
 
 
 def _has_patches(op: Op) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from aotc.ir.dims import Dim, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
+from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
 from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
@@ -42,7 +43,7 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
         op = _by_terms(op, b)
-    if target.cpu == "sm_90a":
+    if target.cpu == "sm_90a" and sum_dtype_of(op) is not None:
         op = _in_whole_lines(op, k, b)
     operands = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
@@ -105,7 +106,7 @@ def _in_whole_lines(op: Op, k: Dim, b: Builder) -> Op:
     rest = -static(k) % count
     operands = []
     for v, turned in zip(op.operands, (op.attrs[_FLAGS[0]], not op.attrs[_FLAGS[1]]), strict=True):
-        rank, (rows, cols) = v.type.rank, map(static, v.type.shape[-2:])
+        rank, cols = v.type.rank, static(v.type.shape[-1])
         terms = rank - 2 if turned else rank - 1
         more = {terms: rest} | ({rank - 1: -cols % count} if turned else {})
         wide = b.pad(v, None, {}, more)

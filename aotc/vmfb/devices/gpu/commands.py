@@ -12,9 +12,9 @@ from typing import Any
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
+from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.devices.libcuda.graphs import CopyParameters
 from aotc.vmfb.devices.libcuda.library import failure
-from aotc.vmfb.devices.launch import LaunchShape
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 
 

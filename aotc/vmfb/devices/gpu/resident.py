@@ -14,9 +14,9 @@ from typing import Any
 
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.cuda_array import ArrayType, CudaArray, CudaBuffer, array_type
-from aotc.vmfb.devices.libcuda.library import failure
 from aotc.vmfb.devices.gpu.recorded import AddressedPrograms
 from aotc.vmfb.devices.gpu.stream_order import changes
+from aotc.vmfb.devices.libcuda.library import failure
 from aotc.vmfb.devices.placed import PlacedExecutable
 from aotc.vmfb.limits import PLANS
 from aotc.vmfb.process.interruption import is_submitted

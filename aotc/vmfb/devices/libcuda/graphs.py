@@ -12,12 +12,13 @@ GPU's when it did so last, and what it found.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from aotc.vmfb.devices.libcuda.library import call
 from aotc.vmfb.devices.launch import LaunchShape
+from aotc.vmfb.devices.libcuda.library import DRIVER, call, handle_of
 from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
 
 CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs
@@ -215,3 +216,47 @@ class GraphMaker:
 
 def _list(after: After) -> Any:
     return (c_void_p * len(after))(*after)
+
+
+class GraphStream:
+    """What a GPU does with graphs on its stream.
+
+    Attributes
+    ----------
+    stream, context : c_void_p
+    """
+
+    stream: c_void_p
+    context: c_void_p
+
+    def new_graph(self) -> GraphMaker:
+        """Return a graph to be filled."""
+        return GraphMaker(self, handle_of("cuGraphCreate", 0))
+
+    def ready(self, graph: GraphMaker) -> Recording:
+        """Return a graph that was filled, to be run."""
+        return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
+
+    def drop(self, graph: GraphMaker) -> None:
+        """Forget a graph that is not to be run."""
+        call("cuGraphDestroy", graph.handle)
+
+    def run_graph(self, graph: Recording) -> None:
+        """Run a graph on the stream."""
+        call("cuGraphLaunch", graph.ready, self.stream)
+
+    def prepared(self, graph: Recording) -> Callable[[], int]:
+        """Return what runs a graph on the stream, and returns the driver's status."""
+        return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
+
+    def kernel_setter(
+        self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any
+    ) -> Callable[[], int]:
+        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
+        made = byref(kernel_parameters(function, shape, table))
+        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, made)
+
+    def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
+        """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
+        function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
+        return partial(function, graph.ready, node, byref(copy), self.context)

@@ -37,19 +37,19 @@ class Loops:
         self.kernels, self.word = kernels, word
         self._word = c_uint32.from_address(word)
         self.state = gpu.allocate(16)
-        self._gpu = gpu
+        self._stream = gpu.stream  # not the GPU, which has this
         self._clear()
 
     def _clear(self) -> None:
         self._word.value = 0
         nothing = _State()
-        call("cuMemcpyHtoDAsync_v2", self.state, addressof(nothing), 16, self._gpu.stream)
-        call("cuStreamSynchronize", self._gpu.stream)
+        call("cuMemcpyHtoDAsync_v2", self.state, addressof(nothing), 16, self._stream)
+        call("cuStreamSynchronize", self._stream)
 
     def end(self) -> None:
         """Let the loops of the stream end with this turn, and wait for it."""
         self._word.value = 1
-        call("cuStreamSynchronize", self._gpu.stream)
+        call("cuStreamSynchronize", self._stream)
         self._clear()
 
 

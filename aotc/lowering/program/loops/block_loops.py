@@ -46,8 +46,8 @@ from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.program.inline_kernels import inline_kernel
-from aotc.lowering.program.small_loops import LoopWriter, copy, is_closed, is_small, loop_kernel, only_element
+from aotc.lowering.program.loops.inline_kernels import inline_kernel
+from aotc.lowering.program.loops.small_loops import LoopWriter, copy, is_closed, is_small, loop_kernel, only_element
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of

@@ -36,7 +36,7 @@ from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.program.inline_kernels import inline_kernel
+from aotc.lowering.program.loops.inline_kernels import inline_kernel
 from aotc.vmfb.dtypes import size_of
 
 
