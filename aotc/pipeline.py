@@ -317,8 +317,7 @@ def _without_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        (gc.enable if enabled else gc.disable)()
 
 
 def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -> bytes:
@@ -339,9 +338,9 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
     program = digest_of_program(modules[kinds[0]])
     with guard("while checking the costs", options):
         check_program(options.costs, modules[kinds[0]])
-    first = modules[kinds[0]].functions
-    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.items() if f.public}
-    signatures = replace(modules[kinds[0]], functions=functions)
+    first = modules[kinds[0]]
+    functions = {n: replace(f, body=replace(f.body, ops=())) for n, f in first.functions.items() if f.public}
+    signatures = replace(first, functions=functions)
     del first
     variants: list[Variant] = []
     ways = [Ways() for _ in targets]
@@ -356,8 +355,7 @@ def _compile(models: list[Any], targets: tuple[Target, ...], options: Options) -
             with guard("in the report on lowering", one):
                 _dump(one, f"{len(PASSES) + 1:02}-lower.txt", variant.text)
         if variant.target.name not in {v.target.name for v in variants}:  # else all its devices are named
-            variants.append(variant)
-            used.append(ways[n])
+            variants, used = [*variants, variant], [*used, ways[n]]
     _check_homes(variants, signatures)
     if not sources:
         return assemble(signatures, variants, options, program=program)

@@ -183,6 +183,22 @@ def test_any_sizes(level):
         assert largest(found, wanted) < 1e-5
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("fill", [-np.inf, -1e9])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_long_caches_in_parts(fill, rows):
+    """Few rows against many terms are split over the terms; parts of which nothing is allowed weigh nothing."""
+    rng = np.random.default_rng(6)
+    q, k, v = (rng.standard_normal((1, n, 2, D)).astype(np.float32) for n in (rows, 4096, 4096))
+    mask = rng.random((1, 2, rows, 4096)) < 0.5
+    mask[..., 1024:2048] = False
+    mask[0, 0, 0] = False
+    (op,) = attentions(fused(filled(fill), [q, k, v, mask]))
+    assert len(op.results) == 3
+    (found,) = compiled(filled(fill), [q, k, v, mask], verify_each=True)
+    assert largest(found, jax.jit(filled(fill))(q, k, v, mask)) < 1e-5
+
+
 KERNEL = """module @main {
 func @k(%q: f32[t, 16], %k: f32[s, 16], %v: f32[s, 16]) attributes {kind = "single", root = ""} {
   %o = attention %q, %k, %v {q_dims = (0, 1), k_dims = (0, 1), v_dims = (0, 1), bias_dims = (), mask_dims = (),

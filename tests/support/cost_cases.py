@@ -310,6 +310,7 @@ OVERLAP = {
 
 ATTENTIONS = {
     "decoded_rows": pair(ATTENTION, [(3, 16), (100, 16)], [(20, 16), (100, 16)]),
+    "idle_items": pair(ATTENTION, [(1, 16), (2048, 16)], [(300, 16), (2048, 16)]),
     "few_scores": pair(ATTENTION, [(8, 16), (9, 16)], [(20, 16), (100, 16)]),
 }
 
@@ -339,6 +340,7 @@ GPU_PARTS = sizes(SUM, lambda n: [(n,)], 300_000, 1 << 20, (1 << 20) + 1, target
 BLOCKS = {
     "attention_rows": sizes(ATTENTION, lambda n: [(n, 16), (40, 16)], 50, 64, 70),
     "attention_terms": sizes(ATTENTION, lambda n: [(20, 16), (n, 16)], 200, 256, 600),
+    **dict.fromkeys(("part_terms", "term_parts"), sizes(ATTENTION, lambda n: [(1, 16), (n, 16)], 1000, 2048, 9216)),
     "item_elements": sizes(PLUS, lambda n: [(7, n), (n,)], 1000, 1024, 1030),
     "chunk": sizes(TWICE, lambda n: [(n,)], 4000, 8192, 8200),
     "scan_lanes": sizes(lambda x: jnp.cumsum(x, 0), lambda n: [(40, n)], 200, 256, 300),

@@ -53,7 +53,9 @@ def _infer(types: Types, attrs: Attrs, regions: tuple[Region, ...], given: Types
     need(sorted(out) == list(range(len(batch) + 2)), f"attention: out_dims = {out}")
     order = dict(zip(out, (*batch, row, column)))
     dtype = given[0].dtype if given else types[0].dtype
-    return (TensorType(dtype, tuple(order[d] for d in range(len(out)))),)
+    result = TensorType(dtype, tuple(order[d] for d in range(len(out))))
+    number = TensorType("f64" if types[0].dtype == "f64" else "f32", (*batch, row))
+    return (result, number, number) if len(given) == 3 else (result,)
 
 
 def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], types: Types) -> list[np.ndarray]:
@@ -69,9 +71,12 @@ def _reference(arrays: Arrays, attrs: Attrs, regions: tuple[RegionCall, ...], ty
             rows, terms = np.arange(scores.shape[-2]), np.arange(scores.shape[-1])
             allowed = allowed & (terms <= rows[:, None] + attrs["causal"][0])
         scores = np.where(allowed, scores, wide(attrs["fill"]))
-        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
-        result = np.matmul(weights / weights.sum(-1, keepdims=True), v)
-    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"]))]
+        top = scores.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(scores - (top if len(types) == 1 else np.where(top == -np.inf, wide(0), top)))
+        total = weights.sum(-1, keepdims=True)
+        result = np.matmul(weights / total, v)
+    numbers = [x[..., 0].astype(wide) for x in (top, total)] if len(types) == 3 else []
+    return [cast(result, types[0].dtype).transpose(np.argsort(attrs["out_dims"])), *numbers]
 
 
 def _arranged(x: np.ndarray, dims: Sequence[int]) -> np.ndarray:

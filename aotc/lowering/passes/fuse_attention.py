@@ -23,11 +23,12 @@ from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.attention.forms import Attention, attention_of
 from aotc.lowering.analysis.attention.masks import ElementRead, causal_offset, conjuncts
-from aotc.lowering.analysis.attention.plan import takes_attention
+from aotc.lowering.analysis.attention.plan import parts_of, takes_attention
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.dce import dce
 from aotc.lowering.passes.rewrite import Builder, Names
+from aotc.lowering.passes.rules.attention_parts import in_parts
 from aotc.options import Options
 from aotc.targets import Target
 
@@ -95,11 +96,14 @@ class _Rewriter:
     def _made(self, found: Attention) -> list[Op] | None:
         """Return the ops in place of the last one of an attention, or None if its target computes it in parts."""
         b = Builder(self._names, dict(self._makers), loc=found.root.loc)
-        op = _Writer(found, b).op()
-        return [*b.ops, *_last(op, found.root, b)] if takes_attention(op, self._home(found.root)) else None
+        op, target = _Writer(found, b).op(), self._home(found.root)
+        if not takes_attention(op, target):
+            return None
+        parts = parts_of(op, target)
+        return [*b.ops, *_last(op, found.root)] if parts == 1 else in_parts(op, parts, found.root.results, b)
 
 
-def _last(op: Op, root: Op, b: Builder) -> list[Op]:
+def _last(op: Op, root: Op) -> list[Op]:
     """Return the ops that give the result of ``root`` from that of ``op``."""
     if op.result.type == root.result.type:
         return [replace(op, results=root.results)]

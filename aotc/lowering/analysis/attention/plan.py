@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim
+from aotc.ir.dims import Dim, Expr, product
 from aotc.ir.opset.attention import axes
 from aotc.ir.opset.spec import Attrs, Types
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.costs.table_attention import ATTENTION_ROWS, ATTENTION_TERMS, DECODED_ROWS, FEW_SCORES
+from aotc.lowering.analysis.costs.table_attention import (
+    ATTENTION_ROWS,
+    ATTENTION_TERMS,
+    DECODED_ROWS,
+    FEW_SCORES,
+    IDLE_ITEMS,
+    PART_TERMS,
+    TERM_PARTS,
+)
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.analysis.tiling import best_tile
 from aotc.targets import Target
@@ -57,40 +65,61 @@ class AttentionPlan:
 def takes_attention(op: Op, target: Target) -> bool:
     """Does ``target`` compute ``op`` as one, and does that pay?"""
     types = tuple(v.type for v in op.operands)
-    if target.kind != "cpu" or attention_plan(types, op.attrs, target) is None:
+    if target.kind != "cpu" or not attention_plans(types, op.attrs, target):
         return False
     _, rows, terms, _, _ = axes(types, op.attrs)
     return not FEW_SCORES.holds(rows * terms)
 
 
-def attention_plan(types: Types, attrs: Attrs, target: Target) -> AttentionPlan | None:
-    """Return the blocks of attention on a CPU, or None if none fit, or depth or columns are not known."""
+def parts_of(op: Op, target: Target) -> int:
+    """Return in how many parts the terms of ``op`` are split, so that there is work for all workers; mostly 1."""
+    types = tuple(v.type for v in op.operands)
+    plans = attention_plans(types, op.attrs, target) if target.kind == "cpu" else ()
+    batch, rows, terms, _, _ = axes(types, op.attrs)
+    if not plans or op.attrs["causal"] or isinstance(terms, Expr):
+        return 1
+    if not IDLE_ITEMS.holds(product(batch) * ((rows + (plans[-1].rows - 1)) // plans[-1].rows)):
+        return 1
+    most = max(min(TERM_PARTS.value, terms // PART_TERMS.value), 1)
+    return max(n for n in range(1, most + 1) if terms % n == 0)
+
+
+def attention_plans(types: Types, attrs: Attrs, target: Target) -> tuple[AttentionPlan, ...]:
+    """Return the blocks of attention on a CPU: none if none fit, or depth or columns are not known.
+
+    There are two of them, the first for few rows, where only a call knows how many there are.
+    """
     _, rows, terms, depth, columns = axes(types, attrs)
     if not isinstance(depth, int) or not isinstance(columns, int) or not depth or not columns or terms == 0:
-        return None
+        return ()
     room = memory_limits(target)["scratch"][1]
     wide = "f64" if types[0].dtype == "f64" else "f32"
     for share in (1, 2, 4, 8):
-        plan = _plan(rows, terms, depth, columns, wide, share, target)
-        if plan.bytes(depth) <= room:
-            return plan
-    return None
+        some = _part(terms, ATTENTION_TERMS.value // share)
+        few = _few(DECODED_ROWS.value if isinstance(rows, Expr) else rows, some, columns, wide, target)
+        plans: tuple[AttentionPlan, ...] = (few,)
+        if not DECODED_ROWS.holds(rows):
+            most = ATTENTION_ROWS.value // min(share, 4)
+            many = _many(_part(rows, most), some, depth, columns, wide, target)
+            plans = (few, many) if isinstance(rows, Expr) else (many,)
+        stack = 5 * sum(plan.rows for plan in plans) * size_of(wide)
+        if sum(plan.bytes(depth) for plan in plans) <= room and stack <= target.stack:
+            return plans
+    return ()
 
 
-def _plan(rows: Dim, terms: Dim, depth: int, columns: int, wide: str, share: int, target: Target) -> AttentionPlan:
-    some = _part(terms, ATTENTION_TERMS.value // share)
-    if DECODED_ROWS.holds(rows) and isinstance(rows, int):
-        height, width = best_tile(rows, columns, some, wide, target)
-        wide_columns = -(-columns // width) * width
-        return AttentionPlan(wide, max(rows, 1), some, 0, 0, wide_columns, width, height)
+def _few(rows: int, terms: int, columns: int, wide: str, target: Target) -> AttentionPlan:
+    height, width = best_tile(rows, columns, terms, wide, target)
+    return AttentionPlan(wide, max(rows, 1), terms, 0, 0, -(-columns // width) * width, width, height)
+
+
+def _many(rows: int, terms: int, depth: int, columns: int, wide: str, target: Target) -> AttentionPlan:
     lanes = target.vector_bytes // size_of(wide)
-    block = -(-_part(rows, ATTENTION_ROWS.value // min(share, 4)) // lanes) * lanes
-    tile_terms, tile_rows = best_tile(some, block, depth, wide, target)
+    block = -(-rows // lanes) * lanes
+    tile_terms, tile_rows = best_tile(terms, block, depth, wide, target)
     block = -(-block // tile_rows) * tile_rows
-    height, width = best_tile(block, columns, some, wide, target)
-    return AttentionPlan(
-        wide, block, some, tile_terms, tile_rows, -(-columns // width) * width, width, height
-    )
+    height, width = best_tile(block, columns, terms, wide, target)
+    return AttentionPlan(wide, block, terms, tile_terms, tile_rows, -(-columns // width) * width, width, height)
 
 
 def _part(extent: Dim, most: int) -> int:

@@ -17,6 +17,18 @@ DECODED_ROWS = Limit(
     "decoded_rows", 4, "rows of queries whose scores are dot products, vectors of terms",
     "chosen, not measured: vectors of queries would be mostly empty",
 )
+IDLE_ITEMS = Limit(
+    "idle_items", 3, "grid items of attention that leave workers idle",
+    "chosen, not measured: a few heads of one row beside 4 to 16 cores",
+)
+TERM_PARTS = BlockSize(
+    "term_parts", 8, "parts that the terms of attention are split into, at most",
+    "chosen, not measured: 8 cores are common",
+)
+PART_TERMS = BlockSize(
+    "part_terms", 1024, "terms of such a part, at least",
+    "chosen, not measured: 20 microseconds of a core for a row of depth 64, some times what combining parts takes",
+)
 FEW_SCORES = Limit(
     "few_scores", 127, "scores of a head too few for attention as one kernel",
     "Zen 5 (EPYC), two threads: 16 rows and terms take 0.91 of the time of three kernels, 8 take 1.01",

@@ -17,15 +17,16 @@ row sees follow only if some row's maximum is so low that what it does not see h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aotc.ir.dims import Dim, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.opset.attention import axes
 from aotc.ir.tensor_ir import Function
-from aotc.lowering.analysis.attention.plan import attention_plan
+from aotc.lowering.analysis.attention.plan import attention_plans
 from aotc.lowering.analysis.costs.work import DEAR_WORK
-from aotc.lowering.analysis.index_maps import delinearize
+from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.attention_blocks import AttentionBlocks
 from aotc.lowering.regions.region import RegionBuilder, grid_item
@@ -35,35 +36,56 @@ NO_WEIGHT = {"f32": 104.0, "f64": 746.0}  # exp of less than minus this is 0
 
 
 def lower_attention(function: Function, target: Target) -> Kernel:
-    """Return the kernel of a region around ``attention``."""
+    """Return the kernel of a region around ``attention``.
+
+    If only a call knows how many rows there are, it has two forms, of which one is for few.
+    """
     b = RegionBuilder(function, target)
     op = b.the_op("attention")
     types = tuple(v.type for v in op.operands)
-    plan = attention_plan(types, op.attrs, target) if target.kind == "cpu" else None
-    if plan is None:
+    plans = attention_plans(types, op.attrs, target) if target.kind == "cpu" else ()
+    if not plans:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
-    return _Attention(b, op, plan).lower()
+    batch, rows, terms, depth, columns = axes(types, op.attrs)
+    plan = plans[-1]
+    extents = (*batch, (rows + (plan.rows - 1)) // plan.rows)
+    grid = product(extents)
+    body: list[Stmt] = []
+    *at, block = _names(b, body, delinearize(grid_item(grid), extents), extents)
+    forms = [_Attention(b, op, plan).item(tuple(at), block) for plan in plans]
+    if len(forms) == 2:
+        few = Apply("le", (IndexScalar(rows), Const(plans[0].rows, "i64")), "i1")
+        forms = [[If(few, tuple(forms[0]), tuple(forms[1]))]]
+    work = product((*batch, rows, terms)) * (2 * (depth + columns) + DEAR_WORK.value)
+    return b.grid(grid, [*body, *forms[0]], work)
+
+
+def _names(b: RegionBuilder, block: list[Stmt], index: Index, extents: Sequence[Dim]) -> list[Dim]:
+    """Return names for the parts of an index."""
+    found: list[Dim] = []
+    for i, n in zip(index, extents, strict=True):
+        if not isinstance(i, int):
+            name = b.fresh("n")
+            block.append(Let(Var(name, "i64"), IndexScalar(i)))
+            i = sym(name, 0, n)
+        found.append(i)
+    return found
 
 
 class _Attention(AttentionBlocks):
     """Writes the kernel of one ``attention``."""
 
-    # --- the frame ---
-
-    def lower(self) -> Kernel:
-        """Return the kernel."""
-        plan, b = self.plan, self.b
-        blocks = (self.rows + (plan.rows - 1)) // plan.rows
-        extents = (*self.batch, blocks)
-        grid = product(extents)
+    def item(self, at: Index, block: Dim) -> list[Stmt]:
+        """Return what computes a block of rows."""
+        plan = self.plan
         body: list[Stmt] = []
-        at = delinearize(grid_item(grid), extents)
-        *here, block = (self._named(body, i, n) for i, n in zip(at, extents, strict=True))
-        self.at = tuple(here)
-        self.row = block * plan.rows
+        self.at, self.row = at, block * plan.rows
         if not self.whole:
             left = minimum(plan.rows, self.rows - self.row)
-            self.height = self._named(body, left, plan.rows + 1)
+            self.height = self.used = self._named(body, left, plan.rows + 1)
+            if not plan.few:
+                vectors = (self.height + (plan.tile_rows - 1)) // plan.tile_rows
+                self.used = self._named(body, vectors * plan.tile_rows, plan.rows + 1)
         body += [Alloc(x) for x in (self.q, self.scores, self.acc, *self.numbers)]
         self.values = self._lines(body, 2, self.columns)
         self.keys = self.values if plan.few else self._lines(body, 1, self.depth)
@@ -72,8 +94,7 @@ class _Attention(AttentionBlocks):
         self._clear(body)
         self._all_blocks(body)
         self._results(body)
-        work = product((*self.batch, self.rows, self.terms)) * (2 * (self.depth + self.columns) + DEAR_WORK.value)
-        return b.grid(grid, body, work)
+        return body
 
     # --- blocks of terms ---
 
@@ -144,8 +165,8 @@ class _Attention(AttentionBlocks):
         body += [] if self.single else [self._for("r", self.plan.rows, self._add_part)]
 
     def _over_scores(self, count: Dim, make: Callable[[list[Stmt], Dim, Dim], None], whole: bool = False) -> list[Stmt]:
-        """Return loops over the scores of a block, vectors innermost; ``whole``: of rows that do not exist too."""
-        rows = (self.plan.rows if whole else self.height, self.plan.rows)
+        """Return loops over the scores of a block, vectors innermost; ``whole``: of whole vectors of rows."""
+        rows = (self.used if whole else self.height, self.plan.rows)
         terms = (count, self.plan.terms)
         outer, inner = (rows, terms) if self.plan.few else (terms, rows)
 
@@ -210,11 +231,13 @@ class _Attention(AttentionBlocks):
 
     def _results(self, body: list[Stmt]) -> None:
         """Write the rows that exist: 0 where there are no terms."""
-        out, dims = self.b.outputs[0], self.op.attrs["out_dims"]
+        (out, *numbers), dims = self.b.outputs, self.op.attrs["out_dims"]
         none = Apply("eq", (IndexScalar(self.terms), Const(0, "i64")), "i1")
 
         def row(block: list[Stmt], r: Dim) -> None:
             total: Scalar = Load(self.total, (r,))
+            for buffer, own in zip(numbers, (self.top, self.total)):
+                block.append(Store(buffer, (*self.at, self.row + r), Load(own, (r,))))
             if not isinstance(self.terms, int):
                 total = self.e.bind(self._apply("select", none, self._number(1), total))
 

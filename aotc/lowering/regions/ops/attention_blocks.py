@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aotc.ir.dims import Dim, minimum, static, sym
+from aotc.ir.dims import Dim, maximum, minimum, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Let, Load, Scalar, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_products import view_of
@@ -53,6 +53,7 @@ class AttentionBlocks:
         self.at: tuple[Dim, ...] = ()  # of the batch axes
         self.row: Dim = 0  # the first
         self.height: Dim = plan.rows  # how many of the rows exist
+        self.used: Dim = plan.rows  # how many are computed, in whole vectors
         shape = (plan.rows, plan.terms) if plan.few else (plan.terms + 2 * plan.tile_terms, plan.rows)
         self.scores = self._buffer("s", *shape)
         panels = () if plan.few else (plan.tile_rows,)
@@ -176,7 +177,8 @@ class AttentionBlocks:
                         )
                     )
 
-                block.append(self._for("j", panels, panel))
+                end = panels if self.whole else self.used // plan.tile_rows
+                block.append(self._for("j", end, panel, panels))
 
             return [self._for("i", (end + (height - 1)) // height, tile)]
 
@@ -200,7 +202,7 @@ class AttentionBlocks:
                 inner += [Alloc(dot), Store(dot, (), self._number(0)), self._for("d", self.depth, one)]
                 inner.append(Store(self.scores, self._at(t, r), Load(dot, ())))
 
-            block.append(self._for("r", self.plan.rows, row))
+            block.append(self._for("r", self.height, row, self.plan.rows))
 
         return [self._for("t", count, term, self.plan.terms)]
 
@@ -225,7 +227,8 @@ class AttentionBlocks:
                         )
                     )
 
-                block.append(self._for("i", tiles, tile))
+                needed = minimum(tiles, maximum(self.height - row + (height - 1), 0) // height)
+                block.append(self._for("i", tiles if self.whole else needed, tile, tiles))
                 row = row + height * tiles
 
         return self._for("j", plan.columns // plan.tile_columns, panel)
