@@ -17,6 +17,7 @@ import aotc
 from aotc.vmfb.devices import cuda_array, driver, staging
 
 TARGET = "cuda:sm_90"
+ROUNDS = 15
 
 
 def quickest(run, rounds=7):
@@ -67,56 +68,77 @@ def overlap():
     print(f"one call {quickest(one) * 1e3:.2f} ms; two at the same time {quickest(two) * 1e3:.2f} ms")
 
 
+def mlp(x, *weights):
+    for w in weights:
+        x = jnp.tanh(x @ w)
+    return x
+
+
 def host():
-    """Microseconds from call to ready, and of the host alone, of a small program with its arrays on the GPU."""
-
-    def mlp(x, *weights):
-        for w in weights:
-            x = jnp.tanh(x @ w)
-        return x
-
+    """Microseconds of the host for a call of a small program with its arrays on the GPU, and from call to ready."""
     x, weights = np.ones((16, 64), np.float32), [np.eye(64, dtype=np.float32)] * 12
     module = aotc.load(aotc.compile(jax.jit(mlp), x, *weights, target=TARGET))
     bound = module.bind(dict(enumerate(weights, 1)))
-    given, out = module.put(x), module.put(x)
-    sets = [(module.put(x), module.put(x)) for _ in range(200)]
-    ready = quickest(lambda: [bound.invoke(given, out=[out]) for _ in range(100)]) / 100
-    new = quickest(lambda: [bound.invoke(a, out=[b]) for a, b in sets], 2) / len(sets)
-    print(f"12 layers, call to ready: {ready * 1e6:.1f} us, addresses new in each call {new * 1e6:.1f} us")
-    print(f"until the host waits: {until_it_waits(lambda: bound.invoke(given, out=[out])) * 1e6:.1f} us")
-    stays = until_it_waits(lambda: bound.invoke(given, results="device"))
-    print(f"the same with results='device': {stays * 1e6:.1f} us")
+    given, out, flat = module.put(x), module.put(x), [module.put(w) for w in weights]
+    sets = iter([(module.put(x), module.put(x)) for _ in range(40 * ROUNDS)])
+    others = iter([[module.put(w) for w in weights] for _ in range(40 * ROUNDS)])
+    print("12 layers, us of the host for a call that returns before the GPU is done:")
+    report("weights bound, result stays", lambda: bound.invoke(given, results="device"))
+    report("weights bound, out=", lambda: bound.invoke(given, out=[out]))
+    report("13 arrays given", lambda: module.invoke("main", given, *flat, results="device"))
+    report("weights bound, argument and out= new in each call", lambda: into(bound, *next(sets)))
+    report("12 of 13 arrays new in each call", lambda: module.invoke("main", given, *next(others), results="device"))
+    many = [np.ones(8, np.float32)] * 200
+    added = aotc.load(aotc.compile(jax.jit(lambda x, *w: jnp.sin(x + sum(w))), many[0], *many, target=TARGET))
+    wide, small = added.bind(dict(enumerate(many, 1))), added.put(many[0])
+    report("200 arrays bound", lambda: wide.invoke(small, results="device"))
+    print("from call to ready:")
+    report("results stay, wait()", lambda: bound.invoke(given, results="device")[0].wait(), 1)
+    report("NumPy result", lambda: bound.invoke(given), 1)
+    report("NumPy argument and result", lambda: bound.invoke(x), 1)
     foreign(bound, x)
+    beside_jax(x, weights)
 
 
-def until_it_waits(run):
-    """The least time from the call until the host has nothing to do but wait, in seconds."""
-    wait, found = driver.Gpu.wait, []
+def into(bound, given, out):
+    bound.invoke(given, out=[out])
 
-    def noted(gpu):
-        found.append(time.perf_counter())
-        wait(gpu)
 
-    driver.Gpu.wait = noted
-    took = []
-    for _ in range(200):
+def report(name, run, calls=40):
+    """Print the least time of a call, of rounds of so many; their end is waited for outside of the time."""
+    print(f"  {name}: {per_call(run, calls):.1f}")
+
+
+def per_call(run, calls):
+    best = 1e9
+    for _ in range(ROUNDS):
         start = time.perf_counter()
-        run()
-        took.append(found[-1] - start)
-    driver.Gpu.wait = wait
-    return min(took)
+        for _ in range(calls):
+            run()
+        best = min(best, (time.perf_counter() - start) / calls)
+        driver.call("cuCtxSynchronize")
+    return best * 1e6
 
 
 def foreign(bound, x):
-    """The same with an argument of another library."""
+    """The same with an argument of another library, whose calls end with a wait."""
     try:
         import cupy
         import torch
     except ImportError:
         return
     for name, given in (("torch", torch.from_numpy(x).cuda()), ("cupy", cupy.asarray(x))):
-        took = quickest(lambda given=given: [len(bound.invoke(given, results="device")) for _ in range(100)]) / 100
-        print(f"{name} argument, result stays: {took * 1e6:.1f} us")
+        report(f"{name} argument, result stays", lambda given=given: bound.invoke(given, results="device"), 1)
+
+
+def beside_jax(x, weights):
+    """The same of jax.jit, if it has a GPU."""
+    if jax.default_backend() != "gpu":
+        return
+    function, arrays = jax.jit(mlp), [jax.device_put(a) for a in (x, *weights)]
+    print("jax.jit:")
+    report("host", lambda: function(*arrays))
+    report("from call to ready", lambda: function(*arrays).block_until_ready(), 1)
 
 
 def shapes():

@@ -164,6 +164,12 @@ why: so many of arrays that are gone are kept for the next results: the driver i
 from: chosen, not measured: a value and the one that replaces it, twice
 """
 
+IDLE_BYTES = 256 << 20
+"""unit: bytes of a GPU's memory
+why: more blocks of one size are kept as well, if all that are kept have no more: a call may make many alike
+from: chosen, as KEPT_RESULTS: to take memory of the driver waits for the GPU, which a call does not
+"""
+
 STREAMS = 3
 """unit: calls of one module that are on GPUs at a time, each on streams and in memory of its own
 why: while one computes another copies, and a third is prepared; more wait, and take no dispatcher, which CPUs may need
@@ -190,8 +196,26 @@ from: chosen
 
 RECORDED_ADDRESSES = 8
 """unit: sets of addresses of arrays on a GPU
-why: for so many does a plan keep graphs; the oldest go first
+why: for so many does a plan keep graphs, and MOVING more that others are put into
 from: chosen, not measured: a loop that hands its results back uses two
+"""
+
+MOVING = 2
+"""unit: sets of graphs of a plan
+why: new addresses are put into these in turn: one may be changed while the GPU runs another
+from: chosen, not measured
+"""
+
+SEEN_ADDRESSES = 64
+"""unit: sets of addresses of arrays on a GPU
+why: so many are remembered that came once: graphs are recorded for those that come again
+from: chosen: a set is a tuple of integers
+"""
+
+STALE_CALLS = 64
+"""unit: calls of a plan
+why: graphs that were not used for so many go for those of other addresses; to record anew costs as much as ten calls
+from: chosen, not measured
 """
 
 COPIERS = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ from aotc.vmfb.dtypes import from_numpy
 from aotc.vmfb.errors import VmError
 
 NUMPY, DEVICE = "numpy", "device"  # what a call may be asked for
+
+
+RESIDENT = "aotc.vmfb.devices.gpu.resident"  # imported for GPUs alone
+
+
+def resident_calls(executable: Any) -> Any:
+    """Return the short ways of a function whose arrays stay on the GPU that the executable is on, or None."""
+    if not getattr(executable, "is_one_gpu", False):
+        return None
+    return import_module(RESIDENT).ResidentCalls(executable)
 
 
 class Residence:

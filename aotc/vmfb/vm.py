@@ -26,7 +26,7 @@ from aotc.vmfb.limits import MAX_BYTES, PLANS
 from aotc.vmfb.machine import GUARDED
 from aotc.vmfb.process.locks import new_lock
 from aotc.vmfb.process.result_memory import Rows
-from aotc.vmfb.results import Residence, fill
+from aotc.vmfb.results import Residence, fill, resident_calls
 from aotc.vmfb.safety.call_memory import CallMemory, TooLarge
 from aotc.vmfb.safety.interface import Invalid
 from aotc.vmfb.safety.recorder import Recorder, is_planned
@@ -127,6 +127,8 @@ class LoadedFunction:
     ----------
     name : str
     signature : Signature
+    resident : ResidentCalls or None
+        The short ways of calls whose arrays are on the GPU, if that is what it works on.
     recordings : int
         How often the program was run to record what it does: once for each tuple of shapes.
     call : callable
@@ -153,6 +155,7 @@ class LoadedFunction:
         self.proven: set[tuple[int, ...]] = set()  # submissions of an interpreted program that were checked
         self._plans: dict[tuple[tuple[int, ...], ...], _Planned] = {}
         self._lock = new_lock()
+        self.resident = resident_calls(executable) if self._planned else None
         self.recordings = 0
 
     def run(
@@ -187,6 +190,10 @@ class LoadedFunction:
         VmError
             If an argument does not fit or an assertion of the program fails.
         """
+        if self.resident is not None:
+            found = self.resident.call(values, out, donate, results)
+            if found is not None:
+                return found
         if len(values) != len(self.arguments):
             raise VmError(
                 self.where,
@@ -194,6 +201,7 @@ class LoadedFunction:
                 len(values),
                 f"{len(self.arguments)}: {', '.join(map(str, self.arguments))}",
             )
+        key = self.resident.key(values, out, donate, results) if self.resident is not None else None
         arrays = prepared(self.arguments, values, self.where, donate, self.residence.gpus)
         buffers = check_outs(out, len(self.result_dtypes), arrays, self.where, self.residence.result_gpus)
         stays = self.residence.stays(results, buffers)
@@ -205,6 +213,8 @@ class LoadedFunction:
             take_over(self.arguments, values, arrays, donate)
             made = self.residence.results(plan, arrays, buffers, stays, self.where)
             replay(arrays, made)
+            if key is not None and self.resident is not None:
+                self.resident.learn(plan, replay, key, arrays, made, out)
         made = self.residence.moved(made, stays)
         return made if out is None else [x if given is None else given for x, given in zip(made, out)]
 

@@ -32,6 +32,7 @@ OTHER = {
     ("aotc/lowering/analysis/host/least_cut.py", "FIRST, SECOND"): "numbers of the two sides",
     ("aotc/lowering/analysis/host/least_cut.py", "_NEVER"): "a mark: more than all else weighs",
     ("aotc/vmfb/devices/driver.py", "_ORDINAL"): "CUDA's numbers",
+    ("aotc/vmfb/devices/cuda_array.py", "_WAITS_ITSELF"): "a number of DLPack",
     ("aotc/vmfb/devices/driver.py", "_PORTABLE"): "CUDA's numbers",
     ("aotc/vmfb/devices/placed_call.py", "_BLOCK"): "what CUDA's allocations are aligned to",
     ("aotc/vmfb/devices/driver.py", "_NO_TIMING"): "a number of the CUDA driver",

@@ -13,7 +13,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.vmfb.calls import out_of_memory
 from aotc.vmfb.devices import streams
-from aotc.vmfb.devices.driver import OutOfGpuMemory
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import RECORDED_PLANS, STREAMS
 

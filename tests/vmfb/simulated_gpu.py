@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import sys
 import threading
 from collections import deque
 from functools import partial
@@ -15,8 +16,9 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.bundle import open_bundle
-from aotc.vmfb.devices import cuda_array, cuda_program
+from aotc.vmfb.devices import cuda_array, tensor_map
 from aotc.vmfb.devices import driver as cuda_driver
+from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.process.interruption import Watch
 
@@ -51,6 +53,7 @@ class SimulatedGpu:
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
+    left: ClassVar[deque] = deque()  # memory, and work on it, of those that went before it was done
     streams: ClassVar[WeakValueDictionary] = WeakValueDictionary()  # by handle
     lock: ClassVar = threading.RLock()  # streams are given work by one thread while another waits for them
     thread: ClassVar = threading.local()  # whose ``here`` is the number of the GPU that its calls are for
@@ -64,7 +67,21 @@ class SimulatedGpu:
         self.every.add(self)
         self.handle = id(self)
         self.streams[self.handle] = self
+        self.mark = Mark(self.handle)
         self.enter()
+
+    def __del__(self):
+        """What it was given is done before anything else; not now, for the collector may have come at any moment."""
+        if not sys.is_finalizing():
+            if self.queue:
+                self.left.append((self.memory, list(self.queue)))
+            self.mark.end()
+
+    def _do_what_is_left(self):
+        while self.left:
+            _, actions = self.left.popleft()
+            for action in actions:
+                action()
 
     def another(self):
         other = SimulatedGpu(self.ordinal)
@@ -91,6 +108,7 @@ class SimulatedGpu:
         with self.lock:
             if self.acting:  # in an action the collector found an old module, whose memory is freed
                 return
+            self._do_what_is_left()
             while self.done < mark:
                 action = self.queue.popleft()
                 self.done += 1
@@ -108,6 +126,10 @@ class SimulatedGpu:
 
     def enter(self):
         self.thread.here = self.ordinal
+
+    def enter_quickly(self):
+        self.enter()
+        return 0
 
     def _is_entered(self):
         assert self.thread.here == self.ordinal
@@ -138,6 +160,13 @@ class SimulatedGpu:
         marks = [(gpu, gpu.given) for gpu in others]
         self._do("follow", lambda: [gpu._reach(mark) for gpu, mark in marks])
 
+    def link(self, stream, other):
+        """Another library's stream waits; the one of which all others take care, at once."""
+        if stream > 1:
+            self.streams[stream].follow(other)
+        else:
+            self.streams[other].wait()
+
     def finish(self, event):
         self.log.append("finish")
         event.gpu._reach(event.mark)
@@ -161,11 +190,11 @@ class SimulatedGpu:
         return block.ctypes.data
 
     def free(self, blocks, graphs=()):
-        for gpu in list(self.every) if blocks else ():  # as the driver does
-            gpu._reach(gpu.given)
+        marks = [(gpu, gpu.given) for gpu in list(self.every) if gpu.queue]
         with self.lock:
-            for address in blocks:
-                del self.memory[address]
+            held = [self.memory.pop(address) for address in blocks]
+            if held and marks:  # the driver waits; here the memory stays until then, for a finalizer may have called
+                self.left.append((held, [lambda: [gpu._reach(mark) for gpu, mark in marks]]))
         for graph in graphs:
             graph.clear()
 
@@ -227,8 +256,32 @@ class SimulatedGpu:
     def drop(self, graph):
         graph.is_dropped = True
 
+    def kernel_setter(self, graph, node, function, shape, table):
+        def change():
+            self.log.append("set_kernel")
+            graph[0][node] = graph[0][node][0], self.launching(function, shape, table)
+            return 0
+
+        return change
+
+    def copy_setter(self, graph, node, copy):
+        def change():
+            self.log.append("set_copy")
+            action = self.copying(copy.target.device, copy.source.device, copy.extent[0])
+            graph[0][node] = graph[0][node][0], action
+            return 0
+
+        return change
+
+    def prepared(self, graph):
+        def run():
+            self.run_graph(graph)
+            return 0
+
+        return run
+
     def run_graph(self, graph):
-        (nodes,) = graph  # one that is destroyed while it runs goes when it is done
+        nodes = list(graph[0])  # one that is changed or destroyed while it runs goes on as it is until it is done
         self._do("graph", lambda: run_nodes(nodes))
 
     def note_loops(self):
@@ -351,7 +404,7 @@ def install(monkeypatch, data, capability=(9, 0), count=1, order=SimulatedGpu.LA
     monkeypatch.setattr(cuda_driver, "ordinal_of", ordinal_of)
     monkeypatch.setattr(cuda_driver, "page_locked", page_locked)
     monkeypatch.setattr(cuda_driver, "PageLock", PageLock)
-    monkeypatch.setattr(cuda_program, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
+    monkeypatch.setattr(tensor_map, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
     monkeypatch.setattr(cuda_driver, "missing", lambda: "")
     monkeypatch.setattr(cuda_driver, "device_count", lambda: count)
     monkeypatch.setattr(cuda_driver, "device_name", lambda ordinal: "a simulated GPU")

@@ -100,6 +100,9 @@ class Bound:
         for number, x in arrays.items():
             self._row[number] = x if x.ordinal >= 0 else x.numpy()
         self._open = [number for number in range(count) if number not in self.arrays]
+        self._resident = module.loaded(name).resident
+        on_gpu = self._resident is not None and all(x.kind is not None for x in arrays.values())
+        self._kept = self._resident.keep(arrays, count) if on_gpu else None
 
     def all_arguments(self, arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments of a call that is given the rest.
@@ -120,7 +123,26 @@ class Bound:
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
         """Run the function on flat arrays; options as of :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
-        return self._module.invoke(self._name, *self.all_arguments(arrays), **options)
+        if self._kept is None:
+            return self._module.invoke(self._name, *self.all_arguments(arrays), **options)
+        return self._invoke(arrays, **options)
+
+    def _invoke(
+        self, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False, trace: Any = "",
+        results: str = "",
+    ) -> list[Any]:  # fmt: skip
+        """Run the function on the GPU, where what is bound is: nothing of that is looked at in each call."""
+        if not trace:
+            found: list[Any] | None = self._resident.call(arrays, out, donate, results, self._kept)
+            if found is not None:
+                return found
+        values = self.all_arguments(arrays)
+        kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may take donated ones
+        made = self._module.invoke(self._name, *values, out=out, donate=donate, trace=trace, results=results)
+        if None not in kinds:
+            given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
+            self._resident.bind(self._kept, kinds, given, donate, results)
+        return made
 
     def submit(self, *arrays: Any, **options: Any) -> Fence:
         """Run the function later; options as of :meth:`aotc.vmfb.module.LoadedModule.submit`."""

@@ -49,6 +49,7 @@ class DeviceArray:
 
     __slots__ = ("__weakref__", "_array", "_dtype", "_shape", "device")
     ordinal: int = -1
+    kind: Any = None
 
     def __init__(self, array: np.ndarray, device: str) -> None:
         self._array: np.ndarray | None = array
@@ -101,6 +102,10 @@ class DeviceArray:
             raise self._refusal()
         return self._array
 
+    def wait(self) -> DeviceArray:
+        """Wait until the elements are there; return the array."""
+        return self
+
     def copy(self) -> DeviceArray:
         """Return a copy on the same device."""
         return DeviceArray(self.numpy().copy(order="C"), self.device)
@@ -116,7 +121,7 @@ class DeviceArray:
         return other
 
     def _refusal(self) -> VmError:
-        text = f"{from_numpy(self._dtype)}{list(self._shape)} on {self.device}"
+        text = f"{from_numpy(self.dtype)}{list(self.shape)} on {self.device}"
         return VmError("", "this array was donated to a call, which has overwritten it", text, "a result of that call")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 from weakref import finalize
 
 import numpy as np
 
 from aotc.vmfb.abi import COPY, Case, Command, Graph, Node, Place, WhileNode, value_of
-from aotc.vmfb.commands import all_nodes
+from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.gpu.commands import CopyCommand, GpuCommand, LaunchCommand
 from aotc.vmfb.devices.launch import launch_of
-from aotc.vmfb.devices.libcuda.recording import GraphRecorder, Work, is_recorded
+from aotc.vmfb.devices.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
-from aotc.vmfb.devices.tensor_map import encode_map
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
+_Named: TypeAlias = "tuple[GpuCommand, Any, int]"  # a command, the graph that it is in, its node there
 
 
 class CudaMemory:
@@ -105,7 +105,12 @@ class CudaProgram:
 
     All of it is one recorded graph, with its loops and branches, which belongs to ``recordings``. A driver that knows
     no such graphs has one for each graph between them, and the host reads what decides. ``record=False`` runs commands
-    directly, for a call whose addresses are used only once.
+    directly, for a call whose addresses are used only once. A graph can be moved to other addresses.
+
+    Attributes
+    ----------
+    graphs : list of Recording
+        What it runs, if it is nothing but a graph without loops; else empty.
     """
 
     def __init__(
@@ -119,15 +124,35 @@ class CudaProgram:
     ) -> None:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record = recordings, record
-        self._keep: list[Any] = []
         self._flag = np.zeros(8, np.uint8)
+        # By slot: the nodes of recorded graphs that name it, as which of their arrays, so many bytes behind its begin.
+        self._by_slot: dict[int, list[tuple[_Named, int, int]]] = {}
+        self._fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
+        self.graphs: list[Any] = []
         whole = record and is_recorded(nodes, executable.gpu)
         self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
+        if whole and not _has_loops(nodes):
+            self.graphs = recordings.graphs[-1:]
 
     def run(self) -> None:
         """Put the whole command buffer on the stream; waits where the host must read a predicate."""
         for step in self._steps:
             step()
+
+    def can_move(self, slots: Iterable[int]) -> bool:
+        """Can what these slots have be put into what was recorded? Not where loops, branches and decisions name it."""
+        return self._fixed.isdisjoint(slots)
+
+    def move(self, slots: Iterable[int]) -> None:
+        """Put the addresses that these slots have now into the recorded graphs."""
+        touched: dict[GpuCommand, _Named] = {}
+        for slot in slots:
+            begin = self._slots[slot]
+            for named, number, offset in self._by_slot.get(slot, ()):
+                named[0].put(number, begin + offset)
+                touched[named[0]] = named
+        for command, recording, node in touched.values():
+            command.update(recording, node)
 
     def _value(self, operand: int) -> int:
         return value_of(operand, self._parameters)
@@ -153,12 +178,12 @@ class CudaProgram:
         if self._record:
             return self._recorded([graph])
         gpu = self._executable.gpu
-        work = [found for command in graph.leaves if (found := self._work(command))]
-        commands = [(getattr(gpu, method), arguments) for method, arguments in work]
+        commands = [work for command in graph.leaves if (work := self._work(command)) is not None]
 
         def run_all() -> None:
-            for do, arguments in commands:
-                do(*arguments)
+            for command in commands:  # which has the memory that what is asked points to
+                method, arguments = command.asked
+                getattr(gpu, method)(*arguments)
 
         return run_all
 
@@ -166,13 +191,27 @@ class CudaProgram:
         """Return what runs nodes as one graph."""
         gpu = self._executable.gpu
         graph = gpu.new_graph()
+        rows: list[tuple[Command, GpuCommand, int]] = []
+
+        def added(command: Command, work: GpuCommand, node: int, maker: Any) -> None:
+            if maker is graph:
+                rows.append((command, work, node))
+            else:
+                self._fixed.update(slot for slot, _ in command.places)
+
         try:
-            GraphRecorder(self._work, self._address).nodes(graph, nodes)
+            GraphRecorder(self._work, self._address, added).nodes(graph, nodes)
             recording = gpu.ready(graph)
-        finally:
+        except BaseException:
             gpu.drop(graph)
+            raise
         self._recordings.graphs.append(recording)
-        loops = any(isinstance(node, WhileNode) for node in all_nodes(nodes))
+        self._fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
+        for command, work, node in rows:
+            for number, (slot, offset) in enumerate(command.places):
+                row = (work, recording, node), number, self._value(offset)
+                self._by_slot.setdefault(slot, []).append(row)
+        loops = _has_loops(nodes)
 
         def run() -> None:
             if loops:
@@ -181,26 +220,17 @@ class CudaProgram:
 
         return run
 
-    def _work(self, command: Command) -> Work | None:
+    def _work(self, command: Command) -> GpuCommand | None:
         """Return what a command asks of a GPU, or of a graph; None if that is nothing."""
-        pointers = [self._address(place) for place in command.places]
+        addresses = [self._address(place) for place in command.places]
         dims = [self._value(word) for word in command.dims]
         if command.kind == COPY:
-            return ("copy", (pointers[1], pointers[0], dims[0])) if dims[0] else None
-        kernel, function = self._executable.kernels[command.kernel], self._executable.functions[command.kernel]
-        where, items = self._executable.where, self._value(command.items)
-        shape = launch_of(where, kernel, dims, items, self._executable.gpu.multiprocessors)
+            return CopyCommand(self._executable, addresses, dims[0]) if dims[0] else None
+        kernel, items = self._executable.kernels[command.kernel], self._value(command.items)
+        shape = launch_of(self._executable.where, kernel, dims, items, self._executable.gpu.multiprocessors)
         if shape.is_empty:
             return None
-        rows = kernel.get("launch", {}).get("maps", ())
-        maps = [encode_map(where, row, pointers[row["buffer"]], dims) for row in rows]
-        values = [*pointers, *dims, items]
-        arguments = (ctypes.c_int64 * len(values))(*values)
-        start = ctypes.addressof(arguments)
-        places = [*map(ctypes.addressof, maps), *(start + 8 * n for n in range(len(values)))]
-        table = (ctypes.c_void_p * len(places))(*places)
-        self._keep += [maps, arguments, table]
-        return "launch", (function, shape, table)
+        return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
     def _read(self, place: Place, size: int) -> Step:
         """Return what brings a scalar to ``_flag``."""
@@ -243,3 +273,7 @@ class CudaProgram:
                 step()
 
         return run
+
+
+def _has_loops(nodes: Sequence[Node]) -> bool:
+    return any(isinstance(node, WhileNode) for node in all_nodes(nodes))

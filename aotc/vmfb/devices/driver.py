@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 from weakref import finalize
 
+from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import LaunchShape
-from aotc.vmfb.devices.libcuda.graphs import CONDITIONS_SINCE, GraphMaker
-from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory, attempt, call, handle_of, is_done, missing
+from aotc.vmfb.devices.libcuda.graphs import CONDITIONS_SINCE, GraphStream, Recording
+from aotc.vmfb.devices.libcuda.library import DRIVER, OutOfGpuMemory, attempt, call, handle_of, is_done, missing
 from aotc.vmfb.devices.libcuda.loops import WORD_BYTES, Loops, load_decisions, watch
 from aotc.vmfb.errors import VmError
 
@@ -123,6 +124,7 @@ class _Held:
         self.process = os.getpid()
         self.context = handle_of("cuDevicePrimaryCtxRetain", ordinal)  # kept: threads, and other libraries, are in it
         self.streams: list[c_void_p] = []
+        self.marks: list[Mark] = []
         self.modules: list[c_void_p] = []
         self.blocks: set[int] = set()
         self.events: list[c_void_p] = []
@@ -131,7 +133,7 @@ class _Held:
         self.turning: set[int] = set()  # streams that have loops under way
         self.later: list[int] = []  # memory that goes when they have ended, for who frees some waits for all streams
 
-    def free(self, blocks: Iterable[int], graphs: Iterable[c_void_p]) -> None:
+    def free(self, blocks: Iterable[int], graphs: Iterable[Recording]) -> None:
         """Give memory and graphs back."""
         if self.turning:
             self.later.extend(blocks)
@@ -139,7 +141,8 @@ class _Held:
         if os.getpid() == self.process:
             with suppress(VmError), _within(self.context):
                 for graph in graphs:
-                    attempt("cuGraphExecDestroy", graph)
+                    attempt("cuGraphExecDestroy", graph.ready)
+                    attempt("cuGraphDestroy", graph.source)
                 for address in blocks:
                     self.blocks.discard(address)
                     attempt("cuMemFree_v2", address)
@@ -159,6 +162,8 @@ class _Held:
             with suppress(VmError), _within(self.context):
                 for stream in self.streams:
                     attempt("cuStreamSynchronize", stream)
+                for mark in self.marks:
+                    mark.end()
                 self.free(list(self.blocks), ())
                 for module in self.modules:
                     attempt("cuModuleUnload", module)
@@ -168,7 +173,7 @@ class _Held:
                     attempt("cuStreamDestroy_v2", stream)
 
 
-class Gpu:
+class Gpu(GraphStream):
     """A GPU's primary context with one stream; methods work on the calling thread's current context.
 
     What it took it gives back when the last reference to it goes; at the end of the process the driver does.
@@ -179,6 +184,10 @@ class Gpu:
         The GPU's number; several objects may share a GPU, each with a stream of its own.
     multiprocessors : int
         How many it has.
+    mark : Mark
+        The stream, for memory that it may be at work on.
+    enter_quickly : callable
+        What :meth:`enter` does; returns the driver's status.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -186,27 +195,31 @@ class Gpu:
         self._held = _Held(ordinal)
         self._idle: list[c_void_p] = []  # events that nobody uses
         finalize(self, self._held.close).atexit = False
-        self._context = self._held.context
+        self.context = self._held.context
+        self.enter_quickly: Callable[[], int] = partial(DRIVER.function("cuCtxSetCurrent"), self.context)
         self.enter()
-        self.stream = self._new_stream()
+        self.stream, self.mark = self._new_stream()
         self._first: Gpu | None = None  # whose end is that of the memory
         self._loops: Loops | None = None
         self.multiprocessors = _attribute(_MULTIPROCESSORS, ordinal)
 
-    def _new_stream(self) -> c_void_p:
-        self._held.streams.append(handle_of("cuStreamCreate", _NON_BLOCKING))
-        return self._held.streams[-1]
+    def _new_stream(self) -> tuple[c_void_p, Mark]:
+        made = handle_of("cuStreamCreate", _NON_BLOCKING)
+        self._held.streams.append(made)
+        self._held.marks.append(Mark(made.value or 0))
+        return made, self._held.marks[-1]
 
     def another(self) -> Gpu:
         """Return the same GPU, modules and memory with another stream; what it took goes back with all of them."""
         self.enter()
         other = copy(self)
-        other._first, other.stream, other._loops = self._first or self, self._new_stream(), None
+        other._first, other._loops = self._first or self, None
+        other.stream, other.mark = self._new_stream()
         return other
 
     def enter(self) -> None:
         """Make this GPU the calling thread's."""
-        call("cuCtxSetCurrent", self._context)
+        call("cuCtxSetCurrent", self.context)
 
     def load(self, image: Any) -> c_void_p:
         """Return the module of a cubin, or of PTX, which the driver compiles."""
@@ -261,7 +274,7 @@ class Gpu:
         if size and other.ordinal == self.ordinal:
             self.copy(to, source, size)
         elif size:
-            call("cuMemcpyPeerAsync", to, self._context, source, other._context, size, self.stream)
+            call("cuMemcpyPeerAsync", to, self.context, source, other.context, size, self.stream)
 
     def let_reach(self, other: Gpu) -> None:
         """Let copies between two GPUs go without the host, where they can."""
@@ -270,7 +283,7 @@ class Gpu:
             call("cuDeviceCanAccessPeer", byref(can), self.ordinal, other.ordinal)
         if can.value:
             self.enter()
-            attempt("cuCtxEnablePeerAccess", other._context, 0)  # fails if it is so already
+            attempt("cuCtxEnablePeerAccess", other.context, 0)  # fails if it is so already
 
     def take_event(self) -> c_void_p:
         """Return an event of nobody else's."""
@@ -301,10 +314,14 @@ class Gpu:
 
     def follow(self, stream: int) -> None:
         """Let the stream go on when another one, of any library, is done with all that it has by now."""
+        self.link(self.handle, stream)
+
+    def link(self, stream: int, other: int) -> None:
+        """Let a stream, of any library, go on when another one is done with all that it has by now."""
         event = self.take_event()
         self.enter()
-        call("cuEventRecord", event, stream)
-        self.wait_for(event)
+        call("cuEventRecord", event, other)
+        call("cuStreamWaitEvent", stream, event, 0)
         self.give_events([event])  # who waits has read it: it may be recorded again
 
     def finish(self, event: c_void_p) -> None:
@@ -331,11 +348,6 @@ class Gpu:
 
     # ------------------------------------------------------------ graphs
 
-    @property
-    def context(self) -> c_void_p:
-        """Return the primary context."""
-        return self._context
-
     def has_conditions(self) -> bool:
         """Can graphs have loops and branches?"""
         return version() >= CONDITIONS_SINCE
@@ -347,22 +359,6 @@ class Gpu:
             self._held.decisions = self._held.decisions or load_decisions(self)
             self._loops = Loops(self, self._held.decisions, self._held.word())
         return self._loops
-
-    def new_graph(self) -> GraphMaker:
-        """Return a graph to be filled."""
-        return GraphMaker(self, handle_of("cuGraphCreate", 0))
-
-    def ready(self, graph: GraphMaker) -> c_void_p:
-        """Return a graph that was filled, to be run."""
-        return handle_of("cuGraphInstantiateWithFlags", graph.handle, 0)
-
-    def drop(self, graph: GraphMaker) -> None:
-        """Forget a graph that was filled; what is ready to run stays."""
-        call("cuGraphDestroy", graph.handle)
-
-    def run_graph(self, graph: c_void_p) -> None:
-        """Run a graph on the stream."""
-        call("cuGraphLaunch", graph, self.stream)
 
     # ------------------------------------------------------------ loops under way
 

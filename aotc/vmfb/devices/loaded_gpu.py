@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.devices.buffers import check_digest
 from aotc.vmfb.devices.cuda_array import CudaArray, CudaBuffer
+from aotc.vmfb.devices.gpu.stream_order import Mark
 from aotc.vmfb.devices.launch import fits
 from aotc.vmfb.devices.tensor_map import map_fits
 from aotc.vmfb.errors import BundleError, VmError
-from aotc.vmfb.limits import IDLE_BUFFERS
+from aotc.vmfb.limits import IDLE_BUFFERS, IDLE_BYTES
 from aotc.vmfb.process.locks import new_recursive_lock
 from aotc.vmfb.weights.constants import ConstantMemory
 
@@ -41,6 +42,18 @@ class Usage:
         with self._lock:
             self.bytes += size
             self.most_bytes = max(self.most_bytes, self.bytes)
+
+
+class _IdleMemory(NamedTuple):
+    """Memory of an array that is gone, and the streams that may still be at work on it."""
+
+    address: int
+    users: set[Mark]
+    writer: Mark | None
+
+    def is_of(self, mark: Mark) -> bool:
+        """Is no other stream at work on it?"""
+        return not self.users or (mark in self.users and len(self.users) == 1)
 
 
 class LoadedGpu:
@@ -81,7 +94,7 @@ class LoadedGpu:
         self.constants = self._upload(bundle, constants, rows)
         self.usage = Usage()
         self.usage.count(self.constants_bytes)
-        self._idle: dict[int, list[int]] = {}  # memory of arrays that are gone, by size
+        self._idle: dict[int, list[_IdleMemory]] = {}  # memory of arrays that are gone, by size
 
     def _load(self, bundle: Bundle, part: dict[str, Any]) -> list[Any]:
         modules: dict[tuple[int, ...], Any] = {}
@@ -121,12 +134,21 @@ class LoadedGpu:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> CudaArray:
         """Return an array of unspecified elements in this GPU's memory, for the model's ``device``."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return CudaArray(self.block(size), shape, dtype, device)
+
+    def block(self, size: int, mark: Mark | None = None) -> CudaBuffer:
+        """Return memory for an array, if possible some that only the stream ``mark``, or none, may be at work on."""
         blocks = self._idle.get(size)
         try:
-            address = blocks.pop() if blocks else self.gpu.allocate(size)
+            found = blocks.pop() if blocks else None
+            if found is not None and blocks and mark is not None and not found.is_of(mark):
+                blocks.insert(0, found)
+                found = blocks.pop()
         except IndexError:  # another thread has taken the last one
-            address = self.gpu.allocate(size)
-        return CudaArray(CudaBuffer(self, address, size), shape, dtype, device)
+            found = None
+        if found is None:
+            return CudaBuffer(self, self.gpu.allocate(size), size)
+        return CudaBuffer(self, found.address, size, found.users, found.writer)
 
     def put(self, array: np.ndarray, device: str) -> CudaArray:
         """Return a copy of an array in this GPU's memory."""
@@ -134,26 +156,29 @@ class LoadedGpu:
         made.assign(array)
         return made
 
-    def give(self, address: int, size: int) -> None:
-        """Take the memory of an array back; a finalizer calls it, on any thread."""
+    def give(self, address: int, size: int, users: set[Mark], writer: Mark | None) -> None:
+        """Take the memory of an array back, on any thread, and when the collector runs."""
         blocks = self._idle.setdefault(size, [])
         limit = self.usage.limit
-        if len(blocks) < IDLE_BUFFERS and (not limit or self.working_bytes() + size <= limit):
-            blocks.append(address)
+        few = len(blocks) < IDLE_BUFFERS or (not limit and self._idle_bytes() + size <= IDLE_BYTES)
+        if few and (not limit or self.working_bytes() + size <= limit):
+            blocks.append(_IdleMemory(address, users, writer))
         else:
             self.gpu.free([address])
 
+    def _idle_bytes(self) -> int:
+        return sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
+
     def working_bytes(self) -> int:
         """Return the bytes that plans hold, and those of arrays that are gone."""
-        idle = sum(size * len(blocks) for size, blocks in tuple(self._idle.items()))
-        return self.usage.bytes - self.constants_bytes + idle
+        return self.usage.bytes - self.constants_bytes + self._idle_bytes()
 
     def trim(self) -> int:
         """Free the memory of arrays that are gone; return how many bytes that were."""
         freed = 0
         for size, blocks in self._idle.items():
             taken, blocks[:] = list(blocks), []
-            self.gpu.free(taken)
+            self.gpu.free([block.address for block in taken])
             freed += size * len(taken)
         return freed
 

@@ -94,6 +94,11 @@ class PlacedExecutable:
         space = self.spaces[layout.home(slot)]
         return space if isinstance(space, LoadedGpu) else None
 
+    @property
+    def is_one_gpu(self) -> bool:
+        """Is a single GPU's memory all that it works on?"""
+        return len(self.spaces) == len(self.gpus) == 1
+
     def replay(self, plan: Plan) -> Callable[[Sequence[Array], Sequence[Array]], None]:
         """Return the function that runs ``plan`` on argument and result arrays, and judges what it computed.
 
@@ -192,13 +197,17 @@ class PlacedPlan:
         self._executable, self._plan = executable, plan
         self._calls: dict[int, PlacedCall] = {}  # by the streams' identity, which live as long as the executable
 
+    def on(self, streams: CallStreams) -> PlacedCall:
+        """Return the plan on streams."""
+        call = self._calls.get(id(streams))
+        if call is None:
+            call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan)
+        return call
+
     def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
         """Run the plan; see :meth:`PlacedExecutable.replay`."""
         streams = self._executable.pool.take()
         try:
-            call = self._calls.get(id(streams))
-            if call is None:
-                call = self._calls[id(streams)] = PlacedCall(self._executable, streams, self._plan)
-            call.run(arrays, results)
+            self.on(streams).run(arrays, results)
         finally:
             self._executable.pool.give(streams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -12,34 +13,49 @@ from aotc.vmfb.abi import ALIGNMENT, Slots
 from aotc.vmfb.arena import Arena
 from aotc.vmfb.device import Plan, judge
 from aotc.vmfb.devices.cuda_array import CudaArray
-from aotc.vmfb.devices.driver import OutOfGpuMemory
+from aotc.vmfb.devices.driver import Gpu
+from aotc.vmfb.devices.gpu.recorded import AddressedPrograms, RecordedPrograms
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed_program import CallState, PlacedProgram, read_scalar
 from aotc.vmfb.devices.staging import download, locked, upload
 from aotc.vmfb.devices.streams import CallStreams
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.limits import RECORDED_ADDRESSES
 from aotc.vmfb.pointers import EMPTY, address_of
-from aotc.vmfb.process.interruption import end_if_stopped
+from aotc.vmfb.process.interruption import end_if_stopped, is_submitted
 
 Array = np.ndarray | CudaArray
 _BLOCK = 256  # bytes: each array begins where the driver's own memory might
 
 
 class PlacedCall:
-    """A plan on streams of a ``PlacedExecutable``."""
+    """A plan on streams of a ``PlacedExecutable``.
+
+    Attributes
+    ----------
+    recorded : RecordedPrograms
+        What was recorded, by the addresses of arrays on GPUs.
+    me : weak reference
+        To this object, which the streams know it by.
+    """
 
     def __init__(self, executable: Any, streams: CallStreams, plan: Plan) -> None:
         self._executable, self._streams, self._plan = executable, streams, plan
+        self.me = ref(self)
         layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
         self._call = CallState(layout)
         self._gpus = [streams.loaded(layout, slot) for slot in range(layout.count)]  # by slot
         self._places = plan.slots_of_results()
+        self._slots = [*range(plan.arguments), *self._places]  # of arguments, then of results
+        self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
         self._judged = plan.judged_after()
         self._read = partial(read_scalar, streams.spaces, self._call)
+        self._sent: list[tuple[Gpu, Any]] = []  # events that come when GPUs have read the arguments that are the host's
         self._parts: dict[tuple[bool, ...], tuple[dict[int, tuple[int, int]], list[int]]] = {}
+        self._on_gpus = (False,) * len(self._slots)  # none of them is in working memory
         self._laid: tuple[tuple[bool, ...], int] = (), -1  # what is in the table of what is in working memory
-        self._programs: dict[tuple[int, ...], list[PlacedProgram] | None] = {}  # None: the addresses came once
+        make = partial(PlacedProgram, streams.spaces, self._call, executable.buffers)
+        self.recorded = RecordedPrograms(make, plan.submissions, self._slots)
         for space, loaded in enumerate(streams.spaces):
             constants = loaded.constants if isinstance(loaded, LoadedGpu) else loaded.constants_address
             self._call.slots[layout.constants_of(space)] = constants
@@ -50,34 +66,67 @@ class PlacedCall:
         end_if_stopped()
         arena = None
         try:
-            addresses = self._bind(arrays, results)
+            addresses, shared = self._bind(arrays, results)
             arena = self._take_arena()
-            programs = self._programs_of(addresses)
+            if self._streams.last is not self.me:
+                self._streams.note(self)
+            programs = self.recorded.of(addresses, addresses).programs
             self._upload(arrays)
             judge(self._judged[0], self._read)
             for program, after in zip(programs, self._judged[1:]):
                 program.run()
                 judge(after, self._read)
             end_if_stopped()
-            self._download(results)
-            self._streams.wait()
+            fetched = self._download(results)
+            turning = any(gpu.is_turning for gpu in self._streams.gpus)  # loops, which only who waits for them can end
+            self._finish(waits=shared or fetched or turning or is_submitted())
         except BaseException:  # what goes with it may be read or written by GPUs
             self._streams.abandon()
+            self._give_events()
             raise
         if arena is not None:  # else a copy of a call that failed may still be under way to it
             self._executable.arenas.give(arena)
 
+    def _finish(self, waits: bool) -> None:
+        """Wait for the GPUs if somebody would not; else until they have read what is the host's."""
+        if waits:
+            self._streams.wait()
+        else:
+            self._streams.busy = True
+            for gpu, event in self._sent:
+                gpu.finish(event)
+            self._call.pending.settle_all()
+        self._give_events()
+
+    def _give_events(self) -> None:
+        for gpu, event in self._sent:
+            gpu.give_events([event])
+        self._sent = []
+
     def forget(self) -> None:
         """Drop the graphs."""
-        self._programs.clear()
+        self.recorded.clear()
 
     # ------------------------------------------------------------ where arrays are
 
-    def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[int, ...]:
-        """Put all arrays in the table; return the addresses of those on GPUs, 0 for others."""
-        rows: list[tuple[int, Any]] = [*enumerate(arrays), *zip(self._places, results, strict=True)]
-        addresses, ours = [], []
+    def aim(self, key: tuple[Any, ...], addresses: tuple[int, ...]) -> AddressedPrograms:
+        """Return what runs with all arguments and results on the GPU, at these addresses; later calls have the key."""
         slots = self._call.slots
+        for slot, address in zip(self._slots, addresses):
+            slots[slot] = address
+        self._lay(self._on_gpus, ())
+        if self._streams.last is not self.me:
+            self._streams.note(self)
+        return self.recorded.of(key, addresses)
+
+    def _bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> tuple[tuple[int, ...], bool]:
+        """Put all arrays in the table.
+
+        Return the addresses of those on GPUs, 0 for others; and whether other libraries may be at work on some.
+        """
+        rows: list[tuple[int, Any]] = [*zip(self._slots, (*arrays, *results), strict=True)]
+        addresses, ours, shared = [], [], False
+        slots, written = self._call.slots, self._written
         for slot, x in rows:
             loaded = self._gpus[slot]
             if loaded is None:
@@ -85,14 +134,23 @@ class PlacedCall:
             elif isinstance(x, CudaArray):
                 buffer = x.buffer
                 slots[slot] = buffer.address
-                if buffer.stream is not None:
-                    loaded.gpu.follow(buffer.stream)
+                shared = shared or buffer.shared
+                if slot in written:
+                    buffer.written_by(loaded.gpu)
+                else:
+                    buffer.read_by(loaded.gpu)
                 addresses.append(buffer.address)
                 ours.append(False)
                 continue
             addresses.append(0)
             ours.append(loaded is not None)
-        kinds = tuple(ours)
+        self._lay(tuple(ours), rows)
+        return tuple(addresses), shared
+
+    def _lay(self, kinds: tuple[bool, ...], rows: Sequence[tuple[int, Any]]) -> None:
+        """Put in the table where arenas are, and the arguments and results that are in working memory."""
+        if self._laid == (kinds, self._streams.moves):  # nor has any memory become too small
+            return
         parts = self._parts.get(kinds)
         if parts is None:
             parts = self._parts[kinds] = self._divided(rows)
@@ -101,14 +159,11 @@ class PlacedCall:
             self._executable.pool.reserve(self._streams, sizes)
         except OutOfGpuMemory as error:
             raise self._report(rows) from error
-        if self._laid == (kinds, self._streams.moves):
-            return tuple(addresses)
         self._laid = kinds, self._streams.moves
         for slot, (space, offset) in places.items():
             workspace = self._streams.workspaces[space]
             assert workspace is not None
-            slots[slot] = workspace.address + offset
-        return tuple(addresses)
+            self._call.slots[slot] = workspace.address + offset
 
     def _divided(self, rows: Sequence[tuple[int, Any]]) -> tuple[dict[int, tuple[int, int]], list[int]]:
         """Return, of each slot in working memory, which memory and where there; and how much of each is needed."""
@@ -149,32 +204,29 @@ class PlacedCall:
                 return taken
         return None
 
-    # ------------------------------------------------------------ what runs
-
-    def _programs_of(self, addresses: tuple[int, ...]) -> list[PlacedProgram]:
-        """Return the programs for ``addresses`` of arrays on GPUs; they are recorded when these come again."""
-        self._streams.note(self)
-        found = self._programs.get(addresses)
-        if found is None:
-            again = not any(addresses) or addresses in self._programs
-            make = partial(PlacedProgram, self._streams.spaces, self._call, self._executable.buffers, record=again)
-            found = [make(number=n, parameters=values) for n, values in self._plan.submissions]
-            self._programs[addresses] = found if again else None
-            foreign = [key for key in self._programs if any(key)]
-            for key in foreign[:-RECORDED_ADDRESSES]:
-                del self._programs[key]
-        return found
+    # ------------------------------------------------------------ what is copied
 
     def _upload(self, arrays: Sequence[Array]) -> None:
+        """Send the arrays of the host."""
+        sent: dict[int, Gpu] = {}
         for slot, x in enumerate(arrays):
             loaded = self._gpus[slot]
             if loaded is not None and isinstance(x, np.ndarray):
                 loaded.gpu.enter()
                 upload(loaded.gpu, self._call.slots[slot], address_of(x), x.nbytes)
+                sent[id(loaded.gpu)] = loaded.gpu
+        for gpu in sent.values():
+            self._sent.append((gpu, gpu.take_event()))
+            gpu.enter()
+            gpu.record(self._sent[-1][1])
 
-    def _download(self, results: Sequence[Array]) -> None:
+    def _download(self, results: Sequence[Array]) -> bool:
+        """Fetch the results that are wanted on the host; tell whether there were any."""
+        fetched = False
         for slot, x in zip(self._places, results, strict=True):
             loaded = self._gpus[slot]
             if loaded is not None and isinstance(x, np.ndarray):
                 loaded.gpu.enter()
                 download(loaded.gpu, address_of(x), self._call.slots[slot], x.nbytes)
+                fetched = True
+        return fetched

@@ -8,7 +8,7 @@ for an *event*. The host waits only before it touches bytes that a copy still re
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -56,6 +56,12 @@ class Pending:
         """Wait until the bytes may be touched."""
         for held in [c for c in self._copies if any(c.meets(t) for t in touches)]:
             gpu, event = self._copies.pop(held)
+            gpu.finish(event)
+
+    def settle_all(self) -> None:
+        """Wait until no copy is under way."""
+        while self._copies:
+            gpu, event = self._copies.popitem()[1]
             gpu.finish(event)
 
     def clear(self) -> None:
@@ -106,6 +112,7 @@ class PlacedProgram:
         nodes = buffers.nodes[number]
         self._states = max((n.state + len(n.commands) for n in all_nodes(nodes) if isinstance(n, Graph)), default=0)
         self._recordings = [Recordings(space.gpu) if isinstance(space, LoadedGpu) else None for space in spaces]
+        self._programs: list[CudaProgram] = []
         self._steps = self._steps_of(nodes)
 
     def run(self) -> None:
@@ -113,6 +120,21 @@ class PlacedProgram:
         for step in self._steps:
             end_if_stopped()
             step()
+
+    def can_move(self, slots: Iterable[int]) -> bool:
+        """Can all that was recorded be given the addresses that these slots have now?"""
+        return all(program.can_move(slots) for program in self._programs)
+
+    def move(self, slots: Iterable[int]) -> None:
+        """Put the addresses that these slots have now into what was recorded; all else reads them where they are."""
+        for program in self._programs:
+            program.move(slots)
+
+    def graphs(self) -> list[Any]:
+        """Return what it runs, one after the other, if it is nothing but recorded graphs of one GPU; else nothing."""
+        if len(self._steps) != 1 or len(self._programs) != 1:
+            return []
+        return self._programs[0].graphs
 
     def _recordings_of(self, space: int) -> Recordings:
         found = self._recordings[space]
@@ -136,6 +158,7 @@ class PlacedProgram:
         if isinstance(loaded, LoadedGpu):
             loaded.gpu.enter()
             program = CudaProgram(loaded, slots, nodes, parameters, self._recordings_of(space), self._record)
+            self._programs.append(program)
             return _within(loaded.gpu, program.run)
         touches = list(self._touches(nodes))
         call = loaded.call_of_nodes(self._words, nodes, self._states, slots, parameters, self._call.scratch)

@@ -1,7 +1,9 @@
 """Streams that calls take, one of each GPU at a time, and the working memory that goes with them.
 
-A call has its streams for itself from its begin to its end. So calls that run at the same time share nothing: each has
-a pointer table, graphs and working memory of its own. Working memory belongs to the streams, not to plans: plans of
+A call has its streams for itself while the host is at it; what it has asked of the GPU may go on afterwards, and the
+next call on these streams comes behind it. So calls that run at the same time share nothing: each has a pointer table,
+graphs and working memory of its own. A thread gets the streams of its last call, another one some that are not at work,
+as far as there are any. Working memory belongs to the streams, not to plans: plans of
 many shapes use the same, one after the other, and what was recorded over it goes when it has to be larger.
 """
 
@@ -15,8 +17,8 @@ from typing import Any, Protocol
 from weakref import finalize, ref
 
 from aotc.vmfb.abi import Slots
-from aotc.vmfb.devices.driver import OutOfGpuMemory
 from aotc.vmfb.devices.host_part import HostPart
+from aotc.vmfb.devices.libcuda.library import OutOfGpuMemory
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import NOTICE_NANOSECONDS, RECORDED_PLANS, STREAMS, WORKSPACE_GROWTH
@@ -89,13 +91,21 @@ class CallStreams:
         By memory.
     moves : int
         How often the working memory has moved.
+    user : int
+        The thread of the last call.
+    busy : bool
+        Has the last call left work that nobody has waited for?
+    last : weak reference to Recorded, or None
+        What the last call ran.
     """
 
     def __init__(self, spaces: Sequence[Space], is_first: bool) -> None:
         self.spaces = [s if is_first or isinstance(s, HostPart) else s.on_another_stream() for s in spaces]
         self.gpus = [space.gpu for space in self.spaces if isinstance(space, LoadedGpu)]
         self.workspaces = [Workspace(s) if isinstance(s, LoadedGpu) else None for s in spaces]
-        self.moves = 0
+        self.moves = self.user = 0
+        self.busy = False
+        self.last: ref[Recorded] | None = None
         self._recent: OrderedDict[ref[Recorded], None] = OrderedDict()  # plans that have graphs, by last use
 
     def loaded(self, layout: Slots, slot: int) -> LoadedGpu | None:
@@ -108,6 +118,7 @@ class CallStreams:
         for gpu in self.gpus:
             gpu.enter()
             gpu.wait()
+        self.busy = False
 
     def abandon(self) -> None:
         """Wait until nothing is under way, of which nobody wants anything any more: loops end."""
@@ -120,7 +131,7 @@ class CallStreams:
 
     def note(self, call: Recorded) -> None:
         """Note that a plan is used; the graphs of the one that was not for the longest time go."""
-        row = ref(call)
+        self.last = row = ref(call)
         self._recent[row] = None
         self._recent.move_to_end(row)
         while len(self._recent) > RECORDED_PLANS:
@@ -129,6 +140,7 @@ class CallStreams:
     def forget(self) -> None:
         """Drop all that was recorded over the working memory, which is elsewhere from now on."""
         self.moves += 1
+        self.last = None
         while self._recent:
             _forget(self._recent.popitem()[0])
 
@@ -170,18 +182,35 @@ class StreamPool:
         A signal handler that interrupts a call is not made to wait for it.
         """
         me = get_ident()
-        with suppress(IndexError):
-            return self._taken(me, self._idle.pop())
+        try:
+            streams = self._idle.pop()
+        except IndexError:
+            streams = self._made_or_next(me)
+        else:
+            if streams.busy and streams.user != me:
+                self._idle.append(streams)
+                streams = self._preferred(me)
+        self._users.append(me)
+        streams.user = me
+        return streams
+
+    def _preferred(self, me: int) -> CallStreams:
+        """Return the streams that this thread used last, else some that are not at work, else any."""
+        for streams in sorted(self._idle, key=lambda s: (s.user != me, s.busy)):
+            if streams.user != me and streams.busy:
+                break
+            with suppress(ValueError):  # another thread has taken them
+                self._idle.remove(streams)
+                return streams
+        return self._made_or_next(me)
+
+    def _made_or_next(self, me: int) -> CallStreams:
         with self._lock:
             if self._made < STREAMS or me in self._users:
                 made = CallStreams(self._spaces, is_first=not self._made)
                 self._made += 1
-                return self._taken(me, made)
-        return self._taken(me, self._next())
-
-    def _taken(self, me: int, streams: CallStreams) -> CallStreams:
-        self._users.append(me)
-        return streams
+                return made
+        return self._next()
 
     def _next(self) -> CallStreams:
         """Wait until some come back."""
@@ -199,12 +228,14 @@ class StreamPool:
             notice()
 
     def give(self, streams: CallStreams) -> None:
-        """Take streams back whose work is done."""
-        with suppress(ValueError):
-            self._users.remove(get_ident())
+        """Take streams back: whoever takes them next comes behind what was asked for on them."""
+        me = get_ident()
+        if me in self._users:  # else another thread gives them back
+            self._users.remove(me)
         self._idle.append(streams)
-        with suppress(IndexError, RuntimeError):
-            self._waiting.popleft().release()
+        if self._waiting:
+            with suppress(IndexError, RuntimeError):
+                self._waiting.popleft().release()
 
     def trim(self) -> None:
         """Give back the working memory that no call uses."""

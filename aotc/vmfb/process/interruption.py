@@ -56,6 +56,11 @@ def end_if_stopped() -> None:
             raise running.stopped
 
 
+def is_submitted() -> bool:
+    """Does this thread run a submission?"""
+    return bool(RUNNING) and get_ident() in RUNNING
+
+
 class Watch:
     """Looks who may end a call whose loop the host runs: for submissions in each turn, else every few milliseconds."""
 

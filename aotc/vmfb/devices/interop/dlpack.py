@@ -71,9 +71,7 @@ for _kept in (_delete, _drop):  # other libraries call them until the very end o
 def capsule(
     array: Any, *, stream: Any = None, copy: bool | None = None, max_version: tuple[int, int] | None = None, **rest: Any
 ) -> Any:
-    """Return a DLPack capsule of the memory of a ``DeviceArray`` that is C-contiguous.
-
-    Nothing has to be waited for, whatever ``stream`` the consumer names: calls return when the GPU is done.
+    """Return a DLPack capsule of the memory of a ``DeviceArray`` that is C-contiguous; who waits is its matter.
 
     Raises
     ------

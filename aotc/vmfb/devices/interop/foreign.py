@@ -1,8 +1,8 @@
 """Arrays of other libraries in memory of a GPU, taken as they are: DLPack, else ``__cuda_array_interface__``.
 
 The producer may still be at work on an array. By DLPack it is told a stream of ours, which it lets wait; of the
-interface we read its stream, for which ours waits. A call that reads the array has its own streams wait for that one,
-so the host waits nowhere.
+interface we read its stream, for which ours waits. A call that touches the array has its own streams wait for that one,
+and returns when the GPU is done: what the producer does with the array next knows nothing of our streams.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LEGACY = 1  # the stream that everything else waits for, in both protocols
 class _Borrowed(CudaBuffer):
     """Memory that belongs to another library; ``kept`` is what keeps it."""
 
-    __slots__ = ("kept", "read_only", "stream")
+    __slots__ = ("kept", "read_only")
 
     def __init__(self, ordinal: int, found: Handed, kept: Any) -> None:
-        self.owner, self.address, self.kept = keeper(ordinal), found.address, kept
-        self.read_only = found.read_only
-        self.stream = keeper(ordinal).gpu.handle
+        mark = keeper(ordinal).gpu.mark  # whose stream waits for the producer's
+        super().__init__(keeper(ordinal), found.address, 0, {mark}, mark)
+        self.kept, self.read_only, self.shared = kept, found.read_only, True
 
-    def share(self) -> None:
+    def __del__(self) -> None:
         """Do nothing: the memory is not ours to use again."""
 
 

@@ -52,6 +52,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphKernelNodeSetAttribute": (_HANDLE, c_int, c_void_p),
     "cuGraphAddMemcpyNode": (_OUT, _HANDLE, c_void_p, c_size_t, c_void_p, _HANDLE),
     "cuGraphAddEmptyNode": (_OUT, _HANDLE, c_void_p, c_size_t),
+    "cuGraphExecKernelNodeSetParams_v2": (_HANDLE, _HANDLE, c_void_p),
+    "cuGraphExecMemcpyNodeSetParams": (_HANDLE, _HANDLE, c_void_p, _HANDLE),
     "cuGraphInstantiateWithFlags": (_OUT, _HANDLE, c_uint64),
     "cuGraphDestroy": (_HANDLE,),
     "cuGraphExecDestroy": (_HANDLE,),

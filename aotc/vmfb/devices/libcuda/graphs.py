@@ -12,12 +12,13 @@ GPU's when it did so last, and what it found.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_int, c_longlong, c_size_t, c_uint, c_uint64, c_void_p
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from aotc.vmfb.devices.launch import LaunchShape
-from aotc.vmfb.devices.libcuda.library import call
+from aotc.vmfb.devices.libcuda.library import DRIVER, call, handle_of
 from aotc.vmfb.limits import LOOP_LOOK_NANOSECONDS
 
 CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several graphs
@@ -94,10 +95,21 @@ class _End(Structure):
     )
 
 
-class _Copy(Structure):
+class CopyParameters(Structure):
     """CUDA_MEMCPY3D."""
 
     _fields_ = (("source", _End), ("target", _End), ("extent", c_size_t * 3))
+
+    @classmethod
+    def of(cls, to: int, source: int, size: int) -> CopyParameters:
+        """Return those of a copy on the GPU."""
+        ends = [_End(kind=_DEVICE, device=address, pitch=size, height=1) for address in (source, to)]
+        return cls(*ends, (c_size_t * 3)(size, 1, 1))
+
+
+def kernel_parameters(function: Any, shape: LaunchShape, table: Any) -> Structure:
+    """Return what the driver is told of a kernel; ``table`` is an array of pointers to its parameters."""
+    return _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, ctypes.cast(table, c_void_p))
 
 
 class _Condition(Structure):
@@ -115,6 +127,21 @@ class _Condition(Structure):
     )
 
 
+class Recording(NamedTuple):
+    """A graph that was filled.
+
+    Attributes
+    ----------
+    ready : c_void_p
+        What runs.
+    source : c_void_p
+        What it was made from: its nodes belong to that.
+    """
+
+    ready: Any
+    source: Any
+
+
 class GraphMaker:
     """A graph while it is made; each method adds a node, which begins when those ``after`` which it stands are done.
 
@@ -130,9 +157,7 @@ class GraphMaker:
 
     def launch(self, after: After, function: Any, shape: LaunchShape, table: Any) -> Node:
         """Run a kernel; ``table`` is an array of pointers to its parameters, which are read now."""
-        parameters = ctypes.cast(table, c_void_p)
-        made = _Kernel(function, shape.blocks, (shape.threads, 1, 1), shape.shared, parameters)
-        node = self._add("cuGraphAddKernelNode_v2", after, byref(made))
+        node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
         if shape.cluster != (1, 1, 1):
             value = (c_uint * 16)(*shape.cluster)
             call("cuGraphKernelNodeSetAttribute", node, _CLUSTER, byref(value))
@@ -140,9 +165,7 @@ class GraphMaker:
 
     def copy(self, after: After, to: int, source: int, size: int) -> Node:
         """Copy on the GPU."""
-        ends = [_End(kind=_DEVICE, device=address, pitch=size, height=1) for address in (source, to)]
-        made = _Copy(*ends, (c_size_t * 3)(size, 1, 1))
-        return self._add("cuGraphAddMemcpyNode", after, byref(made), self._gpu.context)
+        return self._add("cuGraphAddMemcpyNode", after, byref(CopyParameters.of(to, source, size)), self._gpu.context)
 
     def join(self, after: After) -> Node:
         """Do nothing."""
@@ -193,3 +216,47 @@ class GraphMaker:
 
 def _list(after: After) -> Any:
     return (c_void_p * len(after))(*after)
+
+
+class GraphStream:
+    """What a GPU does with graphs on its stream.
+
+    Attributes
+    ----------
+    stream, context : c_void_p
+    """
+
+    stream: c_void_p
+    context: c_void_p
+
+    def new_graph(self) -> GraphMaker:
+        """Return a graph to be filled."""
+        return GraphMaker(self, handle_of("cuGraphCreate", 0))
+
+    def ready(self, graph: GraphMaker) -> Recording:
+        """Return a graph that was filled, to be run."""
+        return Recording(handle_of("cuGraphInstantiateWithFlags", graph.handle, 0), graph.handle)
+
+    def drop(self, graph: GraphMaker) -> None:
+        """Forget a graph that is not to be run."""
+        call("cuGraphDestroy", graph.handle)
+
+    def run_graph(self, graph: Recording) -> None:
+        """Run a graph on the stream."""
+        call("cuGraphLaunch", graph.ready, self.stream)
+
+    def prepared(self, graph: Recording) -> Callable[[], int]:
+        """Return what runs a graph on the stream, and returns the driver's status."""
+        return partial(DRIVER.function("cuGraphLaunch"), graph.ready, self.stream)
+
+    def kernel_setter(
+        self, graph: Recording, node: int, function: Any, shape: LaunchShape, table: Any
+    ) -> Callable[[], int]:
+        """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
+        made = byref(kernel_parameters(function, shape, table))
+        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, made)
+
+    def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
+        """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
+        function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
+        return partial(function, graph.ready, node, byref(copy), self.context)

@@ -29,6 +29,10 @@ class Driver:
                 self.reason = self._start()
         return self.reason
 
+    def function(self, name: str) -> Any:
+        """Return a function, which returns a status; for calls whose arguments are known before."""
+        return getattr(self.library, name)
+
     def _start(self) -> str:
         try:
             library = ctypes.CDLL("libcuda.so.1")
@@ -76,24 +80,23 @@ def call(name: str, *arguments: Any) -> None:
     library: Any = DRIVER.library
     status = getattr(library, name)(*arguments)
     if status:
-        _check(name, status)
+        raise failure(name, status)
 
 
-def _check(name: str, status: int) -> None:
-    library = DRIVER.library
+def failure(name: str, status: int) -> VmError:
+    """Return the error for a function that has failed."""
+    what, found = f"{name} failed on the GPU", _name(DRIVER.library, status)
     if status == _OUT_OF_MEMORY:
-        hint = "give the GPU less to do at a time"
-        raise OutOfGpuMemory("", f"{name} failed on the GPU", _name(library, status), hint=hint)
-    if status:
-        raise VmError("", f"{name} failed on the GPU", _name(library, status))
+        return OutOfGpuMemory("", what, found, hint="give the GPU less to do at a time")
+    return VmError("", what, found)
 
 
 def is_done(name: str, handle: c_void_p) -> bool:
     """Ask a function whether something is done."""
     library: Any = DRIVER.library
     status = getattr(library, name)(handle)
-    if status != _NOT_READY:
-        _check(name, status)
+    if status not in (0, _NOT_READY):
+        raise failure(name, status)
     return status != _NOT_READY
 
 

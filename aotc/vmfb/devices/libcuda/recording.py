@@ -7,9 +7,7 @@ from typing import Any, TypeAlias
 
 from aotc.vmfb.abi import Case, Command, Graph, Node, Place, WhileNode
 from aotc.vmfb.devices.driver import Gpu
-
-Work: TypeAlias = "tuple[str, tuple[Any, ...]]"
-"""A method of a GPU, which a graph has too, and what it takes."""
+from aotc.vmfb.devices.gpu.commands import GpuCommand
 
 After: TypeAlias = "tuple[int, ...]"
 
@@ -20,10 +18,16 @@ def is_recorded(nodes: Sequence[Node], gpu: Gpu) -> bool:
 
 
 class GraphRecorder:
-    """Fills graphs; ``work`` says what a command does, ``address`` where a value is."""
+    """Fills graphs; ``work`` says what a command does, ``address`` where a value is.
 
-    def __init__(self, work: Callable[[Command], Work | None], address: Callable[[Place], int]) -> None:
-        self._work, self._address = work, address
+    ``added`` is told of each command that has become a node, and of which graph.
+    """
+
+    def __init__(
+        self, work: Callable[[Command], GpuCommand | None], address: Callable[[Place], int],
+        added: Callable[[Command, GpuCommand, int, Any], None],
+    ) -> None:  # fmt: skip
+        self._work, self._address, self._added = work, address, added
 
     def nodes(self, maker: Any, nodes: Sequence[Node], after: After = ()) -> After:
         """Add nodes, one after the other; return what is last."""
@@ -50,10 +54,16 @@ class GraphRecorder:
         for command, before in zip(commands, waits, strict=True):
             earlier = tuple(dict.fromkeys(node for n in before for node in ends[n])) if before else begin
             work = self._work(command)
-            ends.append((getattr(maker, work[0])(earlier, *work[1]),) if work else earlier)
+            ends.append(earlier if work is None else (self._node(maker, command, work, earlier),))
         waited = {n for before in waits for n in before}
         last = [end for n, end in enumerate(ends) if n not in waited]
         return tuple(dict.fromkeys(node for end in last for node in end)) if last else after
+
+    def _node(self, maker: Any, command: Command, work: GpuCommand, after: After) -> int:
+        method, arguments = work.asked
+        node: int = getattr(maker, method)(after, *arguments)
+        self._added(command, work, node, maker)
+        return node
 
     def _while(self, maker: Any, loop: WhileNode, after: After) -> After:
         flag = self._address(loop.place)
