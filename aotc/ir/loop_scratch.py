@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Expr, is_static, product
 from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
@@ -15,6 +17,11 @@ def bytes_of(buffer: Buffer) -> int:
     if isinstance(size, Expr):
         raise InternalError(f"kernels: {buffer.space} buffer {buffer.name} has a symbolic shape")
     return size * size_of(buffer.dtype)
+
+
+def bytes_of_all(buffers: Iterable[Buffer]) -> int:
+    """Return the bytes of buffers that lie one after the other, each at a multiple of the alignment."""
+    return sum(-(-bytes_of(buffer) // ALIGNMENT) * ALIGNMENT for buffer in buffers)
 
 
 def _in_arena(buffer: Buffer) -> bool:
