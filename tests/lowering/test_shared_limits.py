@@ -9,8 +9,7 @@ from support.gpu_program import gpu_program, run_gpu_program
 
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
-from aotc.ir.loop_ir import Alloc, walk
-from aotc.ir.loop_scratch import bytes_of_all
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.lowering.analysis.costs.table_algorithms import CROWDED_UPDATES
 from aotc.lowering.lower import lower
 from aotc.options import Options
@@ -32,8 +31,7 @@ def shared(kernel):
     """The bytes of shared memory of a block: those of the template, or of the kernel's arrays."""
     if kernel.tiling is not None:
         return kernel.tiling.shared
-    made = {s.buffer for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.space == "shared"}
-    return bytes_of_all(made)
+    return shared_bytes(kernel.body)
 
 
 def blank(*shape, dtype="float32"):
@@ -78,6 +76,9 @@ OTHERS = {
     "crowded": (crowded, [blank(100_000), blank(100_000, dtype="int32")]),
     "fft": (jnp.fft.fft, [blank(64, 4096, dtype="complex64")]),
     "cholesky": (jnp.linalg.cholesky, [blank(8, 128, 128)]),
+    "triangular solve": (
+        lambda a, b: jax.lax.linalg.triangular_solve(a, b, left_side=True), [blank(8, 128, 128), blank(8, 128, 20)]
+    ),
 }
 
 
