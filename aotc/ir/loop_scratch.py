@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Expr, is_static, product
-from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
+from aotc.ir.loop_ir import Alloc, Buffer, Kernel, Stmt, walk
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
@@ -15,6 +17,17 @@ def bytes_of(buffer: Buffer) -> int:
     if isinstance(size, Expr):
         raise InternalError(f"kernels: {buffer.space} buffer {buffer.name} has a symbolic shape")
     return size * size_of(buffer.dtype)
+
+
+def bytes_of_all(buffers: Iterable[Buffer]) -> int:
+    """Return the bytes of buffers that lie one after the other, each at a multiple of the alignment."""
+    return sum(-(-bytes_of(buffer) // ALIGNMENT) * ALIGNMENT for buffer in buffers)
+
+
+def shared_bytes(block: Sequence[Stmt]) -> int:
+    """Return the bytes of shared memory of all arrays that statements make there."""
+    made = (s.buffer for s in walk(tuple(block)) if isinstance(s, Alloc) and s.buffer.space == "shared")
+    return bytes_of_all(dict.fromkeys(made))
 
 
 def _in_arena(buffer: Buffer) -> bool:

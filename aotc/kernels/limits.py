@@ -31,6 +31,12 @@ why: so long does the next one wait: where Python's other threads compute, its l
 from: chosen, so that at most a fiftieth of the time is spent waiting for the lock (benchmarks/beside_threads.py)
 """
 
+LONGEST_SILENCE = 250_000_000
+"""unit: nanoseconds
+why: the next word waits no longer, in a later call too: where threads are many, one may come late, and Ctrl-C waits
+from: HOST_SHARE times the 5 ms after which CPython's threads hand over its lock
+"""
+
 SMALL_TURNS = 16
 """unit: nodes of a command buffer
 why: the clock is read after so many, which are serial graphs and so of at most 6 us each: within 100 us

@@ -53,6 +53,18 @@ def test_rows_that_ask_for_shared_memory(target):
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_products_keep_to_a_limit(target):
+    """By the linker's count, and what the launch asks for."""
+    asked = []
+    for limit in (0, 48 << 10, 4096):
+        (kernel,) = entries(jnp.dot, (256, 128), (128, 192), target=target, shared_memory_limit=limit)
+        assert kernel["resources"]["shared"] <= min(limit or 227 << 10, TARGETS[target].shared_memory)
+        asked.append(kernel.get("launch", {}).get("shared", 0))
+    assert asked[0] > asked[1] > asked[2] == 0
+
+
+@pytest.mark.cpu
 def test_a_row_is_kept_by_enough_threads():
     (region,) = explain_fusion(jax.jit(jax.nn.softmax), normal(256, 40_000), target="cuda:sm_90").regions
     assert (region.threads, region.occupancy) == (1024, 50)

@@ -31,6 +31,7 @@ FORMS = {
     "warps tf32, computed": ("mma(64, 128, 3)", "tf32", {}),
     "warps i8, computed": ("mma(64, 64, 3)", "i8", {}),
     "warps in a batch": ("mma(64, 64, 3)", "bf16", BATCH),
+    "warps with two slices": ("mma(64, 64, 2)", "bf16", {}),
 }
 
 

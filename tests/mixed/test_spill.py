@@ -18,6 +18,7 @@ from aotc.frontend.importer import import_model
 from aotc.ir.tensor_run import interpret
 from aotc.tools.explain_memory import explain_memory
 from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.costs.record import digest_of
 
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
@@ -49,10 +50,10 @@ def facts(data):
     return arenas, moved, [t for t in variant["transfers"] if not t.get("spilled")]
 
 
-def results(monkeypatch, data, arrays):
+def results(monkeypatch, data, arrays, orders=tuple(ORDERS)):
     """What a bundle computes on simulated GPUs that take their time, or none; the same in each order."""
     every = []
-    for order in ORDERS.values():
+    for order in (ORDERS[name] for name in orders):
         install(monkeypatch, data, count=2, order=order)
         module = aotc.load(data)
         for _ in range(2):
@@ -98,6 +99,22 @@ def test_what_is_cheap_is_made_again():
     assert facts(small)[1] == []
 
 
+def dear_costs(data):
+    """A record by which every kernel of a bundle takes a second."""
+    debug = open_bundle(data).manifest["debug"]
+    rows = [
+        {
+            "digest": digest_of(row["text"]), "name": name, "loc": row["loc"], "ops": 1, "sizes": {}, "runs": 1,
+            "bytes": 1, "ns": {"cuda": 1e9},
+        }
+        for name, row in debug["kernels"].items()
+    ]  # fmt: skip
+    return {
+        "format": 1, "producer": "", "program": debug["program"], "target": "", "function": "main", "machine": {},
+        "versions": {}, "kernels": rows,
+    }  # fmt: skip
+
+
 def test_costs_decide_between_both():
     """With a record by which every kernel takes a second, what could be computed again is moved instead."""
     text = f"""func.func public @main(%x: {T} {SECOND}) -> {T} {{
@@ -108,22 +125,8 @@ def test_costs_decide_between_both():
       %s = {product("%r", "%a")}
       return %s : {T} }}"""
     data = aotc.compile(text, devices=GPU, opt_level=0)
-    from aotc.vmfb.costs.record import digest_of
-
-    bundle = open_bundle(data)
-    debug, peak = bundle.manifest["debug"], facts(data)[0]["d1"]
-    rows = [
-        {
-            "digest": digest_of(row["text"]), "name": name, "loc": row["loc"], "ops": 1, "sizes": {}, "runs": 1,
-            "bytes": 1, "ns": {"cuda": 1e9},
-        }
-        for name, row in debug["kernels"].items()
-    ]  # fmt: skip
-    record = {
-        "format": 1, "producer": "", "program": debug["program"], "target": "", "function": "main", "machine": {},
-        "versions": {}, "kernels": rows,
-    }  # fmt: skip
-    small = aotc.compile(text, devices=GPU, opt_level=0, memory_limit=peak - BYTES, costs=record)
+    limit = facts(data)[0]["d1"] - BYTES
+    small = aotc.compile(text, devices=GPU, opt_level=0, memory_limit=limit, costs=dear_costs(data))
     assert len(facts(small)[1]) == 2
 
 

@@ -6,7 +6,7 @@ from numba import njit
 
 from aotc.kernels.cpu.atomics import acquire, at, call_host, clock, release, words_at
 from aotc.kernels.cpu.executor_words import CALL, MONITOR, MONITOR_POOL, MONITOR_RUN, time_words
-from aotc.kernels.limits import HOST_SHARE, SMALL_TURNS
+from aotc.kernels.limits import HOST_SHARE, LONGEST_SILENCE, SMALL_TURNS
 from aotc.vmfb.abi import (
     CALL_ARGUMENT,
     CALL_ASKED,
@@ -37,7 +37,7 @@ def give_word(call, pool, now):
         call_host(pool[POOL_DROP], answer)
     call[CALL_STATE] = call_host(pool[POOL_RELEASE], 0)
     call[CALL_SINCE] = clock(time_words())
-    call[CALL_PERIOD] = max(call[CALL_EVERY], HOST_SHARE * (call[CALL_SINCE] - now))
+    call[CALL_PERIOD] = max(call[CALL_EVERY], min(HOST_SHARE * (call[CALL_SINCE] - now), LONGEST_SILENCE))
 
 
 @njit

@@ -7,12 +7,17 @@ here is how much of each the forms of a region take.
 
 from __future__ import annotations
 
-from aotc.ir.loop_ir import WARP
+from collections.abc import Collection
+
+from aotc.ir.loop_ir import WARP, Buffer
+from aotc.ir.loop_scratch import bytes_of_all
 from aotc.lowering.analysis.cost import ROW_SCRATCH
 from aotc.lowering.analysis.costs.machines import L3_SIZE
+from aotc.lowering.analysis.costs.table_algorithms import GPU_SORT_BYTES, MERGED_EACH
 from aotc.lowering.analysis.costs.table_gpu import KEPT_REGISTERS_LONG, LONG_ROW_THREADS
 from aotc.lowering.analysis.gpu.registers import estimate_registers
 from aotc.lowering.analysis.gpu.row_plan import RowPlan, kept_registers, row_plan, shared_bytes
+from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.row_stages import RowStages
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -49,6 +54,23 @@ def row_registers(stages: RowStages) -> int:
 def _register_bytes(plan: RowPlan) -> int:
     """Return the bytes of a row that the registers of its threads hold."""
     return 4 * plan.group * kept_registers(plan)
+
+
+def run_cells(width: int) -> tuple[int, int]:
+    """Return the shape of what a GPU's block keeps of a run that it sorts: two copies, elements in different banks."""
+    return 2, width + width // BANKS
+
+
+def sorted_width(dtypes: Collection[str], target: Target) -> int:
+    """Return how many elements of such arrays a GPU's block sorts: a power of two, those of one thread at least."""
+    width = 1 << max((GPU_SORT_BYTES.value // sum(map(size_of, dtypes))).bit_length() - 1, 0)
+
+    def taken(width: int) -> int:
+        return bytes_of_all(Buffer("run", dtype, run_cells(width), "shared") for dtype in dtypes)
+
+    while width > MERGED_EACH.value and taken(width) > target.shared:
+        width //= 2
+    return max(width, MERGED_EACH.value)
 
 
 def memory_limits(target: Target) -> dict[str, tuple[str, int]]:

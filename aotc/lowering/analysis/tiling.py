@@ -97,6 +97,7 @@ class Block(NamedTuple):
 SLICE_PAD = 4  # elements: columns of a slice in shared memory then begin in other banks
 BLOCKS = (Block(128, 64, 8, 4, 16), Block(64, 64, 4, 4, 32), Block(32, 32, 2, 2, 64))
 SKINNY = Block(8, 32, 1, 1, 128)
+SMALL = Block(16, 16, 1, 1, 16)  # taken where shared memory, of which it needs less than 4 KiB, has no room for others
 
 
 def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: Target) -> Block | None:
@@ -105,7 +106,7 @@ def best_block(batch: Sequence[Dim], m: Dim, n: Dim, k: Dim, size: int, target: 
     Its slices, of elements of ``size`` bytes, fit in shared memory; smaller blocks take deeper ones.
     """
     block = _best_block(batch, m, n, k)
-    fitting = [b for b in (block, *BLOCKS) if b is not None and b.elements * size <= target.shared]
+    fitting = [b for b in (block, *BLOCKS, SMALL) if b is not None and b.elements * size <= target.shared]
     return fitting[0] if block is not None and fitting else None
 
 

@@ -20,7 +20,7 @@ from aotc.lowering.program.memories import Memories
 from aotc.lowering.program.memory_report import scratch_of, total_of
 from aotc.lowering.program.order_ops import order_ops
 from aotc.lowering.program.plan_memory import plan_memory
-from aotc.lowering.program.relieve import relieved
+from aotc.lowering.program.relief.relieve import relieved
 
 
 class Bufferize(Protocol):
@@ -148,7 +148,7 @@ def _remedy(function: Function, space: Space) -> str:
     if space.target.kind == "cpu":
         return "values of a CPU have no other memory to wait in"
     if "devices" in function.attrs:
-        return "what remains is needed at that moment, or its readers are loops and branches"
+        return "what remains is needed at that moment"
     return "with --device NAME=cuda values of the GPU may wait in the process's memory"
 
 

@@ -47,6 +47,8 @@ class Alive:
         The roots that each op reads, once each.
     over : dict of Op to list of (Value, Value)
         What may be made in whose memory.
+    inner : dict of Op to (int, int)
+        Of the regions of each op the most bytes that are alive at a time, and while how many ops they are.
     only : int
         The memory that is looked at; -1 for all of them together.
     """
@@ -59,7 +61,7 @@ class Alive:
     sizes: dict[Value, int] = field(default_factory=dict)
     reads: dict[Op, list[Value]] = field(default_factory=dict)
     over: dict[Op, list[tuple[Value, Value]]] = field(default_factory=dict)
-    inner: dict[Op, int] = field(default_factory=dict)
+    inner: dict[Op, tuple[int, int]] = field(default_factory=dict)
     only: int = -1
 
     def __post_init__(self) -> None:
@@ -76,15 +78,16 @@ class Alive:
                 made = ((v, product(v.type.shape) * size_of(v.type.dtype)) for v in op.results)
                 self.sizes.update((v, 0 if v in handed_on or self._is_far(v) else guess(size)) for v, size in made)
             self.over[op] = self._written_over(op)
-            self.inner[op] = max((self._peak_of(r) for r in op.regions), default=0)
+            strains = [self.inside(r).strain(r.ops) for r in op.regions]
+            most = max((bytes_ for bytes_, _ in strains), default=0)
+            self.inner[op] = most, sum(count for bytes_, count in strains if bytes_ == most)
 
     def _is_far(self, v: Value) -> bool:
         return self.only >= 0 and self.space(v) != self.only
 
-    def _peak_of(self, region: Region) -> int:
-        """Return the most bytes that are alive at a time in a region of an op, as it stands."""
-        model = Alive(region, self.functions, self.kernels, self.space, only=self.only)
-        return model.peak(region.ops) if region.ops else 0
+    def inside(self, region: Region) -> Alive:
+        """Return the model of a region of an op, as it stands."""
+        return Alive(region, self.functions, self.kernels, self.space, only=self.only)
 
     def is_view(self, op: Op) -> bool:
         """Is the result the operand's memory, not a copy in another one?"""
@@ -105,10 +108,10 @@ class Alive:
         return max(self._alive(ops), default=0)
 
     def strain(self, ops: Sequence[Op]) -> tuple[int, int]:
-        """Return the most bytes that are alive at a time, and while how many ops they are."""
+        """Return the most bytes that are alive at a time, and while how many ops they are, those of regions too."""
         alive = list(self._alive(ops))
         most = max(alive, default=0)
-        return most, alive.count(most)
+        return most, sum(max(self.inner[op][1], 1) for op, now in zip(ops, alive, strict=True) if now == most)
 
     def worst(self, ops: Sequence[Op]) -> int:
         """Return the place of the op while which most bytes are alive."""
@@ -130,7 +133,7 @@ class Alive:
                 if old in dying and old not in taken.values() and new not in taken and self.sizes[new]:
                     taken[new] = old
             alive += sum(self.sizes.get(v, 0) for v in op.results if v not in taken)
-            yield alive + self.inner[op]
+            yield alive + self.inner[op][0]
             alive -= sum(self.sizes[v] for v in dying if v not in taken.values())
             alive -= sum(self.sizes[v] for v in op.results if v not in left and v in self.sizes)
 
@@ -211,7 +214,7 @@ def _depth_first(region: Region, model: Alive, needs: Mapping[Op, list[Op]]) -> 
     most: dict[Op, int] = {}
     for op in region.ops:
         held = 0
-        worst = own[op] + model.inner[op]
+        worst = own[op] + model.inner[op][0]
         for need in sorted(needs[op], key=lambda o: own[o] - most[o]):
             worst = max(worst, held + most[need])
             held += own[need]

@@ -80,7 +80,8 @@ def _place_spread(storages: list[Storage], runs: Sequence[Run], most: int | None
         little = SPREAD_BYTES.holds(top) or percent.holds(100 * (top - least) // least)
         return little and (most is None or top <= most)
 
-    return _place_static(storages, loose, fits)
+    total = _place_static(storages, loose, fits)
+    return total if most is None or total <= most else _place_static(storages)  # what came behind found no gap
 
 
 def _place_static(

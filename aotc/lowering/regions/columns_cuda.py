@@ -18,7 +18,7 @@ from aotc.ir.dims import Dim, mod, product, sym
 from aotc.ir.loop_access import leaves, operands
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.loop_scratch import bytes_of
+from aotc.ir.loop_scratch import bytes_of_all
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_gpu import BLOCK_THREADS, COLUMN_ROWS, COLUMN_THREADS, LANE_BYTES
 from aotc.lowering.analysis.index_maps import Index, delinearize
@@ -55,7 +55,7 @@ class _Columns:
         self.thread = sym(self.name, 0, BLOCK_THREADS.value)
         self.accs = self._buffers("acc", (BLOCK_THREADS.value, self.width), "private")
         self.partial = self._buffers("partial", (self.down, self.block), "shared")
-        self.bytes = sum(bytes_of(p) for held in self.partial.values() for p in held)
+        self.bytes = bytes_of_all(p for held in self.partial.values() for p in held)
 
     def _width(self) -> int:
         sizes = [size_of(v.type.dtype) for op in self.ops for v in op.inputs]

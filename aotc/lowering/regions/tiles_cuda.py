@@ -21,7 +21,7 @@ from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_access import Access, accesses
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Let, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.loop_scratch import bytes_of
+from aotc.ir.loop_scratch import bytes_of_all
 from aotc.ir.tensor_ir import Value
 from aotc.lowering.analysis.costs.table_gpu import (
     BLOCK_THREADS,
@@ -120,7 +120,7 @@ class _TurnedTiles:
         self.tiles = [
             Buffer(b.fresh("tile"), buffer.dtype, (self.columns, self.rows + _PAD), "shared") for buffer, _ in through
         ]
-        self.bytes = sum(map(bytes_of, self.tiles))
+        self.bytes = bytes_of_all(self.tiles)
         self.width = min(LANE_ELEMENTS.value, max(LANE_BYTES.value // size, 1))
         self.thread, self.lane = b.fresh("t"), b.fresh("u")
 

@@ -12,7 +12,7 @@ from support.gpu_program import gpu_program, run_gpu_program
 from aotc.lowering.passes.gpu import sorts
 
 lax = jax.lax
-SMALL = 512  # bytes of shared memory: runs are short, so that few elements are several
+SMALL = 576  # bytes of shared memory: runs are short, so that few elements are several
 ODD = np.array([3, np.nan, -0.0, 0.0, -np.inf, np.inf, 1, -2, np.nan, 0.0, -0.0, 1], "float32")
 
 

@@ -48,14 +48,17 @@ TILE_RATES = (
     TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
     TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
     TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
+    TileRate(Tiling("wgmma", 64, 64, 2), 2.4, 2),
     TileRate(Tiling("mma", 128, 128, 3), 3.0),
     TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
     TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
+    TileRate(Tiling("mma", 64, 64, 2), 1.6, 3),
 )
 """unit: see TileRate
 why: the tiles of a product are those that take the least time by it
 from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with
-the tilings of wgmma; those of mma: 128 x 128 from 4096 x 4096 x 4096, 409 us, the others in proportion
+the tilings of wgmma; those of mma: 128 x 128 from 4096 x 4096 x 4096, 409 us, the others in proportion; those of two
+slices, which fit in 48 KiB, are below those of more by what is chosen, not measured
 """
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "i8": 1.9}  # of the rate of bf16
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1}
@@ -143,9 +146,15 @@ def best_tiling(product: LoopProduct, target: Target, window: Window | None = No
         window = None
     template = "wgmma" if window is not None or takes_wgmma(product, target) else "mma"
     rows = (row for row in TILE_RATES if row.tiling.template == template)
-    fitting = [row for row in rows if row.tiling.shared <= target.shared_memory]
+    fitting = [_held(row, target) for row in rows if row.tiling.shared <= target.shared_memory]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
+
+
+def _held(row: TileRate, target: Target) -> TileRate:
+    """Return ``row`` with no more blocks than the shared memory of a multiprocessor of ``target`` holds."""
+    most = target.multiprocessor.held_blocks(1, 1, row.tiling.shared)
+    return replace(row, resident=max(min(row.resident, most), 1))
 
 
 def takes_wgmma(product: LoopProduct, target: Target) -> bool:

@@ -24,18 +24,18 @@ from collections.abc import Sequence
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.lowering.analysis.costs.table_algorithms import (
-    GPU_SORT_BYTES,
     KEPT_OF_RUN,
     MERGE_WAYS_UNKNOWN,
     MERGED_SORT,
     THREAD_SORT,
 )
 from aotc.lowering.analysis.limits import LONGEST_ROW
+from aotc.lowering.analysis.resources import sorted_width
 from aotc.lowering.analysis.sort_keys import key_bytes
 from aotc.lowering.passes.gpu.digit_sorts import digit_keys, sort_by_digits
 from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.targets import Target
-from aotc.vmfb.dtypes import kind_of, size_of
+from aotc.vmfb.dtypes import kind_of
 
 
 def spread_sort(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
@@ -61,16 +61,10 @@ def _sorted(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     return [b.transpose(v, back) if moved else b.reshape(v, shape) for v in found]
 
 
-def _run_width(bytes_: int, target: Target) -> int:
-    """Return how many elements of so many bytes a block sorts: a power of two."""
-    room = min(GPU_SORT_BYTES.value, target.shared // 2)
-    return 1 << max((room // bytes_).bit_length() - 1, 0)
-
-
 def _rows(arrays: Sequence[Value], region: Region, target: Target, b: Builder) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim."""
     n = arrays[0].type.shape[-1]
-    width = _run_width(sum(size_of(v.type.dtype) for v in arrays), target)
+    width = sorted_width([v.type.dtype for v in arrays], target)
     keys = digit_keys(region, target)
     if keys:
         merges = max(-(-n // width) - 1, 0).bit_length() if isinstance(n, int) else n
@@ -104,7 +98,7 @@ def _largest(op: Op, target: Target, b: Builder) -> Sequence[Value]:
     (x,), k = op.operands, op.attrs["k"]
     n = x.type.shape[-1]
     region = _descending(x.type.dtype, b)
-    width = _run_width(size_of(x.type.dtype) + size_of("i32"), target)
+    width = sorted_width([x.type.dtype, "i32"], target)
     if isinstance(n, int) and isinstance(k, int) and (n <= width or KEPT_OF_RUN.holds(100 * k // width)):
         found = _runs((x,), region, b, width, 1, k, numbered=True)
         while n > width:

@@ -19,6 +19,8 @@ from aotc.lowering.analysis.scatters import is_apart
 from aotc.lowering.regions.elemental import all_of, constant_scalar, test_index
 from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
 from aotc.lowering.regions.region import RegionBuilder, grid_item
+from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 
 
 def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
@@ -27,7 +29,7 @@ def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
     size: Dim = 0 if 0 in op.operands[0].type.shape else product(updates[0].type.shape)
     if size == 0:
         return b.grid(0, [], 0)
-    if not is_apart(op) and _is_crowded(op, size):
+    if not is_apart(op) and _is_crowded(op, size, b.target):
         return _in_blocks(b, op, size)
     at = delinearize(grid_item(size), updates[0].type.shape)
     e = b.elements()
@@ -50,10 +52,11 @@ def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
     return [store] if compare is None else [If(Apply(compare, (value, Load(to, at)), "i1"), (store,))]
 
 
-def _is_crowded(op: Op, size: Dim) -> bool:
-    """Do many updates go to few elements?"""
-    cells = product(op.operands[0].type.shape)
-    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells):
+def _is_crowded(op: Op, size: Dim, target: Target) -> bool:
+    """Do many updates go to few elements, for which a block has room?"""
+    result = op.operands[0].type
+    cells = product(result.shape)
+    if not isinstance(cells, int) or not CROWDED_CELLS.holds(cells) or cells * size_of(result.dtype) > target.shared:
         return False
     return neutral_value(combiner(op) or "", op.results[0].type.dtype) is not None and not CROWDED_UPDATES.holds(size)
 

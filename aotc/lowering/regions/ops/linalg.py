@@ -15,6 +15,7 @@ import numpy as np
 from aotc.ir.dims import Dim, ceildiv, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.opset.linalg_lapack import LETTERS
 from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import FACTOR_ROWS, SOLVE_COLUMNS, SOLVE_ROWS
@@ -55,8 +56,9 @@ def lower_cholesky(function: Function, target: Target) -> Kernel:
     lower = op.attrs["lower"]
     failed = Buffer("failed", "i1", (), "private")
     body: list[Stmt] = [Alloc(failed), Store(failed, (), Const(False, "i1"))]
-    if target.kind == "cuda" and not THREAD_TRIANGLE.holds(n):
-        body += factor_in_block(b, out, head, failed, lower)
+    blocked = target.kind == "cuda" and not THREAD_TRIANGLE.holds(n)
+    if blocked and shared_bytes(block := factor_in_block(b, out, head, failed, lower)) <= target.shared:
+        body += block
         body.append(For("t", 0, TRIANGLE_THREADS.value, (_fill(out, head, failed, TRIANGLE_THREADS.value),), "thread"))
         return b.grid(matrices, body, matrices * n * n * n)
     body += _by_size(
@@ -189,7 +191,9 @@ def lower_triangular_solve(function: Function, target: Target) -> Kernel:
     others, n = (columns, rows) if left else (rows, columns)
     work = product(batch) * others * n * n
     if target.kind == "cuda" and not THREAD_TRIANGLE.holds(n):
-        return _solve_in_blocks(b, op, others, work)
+        kernel = _solve_in_blocks(RegionBuilder(function, target), op, others, work)
+        if shared_bytes(kernel.body) <= target.shared:
+            return kernel
     pieces: Dim = -(-others // SOLVE_COLUMNS.value) if left else others
     if target.kind != "cpu" or _is_small(n, others):
         shape = (*batch, pieces)

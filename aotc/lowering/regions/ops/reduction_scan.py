@@ -28,7 +28,9 @@ def lower_scan(function: Function, target: Target) -> Kernel:
     b = RegionBuilder(function, target)
     scan = scan_of(b.the_op("reduce_window"))
     if target.kind == "cuda" and scan is not None and product(b.shape[scan.dim + 1 :]) == 1:
-        return lower_scan_in_blocks(b, scan)
+        if (kernel := lower_scan_in_blocks(b, scan)) is not None:
+            return kernel
+        b = RegionBuilder(function, target)
     return _Scan(b, target).kernel()
 
 

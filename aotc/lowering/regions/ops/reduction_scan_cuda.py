@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from aotc.ir.dims import Dim, ceildiv, minimum, sym
 from aotc.ir.loop_ir import Alloc, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.loop_scratch import bytes_of_all
 from aotc.lowering.analysis.costs.table_algorithms import GPU_SCAN_BYTES, GPU_SCAN_THREADS
 from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.scan_windows import Scan
@@ -31,28 +32,32 @@ def padded(place: Dim) -> Dim:
     return place + place // BANKS
 
 
-def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel:
-    """Lower a scan along rows of neighbours in memory."""
-    return _RowScan(b, scan).kernel()
+def lower_scan_in_blocks(b: RegionBuilder, scan: Scan) -> Kernel | None:
+    """Lower a scan along rows of neighbours in memory, or return None: no block has shared memory for it."""
+    threads = GPU_SCAN_THREADS.value
+    while threads and (rows := _RowScan(b, scan, threads)).bytes > b.target.shared:
+        threads //= 2
+    return rows.kernel() if threads else None
 
 
 class _RowScan:
-    """Writes the steps of a block."""
+    """Writes the steps of a block of ``threads`` at most."""
 
-    def __init__(self, b: RegionBuilder, scan: Scan) -> None:
+    def __init__(self, b: RegionBuilder, scan: Scan, threads: int) -> None:
         self.b, self.reverse = b, scan.reverse
         self.op, self.e = b.the_op("reduce_window"), b.elements()
         self.n = b.shape[scan.dim]
         self.rows, self.place = rows_of(b.shape, scan.dim)
         bytes_ = sum(size_of(v.type.dtype) for v in self.op.results)
         self.each = max(GPU_SCAN_BYTES.value // bytes_, 1)
-        self.threads = GPU_SCAN_THREADS.value
+        self.threads = threads
         while isinstance(self.n, int) and self.threads > BANKS and self.threads * self.each >= 2 * self.n:
             self.threads //= 2
         size = self.threads * self.each
         self.tile = self._buffers("tile", (size + size // BANKS,), "shared")
         self.ends = [self._buffers("ends", (self.threads,), "shared") for _ in range(2)]
         self.carry = self._buffers("carry", (1,), "shared")
+        self.bytes = bytes_of_all([*self.tile, *self.ends[0], *self.ends[1], *self.carry])
         self.own = self._buffers("own", (self.threads, self.each), "private")
 
     def _buffers(self, name: str, shape: tuple[int, ...], space: str) -> list[Buffer]:

@@ -11,16 +11,19 @@ may be equal to it, in those on its right not, so that the order of equal ones s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from aotc.ir.dims import Dim, ceildiv, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
+from aotc.ir.loop_scratch import bytes_of_all
 from aotc.ir.opset import COMPARISONS
 from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.costs.table_algorithms import MERGED_EACH
 from aotc.lowering.analysis.costs.work import MERGE_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.analysis.limits import BANKS
+from aotc.lowering.analysis.resources import run_cells
 from aotc.lowering.regions.elemental import all_of, test_index
 from aotc.lowering.regions.ops.reduction_scan_cuda import padded
 from aotc.lowering.regions.ops.sorting_radix import integer
@@ -224,6 +227,7 @@ class _BlockSort(_Runs):
     """Writes the kernel that sorts runs in shared memory.
 
     A thread sorts a few neighbours in registers; pairs of runs are then merged from one half of a buffer to the other.
+    Where shared memory has no room for so few elements as a thread merges, one thread sorts them.
     """
 
     def __init__(self, b: RegionBuilder) -> None:
@@ -232,11 +236,14 @@ class _BlockSort(_Runs):
         while isinstance(self.n, int) and wide >= 2 * self.n and wide > 1:
             wide //= 2
         self.wide = wide
+        dtypes = [v.type.dtype for v in self.op.results]
+        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], run_cells(wide), "shared") for n in self.kept}
         self.threads = max(wide // MERGED_EACH.value, min(wide, BANKS))
+        if bytes_of_all(self.cells.values()) > b.target.shared:
+            self.threads = 1
+            self.cells = {n: replace(cell, space="private") for n, cell in self.cells.items()}
         self.each = wide // self.threads
         self.most = max(min(1 << (self.keep - 1).bit_length(), wide), self.each)  # of a run that go on
-        dtypes = [v.type.dtype for v in self.op.results]
-        self.cells = {n: Buffer(b.fresh("run"), dtypes[n], (2, wide + wide // BANKS), "shared") for n in self.kept}
         self.own = {n: Buffer(b.fresh("own"), dtypes[n], (self.threads, self.each), "private") for n in self.kept}
         self.runs, self.valid = (Buffer(name, "i64", (), "private") for name in ("width", "valid"))
 

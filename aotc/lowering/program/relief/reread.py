@@ -28,9 +28,7 @@ def readers_of(model: Alive) -> dict[Value, list[int]]:
 
 def waits(value: Value, worst: int, readers: Sequence[int], model: Alive) -> bool:
     """Is ``value`` in memory at place ``worst`` for readers that come later, all of which could read a copy?"""
-    later = [model.region.ops[n] for n in readers if n > worst]
-    plain = all(not op.regions for op in later)
-    return bool(later) and plain and worst not in readers and bool(model.sizes.get(value))
+    return max(readers, default=-1) > worst and worst not in readers and bool(model.sizes.get(value))
 
 
 def reread(
@@ -46,10 +44,7 @@ def reread(
         if model.is_view(op) and op.operands[0] in copies:
             view = copies[op.result] = Value(f"{op.result.name}{suffix}", op.result.type)
             again.append(replace(op, operands=(copies[op.operands[0]],), results=(view,)))
-    behind = [
-        replace(op, operands=tuple(copies.get(v, v) for v in op.operands)) if copies.keys() & set(op.operands) else op
-        for op in region.ops[at:]
-    ]
+    behind = [reading(op, copies) for op in region.ops[at:]]
     read = set(region.results)
     ops: list[Op] = []
     for op in reversed((*region.ops[:at], *again, *behind)):
@@ -57,3 +52,18 @@ def reread(
             ops.append(op)
             read.update(op.operands, *(captured(r) for r in op.regions))
     return replace(region, ops=tuple(reversed(ops)))
+
+
+def reading(op: Op, copies: Mapping[Value, Value]) -> Op:
+    """Return ``op`` with copies read instead of values, in what its regions read from around it too."""
+    regions = tuple(_reading(r, copies) for r in op.regions)
+    if copies.keys().isdisjoint(op.operands) and all(new is old for new, old in zip(regions, op.regions)):
+        return op
+    return replace(op, operands=tuple(copies.get(v, v) for v in op.operands), regions=regions)
+
+
+def _reading(region: Region, copies: Mapping[Value, Value]) -> Region:
+    if copies.keys().isdisjoint(captured(region)):
+        return region
+    results = tuple(copies.get(v, v) for v in region.results)
+    return replace(region, ops=tuple(reading(op, copies) for op in region.ops), results=results)

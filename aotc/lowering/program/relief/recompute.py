@@ -8,8 +8,8 @@ from functools import partial
 
 from aotc.ir.tensor_ir import Op, Region, Value
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.program.order_ops import Alive, acts, updates
-from aotc.lowering.program.reread import Relief, readers_of, reread, waits
+from aotc.lowering.program.order_ops import Alive, Functions, acts, updates
+from aotc.lowering.program.relief.reread import Relief, readers_of, reread, waits
 
 
 def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
@@ -18,7 +18,7 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
     worst = model.worst(region.ops)
     readers = readers_of(model)
     for op in region.ops[:worst]:
-        if op.name != "dispatch" or acts(op, model.functions) or updates(op, model.functions):
+        if not may_be_again(op, model.functions):
             continue
         values = tuple(v for v in op.results if waits(v, worst, readers.get(v, []), model))
         saved = sum(model.sizes[v] for v in values)
@@ -26,6 +26,11 @@ def recomputed(model: Alive, costs: Costs) -> Iterator[Relief]:
         if saved and all(not model.sizes.get(v) or max(readers[v]) >= at for v in model.reads[op]):
             price = costs.of(model.kernels[op.attrs["callee"]]).ns / saved
             yield Relief(price, partial(_again, model, op, values, at))
+
+
+def may_be_again(op: Op, functions: Functions) -> bool:
+    """Does ``op`` make the same wherever it runs, and nothing else?"""
+    return op.name == "dispatch" and not acts(op, functions) and not updates(op, functions)
 
 
 def _again(model: Alive, op: Op, values: tuple[Value, ...], at: int, count: str) -> Region:
