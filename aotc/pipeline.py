@@ -50,6 +50,9 @@ from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
 from aotc.lowering.passes.fuse_attention import fuse_attention
+from aotc.lowering.passes.gpu.split_attention import split_attention
+from aotc.lowering.passes.gpu.spread_work import spread_work
+from aotc.lowering.passes.gpu.unroll_loops import unroll_loops
 from aotc.lowering.passes.hoist_checks import hoist_checks
 from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.isolate_devices import isolate_devices
@@ -58,12 +61,9 @@ from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
-from aotc.lowering.passes.split_attention import split_attention
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
 from aotc.lowering.passes.split_windows import split_windows
-from aotc.lowering.passes.spread_work import spread_work
-from aotc.lowering.passes.unroll_loops import unroll_loops
 from aotc.options import Options, check_options, with_bytes
 from aotc.source.embed import embed
 from aotc.source.moves import Ways

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from mixed.test_mixed_programs import small_stages
-from vmfb.simulated_gpu import PageLock, SimulatedGpu, install
+from support.simulated_host import PageLock
+from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
 from aotc.vmfb.arena import ARENAS, ArenaPool

@@ -10,6 +10,7 @@ from typing import ClassVar
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
+from support.simulated_host import PageLock, page_locked
 
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
@@ -360,28 +361,6 @@ def run_nodes(nodes):
         nodes[found][1]()
         left.discard(found)
         done.add(found)
-
-
-LOCKED = []  # buffers of the host: the process keeps them
-
-
-def page_locked(size):
-    """The address of memory of the host."""
-    LOCKED.append(np.full(size, 0x5A, np.uint8))
-    return LOCKED[-1].ctypes.data
-
-
-class PageLock:
-    """Pages of the host's memory that are locked; ``made`` counts how often that was done."""
-
-    made = 0
-    every: ClassVar[WeakSet] = WeakSet()
-
-    def __init__(self, gpu, memory, address, size):
-        self.memory, self.begin, self.end = memory, address, address + size
-        assert not any(self.begin < lock.end and lock.begin < self.end for lock in PageLock.every)
-        PageLock.every.add(self)
-        PageLock.made += 1
 
 
 def ordinal_of(address):

@@ -76,7 +76,7 @@ class PageLock:
     """A part of ``memory`` that all GPUs copy from and to by themselves for as long as this lives, which holds it."""
 
     def __init__(self, gpu: Gpu, memory: object, address: int, size: int) -> None:
-        self._memory, self._address, self._context, self._process = memory, 0, gpu._context, os.getpid()
+        self._memory, self._address, self._context, self._process = memory, 0, gpu.context, os.getpid()
         gpu.enter()
         call("cuMemHostRegister_v2", address, size, _PORTABLE)
         self._address = address
