@@ -108,7 +108,7 @@ def test_words_are_used_again(made_up):
 
 
 def test_what_the_driver_is_told_of_nodes(made_up):
-    sizes = {graphs._Kernel: 72, graphs._Copy: 200, graphs._Condition: 256}
+    sizes = {graphs._Kernel: 72, graphs.CopyParameters: 200, graphs._Condition: 256}
     assert {kind: ctypes.sizeof(kind) for kind in sizes} == sizes
     gpu = driver.Gpu(0)
     made = gpu.new_graph()

@@ -1,5 +1,7 @@
 """A limit on memory that is kept by moving values over loops and branches, into them, and inside of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -9,9 +11,18 @@ from mixed.test_spill import BYTES, GPU, X, dear_costs, facts, results
 
 import aotc
 from aotc.diagnostics import CompileError
+from aotc.lowering.program.loops import block_loops
 from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loops_of_kernels():
+    """No loop is one block of threads, whose values lie in no memory that is planned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=0))
+        yield
 
 
 def ops(count, name, begin):

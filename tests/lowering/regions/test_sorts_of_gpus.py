@@ -72,7 +72,7 @@ ROOM = 8192  # bytes of shared memory: parts of a few hundred elements
 def by_digits(monkeypatch):
     """Sort short rows digit by digit too."""
     monkeypatch.setattr(sorts, "MERGED_SORT", replace(sorts.MERGED_SORT, value=-1))
-    monkeypatch.setattr(sorts, "_run_width", lambda bytes_, target: 32)
+    monkeypatch.setattr(sorts, "sorted_width", lambda dtypes, target: 32)
 
 
 def digit_sorts(function, args, room=ROOM):

@@ -8,6 +8,7 @@ import pytest
 
 import aotc
 from aotc.vmfb.schedule import slots
+from aotc.vmfb.schedule.dispatch import PROCESS
 from aotc.vmfb.schedule.submission import Submission
 
 pytestmark = pytest.mark.cpu
@@ -46,6 +47,7 @@ def runs(monkeypatch):
 def test_a_chain_stays_with_its_thread(data, runs, devices, monkeypatch):
     """Each stage of a pipeline: it is ready when the stage's last call ends, and the thread of that goes on with it."""
     monkeypatch.setattr(slots, "usable_cores", lambda: 8)
+    monkeypatch.setattr(PROCESS.dispatchers, "allow", lambda count: None)  # later tests count threads
     stages = [aotc.load(data, devices=device) for device in devices]
     begin = aotc.Fence()
     last = [begin] * len(stages)
