@@ -105,6 +105,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
                 "code": add(f"commands{n}", np.array(b.code, "<i8").tobytes()),
                 "states": b.states,
                 "parameters": len(b.parameters),
+                **({"turns": b.turns} if any(n is not None for n in b.turns) else {}),
             }
             for n, b in enumerate(v.command_buffers)
         ],

@@ -50,6 +50,7 @@ from aotc.lowering.passes.decompose_fft import decompose_fft
 from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
 from aotc.lowering.passes.fuse_attention import fuse_attention
+from aotc.lowering.passes.gpu.hoist_products import hoist_products
 from aotc.lowering.passes.gpu.split_attention import split_attention
 from aotc.lowering.passes.gpu.spread_work import spread_work
 from aotc.lowering.passes.gpu.unroll_loops import unroll_loops
@@ -112,6 +113,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
     Pass(unroll_loops),
+    Pass(hoist_products),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),

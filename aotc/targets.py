@@ -60,7 +60,7 @@ class Target:
     kind : str
         ``cpu`` or ``cuda``.
     cpu : str
-        LLVM's name of the processor, or ``sm_90``; ``compute_80`` for every GPU from that on.
+        LLVM's name of the processor, or ``sm_90a``; ``compute_80`` for every GPU from that on.
     features : tuple of str
         CPU features that the machine must have, as ``/proc/cpuinfo`` names them.
     llvm_features : str
@@ -183,7 +183,6 @@ _MULTIPROCESSORS = {
     "sm_80": Multiprocessor(2048, 32, 164 << 10),
     "sm_86": Multiprocessor(1536, 16, 100 << 10),
     "sm_89": Multiprocessor(1536, 24, 100 << 10),
-    "sm_90": Multiprocessor(2048, 32, 228 << 10),
     "sm_90a": Multiprocessor(2048, 32, 228 << 10),
     "sm_100": Multiprocessor(2048, 32, 228 << 10),
     "sm_120": Multiprocessor(1536, 24, 100 << 10),
@@ -216,12 +215,15 @@ TARGETS = {
         _gpu("sm_80"),
         _gpu("sm_86"),
         _gpu("sm_89"),
-        _gpu("sm_90"),
         _gpu("sm_90a"),
         _gpu("sm_100", untried=True),
         _gpu("sm_120", untried=True),
     )
 }
+
+
+OTHER_NAMES = {"cuda": "cuda:sm_90a", "cuda:sm_90": "cuda:sm_90a"}
+"""What else targets may be called; every GPU of compute capability 9.0 has what ``sm_90a`` adds to ``sm_90``."""
 
 
 def host() -> Target:
@@ -349,11 +351,9 @@ def resolve(name: str) -> tuple[Target, ...]:
         If a name is unknown; the message lists the known ones.
     """
     found = []
-    for part in (p.strip() for p in name.split(",")):
+    for part in (OTHER_NAMES.get(p.strip(), p.strip()) for p in name.split(",")):
         if part in ("cpu", "cpu:host"):
             found.append(host())
-        elif part == "cuda":
-            found.append(TARGETS["cuda:sm_90a"])
         elif part in TARGETS:
             found.append(TARGETS[part])
         else:

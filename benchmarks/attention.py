@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from products import of_aotc, of_jax, per_call
+from products import of_aotc, of_graph, of_jax, to_torch
 
 import aotc
 
 TARGET = "cuda:sm_90a"
 JAX_FLOPS = 4 * 128 * 4096 * 4096 * 128  # XLA keeps scores in memory: of 128 heads of 8192 rows they fill the GPU
-KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
 
 def attention(q, k, v):
@@ -61,6 +61,14 @@ def _cases():
         yield f"{batch}x{heads}/{keys} decode {size}", attention, "bf16", *shapes
     yield "8x32/8 decode 8192 masked", cached, "bf16", (8, 1, 32, 128), (8, 8192, 8, 128)
     yield "8x16 decode 4096 d64", attention, "bf16", (8, 1, 16, 64), (8, 4096, 16, 64)
+    yield "8x16 decode 8192 d64 f32", attention, "f32", (8, 1, 16, 64), (8, 8192, 16, 64)
+    yield "1x12 decode 1024 d64 f32", cached, "f32", (1, 1, 12, 64), (1, 1024, 12, 64)
+    for name, batch, size, heads, depth in (
+        ("ViT", 8, 197, 6, 64), ("BERT", 8, 128, 12, 64), ("1k", 8, 1024, 12, 64), ("4k", 1, 4096, 12, 64),
+        ("1k d128", 8, 1024, 12, 128),
+    ):  # fmt: skip
+        yield f"{name} f32", attention, "f32", (batch, size, heads, depth), (batch, size, heads, depth)
+    yield "8x12 1k d64 f32 causal", causal, "f32", (8, 1024, 12, 64), (8, 1024, 12, 64)
 
 
 CASES = {name: rest for name, *rest in _cases()}
@@ -76,19 +84,15 @@ def arguments_of(function, kind, queries, keys):
 
 
 def of_torch(function, arguments):
-    """Return us of a replay of torch's graph of it by backend, and the best one's result as f32."""
+    """Return us of a replay of torch's graph of it by backend."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    given = []
-    for a in arguments[:3]:
-        bits = torch.from_numpy(np.ascontiguousarray(a).view(np.int16)).cuda()
-        given.append(bits.view(torch.bfloat16 if a.dtype == ml_dtypes.bfloat16 else torch.float16).transpose(1, 2))
-    q, k, v = given
+    torch.backends.cuda.matmul.allow_tf32 = True
+    q, k, v = (to_torch(a).transpose(1, 2) for a in arguments[:3])
     more = {"is_causal": function is causal, "enable_gqa": q.shape[1] != k.shape[1]}
     if function is biased:
-        bits = torch.from_numpy(arguments[3].view(np.int16)).cuda()
-        more["attn_mask"] = bits.view(q.dtype)
+        more["attn_mask"] = to_torch(arguments[3])
     if function is cached:
         more["attn_mask"] = (torch.arange(k.shape[2], device="cuda") < int(arguments[3]))[None, None, None]
     found = {}
@@ -96,13 +100,7 @@ def of_torch(function, arguments):
         try:
             with sdpa_kernel(getattr(SDPBackend, name)):
                 run = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **more)
-                for _ in range(2):
-                    run()
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    run()
-                found[name.split("_")[0].lower()] = per_call(graph.replay, torch.cuda.synchronize, 0.01)
+                found[name.split("_")[0].lower()] = of_graph(run)
         except RuntimeError:  # a backend that does not take it
             continue
     return found
@@ -129,18 +127,19 @@ def exact(function, arguments):
     return np.stack(found), rows, heads
 
 
-def work(function, queries, keys):
+def work(function, kind, queries, keys):
     """Return floating-point operations, and bytes that are read."""
     batch, rows, heads, depth = queries
     flops = 4 * batch * heads * rows * keys[1] * depth
-    return flops / 2 if function is causal else flops, 4 * int(np.prod(keys))
+    return flops / 2 if function is causal else flops, 2 * np.dtype(KINDS[kind]).itemsize * int(np.prod(keys))
 
 
 def compiled(name):
     """Compile a case."""
     function, *given = CASES[name]
     shapes = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in arguments_of(function, *given)]
-    return aotc.compile(jax.jit(function), *shapes, target=TARGET, source=False)
+    lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",))  # CPUs have no f16 of this form
+    return aotc.compile(lowered, target=TARGET, source=False)
 
 
 def file_of(folder, name):
@@ -157,7 +156,7 @@ def measure(name, data):
     got = np.asarray(result)[0][rows][:, heads].astype("f8").transpose(1, 0, 2)
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
     torch_us = of_torch(function, given)
-    flops, bytes_ = work(function, queries, keys)
+    flops, bytes_ = work(function, kind, queries, keys)
     jax_us = of_jax(function, given)[0] if flops <= JAX_FLOPS else float("nan")
     speed = f"{bytes_ / us / 1e3:7.0f} GB/s" if queries[1] == 1 else f"{flops / us / 1e6:7.0f} TF/s"
     best = min(torch_us.values(), default=float("nan"))

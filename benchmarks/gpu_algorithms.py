@@ -12,6 +12,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,17 @@ def solved(a: Any, b: Any) -> Any:
     return jax.lax.linalg.triangular_solve(a, b, left_side=True, lower=True)
 
 
+def square(batch: int, n: int) -> list[np.ndarray]:
+    """Return matrices that are far from singular."""
+    return [normal(batch, n, n) + 2 * np.eye(n, dtype=np.float32)]
+
+
 def bits(key: Any) -> Any:
     """Return 64 MB of random bits."""
     return jax.random.bits(key, (16 * M,))
 
 
+SQUARES = ((1024, 16), (1024, 32), (256, 64), (64, 128), (64, 256))
 Case = tuple[Callable[..., Any], Callable[[], list[np.ndarray]]]
 CASES: dict[str, Case] = {
     "sort 1M": (jnp.sort, lambda: [normal(M)]),
@@ -90,6 +97,21 @@ CASES: dict[str, Case] = {
     "triangular_solve 64x256x64": (solved, lambda: [np.tril(positive(64, 256)), normal(64, 256, 64)]),
     "fft 4096x1024": (jnp.fft.fft, lambda: [normal(4096, 1024).astype(np.complex64)]),
     "fft 4096x4096": (jnp.fft.fft, lambda: [normal(4096, 4096).astype(np.complex64)]),
+    "segment_prod 1M to 100000": (lambda x, i: jax.ops.segment_prod(x, i, 100000),
+                                  lambda: [normal(M), numbers(M, 100000)]),
+    "histogram 1M, 256 bins": (lambda x: jnp.histogram(x, bins=256)[0], lambda: [normal(M)]),
+    "bincount 16M to 256": (lambda i: jnp.bincount(i, length=256), lambda: [numbers(16 * M, 256)]),
+    "bincount 1M to 100000": (lambda i: jnp.bincount(i, length=100000), lambda: [numbers(M, 100000)]),
+    "median 1M": (jnp.median, lambda: [normal(M)]),
+    "median 4096x1000 rows": (lambda x: jnp.median(x, 1), lambda: [normal(4096, 1000)]),
+    "unique 1M": (lambda i: jnp.unique(i, size=1000), lambda: [numbers(M, 1000)]),
+    "gather 4M of 16M": (lambda x, i: x[i], lambda: [normal(16 * M), numbers(4 * M, 16 * M)]),
+    "take_along_axis 4096x4096": (lambda x, i: jnp.take_along_axis(x, i, 1),
+                                  lambda: [normal(4096, 4096), numbers(16 * M, 4096).reshape(4096, 4096)]),
+    "searchsorted 1M in 1M": (jnp.searchsorted, lambda: [np.sort(normal(M)), normal(M)]),
+    **{f"lu {b}x{n}x{n}": (lambda a: jax.lax.linalg.lu(a)[:2], partial(square, b, n)) for b, n in SQUARES},
+    **{f"qr {b}x{n}x{n}": (jnp.linalg.qr, partial(square, b, n)) for b, n in SQUARES},
+    "solve 256x64x64": (lambda a: jnp.linalg.solve(a, a[:, :, :1]), lambda: square(256, 64)),
     "random bits 64 MB": (bits, lambda: [np.array([1, 2], np.uint32)]),
 }  # fmt: skip
 

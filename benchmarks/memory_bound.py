@@ -121,16 +121,17 @@ class Launches:
 
     def __init__(self) -> None:
         from aotc.vmfb.devices import driver
+        from aotc.vmfb.devices.libcuda.graphs import GraphMaker
 
         self.driver, self.gpu, self.seen = driver, None, []
-        launch = driver.Gpu.launch
+        launch = GraphMaker.launch
 
-        def noted(gpu, *arguments):
-            self.gpu = gpu
+        def noted(maker, after, *arguments):
+            self.gpu = maker._gpu
             self.seen.append(arguments)
-            launch(gpu, *arguments)
+            return launch(maker, after, *arguments)
 
-        driver.Gpu.launch = noted
+        GraphMaker.launch = noted
 
     def once(self) -> list[tuple[Any, ...]]:
         """Return each launch once, by its table of parameters."""

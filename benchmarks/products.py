@@ -26,7 +26,7 @@ from aotc.ir.loop_products import read_product
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
-from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, takes_wgmma
+from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, templates_of
 from aotc.options import Options
 from aotc.targets import TARGETS
 from aotc.vmfb.bundle import open_bundle
@@ -186,14 +186,35 @@ def of_jax(function, arguments):
     return per_call(run, lambda: last[0].block_until_ready()), last[0]
 
 
+def to_torch(a):
+    """Return an array as torch has it on the GPU."""
+    import torch
+
+    a = np.ascontiguousarray(a)
+    short = a.dtype == ml_dtypes.bfloat16
+    there = torch.from_numpy(a.view(np.int16) if short else a).cuda()
+    return there.view(torch.bfloat16) if short else there
+
+
+def of_graph(run):
+    """Return the us of a replay of torch's graph of what ``run`` does."""
+    import torch
+
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return per_call(graph.replay, torch.cuda.synchronize)
+
+
 def of_torch(function, kind, arguments):
     """Return the us of a replay of torch's graph of the product: cuBLASLt's."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
-    given = [torch.from_numpy(a.view(np.int16) if a.dtype == ml_dtypes.bfloat16 else a).cuda() for a in arguments]
-    given = [g.view(torch.bfloat16) if kind == "bf16" else g for g in given]
-    a, b, *rest = given
+    a, b, *rest = map(to_torch, arguments)
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     nchw = a, b
     if function in (convolution, by_twos):
@@ -212,13 +233,7 @@ def of_torch(function, kind, arguments):
         convolution: lambda: torch.nn.functional.conv2d(nchw[0], nchw[1], padding="same"),
         scores: lambda: torch.matmul(a.transpose(1, 2), b.permute(0, 2, 3, 1)),
     }[function]
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return per_call(graph.replay, torch.cuda.synchronize)
+    return of_graph(run)
 
 
 def error_of(found, want):
@@ -235,8 +250,8 @@ def of_tiles(data):
         return
     target, product = TARGETS[TARGET], read_product(kernel)
     window = kernel.tiling.window
-    template = "wgmma" if window or takes_wgmma(product, target) else "mma"
-    rows = [row for row in TILE_RATES if row.tiling.template == template]
+    templates = templates_of(product, target, window)
+    rows = [row for row in TILE_RATES if row.tiling.template in templates]
     made = [replace(kernel, tiling=replace(row.tiling, window=window)) for row in rows]
     named = [Named(print_kernel(k), target) for k in made]
     compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))

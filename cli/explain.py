@@ -261,18 +261,20 @@ def _print_schedule(report: ScheduleReport) -> None:
         return "" if ns is None else time_text(ns / 1e9)
 
     rows = []
-    several = len({r.device for r in report.rows}) > 1
+    several, loops = len({r.device for r in report.rows}) > 1, any("loop" in r.within for r in report.rows)
     for r in report.rows:
         claims = "serial" if r.serial else f"{r.items} by {r.claim}"
         mark = " *" if r.critical else ""
         after = ", ".join(f"{n} by tiles, halo {r.halos[n]}" if n in r.halos else str(n) for n in r.after)
         times = (shown(r.predicted), shown(r.measured))
         known = (*times, r.bound, size_text(r.bytes), claims, after, r.loc)
-        rows.append((f"{r.number}{mark}", r.within, *((r.device,) if several else ()), r.kernel, *known))
+        runs = (f"{'~' * r.guessed}{r.runs:,}",) if loops else ()
+        rows.append((f"{r.number}{mark}", r.within, *runs, *((r.device,) if several else ()), r.kernel, *known))
     times = ("predicted", "measured")
     device = ("device",) if several else ()
-    headings = ("step", "within", *device, "kernel", *times, "bound", "bytes", "items", "after", "from")
-    print_table(headings, rows, right=(*times, "bytes"))
+    turned = ("runs",) if loops else ()
+    headings = ("step", "within", *turned, *device, "kernel", *times, "bound", "bytes", "items", "after", "from")
+    print_table(headings, rows, right=(*turned, *times, "bytes"))
     what = f"{count_text(len(rows), 'command')} of @{report.function} for {report.target}"
     where = _WORKERS[tuple(sorted(report.kinds))]
     least = f"at least {shown(report.path)} if all that can overlaps (*)"

@@ -101,7 +101,10 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return which commands wait for tiles of others: of each ``over`` items ``times``, and ``halo`` more."""
+    """Return which commands wait for tiles of others: of each ``over`` items ``times``, and ``halo`` more.
+
+    With an ``over`` of 0 the same part of them.
+    """
     from aotc.vmfb.abi import Command
     from aotc.vmfb.commands import all_graphs
     from aotc.vmfb.devices.buffers import load_buffers
@@ -265,7 +268,8 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     kernels = count_text(len(variant["kernels"]), "kernel")
     lines.append(f"{kernels}, {count_text(variant['command_buffers'], 'command buffer')}")
     for t in variant["tiles"]:
-        ratio = "each item" if t["times"] == t["over"] else f"each {t['over']} items {t['times']}"
+        ratio = f"each {t['over']} items {t['times']}" if t["over"] else "each part of its items the same part"
+        ratio = "each item" if t["times"] == t["over"] else ratio
         lines.append(f"  {t['kernel']} waits for tiles of {t['producer']}: for {ratio}, and a halo of {t['halo']}")
     return lines
 

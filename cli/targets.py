@@ -22,7 +22,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
     import json
     import platform
 
-    from aotc.targets import TARGETS, host
+    from aotc.targets import OTHER_NAMES, TARGETS, host
     from aotc.vmfb.machine import cpu_features
     from aotc_cli.tables import print_table
 
@@ -34,6 +34,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
         rows.append(
             {
                 "name": target.name,
+                "other_names": [other for other, name in OTHER_NAMES.items() if name == target.name],
                 "features": list(target.features),
                 "runs_here": fits,
                 "host": target.name == best,
@@ -46,7 +47,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> N
     lines = []
     for target, row in zip(TARGETS.values(), rows):
         note = "the default here" if row["host"] else "runs here" if row["runs_here"] else ""
-        lines.append((target.name, note, _needs(target)))
+        lines.append((", ".join([target.name, *row["other_names"]]), note, _needs(target)))
     print_table(("target", "here", "needs"), lines)
 
 

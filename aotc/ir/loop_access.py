@@ -17,6 +17,7 @@ from aotc.ir.loop_ir import (
     Const,
     ExternalCall,
     For,
+    GridBarrier,
     If,
     Index,
     Let,
@@ -116,6 +117,8 @@ def _own(stmt: Stmt, loops: tuple[For | While, ...], arms: Arms) -> Iterator[Acc
             if reduce:
                 yield Access(buffer, index, False, loops, arms)
             yield Access(buffer, index, True, loops, arms)
+        case GridBarrier(counter=counter):
+            yield Access(counter, (), True, loops, arms)
         case Shuffle(to=to, source=source) | WarpMatch(to=to, source=source):
             yield Access(source, None, False, loops, arms)
             yield Access(to, None, True, loops, arms)

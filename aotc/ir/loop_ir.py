@@ -19,7 +19,7 @@ from aotc.ir.dims import Dim
 from aotc.ir.products.tiling import Tiling
 
 Space: TypeAlias = Literal["global", "private", "shared", "scratch"]
-LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread"]
+LoopKind: TypeAlias = Literal["parallel", "serial", "unroll", "lanes", "thread", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class For:
     """``for var in range(begin, end, step)``; ``kind`` says how it runs.
 
     Iterations of kind ``lanes`` are independent but for stores that reduce, and their number is static: a GPU's thread
-    does a statement for all of them before the next, and neighbouring elements of memory at once.
+    does a statement for all of them before the next, and neighbouring elements of memory at once. Those of kind
+    ``blocks`` are shared by all blocks of a launch that runs at once: each does every so many.
     """
 
     var: str
@@ -165,6 +166,17 @@ class Barrier:
     """Wait for all threads of a CUDA block, or for those of a ``warp`` of it alone: what they wrote is then seen."""
 
     warp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GridBarrier:
+    """Wait for all blocks of a CUDA kernel: what they wrote is then seen.
+
+    They count themselves in ``counter``, a u32 in global memory that is 0 before the kernel begins, and after it in all
+    bits but the highest.
+    """
+
+    counter: Buffer
 
 
 WARP = 32
@@ -250,7 +262,9 @@ def is_letter(buffer: Buffer) -> bool:
     return buffer.space == "private" and buffer.dtype == "u8" and not buffer.shape
 
 
-Stmt: TypeAlias = For | Let | Store | If | While | Alloc | Barrier | Shuffle | WarpMatch | Tile | ExternalCall
+Stmt: TypeAlias = (
+    For | Let | Store | If | While | Alloc | Barrier | GridBarrier | Shuffle | WarpMatch | Tile | ExternalCall
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +309,11 @@ def needs_block(kernel: Kernel) -> bool:
     statements = list(walk(kernel.body))
     shared = any(isinstance(s, Barrier | Shuffle | WarpMatch) for s in statements)
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
+
+
+def needs_grid(kernel: Kernel) -> bool:
+    """Do all blocks of a launch run ``kernel`` together?"""
+    return any(isinstance(s, For) and s.kind == "blocks" for s in walk(kernel.body))
 
 
 def children(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:

@@ -18,6 +18,7 @@ from aotc.ir.loop_ir import (
     Const,
     ExternalCall,
     For,
+    GridBarrier,
     If,
     Index,
     Kernel,
@@ -171,6 +172,8 @@ class _Parser:
                 return self.while_loop(node, body)
             case ast.Expr(value=ast.Call(func=ast.Name(id="barrier" | "warp_barrier" as name), args=[])):
                 return Barrier(warp=name == "warp_barrier")
+            case ast.Expr(value=ast.Call(func=ast.Name(id="grid_barrier"), args=[counter])):
+                return GridBarrier(self.named_buffer(counter))
             case ast.Expr(
                 value=ast.Call(
                     func=ast.Name(id="shuffle" | "match" as name),

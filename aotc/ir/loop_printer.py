@@ -28,6 +28,7 @@ from aotc.ir.loop_ir import (
     Const,
     ExternalCall,
     For,
+    GridBarrier,
     If,
     Index,
     Kernel,
@@ -181,6 +182,8 @@ class _KernelPrinter:
                 self.lines.append(f'{indent}{buffer.name} = {buffer.space}("{self.type_text(buffer)}")')
             case Barrier(warp):
                 self.lines.append(f"{indent}{'warp_' if warp else ''}barrier()")
+            case GridBarrier(counter):
+                self.lines.append(f"{indent}grid_barrier({counter.name})")
             case Shuffle(to, source, mask):
                 self.lines.append(f"{indent}shuffle({to.name}, {source.name}, mask={mask})")
             case WarpMatch(to, source, bits):

@@ -168,20 +168,6 @@ class LoopProduct:
         whole = all(_is_one_in_pieces(x.expr, k, extent, count) for x in asked if isinstance(x, Index))
         return Gathered(load.buffer, flat, inside) if whole else None
 
-    @property
-    def place(self) -> Dim | None:
-        """Where an element is stored in the only output, if they lie side by side in whole pieces of 16 bytes."""
-        *lets, last = self.epilogue
-        if not isinstance(last, Store) or last.reduce or not all(isinstance(s, Let) for s in lets):
-            return None
-        count = 16 // size_of(last.buffer.dtype)
-        flat, (col, extent) = flat_place(last), self.col
-        if last.buffer.dtype not in ("f32", "bf16", "f16", "i32"):
-            return None
-        if {s.name for s in symbols(flat)} & {s.var.name for s in lets if isinstance(s, Let)}:
-            return None
-        return flat if is_in_pieces(flat, col, extent, count) else None
-
 
 def is_in_pieces(flat: Dim, name: str, extent: Dim, count: int) -> bool:
     """Do neighbours in the loop ``name`` lie side by side, ``count`` at a time, from whole multiples of it on?"""
@@ -236,7 +222,7 @@ def read_product(kernel: Kernel) -> LoopProduct:
             batch = axes[0] if len(axes) == 3 else ("", 1)
             match last:
                 case Store(buffer=into, value=Apply(fn="mul", args=(left, right)), reduce="add") if into == total:
-                    a, b = (_stripped(x, lets) for x in (left, right))
+                    a, b = (stripped(x, lets) for x in (left, right))
                     if a is None or b is None or a[1] != b[1] or _SUMS[a[1]] != total.dtype:
                         raise ValueError(f"kernel {kernel.name}: no operands of tensor cores")
                     k = (sum_.var, sum_.end)
@@ -246,7 +232,7 @@ def read_product(kernel: Kernel) -> LoopProduct:
     raise ValueError(f"kernel {kernel.name}: its body is not a product of matrices")
 
 
-def _stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
+def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None:
     """Return an operand before it is widened or rounded, and as what tensor cores take it."""
     bound = {s.var.name: s.value for s in lets if isinstance(s, Let)}
 
@@ -291,7 +277,7 @@ def view_of(load: Load, outer: str, k: str, bound: set[str], loops: set[str]) ->
     own = {s.name: Expr(0, (((s,), 1),)) for s in symbols(flat)}
     i, j = own.get(outer, 0), own.get(k, 0)
     moved = {s.name for e in (row, term) for s in symbols(e)} & loops
-    whole = flat - start - i * row - j * term == 0
+    whole = at(i, j) - start - i * row - j * term == 0  # a text may name 0 in another way, as `z // 2` where z < 2
     return View(load.buffer, start, row, term) if whole and not moved else None
 
 

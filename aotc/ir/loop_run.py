@@ -199,6 +199,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
         "nan_bits": lambda bits: np.uint64(bits).view(np.float64),
         "barrier": lambda: None,
         "warp_barrier": lambda: None,
+        "grid_barrier": lambda counter: None,
         "shuffle": _shuffle,
         "match": _match,
         "call": _call,

@@ -12,6 +12,7 @@ from aotc.ir.opset.elementwise import result_dtype
 
 LOOPS: dict[str, LoopKind] = {
     "range": "serial", "parallel": "parallel", "unroll": "unroll", "lanes": "lanes", "thread": "thread",
+    "blocks": "blocks",
 }  # fmt: skip
 
 

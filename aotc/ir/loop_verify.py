@@ -17,6 +17,7 @@ from aotc.ir.loop_ir import (
     Const,
     ExternalCall,
     For,
+    GridBarrier,
     If,
     Index,
     Kernel,
@@ -91,6 +92,8 @@ def _check_outputs(kernel: Kernel, check: _KernelCheck) -> None:
         match stmt:
             case Store(buffer=out) | Tile(out=out):
                 written.add(out.name)
+            case GridBarrier(counter=counter):
+                written.add(counter.name)
             case ExternalCall(args=args):
                 written.update(buffer.name for buffer, _ in args)
     for out in kernel.outputs:
@@ -203,6 +206,10 @@ class _KernelCheck:
                 self.buffers, self.symbols, self.scalars = saved
             case Alloc(buffer):
                 self.alloc(buffer)
+            case GridBarrier(counter):
+                self.use(counter, "grid_barrier")
+                if (counter.space, counter.dtype, counter.shape) != ("global", "u32", ()):
+                    self.say(f"grid_barrier: {counter.name} is no u32 in global memory")
             case Shuffle(to, source, mask):
                 self.shuffle(to, source, mask)
             case WarpMatch(to, source, bits):

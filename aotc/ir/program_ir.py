@@ -64,11 +64,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """Run ``cond``, and while the byte in ``predicate`` is not 0 run ``body`` and ``cond`` again."""
+    """Run ``cond``, and while the byte in ``predicate`` is not 0 run ``body`` and ``cond`` again.
+
+    ``turns`` is how often ``body`` runs, None if that is not known.
+    """
 
     predicate: Storage
     cond: tuple[Step, ...]
     body: tuple[Step, ...]
+    turns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

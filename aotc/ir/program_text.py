@@ -6,7 +6,7 @@
       %1 = arena 128 : 4*b, steps 3 to 9
       %2 = result 0 : 4*b
       launch @k0_tanh(%0) -> (%1)
-      while %3 {
+      while %3, 8 turns {
         launch @k1_lt(%1) -> (%3)
       } do {
         copy %0 to %1, 64
@@ -20,7 +20,7 @@
 
 A storage is its kind, the number of the argument or result, or the byte offset, its memory unless it is the first
 (``arena 128 in space 1``), then its bytes and the steps between which it is alive. Kernels are named; the reader looks
-them up. What bufferize keeps for itself has no text.
+them up. A loop says how often it turns if that is known. What bufferize keeps for itself has no text.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def _steps(steps: Sequence[Step], names: Mapping[Storage, str], indent: str) -> 
                 yield f"{indent}launch @{kernel.name}({next(sides)}) -> ({next(sides)})"
             case Copy(source, target, size):
                 yield f"{indent}copy {names[source]} to {names[target]}, {size}"
-            case Loop(predicate, cond, body):
-                yield f"{indent}while {names[predicate]} {{"
+            case Loop(predicate, cond, body, turns):
+                known = "" if turns is None else f", {turns} turns"
+                yield f"{indent}while {names[predicate]}{known} {{"
                 yield from _steps(cond, names, deeper)
                 yield f"{indent}}} do {{"
                 yield from _steps(body, names, deeper)
@@ -86,7 +87,7 @@ _LAUNCH = re.compile(r"launch @([^(]+)\((.*)\) -> \((.*)\)")
 _COPY = re.compile(r"copy (%\w+) to (%\w+), (.+)")
 _BIND = re.compile(r"bind (.+) = (%\w+) as (\w+)")
 _CHECK = re.compile(r'check (%\w+) ("(?:[^"\\]|\\.)*") \((.*)\)')
-_OPEN = re.compile(r"(while|case) (%\w+) \{")
+_OPEN = re.compile(r"(while|case) (%\w+)(?:, (\d+) turns)? \{")
 _CLOSE = ("}", "} do {", "} case {")
 
 
@@ -121,7 +122,7 @@ class _ProgramReader:
         while at < len(lines) and lines[at] not in _CLOSE:
             try:
                 if opened := _OPEN.fullmatch(lines[at]):
-                    step, at = self.nest(opened[1], self.storages[opened[2]], lines, at)
+                    step, at = self.nest(opened, lines, at)
                     steps.append(step)
                 elif row := _STORAGE.fullmatch(lines[at]):
                     self.storages[row[1]] = _parse_storage(row)
@@ -134,8 +135,9 @@ class _ProgramReader:
             raise ValueError(f"line {at + 1}: expected }}, found the end")
         return tuple(steps), at
 
-    def nest(self, word: str, place: Storage, lines: Sequence[str], at: int) -> tuple[Step, int]:
+    def nest(self, opened: re.Match[str], lines: Sequence[str], at: int) -> tuple[Step, int]:
         """Return the loop or branch that opens in line ``at``, and its last line."""
+        word, place, turns = opened[1], self.storages[opened[2]], int(opened[3]) if opened[3] else None
         between = "} do {" if word == "while" else "} case {"
         blocks: list[tuple[Step, ...]] = []
         while not blocks or lines[at] == between:
@@ -143,7 +145,7 @@ class _ProgramReader:
             blocks.append(block)
         if lines[at] != "}" or (word == "while" and len(blocks) != 2):
             raise ValueError(f"line {at + 2}: this does not go on with a {word}: {lines[at]}")
-        return (Loop(place, *blocks) if word == "while" else Branch(place, tuple(blocks))), at
+        return (Loop(place, blocks[0], blocks[1], turns) if word == "while" else Branch(place, tuple(blocks))), at
 
     def step(self, line: str) -> Step:
         """Return the step of one line."""

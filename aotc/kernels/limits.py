@@ -157,6 +157,24 @@ why: several warps hide each other's latency; a small grid still spreads over al
 from: chosen, not measured
 """
 
+WRITING_THREADS = 256
+"""unit: threads of a block of a large grid that reads little, each with an item of its own
+why: a block is soon done, and multiprocessors take on no more of them in a time
+from: an H200: writes of 64 and 256 MB by vectors take 15.9 and 58.5 us, 20.8 and 80.2 by blocks of 128, copies as long
+"""
+
+WRITING_ITEMS = 1 << 18
+"""unit: items of a grid that is large
+why: all multiprocessors have several blocks of it
+from: chosen, not measured
+"""
+
+WRITING_SHARE = 4
+"""unit: times the bytes read that a kernel writes, at least, which reads little
+why: loads take longer than a block takes to begin
+from: chosen, not measured
+"""
+
 PATIENCE_SECONDS = 20
 """unit: seconds
 why: so long does a thread of a simulated block wait for others, which then never come

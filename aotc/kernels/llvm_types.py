@@ -41,7 +41,7 @@ class KernelModule(ir.Module):
         super().__init__(name=name)
         self.triple = target.triple
         self.lacks = target.lacks
-        self.has_bf16 = target.kind == "cuda"
+        self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
 
 
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
@@ -52,6 +52,11 @@ def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
 def has_bf16(builder: ir.IRBuilder) -> bool:
     """Has the machine of ``builder``'s module an instruction that rounds an f32 to bf16?"""
     return builder.module.has_bf16
+
+
+def has_reciprocals(builder: ir.IRBuilder) -> bool:
+    """Has the machine of ``builder``'s module an instruction that approximates the reciprocal of an f32 to a unit?"""
+    return builder.module.has_reciprocals
 
 
 def register_type(name: str) -> ir.Type:

@@ -16,7 +16,7 @@ import numpy as np
 from aotc.source.limits import LEAST_CACHE, MOST_CACHE, MOST_SOURCE_BYTES
 from aotc.source.moves import go_back
 from aotc.source.record import SCHEMA, VERSION, Embedded
-from aotc.targets import TARGETS, Target
+from aotc.targets import OTHER_NAMES, TARGETS, Target
 from aotc.vmfb import trees
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.dtypes import to_numpy
@@ -87,11 +87,12 @@ def _problems(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _target(where: str, row: Mapping[str, Any]) -> Target:
-    if row["name"] not in TARGETS:
-        raise BundleError(where, "this aotc has no such target", row["name"], ", ".join(TARGETS), "--target")
+    name = OTHER_NAMES.get(row["name"], row["name"])
+    if name not in TARGETS:
+        raise BundleError(where, "this aotc has no such target", name, ", ".join(TARGETS), "--target")
     if not LEAST_CACHE <= row["l2"] <= MOST_CACHE:
         raise _damaged(where, f"a cache of {row['l2']} bytes")
-    return replace(TARGETS[row["name"]], l2=row["l2"])
+    return replace(TARGETS[name], l2=row["l2"])
 
 
 def _code(opened: Bundle, entry: Mapping[str, Any], record: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
 from aotc.ir.opset import FREE
 from aotc.ir.products.attention import shared_of
 from aotc.ir.tensor_ir import Function, Module, Op, Region
-from aotc.kernels.limits import FLAT_THREADS
+from aotc.kernels.cuda.flat import flat_threads
 from aotc.lowering.analysis.gpu.registers import estimate_registers
 from aotc.lowering.analysis.resources import memory_limits
 from aotc.lowering.passes.fuse import fuse, fuse_recorded
@@ -186,7 +186,7 @@ def _occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int,
     ops = {v: op for op in function.body.ops for v in op.results}
     registers = estimate_registers(ops, function.body.results)
     extents = [s.end for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread" and isinstance(s.end, int)]
-    threads = max(extents, default=FLAT_THREADS)
+    threads = max(extents, default=flat_threads(kernel))
     shared = sum(used for name, (used, _) in _memory(kernel, target).items() if name == "shared memory")
     return threads, registers, target.multiprocessor.occupancy(threads, registers, shared)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_parser import parse_kernel
 from aotc.lowering.analysis.costs.devices import move_nanoseconds
 from aotc.lowering.analysis.costs.model import Cost, Costs
-from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import TARGETS, Target, host, together
 from aotc.tools.drawing import Drawing
@@ -30,6 +29,10 @@ class ScheduleRow:
         The model's name of the GPU that it runs on, or ``cpu`` or ``cuda``; of a copy between two, ``cpu to d1``.
     number, graph, within, after
         As of :class:`aotc.tools.flow.FlowStep`.
+    runs : int
+        How often a call runs it: the turns of the loops around it, branches as if they were taken.
+    guessed : bool
+        Are any of these turns a guess?
     sizes : mapping
         Of the kernel's dims.
     items, claim : int
@@ -67,6 +70,8 @@ class ScheduleRow:
     begin: float
     critical: bool
     halos: Mapping[int, int]
+    runs: int
+    guessed: bool
 
     @property
     def ns(self) -> float:
@@ -74,19 +79,21 @@ class ScheduleRow:
         return self.predicted if self.measured is None else self.measured
 
 
+Command = TypeVar("Command", FlowStep, ScheduleRow)
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleReport:
-    """The commands of a call in order, each turn of a loop once.
+    """The commands of a call in order, those of a loop once: ``runs`` says how often.
 
     Attributes
     ----------
     kinds : tuple of str
         Of the devices that work: ``cpu``, ``cuda``.
     work : float
-        Nanoseconds of all commands one after the other, each on one core or a whole GPU; what is inside of a loop that
-        is a command as often as it is guessed to turn.
+        Nanoseconds of all commands one after the other as often as they run, each on one core or a whole GPU.
     path : float
-        Nanoseconds of the longest ways through the graphs, one after the other.
+        Nanoseconds of the longest ways through the graphs, one after the other as often as they run.
     unknown : tuple of str
         Kernels that were measured, and that the bundle does not have: they count for nothing.
     measured_on : str
@@ -124,17 +131,18 @@ def explain_schedule(
     costs = [Costs(_target(space.target), record, own) for space in flow.spaces]
     rows: list[ScheduleRow] = []
     times = _times(flow, kernels, costs)
-    for graph in _graphs(flow):
+    for graph in _graphs(flow.steps):
         rows += _rows(graph, flow, kernels, locs, costs, times)
     rows.sort(key=lambda row: row.number)
     inside = {n for step in flow.steps if step.control for n in range(step.number + 1, step.end)}
     outer = [row for row in rows if row.number not in inside]
-    path = sum(max(r.begin + r.ns for r in outer if r.graph == g) for g in dict.fromkeys(r.graph for r in outer))
+    work = sum(r.runs * r.ns for r in outer)
+    path = sum(max(r.runs * (r.begin + r.ns) for r in some) for some in _graphs(outer))
     unknown = tuple(costs[0].unknown(kernels))
     kinds = tuple(dict.fromkeys(c.target.kind for c in costs))
     machine = measured_on(record, flow.variant["target"]) if record else ""
     return ScheduleReport(
-        flow.function, flow.variant["target"], kinds, tuple(rows), sum(r.ns for r in outer), path, unknown, machine,
+        flow.function, flow.variant["target"], kinds, tuple(rows), work, path, unknown, machine,
         _picture(flow.function, outer), flow.targets,
     )  # fmt: skip
 
@@ -161,15 +169,15 @@ def _kernels(opened: Bundle, flow: Flow) -> tuple[list[Kernel], list[str]]:
     return [parse_kernel(row["text"]) for row in entries], [row["loc"] for row in entries]
 
 
-def _graphs(flow: Flow) -> list[list[FlowStep]]:
-    graphs: dict[int, list[FlowStep]] = {}
-    for step in flow.steps:
+def _graphs(steps: Sequence[Command]) -> list[list[Command]]:
+    graphs: dict[int, list[Command]] = {}
+    for step in steps:
         graphs.setdefault(step.graph, []).append(step)
     return list(graphs.values())
 
 
 def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> list[float]:
-    """Return the nanoseconds of each step on one core or GPU; of a loop that is a command, those of some turns."""
+    """Return the nanoseconds of each step on one core or GPU; of a loop that is a command, those of all turns."""
     times = [0.0] * len(flow.steps)
     for step in reversed(flow.steps):
         if step.control:
@@ -182,7 +190,7 @@ def _times(flow: Flow, kernels: Sequence[Kernel], costs: Sequence[Costs]) -> lis
 
 
 def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
-    """Return the nanoseconds of what a control command holds: of each loop some turns, of a branch the longest arm."""
+    """Return the nanoseconds of what a control command holds: of each loop all turns, of a branch the longest arm."""
     prefix = f"{control.within} > " if control.within else ""
     steps = flow.steps[control.number + 1 : control.end]
     held = [s for s in steps if not any(s.number in range(o.number + 1, o.end) for o in steps if o.control)]
@@ -201,7 +209,7 @@ def _inside(flow: Flow, control: FlowStep, times: Sequence[float]) -> float:
         for part, inner in parts.items():
             ns = total(inner, f"{prefix}{part} > ")
             if part.startswith("loop"):
-                found += LOOP_TRIPS.value * ns
+                found += flow.turns_of(part) * ns
             else:
                 name = part.partition(".")[0]
                 arms[name] = max(arms.get(name, 0.0), ns)
@@ -236,6 +244,7 @@ def _rows(
             step.number, step.graph, step.within, _device(flow, step), flow.name_of(step),
             locs[step.kernel] if step.kernel >= 0 else "", step.sizes, step.items, step.claim, step.serial, *known,
             step.after, begins[n], critical, {t.producer: t.halo for t in step.tiles},
+            flow.runs_of(step.within), flow.is_guessed(step.within),
         ))  # fmt: skip
     return rows
 
@@ -276,19 +285,19 @@ _UNITS = (("us", 1e3), ("ms", 1e6), ("s", 1e9))  # nanoseconds of each
 
 def _picture(function: str, rows: Sequence[ScheduleRow]) -> str:
     """Return a drawing of the commands over time, each as soon as what it waits for is done, lanes as needed."""
-    total = sum(max((r.begin + r.ns for r in rows if r.graph == g), default=0.0) for g in {r.graph for r in rows})
+    total = sum(max(r.begin + r.ns for r in some) for some in _graphs(rows))
     unit, scale = next((u, n) for u, n in _UNITS if total < 1000 * n or n == _UNITS[-1][1])
     title = f"@{function}: commands as soon as they can begin, {total / scale:.4g} {unit}"
     drawing = Drawing(title, total, unit, scale)
     start = 0.0
-    for graph in dict.fromkeys(r.graph for r in rows):
-        some = [r for r in rows if r.graph == graph]
+    for some in _graphs(rows):
         lanes: list[float] = []
         for row in sorted(some, key=lambda r: (r.begin, not r.critical, r.number)):
             lane = next((n for n, end in enumerate(lanes) if end <= row.begin + 1e-9), len(lanes))
             lanes[lane : lane + 1] = [row.begin + row.ns]
             kind = "critical" if row.critical else "box"
             said = f"{row.number}: {row.kernel} on {row.device}, {row.ns / 1e3:.2f} us, {row.bound} {row.loc}"
+            said += f", runs {row.runs:,} times" if row.runs != 1 else ""
             said += "".join(f", by tiles of {n}, halo {halo}" for n, halo in row.halos.items())
             drawing.box(start + row.begin, start + row.begin + row.ns, lane, lane + 1, kind, f"{row.kernel}", said)
         start += max(lanes, default=0.0)

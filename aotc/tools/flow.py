@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
-from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE
+from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE, turns_or_guess
 from aotc.targets import resolve
 from aotc.vmfb.abi import COPY, Case, Command, Control, Graph, Node, Slots, TileEdge, WhileNode, value_of
 from aotc.vmfb.bundle import Bundle
@@ -70,10 +71,11 @@ class FlowStep:
 
 @dataclass(frozen=True, slots=True)
 class FlowSpan:
-    """Steps from ``begin`` to before ``end`` that are a loop, which runs them again and again."""
+    """Steps from ``begin`` to before ``end`` that are a loop; ``turns`` is how often, None if that is not known."""
 
     begin: int
     end: int
+    turns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Flow:
     scratch : int
         Bytes of a worker's own memory: the most that a kernel of the function needs.
     loops : list of FlowSpan
+        In the order in which ``within`` of a step counts them.
     """
 
     function: str
@@ -124,6 +127,21 @@ class Flow:
         """Return the memories that a step reads and writes: a copy may go from one to another."""
         homes = [self.slots.home(slot) for slot, _, _ in (*step.reads, *step.writes)]
         return (homes[0], homes[-1]) if homes else (0, 0)
+
+    def runs_of(self, within: str) -> int:
+        """Return how often what is in some loops and branches runs, if branches are taken; see :func:`turns_of`."""
+        return prod(self.turns_of(part) for part in within.split(" > "))
+
+    def turns_of(self, name: str) -> int:
+        """Return how often a loop turns, a guess where that is not known, and 1 for a branch."""
+        if not name.startswith("loop"):
+            return 1
+        return turns_or_guess(self.loops[int(name.split()[1])].turns)
+
+    def is_guessed(self, within: str) -> bool:
+        """Is the number of turns of any of these loops a guess?"""
+        loops = (part for part in within.split(" > ") if part.startswith("loop"))
+        return any(self.loops[int(part.split()[1])].turns is None for part in loops)
 
     def name_of(self, step: FlowStep) -> str:
         """Return the name of a step's kernel."""
@@ -225,6 +243,7 @@ class _Walker:
     def __init__(self, flow: Flow, buffers: Buffers, texts: Sequence[str]) -> None:
         self.flow, self.buffers, self.texts = flow, buffers, texts
         self.graphs = self.branches = 0
+        self.turns: Iterator[int | None] = iter(())  # of the loops to come
 
     def result(self, index: int, dims: tuple[int, ...]) -> None:
         """Nothing is allocated."""
@@ -248,6 +267,7 @@ class _Walker:
 
     def submit(self, number: int, parameters: list[int]) -> None:
         """Note the commands."""
+        self.turns = iter(self.flow.variant["command_buffers"][number].get("turns", ()))
         self._nodes(self.buffers.nodes[number], parameters, "")
 
     def _nodes(self, nodes: Sequence[Node], parameters: Sequence[int], within: str) -> None:
@@ -257,11 +277,11 @@ class _Walker:
                     self._graph(node, parameters, within)
                 case WhileNode():
                     begin, inner = len(self.flow.steps), f"{within}loop {len(self.flow.loops)} > "
-                    self.flow.loops.append(FlowSpan(begin, begin))
-                    at = len(self.flow.loops) - 1
+                    at, span = len(self.flow.loops), FlowSpan(begin, begin, next(self.turns, None))
+                    self.flow.loops.append(span)
                     self._nodes(node.condition, parameters, inner)
                     self._nodes(node.body, parameters, inner)
-                    self.flow.loops[at] = FlowSpan(begin, len(self.flow.steps))
+                    self.flow.loops[at] = replace(span, end=len(self.flow.steps))
                 case Case():
                     self.branches += 1
                     for n, branch in enumerate(node.branches):

@@ -44,7 +44,8 @@ Command buffer
     dims of each command stand ``n_followers, n_tiles, followers..., tiles (4 words each)...``. A tile ``producer,
     times, over, plus`` says that the items before ``end`` may run once those of the producer before
     ``(end * times + plus) // over`` have, and the last ones once it has finished; the producer names the command among
-    its followers. Such a command counts among ``predecessors`` the tiles too.
+    its followers. Such a command counts among ``predecessors`` the tiles too. With an ``over`` of 0 it is that part of
+    the producer's items, rounded up, and ``plus`` more; with :data:`FEW_ITEMS` or more of either, all of them.
 
     ``WHILE, words, cond_words, body_words, slot, offset`` then the condition's
     nodes, then the body's: runs the condition, reads the byte at the place, and
@@ -96,12 +97,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-EXECUTOR_VERSION = 5  # of the executor's functions and of kernels
+EXECUTOR_VERSION = 6  # of the executor's functions and of kernels
 COMMANDS_VERSION = 2  # of the words of command buffers
 # What a loader of this version runs; an executor of another version than the newest comes from the bundle itself.
-EXECUTOR_VERSIONS = frozenset({2, 3, 4, EXECUTOR_VERSION})
+EXECUTOR_VERSIONS = frozenset({2, 3, 4, 5, EXECUTOR_VERSION})
 COMMANDS_VERSIONS = frozenset({1, COMMANDS_VERSION})
 TILES_SINCE = 4  # the first version of the executor that knows tiles
+PARTS_SINCE = 6  # and tiles with an ``over`` of 0
 CONTROLS_SINCE = 2  # the first version of the words that has control commands
 TABLE_SYMBOL = "aotc_kernels"
 INTERFACE_SYMBOL = "aotc_interface"
@@ -129,6 +131,7 @@ KIND, KERNEL, ITEMS, GRAIN, PREDECESSORS, SUCCESSORS, PLACES, DIMS, COMMAND_HEAD
 PLACE_SLOT, PLACE_OFFSET, PLACE_WORDS = range(3)
 FOLLOWERS, TILES, TILED_HEADER = range(3)  # of what stands after the dims of a command of a tiled graph
 TILE_PRODUCER, TILE_TIMES, TILE_OVER, TILE_PLUS, TILE_WORDS = range(5)
+FEW_ITEMS = 1 << 31  # the product of two such numbers fits in a word
 
 # The call block: what everyone reads, what the caller alone reads, what it writes while the call is under way.
 CALL_MONITOR, CALL_STOP, CALL_POOL, CALL_SLOTS, CALL_PARAMS, CALL_CELLS, CALL_STRIDE, CALL_SCRATCH = range(8)
@@ -220,7 +223,7 @@ class Record:
 
 
 class TileEdge(Record):
-    """Which items of ``producer`` a command waits for: of each ``over`` items ``times``, and ``plus / over`` more."""
+    """Which items of ``producer`` a command waits for, see above: ``over`` 0 is the same part of them as of its own."""
 
     __slots__ = ("over", "plus", "producer", "times")
 
@@ -233,11 +236,16 @@ class TileEdge(Record):
     @property
     def halo(self) -> int:
         """Return how many items of the producer are done ahead of the line on which both end together."""
-        return -(-self.plus // self.over)
+        return -(-self.plus // self.over) if self.over else self.plus
 
     def need(self, end: int, items: int, of: int) -> int:
         """Return how many of the producer's ``of`` items are done before items before ``end``, of ``items``, run."""
-        return of if end >= items else max(0, min(of, (end * self.times + self.plus) // self.over))
+        if end >= items or (not self.over and max(items, of) >= FEW_ITEMS):
+            return of
+        times, over, plus = self.times, self.over, self.plus
+        if not over:
+            times, over, plus = of, items, (plus + 1) * items - 1
+        return max(0, min(of, (end * times + plus) // over))
 
 
 class Command(Record):
@@ -325,23 +333,20 @@ class Control(Record):
 class Graph(Record):
     """Commands, each after its predecessors; ``state`` is the number of the first one's cell.
 
-    If one waits for tiles of another the graph is ``tiled``: each command has two ``cells``, none is a loop or branch.
+    ``leaves`` are the dispatches and copies, without those inside of control commands. If one waits for tiles of
+    another the graph is ``tiled``: each command has two ``cells``, none is a loop or branch.
     """
 
-    __slots__ = ("cells", "commands", "serial", "state", "tiled")
+    __slots__ = ("cells", "commands", "leaves", "serial", "state", "tiled")
 
     def __init__(self, commands: Sequence[Command | Control], state: int, serial: bool, at: int = 0) -> None:
         self.commands = commands
+        self.leaves = [c for c in commands if isinstance(c, Command)]
         self.state = state
         self.serial = serial
         self.at = at
         self.tiled = any(command.tiles for command in commands)
         self.cells = (2 if self.tiled else 1) * len(commands) + INNER_CELLS * (len(commands) - len(self.leaves))
-
-    @property
-    def leaves(self) -> list[Command]:
-        """Return the dispatches and copies, without those inside of control commands."""
-        return [c for c in self.commands if isinstance(c, Command)]
 
 
 class WhileNode(Record):

@@ -9,6 +9,7 @@ import numpy as np
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.machine import GUARDED
+from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.result_memory import ResultMemory
 
 
@@ -123,7 +124,7 @@ class ArenaPool:
             memory = self.results.new((size + 2 * ALIGNMENT,), np.dtype(np.uint8))
         except (MemoryError, ValueError):
             raise VmError("", f"this call needs {size:,} bytes of working memory, which the system refuses") from None
-        start = memory.ctypes.data
+        start = address_of(memory)
         arena = Arena(-(-start // ALIGNMENT) * ALIGNMENT, size, memory, self._held)
         self.high_water = max(self.high_water, self.held_bytes())
         self.made += 1

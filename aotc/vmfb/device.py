@@ -274,11 +274,11 @@ def bind_devices(bundle: Bundle, variant: dict[str, Any], devices: Any) -> dict[
         If a device is missing, unknown, or of another kind than the model's; lists both sides.
     """
     wanted: dict[str, str] = variant.get("devices", {})
+    if not wanted and not isinstance(devices, Mapping):
+        return {}
     model = _listed(wanted)
     if isinstance(devices, Mapping):
         asked = dict(devices)
-    elif not wanted:
-        return {}
     elif devices is None or (isinstance(devices, str) and devices in DEVICES):
         asked = wanted
     else:

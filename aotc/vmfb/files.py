@@ -29,7 +29,7 @@ class MappedFile:
     """
 
     def __init__(self, path: str, copy: bool = False) -> None:
-        with open(path, "rb") as file:
+        with open(path, "rb", -1 if copy else 0) as file:  # what is mapped needs no buffer
             info = os.fstat(file.fileno())
             self.path, self._state = path, _state(info)
             self._mapped = None if copy or not info.st_size else _mapped(file.fileno(), info.st_size)

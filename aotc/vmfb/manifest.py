@@ -43,6 +43,7 @@ _LAUNCH = {
     "resident": int,
     "cluster": [int],
     "shared": int,
+    "cooperative?": bool,
     "maps": [
         {
             "buffer": int,
@@ -76,7 +77,7 @@ _VARIANT = {
             "launch?": _LAUNCH,
         }
     ],
-    "command_buffers": [{"code": int, "states": int, "parameters": int}],
+    "command_buffers": [{"code": int, "states": int, "parameters": int, "turns?": [(int, NONE)]}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
     "devices?": {str: str},
     "implied?": {str: str},

@@ -64,7 +64,7 @@ def aligned_bytes(size: int, alignment: int) -> tuple[np.ndarray, int]:
     address : int
     """
     memory = np.zeros(size + alignment, np.uint8)
-    return memory, -(-memory.ctypes.data // alignment) * alignment
+    return memory, -(-address_of(memory) // alignment) * alignment
 
 
 def _empty() -> np.ndarray:

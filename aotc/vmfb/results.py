@@ -46,7 +46,7 @@ class Residence:
         For each result whether the signature says that it is on a device which is a GPU.
     """
 
-    __slots__ = ("_devices", "_givers", "_owners", "constants", "gpus", "layout", "memory", "named", "result_gpus")
+    __slots__ = ("_givers", "_owners", "_rows", "constants", "gpus", "layout", "memory", "named", "result_gpus")
 
     def __init__(self, executable: Executable, entry: Mapping[str, Any]) -> None:
         arguments, results = entry["arguments"], entry["results"]
@@ -54,12 +54,13 @@ class Residence:
         self.constants = getattr(executable, "constant_sizes", (executable.constants_bytes,))
         placed: Any = executable if hasattr(executable, "loaded") else None
         self.layout = placed.layout(entry) if placed else Slots(len(arguments), len(results))
-        owners: list[Any] = [placed.loaded(self.layout, slot) if placed else None for slot in range(self.layout.arena)]
+        slots = range(self.layout.arena)
+        owners: list[Any] = [placed.loaded(self.layout, slot) for slot in slots] if placed else [None] * len(slots)
         ordinals = [-1 if owner is None else owner.ordinal for owner in owners]
         self.gpus, self.result_gpus = tuple(ordinals[: len(arguments)]), tuple(ordinals[len(arguments) :])
         self._givers, self._owners = owners[: len(arguments)], owners[len(arguments) :]
-        self._devices = [row.get("device", "") for row in results]
-        self.named = tuple([bool(owner and device) for owner, device in zip(self._owners, self._devices)])
+        self._rows = results
+        self.named = tuple([bool(owner and row.get("device")) for owner, row in zip(self._owners, results)])
 
     def owner(self, number: int) -> Any:
         """Return what has the memory that an argument is in, or None for the host's."""
@@ -108,7 +109,7 @@ class Residence:
         return made
 
     def _name(self, number: int) -> str:
-        return self._devices[number] or f"cuda:{self._owners[number].ordinal}"
+        return self._rows[number].get("device") or f"cuda:{self._owners[number].ordinal}"
 
 
 def on_devices(made: list[Any], rows: Sequence[Mapping[str, Any]], out: Sequence[Any] | None, home: str) -> list[Any]:

@@ -26,6 +26,7 @@ Flatten = Callable[[Any, list[Any]], None]
 Unflatten = Callable[[Iterator[Any]], Any]
 
 _NAMED = ("dict", "namedtuple", "object")
+_INNER = ("none", "unused", "fixed", "tuple", "list", *_NAMED)
 
 
 def flattener(node: Node, where: str, path: str = "") -> Flatten:
@@ -170,7 +171,7 @@ def count_leaves(node: Node) -> int:
     children, keys = node.get("children", []), node.get("keys", [])
     if kind == "fixed" and not isinstance(node.get("value"), bool | int | float | str | None):
         raise ValueError(f"a fixed leaf holds a {type(node['value']).__name__}")
-    if kind not in ("none", "unused", "fixed", "tuple", "list", *_NAMED) or not isinstance(children, list):
+    if kind not in _INNER or not isinstance(children, list):
         raise ValueError(f"unknown kind of pytree node {kind!r}")
     if not isinstance(keys, list):
         raise ValueError(f"a {kind} with keys {keys!r}")
@@ -178,8 +179,8 @@ def count_leaves(node: Node) -> int:
         raise ValueError(f"a {kind} with {len(children)} children and keys {keys!r}")
     if kind != "dict" and kind in _NAMED and not all(isinstance(k, str) and k.isidentifier() for k in keys):
         raise ValueError(f"a {kind} with keys {keys!r}")
-    if not isinstance(node.get("name", ""), str) or not node.get("name", "Result").isidentifier():
+    if "name" in node and not (isinstance(node["name"], str) and node["name"].isidentifier()):
         raise ValueError(f"a pytree node named {node['name']!r}")
-    if len(set(map(repr, keys))) != len(keys):
+    if keys and len(set(map(repr, keys))) != len(keys):
         raise ValueError(f"a {kind} with keys {keys!r}")
     return sum(map(count_leaves, children))

@@ -12,7 +12,7 @@ from aotc_cli.main import app
 pytest.importorskip("numba_cuda")
 pytestmark = pytest.mark.cudasim
 
-WHAT = "LAPACK's getrf has no form for cuda:sm_90"
+WHAT = "LAPACK's getrf has no form for cuda:sm_90a"
 
 
 def run(*arguments):
@@ -22,7 +22,7 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "det.mlir"
-    path.write_text(jax.jit(jnp.linalg.det).lower(jax.ShapeDtypeStruct((8, 8), "float32")).as_text())
+    path.write_text(jax.jit(jnp.linalg.det).lower(jax.ShapeDtypeStruct((300, 300), "float32")).as_text())
     return path
 
 
@@ -32,13 +32,13 @@ def bundle(model):
     made = run("compile", model, "-o", path, "--target=cuda:sm_90")
     assert made.exit_code == 0, made.output
     assert made.output.startswith(f"note: runs on the host: {WHAT} ({model}:")
-    assert "cuda:sm_90 with 2 transfers" in made.output
+    assert "cuda:sm_90a with 2 transfers" in made.output
     return path
 
 
 def test_inspect_and_verify(bundle):
     said = " ".join(run("inspect", bundle).output.split())
-    devices = "host: cpu:x86-64-v3 (cpu:0), device: cuda:sm_90 (cuda:0)"
+    devices = "host: cpu:x86-64-v3 (cpu:0), device: cuda:sm_90a (cuda:0)"
     for part in (f"runs on the host: {WHAT}", devices, "2 transfers"):
         assert part in said
     (variant,) = json.loads(run("inspect", bundle, "--json").output)["variants"]
@@ -55,13 +55,13 @@ def test_explain_affinity(model, bundle):
     for source, target in ((model, ("--target=cuda:sm_90",)), (bundle, ())):
         said = " ".join(run("explain", "affinity", source, *target).output.split())
         assert WHAT in said
-        assert "2 transfers; device is cuda:sm_90, host is cpu:x86-64-v3" in said
+        assert "2 transfers; device is cuda:sm_90a, host is cpu:x86-64-v3" in said
 
 
 def test_flags(model, tmp_path):
     place = tmp_path / "m.vmfb"
     refused = run("compile", model, "-o", place, "--target=cuda:sm_90", "--no-host-fallback")
-    assert "LAPACK's getrf is not supported on target cuda:sm_90" in str(refused.exception)
+    assert "LAPACK's getrf is not supported on target cuda:sm_90a" in str(refused.exception)
     refused = run("compile", model, "-o", place, "--target=cuda:sm_90", "--max-transfers=0")
     assert "transfers between devices: 2, at most 0 allowed" in str(refused.exception)
     lint = run("lint", model, "--target=cuda:sm_90")

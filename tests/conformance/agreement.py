@@ -5,16 +5,20 @@ Errors are in units in the last place of the result's type. A float result agree
 largest error may not exceed the larger of XLA's largest and the slack. Where a result is a sum of many terms or
 comes from a factorization, single elements may cancel: there the unit is that of the largest element
 (:data:`NORMWISE`), as in the error bounds of Higham, "Accuracy and Stability of Numerical Algorithms", ch. 3 and 9.
+Eigenvectors and singular vectors are not unique: :mod:`conformance.decompositions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
 from aotc.tools.agreement import distance, is_float, unit
+from conformance.decompositions import DECOMPOSITIONS, MOST, vectors_ratio
 
 SLACK = 4.0  # units in the last place
 
@@ -77,8 +81,11 @@ def in_full_order(columns: list[np.ndarray]) -> list[np.ndarray]:
     return [c[order] for c in columns]
 
 
+Reference: TypeAlias = Callable[[], list[np.ndarray] | None]
+
+
 def compare(
-    group: str, got: list[np.ndarray], want: list[np.ndarray], reference: Callable[[], list[np.ndarray] | None]
+    group: str, args: Sequence[np.ndarray], got: list[np.ndarray], want: list[np.ndarray], reference: Reference
 ) -> Verdict:
     """Compare aotc's results ``got`` with XLA's ``want``; ``reference`` gives them in float64 where that exists."""
     shapes = [[(a.shape, a.dtype) for a in side] for side in (got, want)]
@@ -86,6 +93,11 @@ def compare(
         return Verdict(problem=f"types: found {shapes[0]}, expected {shapes[1]}")
     if group == UNSTABLE_SORT:
         got, want = in_full_order(got), in_full_order(want)
+    if group in DECOMPOSITIONS and len(got) > 1 and args[0].size:
+        ratio, values = vectors_ratio(group, args[0], got, want), DECOMPOSITIONS[group].values
+        if not ratio <= MOST:
+            return Verdict(ratio, problem=f"vectors: {ratio:.3g} times n * eps from what they must satisfy")
+        got, want, reference = [got[values]], [want[values]], partial(_only, reference, values)
     limit, normwise = bound(group)
     worst = 0.0
     for n, (a, b) in enumerate(zip(got, want, strict=True)):
@@ -97,6 +109,11 @@ def compare(
     if worst <= limit:
         return Verdict(worst)
     return against_reference(got, want, reference(), worst, limit, normwise)
+
+
+def _only(reference: Reference, number: int) -> list[np.ndarray] | None:
+    truth = reference()
+    return None if truth is None else [truth[number]]
 
 
 def against_reference(

@@ -53,7 +53,7 @@ def run(case: Case, target: str = "cpu") -> Verdict:
     with jax.enable_x64(case.x64):
         jitted, args, want = by_xla(case)
         got = run_compiled(compiled(jitted, args, target), args)
-        return compare(case.group, got, want, lambda: reference(case.group, jitted, args, want))
+        return compare(case.group, args, got, want, lambda: reference(case.group, jitted, args, want))
 
 
 def by_xla(case: Case) -> tuple[Any, list[Any], list[np.ndarray]]:

@@ -32,7 +32,7 @@ def disagreement(case: Case) -> str:
         for level, got in made.items():
             if case.group != UNSTABLE_SORT and (found := _different(got, made[2], exact)):
                 return f"O{level} and O2: {found}"
-            verdict = compare(case.group, got, want, lambda: reference(case.group, jitted, args, want))
+            verdict = compare(case.group, args, got, want, lambda: reference(case.group, jitted, args, want))
             if verdict.problem:
                 return f"O{level}: {verdict.problem}"
     return ""

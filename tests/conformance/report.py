@@ -14,7 +14,8 @@ without 64-bit types, and calls of the public functions of `jax.lax`, `jax.numpy
 `jax.numpy.fft`, `jax.scipy`, `jax.nn`, `jax.random`, `jax.image` and `jax.ops`, compiled for `{target}` and
 compared with XLA on the CPU. Integers, booleans and moved data are equal; floats lie within 4 units in the last
 place of XLA's, or are no farther from the same program in float64 than XLA is, or within the bound that
-`tests/conformance/agreement.py` gives for sums, factorizations and iterations.
+`tests/conformance/agreement.py` gives for sums, factorizations and iterations. Eigenvectors and singular vectors, of
+which those of another sign or phase are as good, satisfy what they must (`tests/conformance/decompositions.py`).
 
 Elementwise ops on edge values (`tests/whole/test_edges.py`; a run of all of it has them in rows `edges.*`) are judged
 by long double and mpmath within the bounds of `tests/conformance/edge_bounds.py`, not by XLA, conversions, `clamp` and

@@ -12,10 +12,10 @@ from aotc.ir.products.attention import read_attention
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
 from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
-from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE, SIZES
+from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE
 from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
-from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, STORE
+from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 PLAIN = ("score = total[()] * f32({scale})",)
@@ -32,7 +32,7 @@ BODY = """
                 total = private("f32[]")
                 total[()] = f32(0.0)
                 for d in range(0, {d}):
-                    total[()] += convert(q[{q}], "f32") * convert(k[{k}], "f32")
+                    total[()] += {qt} * {kt}
                 {score}
                 highest = max(top[()], score)
                 base = select(highest == f32(-inf), f32(0.0), highest)
@@ -40,9 +40,9 @@ BODY = """
                 weight = exp(score - base)
                 top[()] = highest
                 whole[()] = (whole[()] * kept) + weight
-                rounded = convert(convert(weight, "{t}"), "f32")
+                rounded = {wt}
                 for col in range(0, {e}):
-                    sums[col] = (sums[col] * kept) + (rounded * convert(v[{v}], "f32"))
+                    sums[col] = (sums[col] * kept) + (rounded * {vt})
             for col in range(0, {e}):
                 mean = div(sums[col], whole[()])
                 o[{o}] = {mean}
@@ -70,7 +70,11 @@ def attention_text(
     )
     mean = "mean" if result == "f32" else f'convert(mean, "{result}")'
     lines = ("\n" + " " * 16).join(score).format(scale=scale)
-    return head + BODY.format(e=e, d=d, end=end, score=lines, t=dtype, mean=mean, **orders)
+    takes = "reduce_precision({}, i32(8), i32(10))" if dtype == "f32" else 'convert({}, "f32")'
+    taken = {f"{x}t": takes.format(f"{x}[{orders[x]}]") for x in "qkv"}
+    weight = "weight" if dtype == "f32" else f'convert(weight, "{dtype}")'
+    taken |= {"wt": takes.format(weight), "o": orders["o"]}
+    return head + BODY.format(e=e, d=d, end=end, score=lines, mean=mean, **taken)
 
 
 def operands(text, seed=0):

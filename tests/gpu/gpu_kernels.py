@@ -6,7 +6,7 @@ import numpy as np
 
 from aotc.kernels.cuda.compile import compile_kernel
 from aotc.kernels.cuda.emit import block_threads
-from aotc.kernels.limits import FLAT_THREADS
+from aotc.kernels.cuda.flat import flat_threads
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.launch import LaunchShape, launch_of
 from aotc.vmfb.devices.tensor_map import encode_map
@@ -25,8 +25,8 @@ def run(kernel, arrays, grid, target, dims=()):
     start = ctypes.addressof(values)
     table = (ctypes.c_void_p * len(values))(*[start + 8 * n for n in range(len(values))])
     threads = block_threads(kernel)
-    blocks = grid if threads else -(-grid // FLAT_THREADS)
-    gpu.launch(function, LaunchShape((blocks, 1, 1), threads or FLAT_THREADS), table)
+    blocks = grid if threads else -(-grid // flat_threads(kernel))
+    gpu.launch(function, LaunchShape((blocks, 1, 1), threads or flat_threads(kernel)), table)
     for place, a in list(zip(places, arrays))[len(kernel.inputs) :]:
         gpu.download(a.ctypes.data, place, a.nbytes)
     gpu.wait()

@@ -7,11 +7,11 @@ import numpy as np
 
 from aotc.ir.dims_symbols import evaluate
 from aotc.ir.loop_parser import parse_kernel
-from aotc.ir.loop_products import read_product
+from aotc.ir.loop_products import flat_place, read_product
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
-from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, EPILOGUE, PITCH, PLACE, SIZES, START, STORE
+from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, PITCH, SIZES, START, STORE
 from aotc.kernels.cuda.templates.tiles import WarpTiles
 from aotc.vmfb.devices.tensor_map import corners
 from aotc.vmfb.safety.interface import evaluate as evaluate_entry
@@ -90,7 +90,12 @@ def simulate(text, arrays, elements=(None, None), store=None):
     functions = {SIZES[name]: partial(int, extent) for name, (_, extent) in extents.items()}
     if kernel.tiling.window is not None:
         functions[SIZES["depth"]] = partial(int, kernel.tiling.window.turns(tiles.depth) * tiles.depth)
-    functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, product.place), STORE: store}
+
+    def put(z, row, col, value):
+        out = flat_place(product.epilogue[-1])
+        arrays[-1].reshape(-1)[at(out, z, row, col)] = value
+
+    functions[STORE] = store or put
     for n in range(2):
         view = product.view(right=bool(n))
         functions[ELEMENT[n]] = elements[n]

@@ -33,10 +33,17 @@ FORMS = {
     "warps": ("attention_mma(128, 64, 2)", 128, 128, "bf16", TOKENS, 0, PLAIN),
     "warps bias": ("attention_mma(64, 64, 2)", 64, 80, "f16", HEADS, None, BIAS),
     "warps 256": ("attention_mma(32, 64, 2)", 256, 256, "f16", SHARED, None, PLAIN),
-    "a warp alone": ("attention_mma(16, 64, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
+    "warps of f32": ("attention_mma(128, 64, 2)", 64, 64, "f32", TOKENS, 0, PLAIN),
+    "warps of f32 bias": ("attention_mma(64, 32, 2)", 64, 40, "f32", HEADS, None, BIAS),
+    "warps of f32 96": ("attention_mma(32, 32, 2)", 56, 96, "f32", SHARED, None, PLAIN),
+    "warps of f32, few": ("attention_mma(32, 64, 2)", 64, 64, "f32", HEADS, None, PLAIN),
+    "warps of f32 128": ("attention_mma(128, 32, 2)", 128, 128, "f32", SHARED, None, PLAIN),
+    "a warp alone of f32": ("attention_mma(16, 16, 3)", 128, 128, "f32", SHARED, None, PLAIN),
+    "a warp alone of f32 64": ("attention_mma(16, 32, 3)", 64, 64, "f32", HEADS, 0, PLAIN),
+    "a warp alone": ("attention_mma(16, 32, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
     "a warp alone 64": ("attention_mma(16, 64, 3)", 64, 64, "f16", HEADS, 0, PLAIN),
 }
-FEW = ("128 causal", "64", "warps")
+FEW = ("128 causal", "64", "warps", "warps of f32")
 SPILLED = {"64": 32, "64 causal": 32, "128 bias": 32, "warps 256": 160}
 """The most bytes that a form may spill; others may spill none."""
 
@@ -70,7 +77,17 @@ def test_warps_attend_on_every_gpu(target):
 
 
 SIZES = [(4, 1, 1), (2, 7, 130), (6, 129, 64), (4, 300, 300), (2, 1000, 1031), (40, 200, 257)]
-BOUND = {"bf16": 6e-3, "f16": 1e-3}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_launched_of_any_sizes(name):
+    """Of two heads that share keys too, whose number is always 0."""
+    for sizes in SIZES:
+        threads, launch = template_launch(parse_kernel(text_of(name, sizes)))
+        assert fits({"threads": threads, "items": 1, "extents": [0] * 4, "launch": launch})
+
+
+BOUND = {"bf16": 6e-3, "f16": 1e-3, "f32": 1e-3}
 """Of the relative error that rounding weights and results leaves."""
 
 

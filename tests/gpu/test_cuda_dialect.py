@@ -27,7 +27,7 @@ from aotc.vmfb.dtypes import DTYPES
 pytestmark = pytest.mark.cudasim
 
 INTEGER_EXTREMES = ("smax", "smin", "umax", "umin")
-SM_90 = TARGETS["cuda:sm_90"]
+SM_90 = TARGETS["cuda:sm_90a"]
 
 
 def function(result, *parameters):

@@ -74,3 +74,25 @@ def test_shuffles_move_words(dtype, words):
     found = instructions(text)
     assert found.count("shfl.sync.bfly") == words
     assert not [name for name in found if ".local" in name]
+
+
+def test_sums_and_products_of_bf16_are_an_instruction_each():
+    from aotc.kernels.cuda.compile import ptx
+
+    text = ptx(parse_kernel(loop("bf16", "o[8*p + u] = (a[8*p + u] * a[8*p + u]) + a[8*p + u]", 8)), PTX)
+    assert text.count("fma.rn.bf16 ") == 2 * 8
+    assert "cvt.rn.bf16" not in text
+
+
+@pytest.mark.parametrize(("size", "read", "threads"), [(1 << 20, 4, 256), (1 << 20, 1 << 20, 128), (1 << 12, 4, 128)])
+def test_kernels_that_only_write_have_larger_blocks(size, read, threads):
+    from aotc.kernels.cuda.compile import ptx
+    from aotc.kernels.cuda.flat import flat_threads
+
+    kernel = parse_kernel(f'''def k(a: "f32[{read}]", /, o: "f32[{size}]", *, grid: "{size // 4}"):
+    for p in parallel(0, {size // 4}):
+        for u in lanes(0, 4):
+            o[4*p + u] = a[0]
+''')
+    assert flat_threads(kernel) == threads
+    assert f".maxntid {threads}" in ptx(kernel, PTX)

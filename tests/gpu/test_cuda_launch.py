@@ -6,6 +6,7 @@ import pytest
 
 from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
+from aotc.vmfb.devices.gpu.commands import LaunchCommand
 from aotc.vmfb.devices.launch import LaunchShape, fits, launch_of
 from aotc.vmfb.devices.libcuda import library as driver_library
 from aotc.vmfb.errors import VmError
@@ -94,6 +95,48 @@ def test_an_array_that_cannot_be_copied_in_tiles(monkeypatch):
     monkeypatch.setattr(driver_library.DRIVER, "library", Recorder(status=1))
     with pytest.raises(VmError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x1008"):
         tensor_map.encode_map("m", MAP, 0x1008, (300, 7))
+
+
+def test_a_map_of_an_array_that_lies_elsewhere(monkeypatch):
+    library = Recorder()
+    monkeypatch.setattr(driver_library.DRIVER, "library", library)
+    row = {**MAP, "offset": ["*", [0], 16]}
+    made = tensor_map.encode_map("m", row, 0x1000, (300, 7))
+    tensor_map.move_map("m", row, made, (300, 7), 0x8000)
+    assert library.calls[1:] == [("cuTensorMapReplaceAddress", (made, 0x8000 + 300 * 16))]
+    library.status = 1
+    with pytest.raises(VmError, match=r"cannot be copied in tiles.*\n.*\[512, 7\] of bf16 at 0x8008"):
+        tensor_map.move_map("m", MAP, made, (300, 7), 0x8008)
+
+
+class Part:
+    """What a launch asks of a variant on a GPU, which notes what happens in which order."""
+
+    where, functions = "m", {3: "function"}
+
+    def __init__(self):
+        self.gpu, self.kernels, self.log = self, {3: kernel(maps=[{**MAP, "buffer": 1}])}, []
+
+    def kernel_setter(self, recording, node, function, shape, table):
+        def change():
+            values = [ctypes.c_int64.from_address(place).value for place in table[1:]]
+            self.log.append((recording, node, function, shape, values))
+            return 0
+
+        return change
+
+
+def test_maps_move_before_their_node_reads_them(monkeypatch):
+    part = Part()
+    monkeypatch.setattr(tensor_map, "encode_map", lambda *_: ctypes.create_string_buffer(MAP_BYTES))
+    monkeypatch.setattr(tensor_map, "move_map", lambda where, row, made, dims, address: part.log.append(address))
+    command = LaunchCommand(part, 3, [0x1000, 0x2000], LaunchShape((1, 1, 1), 32), [300, 7, 9])
+    command.record("graph", 5)
+    values, number = command.cells[1]
+    values[number] = 0x3000
+    assert command.setter()() == command.change() == 0
+    launch = "graph", 5, "function", LaunchShape((1, 1, 1), 32), [0x1000, 0x3000, 300, 7, 9]
+    assert part.log == [0x3000, launch] * 2
 
 
 def test_what_the_driver_is_told_of_a_launch():

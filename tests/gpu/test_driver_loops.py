@@ -22,6 +22,9 @@ class EndlessDriver:
     def __init__(self):
         self.calls, self.words, self.is_endless, self.handles = [], ctypes.create_string_buffer(4096), False, 100
 
+    def __getitem__(self, name):
+        return getattr(self, name)
+
     def __getattr__(self, name):
         def function(*arguments):
             self.calls.append((name, arguments))

@@ -38,9 +38,20 @@ FORMS = {
     "f16": ("wgmma(128, 128, 6)", "f16", "f16", {}, RELU),
     "f16 small": ("wgmma(64, 64, 6)", "f16", "f32", {}, RELU),
     "f16 wide": ("wgmma(64, 256, 5)", "f16", "f16", {}, RELU),
+    "bf16 in turn": ("wgmma_in_turn(128, 128, 6)", "bf16", "bf16", {}, GELU),
+    "f16 in turn": ("wgmma_in_turn(64, 256, 5)", "f16", "f16", TT, RELU),
+    "tf32 in turn": ("wgmma_in_turn(128, 64, 6)", "tf32", "f32", NT, GELU),
+    "i8 in turn": ("wgmma_in_turn(128, 128, 6)", "i8", "i32", NT, PLAIN),
     "tf32": ("wgmma(128, 256, 4)", "tf32", "f32", NT, PLAIN),
     "tf32 small": ("wgmma(64, 64, 6)", "tf32", "f32", NT, GELU),
     "i8": ("wgmma(128, 256, 4)", "i8", "i32", NT, PLAIN),
+    "tf32 by rows": ("wgmma_turned(256, 128, 4)", "tf32", "f32", {}, GELU),
+    "tf32 by rows, small": ("wgmma_turned(64, 64, 6)", "tf32", "bf16", {}, RELU),
+    "tf32 by rows, few": ("wgmma_turned(32, 64, 8)", "tf32", "f32", {}, PLAIN),
+    "tf32 by rows, wide": ("wgmma_turned(256, 64, 5)", "tf32", "f32", {}, PLAIN),
+    "tf32 by rows, A": ("wgmma(128, 192, 5)", "tf32", "f32", TT, RELU),
+    "tf32 by rows, stored turned": ("wgmma_turned(128, 128, 6)", "tf32", "f32", TURNED, RELU),
+    "bf16 turned, few": ("wgmma_turned(32, 64, 8)", "bf16", "bf16", {}, RELU),
     "warps bf16": ("mma(128, 128, 3)", "bf16", "bf16", {}, GELU),
     "warps f16 TT": ("mma(128, 128, 3)", "f16", "f32", TT, RELU),
     "warps tf32": ("mma(128, 128, 3)", "tf32", "f32", NT, PLAIN),
@@ -48,7 +59,7 @@ FORMS = {
     "warps i8": ("mma(64, 128, 3)", "i8", "i32", {}, PLAIN),
     "warps batch": ("mma(64, 64, 3)", "bf16", "bf16", BATCH, RELU),
 }
-FEW = ("bf16", "f16 small", "tf32 small", "warps bf16", "warps tf32 TN")
+FEW = ("bf16", "f16 small", "tf32 small", "tf32 by rows", "warps bf16", "warps tf32 TN")
 
 
 def text_of(name, sizes=("m", "n", "d")):
@@ -56,10 +67,14 @@ def text_of(name, sizes=("m", "n", "d")):
     return product_text(tiling, operands_, result, sizes, epilogue=epilogue, **orders)
 
 
+def orders_of(name):
+    return FORMS[name][3]
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in FORMS])
 def test_what_a_form_takes(name):
     """Of sizes that are whole pieces of 16 bytes, and of unknown ones where a template takes those."""
-    kernel = parse_kernel(text_of(name, (1000, 3000 if name != "bf16 turned" else 3008, 512)))
+    kernel = parse_kernel(text_of(name, (1000, 3008 if orders_of(name) is TURNED else 3000, 512)))
     tiles, image = tiles_of(kernel), compile_kernel(kernel, TARGET)
     assert image.data[:4] == b"\x7fELF"
     assert image.resources["spills"] == image.resources["stack"] == 0

@@ -16,7 +16,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.ir.loop_ir import Barrier, walk
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.program.loops import block_loops, small_loops
+from aotc.lowering.program.loops import block_loops, grid_loops, small_loops, whole_loops
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
@@ -73,8 +73,18 @@ def rows(n, x):
     return jax.lax.fori_loop(0, n, lambda i, c: (c[0].at[i].set(jnp.cos(c[1])), c[1] + 1), (jnp.zeros((300, 12)), x[0]))
 
 
+def largest(x):
+    """Threads of a block exchange the parts of a maximum."""
+    return jax.lax.while_loop(lambda x: jnp.abs(x).max() > 0.3, lambda x: x * 0.7, x)
+
+
 def sorted_again(n, x):
     return jax.lax.fori_loop(0, n, lambda i, c: jnp.sort(jnp.sin(c * 3), 1), x)
+
+
+def summed(x):
+    """Warps exchange what they have summed in the condition, and in the body."""
+    return jax.lax.while_loop(lambda s: s.sum() < 100, lambda s: jnp.sin(s) * 0.5 + s + s.max(), x)
 
 
 CASES = {
@@ -86,7 +96,9 @@ CASES = {
     "branches": (branches, (np.int32(6), X, W)),
     "randoms": (randoms, (np.int32(3), np.array([1, 2], "u4"))),
     "rows": (rows, (np.int32(4), X)),
+    "largest": (largest, (array(512),)),
     "sorted": (sorted_again, (np.int32(3), X)),
+    "summed": (summed, (array(4, 40, scale=0.3),)),
 }
 
 
@@ -96,10 +108,16 @@ def kernels(data):
     return [parse_kernel(row["text"]) for row in manifest["debug"]["kernels"].values()]
 
 
+def as_graphs(monkeypatch):
+    """Let no loop be a kernel."""
+    monkeypatch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=-1))
+    monkeypatch.setattr(grid_loops, "LOOP_GRID_FLOPS", replace(grid_loops.LOOP_GRID_FLOPS, value=-1))
+
+
 def compiled(name, monkeypatch, alone):
     """A case, as graphs that turn ``alone`` or as kernels."""
     if alone:
-        monkeypatch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=-1))
+        as_graphs(monkeypatch)
     function, arrays = CASES[name]
     return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True, cache=False)
 
@@ -161,7 +179,7 @@ def test_the_host_turns_loops_of_older_drivers(name, monkeypatch):
 @pytest.mark.parametrize("name", ["counted 7", "swapped"])
 def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch):
     """So that somebody can end them; a loop whose turns are few and known is one launch."""
-    for module in (small_loops, block_loops):
+    for module in (small_loops, whole_loops):
         monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=2))
     function, arrays = CASES[name]
     data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", cache=False)
@@ -200,7 +218,7 @@ def test_a_number_of_turns_that_follows_from_a_size(size, monkeypatch):
 @pytest.mark.parametrize("alone", [False, True], ids=["kernels", "graphs"])
 def test_a_donated_state(alone, monkeypatch):
     if alone:
-        monkeypatch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=-1))
+        as_graphs(monkeypatch)
     function = jax.jit(counted, donate_argnums=1)
     data = aotc.compile(function, np.int32(3), X, W, target="cuda:sm_90", cache=False)
     install(monkeypatch, data)
@@ -213,8 +231,8 @@ def test_a_donated_state(alone, monkeypatch):
 @pytest.mark.parametrize("alone", [False, True], ids=["kernels", "graphs"])
 def test_an_endless_loop_ends(alone, monkeypatch):
     if alone:
-        monkeypatch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=-1))
-    for module in (small_loops, block_loops):
+        as_graphs(monkeypatch)
+    for module in (small_loops, whole_loops):
         monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=3))
 
     def endless(x, w):

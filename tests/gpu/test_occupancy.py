@@ -17,9 +17,9 @@ from aotc.vmfb.devices.launch import fits
 @pytest.mark.parametrize(
     ("name", "threads", "registers", "shared", "blocks"),
     [
-        ("sm_90", 1024, 32, 0, 2), ("sm_90", 1024, 33, 0, 1), ("sm_90", 1024, 65, 0, 0), ("sm_90", 128, 32, 0, 16),
-        ("sm_90", 32, 16, 0, 32), ("sm_90", 128, 168, 0, 3), ("sm_90", 256, 32, 100 << 10, 2),
-        ("sm_90", 256, 32, 227 << 10, 1), ("sm_90", 256, 32, 228 << 10, 0), ("sm_80", 256, 32, 80 << 10, 2),
+        ("sm_90a", 1024, 32, 0, 2), ("sm_90a", 1024, 33, 0, 1), ("sm_90a", 1024, 65, 0, 0), ("sm_90a", 128, 32, 0, 16),
+        ("sm_90a", 32, 16, 0, 32), ("sm_90a", 128, 168, 0, 3), ("sm_90a", 256, 32, 100 << 10, 2),
+        ("sm_90a", 256, 32, 227 << 10, 1), ("sm_90a", 256, 32, 228 << 10, 0), ("sm_80", 256, 32, 80 << 10, 2),
         ("sm_80", 256, 32, 82 << 10, 1), ("sm_86", 1024, 32, 0, 1), ("sm_86", 768, 40, 0, 2), ("sm_89", 64, 32, 0, 24),
     ],
 )  # fmt: skip
@@ -37,7 +37,7 @@ def entries(function, *shapes, **flags):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
 def test_rows_that_ask_for_shared_memory(target):
     """A row of 160 KB is kept in dynamic shared memory; with 48 KiB, and with 4096 bytes, it is read in parts."""
     most = TARGETS[target].shared_memory

@@ -46,6 +46,20 @@ def two_results(x, w):
     return y, jnp.maximum(y, 0).T
 
 
+def nt(x, w):
+    return x @ w.T
+
+
+def decode(p, v):
+    """One query's sum of the values that each head weighs."""
+    return jnp.einsum("bhs,bshd->bhd", p, v)
+
+
+def weigh(p, v):
+    """The values of each head lie by rows, and results stand between those of others."""
+    return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+
 def exact(x, w):
     return jnp.dot(x, w, precision="highest")
 
@@ -78,6 +92,13 @@ CASES = {
     "convolution of colours": (convolution, (array(2, 11, 11, 3), array(5, 5, 3, 32, seed=1)), 1, 1e-3),
     "pointwise": (convolution, (short(2, 7, 9, 16), short(1, 1, 16, 32, seed=1)), 1, 8e-3),
     "highest": (exact, (array(40, 64), array(64, 48, seed=1)), 0, 1e-6),
+    "row": (jnp.matmul, (array(1, 72), array(72, 500, seed=1)), 0, 1e-6),
+    "row of a stored transpose": (nt, (short(1, 72), short(500, 72, seed=1)), 0, 8e-3),
+    "column": (jnp.matmul, (array(500, 72), array(72, 1, seed=1)), 0, 1e-6),
+    "row for each head": (decode, (array(1, 3, 40), array(1, 40, 3, 280, seed=1)), 0, 1e-6),
+    "few rows of f32": (jnp.matmul, (array(5, 64), array(64, 136, seed=1)), 1, 1e-3),
+    "both by rows": (lambda x, y: x.T @ y, (array(72, 64), array(72, 48, seed=1)), 1, 1e-3),
+    "weighed values": (weigh, (array(2, 3, 24, 40), array(2, 40, 3, 16, seed=1)), 1, 1e-3),
     "tiny": (jnp.matmul, (short(8, 8), short(8, 8, seed=1)), 0, 8e-3),
 }
 SIMULATED = {  # smaller ones of the same forms: loops run in Python
@@ -132,6 +153,18 @@ def test_nothing_is_turned_or_widened_apart():
 
 
 @sim
+def test_weights_of_f32_are_read_as_they_lie():
+    """Of the two operands of a gradient, which both lie by rows, one is turned."""
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 768), (768, 1024)))
+    (kernel,) = kernels_of(aotc.compile(jax.jit(jnp.matmul), x, w, target="cuda:sm_90a"))
+    assert kernel.tiling.is_turned
+    y = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
+    turned, kernel = kernels_of(aotc.compile(jax.jit(lambda x, y: x.T @ y), x, y, target="cuda:sm_90a"))
+    assert [b.shape for b in turned.inputs] == [(512, 768)]
+    assert kernel.tiling.is_turned
+
+
+@sim
 def test_a_long_sum_is_cut_in_parts():
     function, arguments, _, _ = CASES["parts of a sum"]
     kernels = kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))
@@ -167,7 +200,7 @@ def test_rows_that_only_a_call_knows(target, monkeypatch):
 def test_rows_that_begin_anywhere_are_copied_first(dtype):
     shapes = [jax.ShapeDtypeStruct(s, dtype) for s in ((257, 259), (259, 261))]
     (kernel,) = (k for k in kernels_of(aotc.compile(jax.jit(jnp.matmul), *shapes, target="cuda:sm_90a")) if k.tiling)
-    assert kernel.tiling.template == "wgmma"
+    assert kernel.tiling.template == ("wgmma" if dtype == jnp.bfloat16 else "wgmma_turned")
     assert kernel.outputs[0].shape == (257, 261)
 
 

@@ -10,7 +10,7 @@ from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands,
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
-from aotc.ir.products.attention import attention_shared
+from aotc.ir.products.attention import shared_of
 from aotc.kernels.cuda.block import PhaseBarrier
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
 
@@ -23,6 +23,9 @@ FORMS = {
     "rows without terms": ("attention_wgmma(128, 32, 2)", (4, 130, 96, 96, 64), "bf16", SHARED, -40),
     "warps": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f16", HEADS, None),
     "a warp alone": ("attention_mma(16, 64, 3)", (4, 5, 300, 80, 72), "bf16", SHARED, None),
+    "warps of f32": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f32", TOKENS, 0),
+    "warps of f32 96": ("attention_mma(64, 64, 2)", (2, 40, 100, 56, 96), "f32", HEADS, None),
+    "a warp alone of f32": ("attention_mma(16, 16, 3)", (4, 5, 100, 40, 72), "f32", SHARED, None),
     "warps, causal": ("attention_mma(32, 64, 2)", (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
 }
 
@@ -74,7 +77,7 @@ def test_a_kernel_means_what_its_template_computes(name):
 def test_what_memory_a_block_needs_is_known_to_lowering():
     for tiling, sizes, dtype, orders, causal in FORMS.values():
         kernel = parse_kernel(attention_text(tiling, sizes, dtype, "f32", orders, causal))
-        assert attention_tiles(kernel).shared == attention_shared(kernel.tiling, *sizes[3:])
+        assert attention_tiles(kernel).shared == shared_of(kernel)
 
 
 def test_who_meets_waits_for_who_arrives():

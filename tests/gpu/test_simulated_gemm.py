@@ -18,12 +18,23 @@ pytestmark = pytest.mark.cudasim
 
 NT, TN, TT = {"b": "col, k"}, {"a": "k, row"}, {"a": "k, row", "b": "col, k"}
 BATCH = {"a": "z, row, k", "b": "z, k, col", "out": "z, row, col", "batch": 2}
+HEADS = {"a": "row, z, k", "b": "col, z, k", "out": "row, z, col", "batch": 3}
 FORMS = {
     "bf16": ("wgmma(64, 64, 2)", "bf16", {}),
     "f16 of two warpgroups": ("wgmma(128, 64, 3)", "f16", TT),
     "tf32": ("wgmma(64, 64, 2)", "tf32", NT),
+    "bf16 in turn": ("wgmma_in_turn(64, 64, 2)", "bf16", {}),
+    "f16 in turn": ("wgmma_in_turn(128, 64, 3)", "f16", TT),
+    "heads in turn": ("wgmma_in_turn(64, 64, 3)", "bf16", HEADS),
     "i8": ("wgmma(64, 64, 2)", "i8", NT),
-    "heads": ("wgmma(64, 64, 2)", "bf16", {"a": "row, z, k", "b": "col, z, k", "out": "row, z, col", "batch": 3}),
+    "tf32 by rows": ("wgmma_turned(64, 64, 2)", "tf32", {}),
+    "tf32 by rows, few": ("wgmma_turned(32, 128, 3)", "tf32", {}),
+    "tf32 by rows, A": ("wgmma(64, 64, 2)", "tf32", TT),
+    "tf32 by rows, stored so": ("wgmma_turned(32, 64, 2)", "tf32", {"out": "col, row"}),
+    "bf16 turned": ("wgmma_turned(32, 64, 2)", "bf16", {}),
+    "bf16 turned by terms": ("wgmma_turned(32, 64, 3)", "bf16", NT),
+    "bf16 stored turned": ("wgmma(64, 64, 2)", "bf16", {"out": "col, row"}),
+    "heads": ("wgmma(64, 64, 2)", "bf16", HEADS),
     "warps bf16": ("mma(128, 128, 3)", "bf16", {}),
     "warps f16 TN": ("mma(64, 128, 4)", "f16", TN),
     "warps tf32": ("mma(128, 128, 3)", "tf32", NT),

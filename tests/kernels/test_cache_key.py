@@ -73,7 +73,7 @@ def test_the_key_depends_on_the_names_of_modules():
 
 
 @pytest.mark.parametrize("package", ["numba", "llvmlite", "numpy", "ml_dtypes"])
-@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90"])
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90a"])
 def test_a_version_changes_the_key(monkeypatch, package, target):
     before = cache.key_of("text", TARGETS[target])
     real = cache.version
@@ -87,7 +87,7 @@ def test_a_version_changes_the_key(monkeypatch, package, target):
 
 def test_the_linker_of_cubins_is_in_their_key_alone(monkeypatch):
     real = cache.version
-    targets = [TARGETS["cpu:x86-64-v3"], TARGETS["cuda:sm_90"]]
+    targets = [TARGETS["cpu:x86-64-v3"], TARGETS["cuda:sm_90a"]]
     before = [cache.key_of("text", t) for t in targets]
     monkeypatch.setattr(cache, "version", lambda name: "0" if name == "nvidia-nvjitlink" else real(name))
     cache.compiler_digest.cache_clear()
@@ -109,7 +109,7 @@ def twice(x, out):
 def answer(target, **request):
     return _answer({"id": 0, "target": target_fields(TARGETS[target]), **request})
 
-cpu, gpu = "cpu:x86-64-v3", "cuda:sm_90"
+cpu, gpu = "cpu:x86-64-v3", "cuda:sm_90a"
 text = 'def double(a: "f32[8]", /, o: "f32[8]", *, grid: "8", flops: "8", bytes: "64"):\\n'
 text += '    for i in parallel(0, 8):\\n        o[i] = exp(a[i]) + a[i]\\n'
 answers = [answer(cpu, text=text), answer(cpu, executor=True)]

@@ -59,6 +59,9 @@ class Algebra:
     def from_bits(self, i):
         return np.asarray(i).astype(self.integer).view(self.kind)
 
+    def ratio(self, a, b):
+        return a / b
+
     def to_int(self, x):
         limits = np.iinfo(self.integer)
         inside = np.clip(np.nan_to_num(x, nan=0.0), -(2.0 ** (self.bits - 1)), 2.0 ** (self.bits - 1) * (1 - 2.0**-30))
@@ -325,3 +328,23 @@ def test_reduce_precision_to_the_short_floats():
     normal = (np.abs(half) >= 2.0**-14) | (half == 0) & (np.abs(x) < 2.0**-26)
     np.testing.assert_array_equal(got[normal], half[normal])
     assert np.isnan(reduce_precision(Algebra(32), np.array([NAN], np.float32), 5, 10, 8)).all()
+
+
+def test_a_ratio_is_rounded_as_a_division_is():
+    """Whatever the last bit of the reciprocal that a GPU approximates: the steps of ``Algebra.ratio`` in NumPy."""
+    random = np.random.default_rng(0)
+    a, b = (np.float32(random.uniform(0.5, 2, 200_000) * s * 2.0 ** random.integers(-20, 20, 200_000))
+            for s in (random.choice((-1, 1), 200_000), 1))  # fmt: skip
+
+    def fma(x, y, z):
+        return np.float32(np.longdouble(x) * np.longdouble(y) + np.longdouble(z))
+
+    one = np.float32(1)
+    for units in (-1, 0, 1):
+        near = (one / b).view(np.int32) + np.int32(units)
+        near = near.view(np.float32)
+        near = fma(near, fma(-b, near, one), near)
+        found = a * near
+        for _ in range(2):
+            found = fma(fma(-b, found, a), near, found)
+        np.testing.assert_array_equal(found, a / b)

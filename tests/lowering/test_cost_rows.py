@@ -17,10 +17,12 @@ from aotc.lowering.analysis.costs import (
     table_attention,
     table_gpu,
     table_gpu_memory,
+    table_loops,
     table_products,
     work,
 )
 from aotc.lowering.analysis.costs.row import BlockSize, Limit
+from aotc.lowering.analysis.host.host_only import imply_host
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -51,7 +53,8 @@ def lowered(case):
     (target,) = resolve(case.target)
     limit = case.memory_limit
     options = Options(target=case.target, opt_level=case.level, memory_limit=limit, verify_each=True)
-    variant = lower(run_passes(import_model(case.exported()), options), target, options)
+    module, target, options = imply_host(import_model(case.exported()), target, [target], options)
+    variant = lower(run_passes(module, options), target, options)
     for kernel in variant.kernels:
         verify_kernel(kernel)
     return variant
@@ -67,7 +70,7 @@ def run(case):
 
 
 def test_each_row_has_a_unit_and_says_where_it_was_measured():
-    tables = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_products, work)
+    tables = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_loops, table_products, work)
     for module in (cost, *tables):
         for name, row in vars(module).items():
             if isinstance(row, Limit | BlockSize | work.Estimate):

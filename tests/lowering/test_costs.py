@@ -23,7 +23,7 @@ from aotc.targets import TARGETS
 from aotc.vmfb.costs.record import digest_of
 
 pytestmark = pytest.mark.ir
-V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90"]
+V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90a"]
 
 
 def kernels(function, *shapes, dtype="float32", target=V4):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 from support.differential import LEVELS, check, normal
+from support.gpu_program import gpu_program
 from support.programs.shared_reads import FusedProgram, random_program
 
 from aotc.ir.loop_printer import print_kernel
@@ -142,3 +143,10 @@ def test_examples_compute_what_xla_does(name, level):
 @pytest.mark.cpu
 def test_a_gradient_of_rotations():
     check(jax.value_and_grad(rotations), [normal(5)], 2, factor=40)
+
+
+def test_a_gpu_computes_the_places_of_a_gather_where_it_reads():
+    """What that repeats takes less than a kernel that stores the places, or the tests on them."""
+    x, i = jnp.ones((512, 512)), jnp.zeros((512, 512), "int32")
+    _, variant = gpu_program(lambda x, i: jnp.take_along_axis(x, i, 1), [x, i])
+    assert [kernel.name for kernel in variant.kernels] == ["k0_gather"]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ir
 
 T = "tensor<512x512xf32>"
 (HOST,) = resolve("cpu")
-GPU = TARGETS["cuda:sm_90"]
+GPU = TARGETS["cuda:sm_90a"]
 COSTS = Costs(HOST)
 CPUS = {"d0": "cpu", "d1": "cpu"}
 

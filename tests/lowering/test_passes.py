@@ -27,6 +27,7 @@ pytestmark = pytest.mark.ir
 TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
 # Of passes for others.
 TARGETS = {"spread_work": "cuda:sm_90", "unroll_loops": "cuda:sm_90", "split_attention": "cuda:sm_90a"}
+TARGETS["hoist_products"] = "cuda:sm_90"
 STEPS = {step.run.__name__: step.run for step in PASSES}
 GIVEN = {"specialize": {"b": (2, 3)}}
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"

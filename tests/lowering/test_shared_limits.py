@@ -51,13 +51,16 @@ def heads(x, w):
     return jnp.einsum("bqhd,bkhd->bhqk", x, w)
 
 
+def attention(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v)
+
+
 PRODUCTS = {
     **{f"gemm of {d}": (gemm, [blank(512, 256, dtype=d), blank(256, 384, dtype=d)]) for d in DTYPES},
     **{f"odd sizes of {d}": (gemm, [blank(501, 253, dtype=d), blank(253, 387, dtype=d)]) for d in DTYPES},
     **{f"conv of {d}": (conv, [blank(4, 28, 28, 64, dtype=d), blank(3, 3, 64, 96, dtype=d)]) for d in DTYPES[:3]},
     "heads": (heads, [blank(2, 128, 4, 64, dtype="bfloat16")] * 2),
     "long sums": (gemm, [blank(64, 65536, dtype="bfloat16"), blank(65536, 64, dtype="bfloat16")]),
-    "one row": (gemm, [blank(1, 4096, dtype="bfloat16"), blank(4096, 512, dtype="bfloat16")]),
 }
 
 
@@ -66,6 +69,9 @@ def crowded(x, where):
 
 
 OTHERS = {
+    "attention": (attention, [blank(2, 300, 4, 64, dtype="bfloat16")] * 3),
+    "wide attention": (attention, [blank(2, 1024, 4, 128, dtype="bfloat16")] * 3),
+    "one row": (gemm, [blank(1, 4096, dtype="bfloat16"), blank(4096, 512, dtype="bfloat16")]),
     "gemm of highest": (lambda x, w: jnp.dot(x, w, precision="highest"), [blank(512, 256), blank(256, 384)]),
     "transpose": (lambda x: x.T + 1, [blank(512, 512)]),
     "sum of columns": (lambda x: x.sum(0), [blank(4096, 512)]),
@@ -105,7 +111,7 @@ def test_products_stay_on_tensor_cores_where_tiles_fit(name, target):
     whole, _ = multiplied(OPT_IN)
     small, _ = multiplied(STATIC)
     none, taken = multiplied(4096)
-    assert [t.template for t in small] == [t.template for t in whole]
+    assert [t.is_wgmma for t in small] == [t.is_wgmma for t in whole]
     assert len(whole) == 1
     assert none == []
     assert 0 < taken <= 4096

@@ -134,6 +134,25 @@ def test_a_tensor_on_the_gpu_for_the_host():
     np.testing.assert_array_equal(aotc.load(aotc.compile(jax.jit(jnp.negative), x))(make(x)), -x)
 
 
+def test_products_of_arrays_that_lie_elsewhere():
+    """Tensor maps, launches and copies of graphs that were recorded for other arrays; weights that are bound, too."""
+    make = [lambda n: np.asarray(jnp.asarray(array(256, 256, seed=n), jnp.bfloat16))] * 3
+    function = jax.jit(lambda x, w, y: (jnp.tanh(x @ w), y))
+    module = aotc.load(aotc.compile(function, *(f(0) for f in make), target="cuda:sm_90a"))
+    assert any(kernel.get("launch", {}).get("maps") for kernel in module._executable.gpus[0].kernels.values())
+    given = [[f(n + 7 * k) for k, f in enumerate(make)] for n in range(12)]
+    placed = [[module.put(a) for a in row] for row in given]
+    bound = module.bind({1: given[0][1]})
+    made = [module.invoke("main", *row, results="device") for row in placed]
+    made += [bound.invoke(x, y, results="device") for x, _, y in placed]
+    for n, (product, y) in enumerate(made):
+        row = given[n % 12]
+        w = row[1] if n < 12 else given[0][1]
+        want = np.tanh(row[0].astype("f4") @ w.astype("f4"))
+        np.testing.assert_allclose(product.numpy().astype("f4"), want, rtol=1e-2, atol=1e-2)
+        np.testing.assert_array_equal(y.numpy(), row[2])
+
+
 def test_large_arrays():
     x = np.random.default_rng(0).integers(0, 1 << 30, 40_000_001).astype("i4")
     module = aotc.load(aotc.compile(jax.jit(lambda x: x ^ 5), x, target="cuda:sm_90"))

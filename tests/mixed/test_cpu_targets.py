@@ -191,7 +191,7 @@ def test_what_stands_for_targets():
     assert set(joint.features) == {*old.features, *new.features}
     assert together([new, new]) is new
     names = [t.name for t in combine((old, new), {"d1": "cuda:sm_90"})]
-    assert names == ["cpu:x86-64-v2+cuda:sm_90", "cpu:x86-64-v4+cuda:sm_90"]
+    assert names == ["cpu:x86-64-v2+cuda:sm_90a", "cpu:x86-64-v4+cuda:sm_90a"]
 
 
 def test_the_resource_model_is_that_of_the_device():

@@ -16,7 +16,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 from vmfb.test_interruption import ENDLESS
 
 import aotc
-from aotc.lowering.program.loops import block_loops, small_loops
+from aotc.lowering.program.loops import bounded_loops, small_loops, whole_loops
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.interruption import RUNNING
@@ -68,7 +68,7 @@ def ended(module):
 @pytest.fixture
 def endless(monkeypatch):
     """Functions with loops that a GPU turns, a few turns of a kernel at a time."""
-    for owner in (small_loops, block_loops):
+    for owner in (bounded_loops, small_loops, whole_loops):
         monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
     data = aotc.compile(SMALL, target="cuda:sm_90", cache=False)
     install(monkeypatch, data)

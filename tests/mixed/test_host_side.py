@@ -51,7 +51,7 @@ def test_no_division_is_cheaper(seed):
 def placed(function, *shapes):
     """The devices of each op, without constants, and the transfers."""
     text = jax.jit(function).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)).as_text()
-    report = explain_affinity(text, target="cuda:sm_90")
+    report = explain_affinity(text, target="cuda:sm_90a")
     rows = [(row.name, row.device) for row in report.rows if not row.source and not row.reason.startswith("free")]
     return rows, [(row.source, row.device) for row in report.transfers], report
 
@@ -69,7 +69,7 @@ def test_large_ops_stay_on_the_gpu():
     assert devices_of(rows, "tanh") == devices_of(rows, "sin") == {"device"}
     assert devices_of(rows, "lapack") == {"host"}
     assert all(pair in (("device", "host"), ("host", "device")) for pair in moved)
-    assert {row.reason for row in report.rows if row.name == "lapack"} == {"LAPACK's getrf has no form for cuda:sm_90"}
+    assert {row.reason for row in report.rows if row.name == "lapack"} == {"LAPACK's getrf has no form for cuda:sm_90a"}
 
 
 def test_what_reads_a_small_result_goes_with_it():
@@ -114,7 +114,7 @@ def test_a_model_without_such_ops_has_no_devices():
 
 def test_the_text_with_devices_reads_back():
     text = jax.jit(jnp.linalg.inv).lower(jax.ShapeDtypeStruct(LARGE, "float32")).as_text()
-    module, _, options = fetch_model(text, (), None, Options(target="cuda:sm_90"), {})
+    module, _, options = fetch_model(text, (), None, Options(target="cuda:sm_90a"), {})
     printed = print_module(run_passes(module, replace(options, stop_after="join-devices", verify_each=True)))
     assert "implied_devices" in printed
     assert print_module(parse_module(printed)) == printed

@@ -295,7 +295,7 @@ def test_devices_at_load_are_kept(monkeypatch):
 def test_a_machine_without_a_gpu(monkeypatch):
     data = aotc.compile(small_stages(), devices=HALVES["cpu, cuda"])
     monkeypatch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
-    with pytest.raises(BundleError, match="cuda:sm_90: no NVIDIA driver"):
+    with pytest.raises(BundleError, match="cuda:sm_90a: no NVIDIA driver"):
         aotc.load(data)
 
 
@@ -306,10 +306,10 @@ def test_inspect_lists_devices_and_transfers(tmp_path):
     devices = {"d0": "cpu:x86-64-v3", "d1": "cuda:sm_90"}
     path.write_bytes(aotc.compile(small_stages(), devices=devices))
     shown = " ".join(CliRunner().invoke(app, ["inspect", str(path)]).output.split())
-    kernels = ("cpu:x86-64-v3: 1 kernel", "cuda:sm_90: 1 kernel")
-    places = ("d0: cpu:x86-64-v3 (cpu:0)", "d1: cuda:sm_90 (cuda:0)")
+    kernels = ("cpu:x86-64-v3: 1 kernel", "cuda:sm_90a: 1 kernel")
+    places = ("d0: cpu:x86-64-v3 (cpu:0)", "d1: cuda:sm_90a (cuda:0)")
     for part in (*places, "1 transfer", "(160 B) from d0 to d1", *kernels):
         assert part in shown
     (variant,) = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).output)["variants"]
-    assert [part["target"] for part in variant["parts"]] == ["cpu:x86-64-v3", "cuda:sm_90"]
+    assert [part["target"] for part in variant["parts"]] == ["cpu:x86-64-v3", "cuda:sm_90a"]
     assert variant["transfers"][0]["bytes"] == 4 * 2 * 20

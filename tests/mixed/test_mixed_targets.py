@@ -23,7 +23,7 @@ pytest.importorskip("numba_cuda")
 pytestmark = [
     pytest.mark.cudasim, pytest.mark.skipif(len(RUNNABLE) < 2, reason="this machine runs one CPU target only"),
 ]  # fmt: skip
-GPU = "cuda:sm_90"
+GPU = "cuda:sm_90a"
 
 
 def three_stages():

@@ -12,7 +12,7 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.lowering.program.loops import block_loops, small_loops
+from aotc.lowering.program.loops import bounded_loops, small_loops, whole_loops
 from aotc.vmfb.devices.gpu import recorded
 from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES
 
@@ -91,7 +91,7 @@ def until(limit, x):
 def test_loops_are_not_moved(conditions, monkeypatch):
     """What a loop's own graph names, and what decides, stays where it was recorded; such calls end with a wait."""
     monkeypatch.setattr(SimulatedGpu, "conditions", conditions)
-    for owner in (small_loops, block_loops):
+    for owner in (bounded_loops, small_loops, whole_loops):
         monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
     limit, xs = np.float32(6), [array(12, 12, seed=n) / 9 for n in range(4)]
     data = aotc.compile(jax.jit(until), limit, xs[0], target="cuda:sm_90", cache=False)

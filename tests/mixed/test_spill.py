@@ -85,17 +85,19 @@ def test_what_fits_is_not_moved():
     assert facts(data)[1] == []
 
 
+SINE = f"""func.func public @main(%x: {T} {SECOND}) -> {T} {{
+  %a = stablehlo.sine %x : {T}
+  %p = {product("%a", "%x")}
+  %q = {product("%p", "%x")}
+  %r = {product("%q", "%p")}
+  %s = {product("%r", "%a")}
+  return %s : {T} }}"""
+
+
 def test_what_is_cheap_is_made_again():
     """A sine of an argument is dearer to move than to compute."""
-    text = f"""func.func public @main(%x: {T} {SECOND}) -> {T} {{
-      %a = stablehlo.sine %x : {T}
-      %p = {product("%a", "%x")}
-      %q = {product("%p", "%x")}
-      %r = {product("%q", "%p")}
-      %s = {product("%r", "%a")}
-      return %s : {T} }}"""
-    free = aotc.compile(text, devices=GPU, opt_level=0)
-    small = aotc.compile(text, devices=GPU, memory_limit=facts(free)[0]["d1"] - BYTES, verify_each=True, opt_level=0)
+    free = aotc.compile(SINE, devices=GPU, opt_level=0)
+    small = aotc.compile(SINE, devices=GPU, memory_limit=facts(free)[0]["d1"] - BYTES, verify_each=True, opt_level=0)
     assert facts(small)[1] == []
 
 
@@ -117,16 +119,9 @@ def dear_costs(data):
 
 def test_costs_decide_between_both():
     """With a record by which every kernel takes a second, what could be computed again is moved instead."""
-    text = f"""func.func public @main(%x: {T} {SECOND}) -> {T} {{
-      %a = stablehlo.sine %x : {T}
-      %p = {product("%a", "%x")}
-      %q = {product("%p", "%x")}
-      %r = {product("%q", "%p")}
-      %s = {product("%r", "%a")}
-      return %s : {T} }}"""
-    data = aotc.compile(text, devices=GPU, opt_level=0)
+    data = aotc.compile(SINE, devices=GPU, opt_level=0)
     limit = facts(data)[0]["d1"] - BYTES
-    small = aotc.compile(text, devices=GPU, opt_level=0, memory_limit=limit, costs=dear_costs(data))
+    small = aotc.compile(SINE, devices=GPU, opt_level=0, memory_limit=limit, costs=dear_costs(data))
     assert len(facts(small)[1]) == 2
 
 

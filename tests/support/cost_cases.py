@@ -289,7 +289,7 @@ TILES = {
 
 def turns(w: jax.Array, x: jax.Array) -> jax.Array:
     """A loop of a product."""
-    return lax.fori_loop(0, 5, lambda i, c: jnp.tanh(c @ w * 0.01), x)
+    return lax.fori_loop(0, 16, lambda i, c: jnp.tanh(c @ w * 0.01), x)
 
 
 def loops(*xs: jax.Array) -> list[jax.Array]:
@@ -303,6 +303,7 @@ def loops_of_large_values(*xs: jax.Array) -> list[jax.Array]:
 
 
 OVERLAP = {
+    "few_claims": pair(TWICE, (10_000,), (1 << 22,)),
     "overlap_ns": pair(loops, (128, 128), [(128, 128)] * 2),
     "overlap_percent": pair(loops, [(512, 512), (64, 64)], [(128, 128)] * 2),
     "overlap_memory": (case(loops, *[(300, 300)] * 2), case(loops_of_large_values, *[(300, 300)] * 4)),

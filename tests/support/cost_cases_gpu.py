@@ -65,7 +65,52 @@ LOOPS = {
     ),
     "loop_turns": (case(SINE, (100,), target=GPU), case(loop(lambda x: (jnp.sin(x),), 10_000), (100,), target=GPU)),
 }
+
+
+def multiplied(x: Any, w: Any) -> Any:
+    """Return the sums of products of rows of ``x`` with ``w``."""
+    return lax.scan(lambda c, row: (c + jnp.tanh(row @ w + c), ()), jnp.zeros((x.shape[1], w.shape[1])), x)[0]
+
+
+def multiplied_often(x: Any, w: Any) -> Any:
+    """Return the same of so many turns as an element says."""
+    count = x[0, 0, 0].astype("int32")
+    start = jnp.zeros((x.shape[1], w.shape[1]))
+    return lax.fori_loop(0, count, lambda i, c: jnp.tanh(x[i % x.shape[0]] @ w + c), start)
+
+
+STEP = loop(lambda c, w: (jnp.tanh(c @ w), w), 100)
+LONG_STEP = loop(lambda x: (jnp.sin(x) + x[::-1],), 100)
+GRIDS = {
+    "hoisted_product_rows": pair(multiplied, [(10, 4, 32), (32, 64)], [(10, 200, 32), (32, 64)], target=GPU),
+    "hoisted_product_bytes": pair(multiplied, [(10, 4, 32), (32, 64)], [(9000, 100, 32), (32, 128)], target=GPU),
+    "hoisted_product_waste": pair(multiplied_often, [(10, 4, 32), (32, 64)], [(200, 4, 32), (32, 64)], target=GPU),
+    "loop_grid_flops": pair(STEP, [(16, 256), (256, 256)], [(64, 2048), (2048, 2048)], target=GPU),
+    "loop_grid_bytes": pair(loop(row_of), [(4000,), (50, 4000)], [(4000,), (5000, 4000)], target=GPU),
+    "loop_grid_value": pair(LONG_STEP, (10_000,), (5_000_000,), target=GPU),
+}
+
+
+def steps(m: int) -> Any:
+    """Return the shapes of a step of ``m`` rows."""
+    return lambda n: [(m, n), (n, n)]
+
+
+GRID_BLOCKS = {
+    "loop_grid_threads": gpu_sizes(LONG_STEP, lambda n: [(n,)], 9000, 32_768, 40_000),
+    "loop_grid_blocks": gpu_sizes(LONG_STEP, lambda n: [(n,)], 20_000, 65_536, 70_000),
+    "loop_product_rows": gpu_sizes(STEP, lambda m: [(m, 256), (256, 256)], 8, 16, 40),
+    "loop_product_cols": gpu_sizes(STEP, steps(4), 256, 1024, 1100),
+    "loop_product_part": gpu_sizes(STEP, lambda m: [(m, 512), (512, 512)], 2, 4, 7),
+    "loop_product_terms": gpu_sizes(STEP, steps(16), 257, 512),
+    "loop_stage_bytes": gpu_sizes(STEP, steps(16), 512, 1536),
+    "loop_stage_reads": gpu_sizes(STEP, steps(8), 256, 768),
+}
+SUMS = gpu_sizes(lambda x: x.sum(0), lambda n: [(400, n)], 100, 128, 130)
 LIMITS = {
+    "narrow_elements": pair(lambda x: x.sum(0), (4096, 1000), (4200, 1000), target=GPU),
+    "narrow_blocks": pair(lambda x: x.sum(0), (4000, 376), (4000, 392), target=GPU),
+    **GRIDS,
     "gpu_region_ops": (
         case(repeated(jnp.sin, 3), (8,), target=GPU), case(repeated(lambda x: x * x + 1, 100), (8,), target=GPU),
     ),
@@ -87,10 +132,13 @@ LIMITS = {
     "crowded_cells": pair(scattered, [(50,), (70_000,)], [(5000,), (70_000,)], target=GPU),
     "crowded_updates": pair(scattered, [(50,), (100,)], [(50,), (70_000,)], target=GPU),
     "filled_bytes": pair(scattered, [(50,), (100,)], [(5000,), (10_000,)], target=GPU),
+    "block_factor": pair(jnp.linalg.qr, (8, 8), (300, 300), target=GPU),
     "thread_triangle": pair(cholesky, (4, 4), (20, 20), target=GPU),
 }
 
 BLOCKS = {
+    **GRID_BLOCKS,
+    **dict.fromkeys(("narrow_bytes", "narrow_columns", "narrow_rows"), SUMS),
     "loop_block_threads": gpu_sizes(loop(lambda x: (x + 1,)), lambda n: [(n,)], 100, 512, 700),
     "gpu_sort_bytes": gpu_sizes(jnp.sort, lambda n: [(2, n)], 4000, 4096, 4100),
     "merged_each": gpu_sizes(jnp.sort, lambda n: [(2, n)], 100, 128, 130),
@@ -100,6 +148,8 @@ BLOCKS = {
     "digit_sort_bytes": gpu_sizes(with_others(4), lambda n: [(2, n)], 70_000, 131_072),
     "crowded_threads": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 16, 70_001),
     "crowded_each": gpu_sizes(scattered, lambda n: [(50,), (n,)], 1 << 17, 131_073),
+    "factor_warps": gpu_sizes(jnp.linalg.qr, lambda n: [(4, n)], 63, 64, 65),
+    "columns_of_warp": gpu_sizes(jnp.linalg.qr, lambda n: [(8, n)], 3, 4, 5),
     "triangle_threads": gpu_sizes(cholesky, lambda n: [(n, n)], 20, 64),
     "panel_bytes": gpu_sizes(cholesky, lambda n: [(n, n)], 32, 37),
     "triangle_tile": gpu_sizes(cholesky, lambda n: [(n, n)], 36, 39),

@@ -24,7 +24,7 @@ EXECUTOR = r"""
 #include <string.h>
 typedef int64_t I;
 typedef void (*Kernel)(void **, I *, I, I, void *);
-I aotc_executor_version(void) { return 5; }
+I aotc_executor_version(void) { return 6; }
 I aotc_pool_bytes(void) { return 128; }
 static I value(I word, I *params) { return word & 1 ? params[word >> 1] : word >> 1; }
 static void nodes(I *at, I *end, void **slots, I *params, void *scratch);
@@ -101,7 +101,7 @@ def kernel(name, inputs, extents, dims=1, grid=None, aliases=()):
     return {"name": name, "scratch": 0, **about, "aliases": list(aliases), "flops": 0, "bytes": 0}
 
 
-VERSIONS = {"executor_version": 5, "commands_version": 2}
+VERSIONS = {"executor_version": 6, "commands_version": 2}
 FLOATS = ["*", 4, [0]]  # as many as the kernel's dim says
 INTERFACE = [
     kernel("add", 2, [FLOATS] * 3, aliases=[0, 0]),

@@ -79,6 +79,26 @@ def test_loops_and_branches_are_named():
     assert graphs == sorted(graphs)
 
 
+@pytest.mark.parametrize(("turns", "shown", "runs"), [(3, "3", 3), (1000, "1,000", 1000), (None, "~16", 16)])
+def test_what_a_loop_holds_counts_as_often_as_it_turns(turns, shown, runs, tmp_path):
+    """Where that is not known it is a guess, and said to be one."""
+
+    def function(x, n):
+        last = n if turns is None else turns
+        return lax.fori_loop(0, last, lambda i, c: lax.fori_loop(0, 2, lambda j, d: jnp.tanh(d @ x), c) @ x, x)
+
+    path = tmp_path / "loops.vmfb"
+    path.write_bytes(aotc.compile(function, X, np.int32(2)))
+    report = explain_schedule(open_bundle(path))
+    products = {row.within: row for row in report.rows if "matmul" in row.kernel}
+    assert [(row.runs, row.guessed) for row in products.values()] == [(2 * runs, turns is None), (runs, turns is None)]
+    assert report.work == pytest.approx(sum(row.ns * row.runs for row in report.rows))
+    assert runs * sum(row.ns for row in report.rows if row.within) < report.path <= report.work
+    result = CliRunner().invoke(app, ["explain", "schedule", str(path)])
+    assert result.exit_code == 0
+    assert f" {shown} " in result.output
+
+
 def test_sizes_are_given_or_guessed():
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), np.float32)
     bundle = opened(jax.export.export(jax.jit(lambda x: jnp.sort(x @ x.T, 1)))(shape))
@@ -177,7 +197,7 @@ def test_errors_name_what_there_is():
 def test_a_gpu_bundle_is_explained_without_a_gpu():
     bundle = opened(lambda x: jax.nn.softmax(x @ x, 1), X, target="cuda:sm_90")
     report = explain_schedule(bundle)
-    assert report.target == "cuda:sm_90"
+    assert report.target == "cuda:sm_90a"
     assert all(row.predicted > 0 for row in report.rows)
     assert explain_memory(bundle).rows
 

@@ -32,7 +32,7 @@ PRODUCTS = f"""func.func public @main(%x: {T} {{aotc.affinity = "d0"}}, %w: {T} 
   %2 = stablehlo.dot_general %0, %0, contracting_dims = [1] x [0] : ({T}, {T}) -> {T}
   return %1, %2 : {T}, {T} }}"""
 BYTES = 64 * 64 * 4
-CPU, GPU = "cpu:x86-64-v3", "cuda:sm_90"
+CPU, GPU = "cpu:x86-64-v3", "cuda:sm_90a"
 MIX = {"d0": CPU, "d1": GPU}
 
 

@@ -38,7 +38,7 @@ def test_rows_that_do_not_fit():
 
 
 def test_rows_that_are_read_in_parts():
-    report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cuda:sm_90", shared_memory_limit=48 << 10)
+    report = explain_fusion(INPUTS / "softmax_mul.mlir", target="cuda:sm_90a", shared_memory_limit=48 << 10)
     (row,) = report.rows
     assert row.taken
     assert row.reason.startswith("1,048,576 bytes of a row > 131,072 bytes of registers, and 32 rows")
@@ -88,11 +88,11 @@ def test_a_bundle_is_explained_as_its_model(tmp_path):
 
 def test_command():
     model = str(INPUTS / "softmax_mul.mlir")
-    shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cuda:sm_90"])
+    shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cuda:sm_90a"])
     assert shown.exit_code == 0, shown.output
     assert f"rows of {model}:4:24 and 1 more, read once, in parts: 1,048,576 bytes of a row >" in shown.output
     assert " threads " in shown.output
-    assert shown.output.endswith("\n3 kernels for cuda:sm_90\n")
+    assert shown.output.endswith("\n3 kernels for cuda:sm_90a\n")
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--target=cpu:x86-64-v4"])
     assert f"refused div ({model}:10:8): {NEEDED}" in shown.output
     shown = CliRunner().invoke(app, ["explain", "fusion", model, "--shared-memory-limit=9", "--json"])

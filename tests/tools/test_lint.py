@@ -93,14 +93,14 @@ def test_libraries_are_named_and_depend_on_the_target():
     def f(x):
         return jnp.linalg.eigh(x @ x.T)[1], jnp.linalg.cholesky(x @ x.T)
 
-    sizes, targets = jax.ShapeDtypeStruct((4, 4), "float32"), "cpu:x86-64-v3,cuda:sm_90"
+    sizes, targets = jax.ShapeDtypeStruct((4, 4), "float32"), "cpu:x86-64-v3,cuda:sm_90a"
     cpu, cuda = lint(jax.jit(f), sizes, target=targets, host_fallback=False)
     through = {row.name: row.through for row in cpu.rows if row.status == "library"}
     assert through == {"stablehlo.custom_call @lapack_ssyevd_ffi": "LAPACK: ssyevd"}
     assert cpu.compiles
     assert statuses(cpu)["stablehlo.dot_general"] == "native"
     assert statuses(cuda)["stablehlo.custom_call @lapack_ssyevd_ffi"] == "refused"
-    assert [f.message for _, f in cuda.refusals] == ["LAPACK's syevd is not supported on target cuda:sm_90"]
+    assert [f.message for _, f in cuda.refusals] == ["LAPACK's syevd is not supported on target cuda:sm_90a"]
     _, cuda = lint(jax.jit(f), sizes, target=targets)
     assert cuda.compiles
     through = {row.name: row.through for row in cuda.rows if row.status == "library"}

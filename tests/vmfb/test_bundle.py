@@ -271,7 +271,7 @@ def test_a_library_that_is_none():
     ("source", "message"),
     [
         ("int aotc_pool_bytes;", "executor exports no 'aotc_executor_version'"),
-        (tiny.EXECUTOR.replace("return 5;", "return 99;", 1), "executor has another version"),
+        (tiny.EXECUTOR.replace("return 6;", "return 99;", 1), "executor has another version"),
     ],
 )
 def test_an_executor_that_does_not_fit(source, message, monkeypatch):
@@ -292,15 +292,15 @@ def test_each_version_has_an_executor_of_its_own(monkeypatch):
     (variant,) = manifest["variants"]
     variant["executor_version"] = 2
     tiny.seal(variant, segments)
-    segments[0] = ("executor", tiny.shared_object(tiny.EXECUTOR.replace("return 5;", "return 2;", 1)))
+    segments[0] = ("executor", tiny.shared_object(tiny.EXECUTOR.replace("return 6;", "return 2;", 1)))
     modules = [load(data, threads=1) for data in (tiny.bundle(), write_bundle(None, manifest, segments))]
     x = np.ones(4, np.float32)
     assert [m(x, x).tolist() for m in modules] == [[2] * 4] * 2
-    assert set(native._PROCESS.executors) == {(2, b""), (5, b"")}
+    assert set(native._PROCESS.executors) == {(2, b""), (6, b"")}
     assert modules[0]._executable._executor is not modules[1]._executable._executor
 
 
-@pytest.mark.parametrize(("key", "known"), [("commands_version", "1, 2"), ("executor_version", "2, 3, 4, 5")])
+@pytest.mark.parametrize(("key", "known"), [("commands_version", "1, 2"), ("executor_version", "2, 3, 4, 5, 6")])
 def test_a_version_that_is_not_known(key, known):
     manifest, segments = tiny.parts()
     manifest["variants"][0][key] = 99

@@ -101,7 +101,7 @@ def test_the_words_of_tiles_are_those_of_the_format():
     [
         ([TileEdge(1, 4, 3, 5)], [1], "command 1 waits for tiles of command 1"),
         ([TileEdge(-1, 4, 3, 5)], [1], "command 1 waits for tiles of command -1"),
-        ([TileEdge(0, 4, 0, 5)], [1], "a tile of 4 items over 0 and 5"),
+        ([TileEdge(0, 4, -1, 5)], [1], "a tile of 4 items over -1 and 5"),
         ([TileEdge(0, -4, 3, 5)], [1], "a tile of -4 items over 3 and 5"),
         ([TileEdge(0, 4, 3, -1)], [1], "a tile of 4 items over 3 and -1"),
         ([TileEdge(0, 4, 3, 5)], [], "command 0 has other followers"),

@@ -69,6 +69,7 @@ def small_floats(x):
     return *back, dot, jnp.sort(short[0], 1).astype(jnp.float32), first.max(0).astype(jnp.float32)
 
 
+ROUNDED = {"attention": 5e-4}  # what XLA on a CPU computes in f32, tensor cores do in TF32
 CASES = {
     "layernorm_long_rows": (layernorm, (array(3, 300), array(300, seed=1)), 1e-6),
     "softmax_long_rows": (jax.nn.softmax, (array(2, 130),), 1e-6),
@@ -106,14 +107,14 @@ CASES = {
     "bf16_product": (lambda x, y: x @ y, (array(9, 60).astype(jnp.bfloat16), array(60, 8).astype(jnp.bfloat16)), 1e-2),
     "small_floats": (small_floats, (np.abs(array(7, 40)) + np.float32(0.01),), 1e-6),
     "numbers": (numbers, (np.arange(-40, 40, dtype="i4"),), 1e-6),
-    **{name: (f, (w, x), tolerance) for name, (f, w, x, tolerance) in MODELS.items()},
+    **{name: (f, (w, x), ROUNDED.get(name, tolerance)) for name, (f, w, x, tolerance) in MODELS.items()},
 }
 
 
 def check(name, **options):
     """Compile a case, run it, and compare it with JAX."""
     function, args, tolerance = CASES[name]
-    module = aotc.load(aotc.compile(jax.jit(function), *args, target="cuda:sm_90", **options), devices="cuda")
+    module = aotc.load(aotc.compile(jax.jit(function), *args, target="cuda:sm_90a", **options), devices="cuda")
     with jax.default_device(jax.devices("cpu")[0]):  # on a GPU, JAX multiplies in TF32
         want = jax.jit(function)(*args)
     for _ in range(2):
@@ -124,7 +125,7 @@ def check(name, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_meaning_on_a_simulated_gpu(name, monkeypatch):
     function, args, tolerance = CASES[name]
-    data = aotc.compile(jax.jit(function), *args, target="cuda:sm_90")
+    data = aotc.compile(jax.jit(function), *args, target="cuda:sm_90a")
     install(monkeypatch, data)
     close(aotc.load(data).invoke("main", *jax.tree.leaves(args)), jax.jit(function)(*args), tolerance)
 
@@ -148,7 +149,7 @@ def test_every_small_float_is_on_the_gpu_what_it_is_on_the_cpu(dtype, monkeypatc
     rng = np.random.default_rng(0)
     a, b = (rng.integers(0, 1 << DTYPES[dtype].bits, 32).astype(np.uint8).view(to_numpy(dtype)) for _ in range(2))
     wide = rng.standard_normal(32) * np.exp2(rng.integers(-9, 9, 32))
-    data = aotc.compile(text, target="cuda:sm_90")
+    data = aotc.compile(text, target="cuda:sm_90a")
     install(monkeypatch, data)
     got = aotc.load(data).invoke("main", a, b, wide)
     want = aotc.load(aotc.compile(text)).invoke("main", a, b, wide)
@@ -159,7 +160,7 @@ def test_every_small_float_is_on_the_gpu_what_it_is_on_the_cpu(dtype, monkeypatc
 @sim
 def test_memory_comes_back(monkeypatch):
     function, w, x, tolerance = MODELS["mlp"]
-    data = aotc.compile(jax.jit(lambda x: function(w, x)), x, target="cuda:sm_90")
+    data = aotc.compile(jax.jit(lambda x: function(w, x)), x, target="cuda:sm_90a")
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):
@@ -171,7 +172,7 @@ def test_memory_comes_back(monkeypatch):
 @sim
 def test_graphs_are_recorded_once(monkeypatch):
     function, w, x, _ = MODELS["mlp"]
-    data = aotc.compile(jax.jit(lambda x: function(w, x)), x, target="cuda:sm_90")
+    data = aotc.compile(jax.jit(lambda x: function(w, x)), x, target="cuda:sm_90a")
     install(monkeypatch, data)
     module = aotc.load(data)
     log = module._executable.gpu.log
@@ -185,7 +186,7 @@ def test_graphs_are_recorded_once(monkeypatch):
 def test_dynamic_shapes(monkeypatch):
     shape = jax.export.symbolic_shape("b, 130")
     exported = jax.export.export(jax.jit(jax.nn.softmax))(jax.ShapeDtypeStruct(shape, "float32"))
-    data = aotc.compile(exported, target="cuda:sm_90")
+    data = aotc.compile(exported, target="cuda:sm_90a")
     install(monkeypatch, data)
     module = aotc.load(data)
     for size in (1, 4, 3):
@@ -197,7 +198,7 @@ def test_dynamic_shapes(monkeypatch):
 @pytest.mark.parametrize("name", ["cholesky", "triangular_solve", "fft", "csr_dot"])
 def test_sizes_of_zero(name, monkeypatch):
     text = text_of(name)
-    data = aotc.compile(text.encode(), target="cuda:sm_90")
+    data = aotc.compile(text.encode(), target="cuda:sm_90a")
     install(monkeypatch, data)
     module = aotc.load(data)
     outcomes = [without_jax(module, text, args) for args in empty(name)]
@@ -207,13 +208,13 @@ def test_sizes_of_zero(name, monkeypatch):
 
 @sim
 def test_a_tridiagonal_system_of_unknown_size():
-    with pytest.raises(CompileError, match=r"rows and .* right-hand sides is not supported on target cuda:sm_90"):
-        aotc.compile(text_of("tridiagonal_solve_perturbed").encode(), target="cuda:sm_90", host_fallback=False)
+    with pytest.raises(CompileError, match=r"rows and .* right-hand sides is not supported on target cuda:sm_90a"):
+        aotc.compile(text_of("tridiagonal_solve_perturbed").encode(), target="cuda:sm_90a", host_fallback=False)
 
 
 @sim
 def test_sizes_that_kernels_compute(monkeypatch):
-    data = aotc.compile(GROWING.replace("64", "8").encode(), target="cuda:sm_90")
+    data = aotc.compile(GROWING.replace("64", "8").encode(), target="cuda:sm_90a")
     install(monkeypatch, data)
     check_growing(aotc.load(data), 8)
 
@@ -225,7 +226,7 @@ def test_assertions_on_what_is_computed(monkeypatch):
         return jnp.sqrt(x)
 
     x = np.arange(4, dtype=np.float32)
-    data = aotc.compile(roots, x, target="cuda:sm_90")
+    data = aotc.compile(roots, x, target="cuda:sm_90a")
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):
@@ -239,13 +240,13 @@ def test_assertions_on_what_is_computed(monkeypatch):
 def test_a_shift_looks_at_all_bits_of_its_distance(op):
     """PTX takes 32 of them, and LLVM forgets the rest if it can."""
     kernel = one_kernel(op, "u64", [(SCALARS[op], "u64")], 8)
-    assert re.search(r"setp\.\w+\.[su]64 .*, 6[34];", compile_cuda.ptx(kernel, TARGETS["cuda:sm_90"]))
+    assert re.search(r"setp\.\w+\.[su]64 .*, 6[34];", compile_cuda.ptx(kernel, TARGETS["cuda:sm_90a"]))
 
 
 @sim
 def test_one_bundle_for_both_kinds(monkeypatch):
     function, args, tolerance = CASES["mlp"]
-    data = aotc.compile(jax.jit(function), *args, target="cpu,cuda:sm_90")
+    data = aotc.compile(jax.jit(function), *args, target="cpu,cuda:sm_90a")
     want = jax.jit(function)(*args)
     close(aotc.load(data, devices="cpu").invoke("main", *jax.tree.leaves(args)), want, tolerance)
     install(monkeypatch, data)
@@ -253,13 +254,13 @@ def test_one_bundle_for_both_kinds(monkeypatch):
     with pytest.raises(BundleError, match="no GPU 3"):
         aotc.load(data, devices="cuda:3")
     module = aotc.load(data)  # nobody says which: the GPU, as there is one
-    assert module.stats()["target"] == "cuda:sm_90"
+    assert module.stats()["target"] == "cuda:sm_90a"
     close(module.invoke("main", *jax.tree.leaves(args)), want, tolerance)
 
 
 @sim
 def test_one_bundle_for_both_kinds_without_a_gpu_it_runs_on():
-    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cpu,cuda:sm_90")
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cpu,cuda:sm_90a")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
         assert aotc.load(data).stats()["target"].startswith("cpu")
@@ -270,7 +271,7 @@ def test_one_bundle_for_both_kinds_without_a_gpu_it_runs_on():
 
 @sim
 def test_machines_that_cannot_run_it(monkeypatch):
-    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90")
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a")
     with monkeypatch.context() as patch:
         patch.setattr(cuda_driver, "missing", lambda: "no NVIDIA driver (libcuda.so.1)")
         with pytest.raises(BundleError, match="no NVIDIA driver"):
@@ -310,7 +311,7 @@ def test_a_driver_that_is_missing_is_a_reason(monkeypatch):
 
 @sim
 def test_incomplete_entries_are_refused(monkeypatch):
-    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90")
+    data = aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a")
     install(monkeypatch, data)
     bundle = open_bundle(data)
     (variant,) = bundle.manifest["variants"]
@@ -335,9 +336,9 @@ class TestOnAGpu:
         check(name, opt_level=level)
 
     def test_sizes_that_kernels_compute(self):
-        check_growing(aotc.load(aotc.compile(GROWING.encode(), target="cuda:sm_90"), devices="cuda"))
+        check_growing(aotc.load(aotc.compile(GROWING.encode(), target="cuda:sm_90a"), devices="cuda"))
 
     def test_out_of_memory_is_an_error(self):
-        module = aotc.load(aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90"))
-        with pytest.raises(VmError, match="OUT_OF_MEMORY"):
+        module = aotc.load(aotc.compile(jax.jit(jnp.sin), array(3), target="cuda:sm_90a"))
+        with pytest.raises(VmError, match=r"GPU 0 has no 1,125,899,906,842,624 bytes more\n.* bytes free of"):
             module._executable.gpu.allocate(1 << 50)

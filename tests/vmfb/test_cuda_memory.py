@@ -96,6 +96,9 @@ class MadeUp:
     def __init__(self):
         self.calls, self.failing = [], set()
 
+    def __getitem__(self, name):
+        return getattr(self, name)
+
     def __getattr__(self, name):
         def function(*arguments):
             self.calls.append(name)

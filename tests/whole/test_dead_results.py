@@ -205,9 +205,8 @@ def where_largest(x):
     return jnp.argmax(x, axis=0), x.sum(1)
 
 
-@pytest.mark.parametrize("function", [wide, chosen, other_of_two, where_largest], ids=lambda f: f.__name__)
-def test_beside_xla(function):
-    """By selection, with a gather behind it, of three arrays, of a reduction; bit for bit at all levels."""
+def beside_xla(function, **flags):
+    """Compare a function with XLA, bit for bit at all levels."""
     rng = np.random.default_rng(2)
     rows = rng.integers(-9, 9, (3, 400)).astype(np.float32)
     shapes = {
@@ -219,7 +218,22 @@ def test_beside_xla(function):
     arguments = shapes[function]
     want = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arguments))]
     for level in LEVELS:
-        data = aotc.compile(jax.jit(function), *arguments, opt_level=level)
+        data = aotc.compile(jax.jit(function), *arguments, opt_level=level, **flags)
         got = aotc.load(data, threads=2).invoke("main", *arguments)
         for a, b in zip(got, want, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+FUNCTIONS = pytest.mark.parametrize("function", [wide, chosen, other_of_two, where_largest], ids=lambda f: f.__name__)
+
+
+@FUNCTIONS
+def test_beside_xla(function):
+    """By selection, with a gather behind it, of three arrays, of a reduction."""
+    beside_xla(function)
+
+
+@pytest.mark.cuda
+@FUNCTIONS
+def test_beside_xla_on_a_gpu(function):
+    beside_xla(function, target="cuda:sm_90")

@@ -110,14 +110,19 @@ def test_a_call_is_cancelled_between_tiles(threads, everywhere):
     np.testing.assert_array_equal(first, second)
 
 
+def of_any_size(function, *types):
+    """A model without JAX's assertions, which demand one row."""
+    lines = jax.export.export(jax.jit(function))(*types).mlir_module().splitlines()
+    return "\n".join(line for line in lines if "@shape_assertion" not in line).encode()
+
+
 @pytest.mark.parametrize("name", ["pooled", "rows", "sorts"])
 def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
     """One line is right for all of them; how many items there are is known when the call runs."""
     function, shapes = PROGRAMS[name]
     (n,) = jax.export.symbolic_shape("n")
     types = [jax.ShapeDtypeStruct(s, "float32") for s in ((n, *shapes[0][1:]), *shapes[1:])]
-    lines = jax.export.export(jax.jit(function))(*types).mlir_module().splitlines()
-    text = "\n".join(line for line in lines if "@shape_assertion" not in line).encode()  # which demand one row
+    text = of_any_size(function, *types)
     data = aotc.compile(text, verify_each=True, cache=False)
     assert edges(data)
     monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
@@ -131,6 +136,38 @@ def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
             for _ in range(3):
                 (got,) = module.invoke("main", *arguments)
                 np.testing.assert_array_equal(got, want)
+
+
+@pytest.fixture
+def of_any_length(everywhere, monkeypatch):
+    """A softmax of rows whose length only the call knows: parts of rows wait for the rows before them."""
+    monkeypatch.setattr(tile_edges, "begins_early", lambda *_: True)
+    shape = jax.export.symbolic_shape("n, m", constraints=["m >= 1"])
+    text = of_any_size(jax.nn.softmax, jax.ShapeDtypeStruct(shape, "float32"))
+    return lambda: aotc.compile(text, verify_each=True, cache=False)
+
+
+def test_rows_of_any_length(of_any_length, monkeypatch):
+    data = of_any_length()
+    assert {(t.over, t.halo) for t in edges(data)} == {(0, 0)}
+    monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
+    whole = aotc.load(of_any_length(), threads=1)
+    modules = [aotc.load(data, threads=threads) for threads in (1, 2, 8)]
+    rng = np.random.default_rng(0)
+    for shape in ((1, 1), (0, 9), (3, 9000), (13, 20_000), (700, 5), (1, 100_000), (64, 4097)):
+        x = rng.standard_normal(shape).astype(np.float32)
+        (want,) = whole.invoke("main", x)
+        close([want], [jax.nn.softmax(x)], factor=40)
+        for module in modules:
+            for _ in range(3):
+                np.testing.assert_array_equal(module.invoke("main", x)[0], want)
+
+
+def test_an_executor_that_knows_no_parts_of_items_is_refused(of_any_length, monkeypatch):
+    data = of_any_length()
+    monkeypatch.setattr(buffers, "PARTS_SINCE", EXECUTOR_VERSION + 1)
+    with pytest.raises(BundleError, match=f"only executors of version {EXECUTOR_VERSION + 1} and later know parts"):
+        aotc.load(data)
 
 
 def test_tiles_are_told(everywhere, tmp_path):
@@ -164,6 +201,15 @@ def test_long_rows_are_worth_it_and_small_programs_are_not():
     assert all(set(row.halos) <= set(row.after) for row in report.rows)
     for name in ("sorts", "looped"):
         assert not edges(compiled(name)[0])
+
+
+def test_parts_of_items_are_told(of_any_length, tmp_path):
+    bundle = tmp_path / "model.vmfb"
+    bundle.write_bytes(of_any_length())
+    said = CliRunner().invoke(app, ["inspect", str(bundle)]).output
+    assert "for each part of its items the same part, and a halo of 0" in " ".join(said.split())
+    halos = [row.halos for row in explain_schedule(open_bundle(bundle), sizes={"n": 8, "m": 9000}).rows]
+    assert halos == [{}, {0: 0}]
 
 
 def test_an_executor_that_knows_no_tiles_is_refused(everywhere, monkeypatch):

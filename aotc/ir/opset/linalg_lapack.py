@@ -23,6 +23,8 @@ from aotc.vmfb.dtypes import kind_of, real_of
 
 LETTERS = {"f32": "s", "f64": "d", "c64": "c", "c128": "z"}
 SVDS = frozenset({"gesdd", "gesvd"})
+BLOCK_ROUTINES = frozenset({"geqrf", "getrf", "orgqr"})
+"""What a block of a GPU's threads does too, of matrices that are not large."""
 BLOCK = 64
 NOT_FINITE = -4
 """The status of a routine that was not called because a matrix holds NaN or infinity."""

@@ -42,8 +42,8 @@ from dataclasses import dataclass
 from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
-from aotc.ir.loop_products import View, flat_place, is_in_pieces, view_of
-from aotc.ir.products.tiling import Tiling
+from aotc.ir.loop_products import View, flat_place, is_in_pieces, stripped, view_of
+from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling
 
 _TAIL = 9  # statements of a term from its score on
 
@@ -133,12 +133,12 @@ class LoopAttention:
         return flat if count and is_in_pieces(flat, *self.col, count) else None
 
 
-def attention_shared(tiling: Tiling, depth: int, width: int) -> int:
+def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
     """Return the bytes of shared memory of a block: keys and values in rows of whole pieces of 128 bytes.
 
-    Warpgroups have their queries there too, and the barriers of both rings.
+    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings.
     """
-    keys, values = -(-depth // 64) * 128, -(-width // 64) * 128
+    keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)
     if tiling.template == "attention_wgmma":
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
@@ -169,20 +169,23 @@ def read_attention(kernel: Kernel) -> LoopAttention:
             (Let() as score, *_, For(body=(Store(value=Apply(args=(_, Apply(args=(_, value))))),))),
             (Let() as mean, *epilogue),
         ):
-            loads = [_widened(x) for x in (query, key, value)]
+            loads, operands = _loads(query, key, value)
             return LoopAttention(
                 (batch.var, batch.end), (rows.var, rows.end), (terms.var, terms.end), (sum_.var, sum_.end),
-                (clear.var, clear.end), loads[0], loads[1], loads[2], loads[0].dtype, total, tuple(lets), score.value,
+                (clear.var, clear.end), loads[0], loads[1], loads[2], operands, total, tuple(lets), score.value,
                 mean, tuple(epilogue), terms.begin, top, whole, tuple(rest),
             )  # fmt: skip
     raise ValueError(f"kernel {kernel.name}: its body is not attention")
 
 
-def _widened(x: Scalar) -> Load:
-    match x:
-        case Apply(fn="convert", args=(Load() as load,)):
-            return load
-    raise ValueError(f"{x} is no operand of tensor cores")
+def _loads(*operands: Scalar) -> tuple[list[Load], str]:
+    """Return the elements of operands, and the dtype that tensor cores multiply them in."""
+    found = [stripped(x, ()) for x in operands]
+    loads = [x[0] for x in found if x is not None and isinstance(x[0], Load)]
+    kinds = {x[1] for x in found if x is not None}
+    if len(loads) != len(operands) or len(kinds) != 1:
+        raise ValueError(f"{', '.join(map(str, operands))} are no operands of tensor cores")
+    return loads, kinds.pop()
 
 
 def shared_of(kernel: Kernel) -> int:
@@ -194,4 +197,4 @@ def shared_of(kernel: Kernel) -> int:
     depth, width = found.depth[1], found.col[1]
     assert isinstance(depth, int)
     assert isinstance(width, int)
-    return attention_shared(tiling, depth, width)
+    return attention_shared(tiling, depth, width, ELEMENT_BYTES[found.operands])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1}
+"""The bytes of an element of what tensor cores multiply."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -58,6 +61,8 @@ class Tiling:
     ----------
     template : str
         ``wgmma`` or ``mma``: which instructions multiply; after ``attention_``, if the kernel is that.
+        ``wgmma_in_turn``: two warpgroups have tiles of their own, and one multiplies while the other stores.
+        ``wgmma_turned``: columns of the result are rows to the instructions, and rows columns.
     rows, cols : int
         Of the part of the result that a block of threads computes; of attention, of the part of its scores.
     stages : int
@@ -76,10 +81,26 @@ class Tiling:
     def shared(self) -> int:
         """The bytes of shared memory of a block: slices in rows of 128 bytes, and the ways in and out of them."""
         ring = self.stages * (self.rows + self.cols) * 128
-        if self.template == "wgmma":
-            return 1024 + ring + 16 * self.stages + self.rows // 16 * 2048
+        if self.is_wgmma:
+            warps = 8 if self.is_in_turn else (self.cols if self.is_turned else self.rows) // 16
+            return 1024 + ring + 16 * self.stages + warps * 2048
         warps = self.rows // 32 * max(self.cols // 64, 1)
         return 1024 + max(ring, warps * 2048)
+
+    @property
+    def is_wgmma(self) -> bool:
+        """Is it a product by warpgroups?"""
+        return self.template in ("wgmma", "wgmma_in_turn", "wgmma_turned")
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Do two warpgroups have tiles of their own?"""
+        return self.template == "wgmma_in_turn"
+
+    @property
+    def is_turned(self) -> bool:
+        """Are columns of the result rows to the instructions?"""
+        return self.template == "wgmma_turned"
 
     @property
     def is_attention(self) -> bool:

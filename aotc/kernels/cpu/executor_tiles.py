@@ -56,6 +56,7 @@ from aotc.vmfb.abi import (
     CALL_PARAMS,
     COMMAND_HEADER,
     DIMS,
+    FEW_ITEMS,
     FOLLOWERS,
     GRAIN,
     GRAPH_COMMANDS,
@@ -127,10 +128,13 @@ def may_run(node, cells, command, end, items, params):
     for n in range(tail[TILES]):
         tile = at(tail, TILED_HEADER + tail[FOLLOWERS] + TILE_WORDS * n)
         producer = at(node, node[GRAPH_HEADER + tile[TILE_PRODUCER]])
-        need = items_of(producer, params)
-        claim = claim_of(producer, need, params)
-        if end < items:
-            need = max(0, min(need, (end * tile[TILE_TIMES] + tile[TILE_PLUS]) // tile[TILE_OVER]))
+        of = items_of(producer, params)
+        claim = claim_of(producer, of, params)
+        need = of
+        if end < items and tile[TILE_OVER] > 0:
+            need = max(0, min(of, (end * tile[TILE_TIMES] + tile[TILE_PLUS]) // tile[TILE_OVER]))
+        elif end < items < FEW_ITEMS and of < FEW_ITEMS:
+            need = min(of, (end * of + items - 1) // items + tile[TILE_PLUS])
         bits = bits_of(cells, node[GRAPH_COMMANDS], tile[TILE_PRODUCER])
         if not have_ended(bits, (need + claim - 1) // claim):
             return False

@@ -12,12 +12,12 @@ from aotc.diagnostics import UNKNOWN, CompileError
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels.cuda.emit import block_threads
+from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.nvvm import driver_of
 from aotc.kernels.cuda.shared_memory import block_launch, taken
 from aotc.kernels.cuda.templates.launches import template_launch
 from aotc.kernels.interface import interface, seal
-from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.workers.objects import compile_texts, kernel_requests, name_kernels
 from aotc.options import Options
 from aotc.targets import Target
@@ -135,7 +135,9 @@ def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]
         threads, entry = template_launch(kernel)
         return threads, 1, entry
     threads = block_threads(kernel)
-    return (threads, 1, block_launch(kernel, target)) if threads else (FLAT_THREADS, FLAT_THREADS, {})
+    if threads:
+        return threads, 1, block_launch(kernel, target)
+    return flat_threads(kernel), flat_threads(kernel), {}
 
 
 def _need_packages(target: Target) -> None:

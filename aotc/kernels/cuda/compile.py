@@ -13,6 +13,7 @@ from aotc.kernels.cuda import nvvm
 from aotc.kernels.cuda.device_function import functions_text
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter, block_threads
+from aotc.kernels.cuda.flat import flat_threads
 from aotc.kernels.cuda.image import Image
 from aotc.kernels.cuda.link import link
 from aotc.kernels.cuda.shell import BODY, shell_text
@@ -20,7 +21,6 @@ from aotc.kernels.cuda.templates.texts import template_texts
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.rare_calls import define_scalars
-from aotc.kernels.limits import FLAT_THREADS
 from aotc.kernels.llvm_types import KernelModule
 from aotc.targets import Target
 
@@ -40,7 +40,7 @@ def kernel_texts(kernel: Kernel, target: Target) -> list[str]:
         return [*texts, functions_text(functions, kernel, target)]
     threads = block_threads(kernel)
     pointers = len(kernel.inputs) + len(kernel.outputs)
-    shell = shell_text(kernel.name, threads > 0, pointers, len(kernel.dims), threads or FLAT_THREADS)
+    shell = shell_text(kernel.name, threads > 0, pointers, len(kernel.dims), threads or flat_threads(kernel))
     return [shell, body_text(kernel, target)]
 
 

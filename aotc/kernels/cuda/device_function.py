@@ -5,18 +5,20 @@ A function has the parameters of its kernel, a pointer to each buffer and each d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import Kernel, Scalar, Stmt
+from aotc.ir.dims import static
+from aotc.ir.loop_ir import Kernel, Let, Load, Scalar, Stmt, Var
 from aotc.kernels.cuda.dialect import nvvm_text
 from aotc.kernels.cuda.emit import CudaEmitter
+from aotc.kernels.cuda.lanes import LoopLane
 from aotc.kernels.cuda.tile import emit_tile
 from aotc.kernels.emit.metadata import Metadata
 from aotc.kernels.emit.rare_calls import define_scalars
-from aotc.kernels.llvm_types import KernelModule, register_type
+from aotc.kernels.llvm_types import KernelModule, Register, register_type
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
 
@@ -35,36 +37,118 @@ class DeviceFunction:
         What it returns, in a register of its dtype.
     body : tuple of Stmt
         What is done before.
+    vectors : tuple of (str, str, int)
+        Parameters that come after the others: name, dtype and count of registers, which are loaded as elements of a
+        buffer of that name.
     """
 
     name: str
     parameters: tuple[tuple[str, str], ...]
     value: Scalar
     body: tuple[Stmt, ...] = ()
+    vectors: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def types(self) -> list[ir.Type]:
+        """The registers of its own parameters."""
+        vectors = [register_type(dtype) for _, dtype, count in self.vectors for _ in range(count)]
+        return [*(register_type(dtype) for _, dtype in self.parameters), *vectors]
+
+    @property
+    def result(self) -> ir.Type:
+        """The register of its value."""
+        return register_type(self.value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFunction:
+    """Elements of buffers, side by side where the index called ``lane`` makes them so.
+
+    Attributes
+    ----------
+    name, parameters
+        As :class:`DeviceFunction` has them.
+    loads : tuple of (Load, int)
+        What it returns, one after the other: each for so many lanes.
+    lane : str
+        What the lane is called in their indices.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, str], ...]
+    loads: tuple[tuple[Load, int], ...]
+    lane: str
+
+    @property
+    def types(self) -> list[ir.Type]:
+        """The registers of its own parameters."""
+        return [register_type(dtype) for _, dtype in self.parameters]
+
+    @property
+    def result(self) -> ir.Type:
+        """The registers of what it loads."""
+        return held_type((load.dtype, count) for load, count in self.loads)
+
+
+def held_type(held: Iterable[tuple[str, int]]) -> ir.LiteralStructType:
+    """Return the type of so many registers of each dtype, one after the other."""
+    return ir.LiteralStructType([register_type(dtype) for dtype, count in held for _ in range(count)])
 
 
 class _FunctionEmitter(CudaEmitter):
     """Emits a value in place of a kernel's statements."""
 
-    def returned(self, function: DeviceFunction) -> ir.Value:
-        """Return the register of the function's value."""
+    _vectors: dict[str, list[ir.Value]] = {}  # noqa: RUF012  # replaced, never changed
+
+    def returned(self, function: DeviceFunction | LoadFunction) -> ir.Value:
+        """Return the register of the function's value, or of all values."""
         self._parts, self._count, self._inside = set(), 0, False
         self._metadata = Metadata(self.builder.module, self.kernel, self.target, ())
-        for (name, dtype), register in zip(function.parameters, self.bind_kernel(), strict=True):
-            self._scalars[-1][name] = register
+        given = iter(self.bind_kernel())
+        for name, dtype in function.parameters:
+            self._scalars[-1][name] = register = next(given)
             if DTYPES[dtype].kind in "iu":
                 self._indices.bind(name, register)
+        if isinstance(function, LoadFunction):
+            return self._loaded(function)
+        self._vectors = {name: [next(given) for _ in range(count)] for name, _, count in function.vectors}
         for stmt in function.body:
             self._statement(stmt)
         return self.scalar(function.value)
 
+    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
+        if isinstance(node, Load) and node.buffer.name in self._vectors:
+            return self._vectors[node.buffer.name][static(self._indices.fold(node.index[0]))]
+        return super()._node(node, done)
 
-def functions_text(functions: Sequence[DeviceFunction], kernel: Kernel, target: Target) -> str:
+    def _loaded(self, function: LoadFunction) -> ir.Value:
+        """Load all, and return them as one structure."""
+        found: ir.Value = ir.Constant(function.result, ir.Undefined)
+        place = 0
+        for load, count in function.loads:
+            for register in self._lanes_of(load, function.lane, count):
+                found = self.builder.insert_value(found, register, place)
+                place += 1
+        return found
+
+    def _lanes_of(self, load: Load, var: str, count: int) -> list[Register]:
+        if count == 1:
+            return [self.scalar(load)]
+        lanes = [LoopLane(n) for n in range(count)]
+        held = self._load_neighbours(Let(Var("", load.dtype), load), var, lanes, {var})
+        found = []
+        for lane, registers in zip(lanes, held, strict=True):
+            self._enter(var, lane, registers)
+            found.append(self.scalar(load))
+            self._leave(var, lane)
+        return found
+
+
+def functions_text(functions: Sequence[DeviceFunction | LoadFunction], kernel: Kernel, target: Target) -> str:
     """Return the IR of functions that belong to ``kernel``."""
     module = KernelModule(kernel.name, target)
     for function in functions:
-        own = [register_type(dtype) for _, dtype in function.parameters]
-        kind = ir.FunctionType(register_type(function.value.dtype), [*CudaEmitter.parameters(kernel)[:-1], *own])
+        kind = ir.FunctionType(function.result, [*CudaEmitter.parameters(kernel)[:-1], *function.types])
         made = ir.Function(module, kind, function.name)
         made.linkage = "linkonce_odr"
         made.attributes.add("alwaysinline")

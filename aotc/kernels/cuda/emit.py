@@ -2,7 +2,8 @@
 
 A kernel has one of two shapes. Flat: one thread runs one item of the grid. Block:
 if the body has loops of kind ``thread``, a block of threads runs one item; all
-statements outside of those loops are run by every thread.
+statements outside of those loops are run by every thread. One with barriers of the
+whole grid has one item, which all blocks run, sharing loops of kind ``blocks``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, Kernel, Shuffle, Stmt, Store, WarpMatch, walk
+from aotc.ir.loop_ir import Barrier, Buffer, For, GridBarrier, Kernel, Shuffle, Stmt, Store, WarpMatch, walk
 from aotc.ir.loop_scratch import bytes_of
+from aotc.kernels.cuda.grid_barrier import BLOCK_BARRIER, meet_all, special
 from aotc.kernels.cuda.lanes import LanesEmitter
 from aotc.kernels.cuda.narrow_index import NarrowIndices
 from aotc.kernels.cuda.shared_memory import place_shared
 from aotc.kernels.cuda.shuffle import exchanged, matched, meet
 from aotc.kernels.formulas.llvm_values import call_intrinsic
-from aotc.kernels.llvm_types import I32, I64, PTR, VOID, memory_type
+from aotc.kernels.llvm_types import I64, PTR, VOID, memory_type
 from aotc.vmfb.dtypes import DTYPES, kind_of, size_of
-
-BARRIER = "llvm.nvvm.barrier0"
 
 
 def block_threads(kernel: Kernel) -> int:
@@ -89,10 +89,14 @@ class CudaEmitter(LanesEmitter):
         match stmt:
             case For(kind="thread"):
                 self._threads(stmt)
+            case For(kind="blocks"):
+                self._blocks(stmt)
+            case GridBarrier(counter=counter):
+                meet_all(self.builder, self._pointers[counter.name])
             case Barrier(warp=True):
                 meet(self.builder)
             case Barrier():
-                call_intrinsic(self.builder, BARRIER, VOID, [])
+                call_intrinsic(self.builder, BLOCK_BARRIER, VOID, [])
             case Shuffle(to=to, source=source, mask=mask):
                 self._shuffle(to, source, mask)
             case WarpMatch(to=to, source=source, bits=bits):
@@ -113,7 +117,7 @@ class CudaEmitter(LanesEmitter):
     def _threads(self, loop: For) -> None:
         """Run the iterations of a loop on the threads of the block: there are at most as many."""
         builder = self.builder
-        thread = call_intrinsic(builder, "llvm.nvvm.read.ptx.sreg.tid.x", I32, [])
+        thread = special(builder, "tid.x")
         first = builder.add(self._indices.emit(loop.begin), builder.zext(thread, I64), flags=("nsw",))
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         if (loop.begin, loop.end) == (0, self._count):
@@ -128,6 +132,26 @@ class CudaEmitter(LanesEmitter):
         self._inside = False
         self._indices.pop()
         builder.branch(after)
+        builder.position_at_end(after)
+
+    def _blocks(self, loop: For) -> None:
+        """Run every so many iterations of a loop in each block of the launch."""
+        builder = self.builder
+        own, count = (builder.zext(special(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
+        begin = builder.add(self._indices.emit(loop.begin), own, flags=("nsw",))
+        end, before = self._indices.emit(loop.end), builder.block
+        body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
+        builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
+        builder.position_at_end(body)
+        variable = builder.phi(I64, name=loop.var)
+        variable.add_incoming(begin, before)
+        self._indices.push()
+        self._indices.bind(loop.var, variable)
+        self._block(loop.body)
+        self._indices.pop()
+        following = builder.add(variable, count, flags=("nsw",))
+        variable.add_incoming(following, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, end), body, after)
         builder.position_at_end(after)
 
     def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:

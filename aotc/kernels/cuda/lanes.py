@@ -29,7 +29,7 @@ from aotc.vmfb.dtypes import DTYPES
 
 
 @dataclass(slots=True)
-class _Lane:
+class LoopLane:
     """One iteration: the value of the loop's variable, and what its statements have named."""
 
     number: int
@@ -55,7 +55,7 @@ class LanesEmitter(BodyEmitter):
 
     def _lanes(self, loop: For) -> None:
         begin, end = static(self._indices.fold(loop.begin)), static(self._indices.fold(loop.end))
-        lanes = [_Lane(number) for number in range(begin, end, loop.step)]
+        lanes = [LoopLane(number) for number in range(begin, end, loop.step)]
         varying = {loop.var}
         written = {s.buffer.name for s in loop.body if isinstance(s, Store)}
         self._indices.push()
@@ -77,20 +77,20 @@ class LanesEmitter(BodyEmitter):
         self._scalars.pop()
         self._indices.pop()
 
-    def _enter(self, var: str, lane: _Lane, held: dict[int, Register]) -> None:
+    def _enter(self, var: str, lane: LoopLane, held: dict[int, Register]) -> None:
         self._indices.bind_number(var, lane.number)
         self._indices.push(lane.frame)
         self._scalars.append(lane.scalars)
         self._held = held
 
-    def _leave(self, var: str, lane: _Lane) -> None:
+    def _leave(self, var: str, lane: LoopLane) -> None:
         self._held = {}
         self._scalars.pop()
         self._indices.pop()
         self._indices.unbind_number(var)
 
     def _store_lanes(
-        self, stmt: Store, var: str, lanes: Sequence[_Lane], held: Sequence[dict[int, Register]], varying: set[str]
+        self, stmt: Store, var: str, lanes: Sequence[LoopLane], held: Sequence[dict[int, Register]], varying: set[str]
     ) -> None:
         """Compute all values before the first is stored."""
         values: list[Register] = []
@@ -117,7 +117,7 @@ class LanesEmitter(BodyEmitter):
         return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
 
     def _load_neighbours(
-        self, stmt: Stmt, var: str, lanes: Sequence[_Lane], varying: set[str]
+        self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], varying: set[str]
     ) -> list[dict[int, Register]]:
         """Load what the lanes read side by side, and return the registers of each lane."""
         held: list[dict[int, Register]] = [{} for _ in lanes]
@@ -141,7 +141,7 @@ class LanesEmitter(BodyEmitter):
         return [memory.decode(self.builder, x, buffer.dtype) for x in raw]
 
     def _flats(
-        self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[_Lane], unknown: set[str]
+        self, buffer: Buffer, index: tuple[Dim, ...], var: str, lanes: Sequence[LoopLane], unknown: set[str]
     ) -> list[Dim]:
         """Return which element each lane touches, or nothing where that depends on what the lane computes."""
         flat = flat_index(buffer, index)

@@ -11,7 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from aotc.ir.loop_ir import Alloc, Buffer, Kernel, walk
+from aotc.ir.dims import static
+from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, needs_grid, walk
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.interface import size_entry
 from aotc.kernels.llvm_types import PTR
@@ -69,8 +70,15 @@ def taken(found: Mapping[str, int], threads: int, asked: int, target: Target) ->
 
 
 def block_launch(kernel: Kernel, target: Target) -> Mapping[str, Any]:
-    """Return what the manifest says of the launch of a kernel whose blocks run an item each; nothing if that is all."""
+    """Return what the manifest says of the launch of a kernel whose blocks run an item each; nothing if that is all.
+
+    One that all blocks run together has a block for each multiprocessor at most, so that all are there at once.
+    """
     shared = asked_shared(kernel, target)
+    if needs_grid(kernel):
+        count = max(static(s.end) for s in walk(kernel.body) if isinstance(s, For) and s.kind == "blocks")
+        row = {"blocks": [count, 1, 1], "resident": 1, "cluster": [1, 1, 1], "shared": shared, "maps": []}
+        return {**row, "cooperative": True}
     if not shared:
         return {}
     numbers = {name: n for n, name in enumerate(kernel.dims)}

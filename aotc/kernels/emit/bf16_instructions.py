@@ -1,7 +1,7 @@
 """What NVIDIA's GPUs compute of bf16 with an instruction or two, in f32 registers, and the CPU by formulas of f32.
 
-Each is good to 11 bits at least where bf16 has 8, so a result differs from the rounded exact one by one place at most,
-and seldom; a quotient never does.
+Each of :data:`BF16` is good to 11 bits at least where bf16 has 8, so a result differs from the rounded exact one by one
+place at most, and seldom; a quotient never does. Those of :data:`ROUNDED` are the rounded exact ones.
 """
 
 from __future__ import annotations
@@ -45,6 +45,31 @@ def _logistic(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     whole = _one("rcp.approx.f32")(b, b.fadd(power, ir.Constant(F32, 1.0)))
     return b.select(b.fcmp_ordered("<", x, ir.Constant(F32, 0.0)), b.fmul(power, whole), whole)
 
+
+def _fused(number: str, operands: str) -> Emit:
+    """Return what computes a sum or a product as ``fma`` of ``operands``, one of which is a ``number``.
+
+    f32 rounded afterwards has the same bits for twice the instructions: it holds any product of bf16, and what it
+    loses of a sum moves none across the middle of two bf16. A register's upper half is the operand.
+    """
+    text = (
+        f"{{.reg .b16 low, x, y, c; mov.b32 {{low, x}}, $1; mov.b32 {{low, y}}, $2; mov.b16 c, {number}; "
+        f"fma.rn.bf16 x, {operands}; mov.b16 low, 0; mov.b32 $0, {{low, x}};}}"
+    )
+    kind = ir.FunctionType(I32, [I32, I32])
+
+    def emit(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+        raw = b.asm(kind, text, "=r,r,r", [b.bitcast(v, I32) for v in (x, y)], side_effect=False)
+        return b.bitcast(raw, F32)
+
+    return emit
+
+
+ROUNDED: dict[str, Emit] = {
+    "add": _fused("0x3F80", "x, c, y"),  # 1
+    "mul": _fused("0x8000", "x, y, c"),  # -0, to which also -0 may be added
+    "sub": _fused("0xBF80", "y, c, x"),  # -1
+}
 
 BF16: dict[str, Emit] = {
     "div": _one("div.full.f32"),

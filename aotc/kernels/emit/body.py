@@ -20,6 +20,7 @@ from aotc.ir.loop_ir import (
     Const,
     ExternalCall,
     For,
+    GridBarrier,
     If,
     Index,
     Kernel,
@@ -265,7 +266,7 @@ class BodyEmitter:
                     self._polls.ask(self._heap)
                 places = [self._element(buffer, index) for buffer, index in args]
                 library.call(self.builder, function, places, sum(is_letter(b) for b, _ in args))
-            case Barrier() | Shuffle() | WarpMatch():
+            case Barrier() | GridBarrier() | Shuffle() | WarpMatch():
                 raise InternalError("kernels: a CPU kernel has no threads to wait for")
 
     def _let(self, var: Var, value: Register) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from aotc.kernels.emit import functions
-from aotc.kernels.emit.bf16_instructions import BF16
+from aotc.kernels.emit.bf16_instructions import BF16, ROUNDED
 from aotc.kernels.emit.convert import round_to
 from aotc.kernels.emit.memory import decode, encode
 from aotc.kernels.formulas.llvm_values import call_intrinsic, intrinsic, suffix
@@ -84,7 +84,10 @@ def apply(builder: ir.IRBuilder, fn: str, args: list[ir.Value], dtype: str, resu
     """Emit the scalar op ``fn`` on floats of ``dtype``, of 16 bits or more."""
     if fn == "next_after":
         return _next_after(builder, args[0], args[1], dtype)
-    short = BF16.get(fn) if dtype == "bf16" and has_bf16(builder) else None
+    has_short = dtype == "bf16" and has_bf16(builder)
+    if has_short and fn in ROUNDED and result == dtype:
+        return ROUNDED[fn](builder, *args)
+    short = BF16.get(fn) if has_short else None
     emit = short or FLOATS.get(fn)
     value = emit(builder, *args) if emit else functions.call(builder, fn, args)
     if value.type == I1 or result in ("f32", "f64") or fn in PICKS:

@@ -90,7 +90,7 @@ def tanh(m: Any, x: Any) -> Any:
     p = polynomial(m, s, (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
                           1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03))  # fmt: skip
     q = polynomial(m, s, (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03))
-    r = m.select(m.abs(x) > limits.TANH_ONE[0], m.copysign(m.const(1.0), x), y * p / q)
+    r = m.select(m.abs(x) > limits.TANH_ONE[0], m.copysign(m.const(1.0), x), m.ratio(y * p, q))
     r = m.select(m.abs(x) < limits.TANH_LINEAR, x, r)
     return m.select(x != x, x, r)
 

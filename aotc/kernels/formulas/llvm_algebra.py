@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from aotc.kernels.formulas.llvm_values import ScalarValue, call_intrinsic
 from aotc.kernels.formulas.software_fma import fma32, fma64
-from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, lacks
+from aotc.kernels.llvm_types import F32, F64, I1, I32, I64, has_reciprocals, lacks
 
 
 class Algebra:
@@ -52,6 +52,20 @@ class Algebra:
     def multiply_add(self, a: ScalarValue, b: ScalarValue, c: ScalarValue) -> ScalarValue:
         """Return ``a * b + c`` with one rounding where the machine has such an instruction, else with two."""
         return a * b + c if lacks(self.builder, "fma") else self.fma(a, b, c)
+
+    def ratio(self, a: ScalarValue, b: ScalarValue) -> ScalarValue:
+        """Return the rounded ``a / b`` of numbers far from the ends of their range.
+
+        A GPU's division asks whether they are, by a branch, and what is divided beside it waits for that.
+        """
+        if self.bits == 64 or not has_reciprocals(self.builder):
+            return a / b
+        kind = ir.FunctionType(F32, [F32])
+        near = self._wrap(self.builder.asm(kind, "rcp.approx.ftz.f32 $0, $1;", "=f,f", [b.raw], side_effect=False))
+        near = self.fma(near, self.fma(-b, near, 1.0), near)
+        found = a * near
+        found = self.fma(self.fma(-b, found, a), near, found)
+        return self.fma(self.fma(-b, found, a), near, found)
 
     def rint(self, x: ScalarValue) -> ScalarValue:
         """Round to the nearest integer, ties to even."""

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from aotc.ir.opset import MOVES
-from aotc.ir.tensor_ir import Op, Value
+from aotc.ir.tensor_ir import Op, Region, Value, walk
 from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
+
+
+def constants_in(*regions: Region) -> dict[Value, Op]:
+    """Return the constants of regions, and of those inside, by what they make."""
+    return {op.result: op for region in regions for op in walk(region) if op.name == "constant"}
 
 
 def constant_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:

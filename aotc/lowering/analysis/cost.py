@@ -16,9 +16,10 @@ from aotc.lowering.analysis.costs import (
     table_attention,
     table_gpu,
     table_gpu_memory,
+    table_loops,
     table_products,
     work,
-)
+)  # fmt: skip
 from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit, rows_in
 
 # fmt: off
@@ -355,10 +356,6 @@ LOOP_TURNS = Limit(
     "loop_turns", 1 << 12, "iterations that a kernel of a GPU does without anyone looking who may end them",
     "chosen, not measured: some milliseconds at a microsecond each",
 )
-LOOP_OWN_FLOPS = Limit(
-    "loop_own_flops", 256, "operations of a kernel with few results that each thread of such a block does by itself",
-    "chosen, not measured: a barrier takes as long as some ten of them",
-)
 ORDER_WORKERS = BlockSize(
     "order_workers", 4, "workers by which orders of a graph's commands are compared",
     "chosen, not measured: with one all orders end at the same time, with many there is no order",
@@ -396,5 +393,5 @@ OVERLAP_PERCENT = Limit(
     "chosen, not measured: below, the estimates say little",
 )
 
-_TABLES = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_products, work)
+_TABLES = (table_algorithms, table_attention, table_gpu, table_gpu_memory, table_loops, table_products, work)
 ROWS = (*rows_in(globals()), *(row for table in _TABLES for row in table.ROWS))

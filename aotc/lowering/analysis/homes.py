@@ -1,4 +1,4 @@
-"""For which target an op is compiled: that of its device if the model names one."""
+"""For which target an op is compiled: that of its device if the model names one, with no more than the limits allow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from aotc.targets import Target, resolve
 
 def homes_of(module: Module, options: Options) -> tuple[Callable[[Op], Target], frozenset[str]]:
     """Return what tells an op's target, the first one of ``options`` where no device is named, and all their kinds."""
-    first = resolve(options.target)[0]
-    known = {name: resolve(target)[0] for name, target in options.devices.items()}
+
+    def limited(target: str) -> Target:
+        return resolve(target)[0].limited(options.stack_limit, options.shared_memory_limit)
+
+    first = limited(options.target)
+    known = {name: limited(target) for name, target in options.devices.items()}
     homes: dict[Value, Target] = {}
     for on in (op for f in module.functions.values() for op in walk(f.body) if op.name == "on"):
         target = known.get(on.attrs["device"], first)

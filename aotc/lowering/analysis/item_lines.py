@@ -43,17 +43,18 @@ class ItemLines:
     ----------
     firsts, ends : tuple of Lines
         Of each buffer, inputs first: nowhere above the first byte of an access, and nowhere below its end.
-    part : int
-        The largest number by which the kernel divides the number of an item: as many may go through a row together.
+    parts : tuple of Dim
+        The largest number by which the kernel divides the number of an item, and the expression by which it does if
+        there is one: as many may go through a row together.
     """
 
-    group: int
+    group: Dim
     firsts: tuple[Lines, ...]
     ends: tuple[Lines, ...]
-    part: int
+    parts: tuple[Dim, ...]
 
 
-def item_lines(kernel: Kernel, group: int = 1) -> ItemLines:
+def item_lines(kernel: Kernel, group: Dim = 1) -> ItemLines:
     """Return the lines of a kernel over the number of ``group`` items."""
     buffers = (*kernel.inputs, *kernel.outputs)
     walker = _LineWalker({b.name: set() for b in buffers}, frozenset({*kernel.dims, ITEM}), group)
@@ -61,7 +62,7 @@ def item_lines(kernel: Kernel, group: int = 1) -> ItemLines:
     sizes = {b.name: size_of(b.dtype) for b in buffers}
     firsts = (_outermost((_line(first, sizes[b.name]) for first, _ in walker.found[b.name]), -1) for b in buffers)
     ends = (_outermost((_line(last, sizes[b.name], 1) for _, last in walker.found[b.name]), 1) for b in buffers)
-    return ItemLines(group, tuple(firsts), tuple(ends), max(walker.parts))
+    return ItemLines(group, tuple(firsts), tuple(ends), walker.groups())
 
 
 def _outermost(lines: Iterable[ItemLine | None], sign: int) -> Lines:
@@ -117,8 +118,14 @@ class _Lines:
 class _LineWalker(AccessWalker[_Lines]):
     found: dict[str, set[Ends]]
     sizes: frozenset[str]
-    group: int
-    parts: set[int] = field(default_factory=lambda: {1})
+    group: Dim
+    parts: set[Dim] = field(default_factory=set)
+
+    def groups(self) -> tuple[Dim, ...]:
+        """Return the numbers of items that may go through a row together."""
+        wide = [part for part in self.parts if isinstance(part, Expr)]
+        most = max((part for part in self.parts if isinstance(part, int)), default=1)
+        return (most, *(wide if len(wide) == 1 else ()))
 
     def named(self, name: str, e: Dim, scope: _Lines) -> _Lines:
         return _Lines({**scope.equal, name: substitute(e, scope.equal)}, scope.ends)
@@ -142,16 +149,24 @@ class _LineWalker(AccessWalker[_Lines]):
             self.found[buffer.name].add(ends)
 
     def element(self, buffer: Buffer, index: tuple[Dim, ...], scope: _Lines) -> None:
-        """Note an element: dims whose index is not known count whole, the others join to its number."""
+        """Note an element: dims whose index is not known count whole, the others join to its number.
+
+        So do those whose index stays where it is from group to group, if only a call knows how many items that is.
+        """
         if buffer.name not in self.found:
             return
         least: Dim = 0
         most: Dim = 0
         for e, dim in zip(index, buffer.shape, strict=True):
             here = substitute(e, scope.equal)
-            least = least * dim + (0 if self.end(here, scope, -1) is None else here)
-            most = most * dim + (dim - 1 if self.end(here, scope, 1) is None else here)
+            least = least * dim + (0 if self.is_whole(here, scope, -1) else here)
+            most = most * dim + (dim - 1 if self.is_whole(here, scope, 1) else here)
         self.note(buffer, (self.end(least, scope, -1), self.end(most, scope, 1)))
+
+    def is_whole(self, index: Dim, scope: _Lines, sign: int) -> bool:
+        """Is the whole of a dim the best that is known of an index?"""
+        end = self.end(index, scope, sign)
+        return end is None or (isinstance(self.group, Expr) and not _has_item(end))
 
     def run(self, buffer: Buffer, base: Dim, levels: Levels, scope: _Lines) -> None:
         if buffer.name not in self.found:
@@ -198,7 +213,7 @@ class _LineWalker(AccessWalker[_Lines]):
             return _alone(atom) if atom.name in self.sizes else None
         if self.is_fixed(atom):
             return _alone(atom)
-        if isinstance(atom.b, int) and atom.fn in ("//", "%") and _has_item(atom.a):
+        if atom.fn in ("//", "%") and _has_item(atom.a):
             self.parts.add(atom.b)
         match atom:
             case Call("//", a, b) if {s.name for s in symbols(b)} <= self.sizes - {ITEM}:

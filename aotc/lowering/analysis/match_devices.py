@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from aotc.ir.opset import CONTROL_FLOW, INLINE
 from aotc.ir.tensor_ir import Function, Op, Value, captured, walk
+from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.costs.devices import PLACED_NS, move_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.model import Costs
 from aotc.targets import Target
@@ -49,6 +50,7 @@ class _Matcher:
     busy: dict[str, float] = field(default_factory=dict)  # until when
 
     def __post_init__(self) -> None:
+        self.constants = constants_in(self.function.body)
         said = self.function.attrs.get("affinity", {}).get("arguments") or [""] * len(self.function.body.params)
         self.homes = {v: device for v, device in zip(self.function.body.params, said, strict=True) if device}
         roots: dict[Value, frozenset[Op | Value]] = {v: frozenset([v]) for v in self.homes}
@@ -76,11 +78,14 @@ class _Matcher:
         if op.name in INLINE or op.name == "transfer":
             return False
         moves = any(inner.name == "transfer" for r in op.regions for inner in walk(r))
-        cheapest = min(self.costs.of_op(op, target, device) for device, target in self.targets.items())
+        cheapest = min(self._time(op, device) for device in self.targets)
         return not moves and not PLACED_NS.holds(int(cheapest))
 
     def _mean(self, op: Op) -> float:
-        return sum(self.costs.of_op(op, target, device) for device, target in self.targets.items()) / len(self.targets)
+        return sum(self._time(op, device) for device in self.targets) / len(self.targets)
+
+    def _time(self, op: Op, device: str) -> float:
+        return self.costs.of_op(op, self.targets[device], device, self.constants)
 
     def rank(self, op: Op) -> float:
         """Return the longest way from ``op`` to the end."""
@@ -96,7 +101,7 @@ class _Matcher:
 
     def _end(self, op: Op, device: str) -> float:
         begin = max(self.busy.get(device, 0.0), *self._arrivals(op, device), 0.0)
-        return begin + self.costs.of_op(op, self.targets[device], device)
+        return begin + self._time(op, device)
 
     def _arrivals(self, op: Op, device: str) -> Iterable[float]:
         for root, bytes_ in self.reads[op]:

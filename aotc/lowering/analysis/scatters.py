@@ -25,9 +25,22 @@ def is_atomic(op: Op) -> bool:
     return combiner(op) in ATOMIC and op.results[0].type.dtype in ATOMIC_DTYPES
 
 
+def is_in_runs(op: Op) -> bool:
+    """Are all updates to a row, which are whole rows, next to each other?"""
+    a, n = op.attrs, op.attrs["inputs"]
+    indices, update = op.operands[n].type, op.operands[n + 1].type
+    return (
+        bool(a["indices_are_sorted"])
+        and not a["input_batching_dims"]
+        and tuple(a["inserted_window_dims"]) == tuple(a["scatter_dims_to_operand_dims"]) == (0,)
+        and tuple(a["update_window_dims"]) == tuple(range(1, update.rank))
+        and indices.rank == a["index_vector_dim"] == 1
+    )
+
+
 def is_side_by_side(op: Op) -> bool:
-    """Does a GPU apply the updates of a scatter at the same time, a thread for each element of them?"""
-    return op.name == "scatter" and (is_apart(op) or is_atomic(op))
+    """Does a GPU apply the updates of a scatter at the same time, a thread for each element of them or of a run?"""
+    return op.name == "scatter" and (is_apart(op) or is_atomic(op) or is_in_runs(op))
 
 
 def overwrites(op: Op) -> bool:

@@ -99,18 +99,18 @@ def _key(op: Op, region: Region, makers: Mapping[Value, Op]) -> SortKey | None:
 
 def _sides(value: Value, region: Region, makers: Mapping[Value, Op]) -> set[int]:
     """Return which elements of the pairs ``value`` depends on."""
-    number = {p: n % 2 for n, p in enumerate(region.params)}
-    found: set[int] = set()
-    stack, seen = [value], set()
+    needed = behind(value, makers)
+    return {n % 2 for n, p in enumerate(region.params) if p in needed}
+
+
+def behind(value: Value, makers: Mapping[Value, Op]) -> set[Value]:
+    """Return ``value`` and all that it is computed from."""
+    stack, found = [value], {value}
     while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        if v in number:
-            found.add(number[v])
-        elif v in makers:
-            stack += makers[v].operands
+        if (op := makers.get(stack.pop())) is not None:
+            more = set(op.operands) - found
+            found |= more
+            stack += more
     return found
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from aotc.ir.opset import ORDERINGS
 from aotc.ir.tensor_ir import Function, Op, Region, Value
+from aotc.lowering.analysis.costs.work import turns_or_guess
+from aotc.vmfb.dtypes import to_numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
         What dispatches call.
     """
     condition, body = op.regions
-    reader = _Reader(constants, functions)
+    reader = _Reader(op, constants, functions)
     compared = reader.compared(condition.results[0], condition, {})
     if compared is None:
         return None
@@ -42,7 +46,18 @@ def trip_count(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Fu
     begin = reader.outside(op.operands[left.carried])
     if step is None or step.carried != left.carried or begin is None:
         return None
-    return _turns(relation, begin.constant + left.constant, right.constant, step.constant)
+    turns = _turns(relation, begin.constant + left.constant, right.constant, step.constant)
+    if turns is None:
+        return None
+    last = begin.constant + turns * step.constant
+    kept = np.iinfo(to_numpy(op.operands[left.carried].type.dtype))
+    held = [n + m for n in (begin.constant, last) for m in (0, left.constant)]
+    return turns if all(kept.min <= n <= kept.max for n in held) else None  # else it begins anew
+
+
+def expected_turns(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> int:
+    """Return how often a ``while`` turns, a guess where :func:`trip_count` does not know."""
+    return turns_or_guess(trip_count(op, constants, functions))
 
 
 def _turns(relation: str, begin: int, end: int, step: int) -> int | None:
@@ -71,6 +86,7 @@ def _turned(relation: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
+    loop: Op
     constants: Mapping[Value, Op]
     functions: Mapping[str, Function]
 
@@ -79,7 +95,11 @@ class _Reader:
         return _integer(self.constants[v]) if v in self.constants else None
 
     def params(self, region: Region) -> dict[Value, _Affine | None]:
-        return {v: _Affine(n, 0) for n, v in enumerate(region.params)}
+        """Return what the params of a region of the loop are: what no turn changes may be known."""
+        body = self.loop.regions[1]
+        rows = enumerate(zip(region.params, body.params, body.results, self.loop.operands, strict=True))
+        kept = {n: self.outside(begin) for n, (_, old, new, begin) in rows if new is old}
+        return {v: kept.get(n) or _Affine(n, 0) for n, v in enumerate(region.params)}
 
     def compared(
         self, v: Value, region: Region, known: Mapping[Value, _Affine | None]

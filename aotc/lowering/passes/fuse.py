@@ -9,8 +9,9 @@ After::
 
 Ops are visited in order; each joins the latest region that makes one of its
 operands if the region's iteration space reaches it (``anchors``) and no cycle
-arises, else it opens a region. Movement ops are copied into whoever reads them.
-Then loop regions with a single reader are absorbed by it (``absorb``). Kinds of region:
+arises, else it opens a region; of loops, one that nothing else reads comes last. Movement
+ops are copied into whoever reads them. Then loop regions with a single reader are absorbed
+by it (``absorb``). Kinds of region:
 ``loop``, ``row`` (reductions over trailing axes, several stages), ``reduce``
 (over leading axes), ``window``, ``contract`` (a product with its epilogue) and
 ``single`` (an op with its own lowering).
@@ -43,9 +44,9 @@ from aotc.vmfb.dtypes import size_of
 UPDATE = "dynamic_update_slice"
 
 
-def is_update(op: Op, kind: str) -> bool:
+def is_update(op: Op, kind: str, level: int) -> bool:
     """Does ``op`` write part of an array from values that it may compute itself, on a target of this kind?"""
-    return op.name == UPDATE or (kind == "cuda" and is_side_by_side(op))
+    return level > 0 and (op.name == UPDATE or (kind == "cuda" and is_side_by_side(op)))
 
 
 def fuse(module: Module, options: Options) -> Module:
@@ -65,15 +66,16 @@ def fuse_recorded(module: Module, options: Options, record: FusionRecord) -> Mod
 
 
 def needs_buffer(
-    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews, kind: str
-) -> set[Value]:
+    ops: Iterable[Op], results: Iterable[Value], makers: Mapping[Value, Op], viewed: ProductViews, kind: str,
+    level: int,
+) -> set[Value]:  # fmt: skip
     """Return the values that must exist in memory because of who reads them; products read ``viewed`` as they lie.
 
-    ``kind`` is that of the target.
+    ``kind`` is that of the target, ``level`` that of optimization.
     """
     needed: set[Value] = {*results, *viewed.sources}
     for op in ops:
-        if is_update(op, kind):
+        if is_update(op, kind, level):
             needed.update(op.operands[n] for n in updated_operands(op))
         elif op.name in VIEWERS:
             copied = {v for v in op.operands if kind == "cuda" and not lies_as_rows(v, makers)}
@@ -128,8 +130,13 @@ class _Fuser:
         if any(op.name in JUDGED for op in region.ops):
             return self._stages(region)
         self.makers.update((v, op) for op in region.ops for v in op.results)
+        self.users: dict[Value, list[Op]] = {}
+        for op in region.ops:
+            for v in op.operands:
+                self.users.setdefault(v, []).append(op)
         self.views = product_views(region.ops, self.budget.target)
-        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, self.budget.target.kind)
+        kind = self.budget.target.kind
+        self.needed = needs_buffer(region.ops, region.results, self.makers, self.views, kind, self.level)
         moves: dict[Value, int] = {}  # how many movement ops in a row are repeated wherever a value is read
         for op in region.ops:
             count = 1 + max((moves.get(v, 0) for v in op.operands), default=0)
@@ -199,7 +206,7 @@ class _Fuser:
                 self._open_reduce(op)
         elif op.name == "reduce_window":
             self._open(op, "single" if scan_of(op) else "window")
-        elif self.level > 0 and is_update(op, self.budget.target.kind):
+        elif is_update(op, self.budget.target.kind, self.level):
             self._open(op, "update")
         elif op.name in INLINE:
             if not self._join(op):
@@ -275,7 +282,17 @@ class _Fuser:
         if op.name != "reduce" and op.name not in ELEMENTWISE and op.name not in PERMUTATIONS:
             return False
         sources = self._sources(op)
-        return any(self._try(op, group, sources) for group in sources if group.anchors is not None)
+        candidates = [group for group in sources if group.anchors is not None]
+        if len(candidates) > 1 and all(group.kind == "loop" for group in candidates):
+            candidates.sort(key=lambda group: self._is_read_by(op, group))
+        return any(self._try(op, group, sources) for group in candidates)
+
+    def _is_read_by(self, op: Op, group: Group) -> bool:
+        """Is ``group`` read by ``op`` alone, so that the region that ``op`` joins may absorb it?"""
+        made = [v for member in group.members for v in member.results]
+        if self.level < 2 or not self.needed.isdisjoint(made):
+            return False
+        return all(user is op or self.group_of.get(user) is group for v in made for user in self.users.get(v, ()))
 
     def _try(self, op: Op, group: Group, sources: list[Group]) -> bool:
         trial = group.anchors.copy()  # type: ignore[union-attr]

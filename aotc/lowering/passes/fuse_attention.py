@@ -21,8 +21,8 @@ from dataclasses import replace
 from aotc.ir.dims import Dim
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captures, walk
-from aotc.lowering.analysis.attention.forms import Attention, attention_of
-from aotc.lowering.analysis.attention.masks import ElementRead, causal_offset, conjuncts
+from aotc.lowering.analysis.attention.forms import Attention, attention_of, widens
+from aotc.lowering.analysis.attention.masks import ElementRead, base, causal_offset, conjuncts
 from aotc.lowering.analysis.attention.plan import parts_of, takes_attention
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.homes import homes_of
@@ -193,7 +193,14 @@ class _Writer:
         for read, sign in self.found.biases:
             value = self.b.convert(read.value, dtype)
             terms.append(replace(read, value=value if sign else self.b.make("neg", (value,))))
-        return self._joined(terms, "add")
+        return self._narrow(terms[0]) if len(terms) == 1 else self._joined(terms, "add")
+
+    def _narrow(self, bias: ElementRead) -> ElementRead:
+        """Return the bias before it is widened, which each target does where it adds it."""
+        made = self.b.definitions.get(bias.value)
+        if made is None or made.name != "convert" or not widens(made):
+            return bias
+        return base(replace(bias, value=made.operands[0]), self.found.extents, self.b.definitions) or bias
 
     def _all(self) -> ElementRead | None:
         parts = [r if sign else replace(r, value=self.b.make("not", (r.value,))) for r, sign in self.masks]

@@ -35,6 +35,9 @@ from aotc.lowering.analysis.costs.table_gpu import (
     GPU_BLOCKS,
     GPU_PART_TERMS,
     LONG_ROW_THREADS,
+    NARROW_BLOCKS,
+    NARROW_COLUMNS,
+    NARROW_ELEMENTS,
     ROW_REGISTERS,
 )
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
@@ -63,6 +66,8 @@ def _split_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
     columns = max(static(product(shape[max(dims) + 1 :])), 1)
     if columns == 1 and (size // left <= LONG_ROW_THREADS.value * ROW_REGISTERS.value or not GPU_IDLE_ROWS.holds(left)):
         return None  # a block holds a row, and what reads it again is fused; or each multiprocessor has a row
+    if columns > 1 and NARROW_ELEMENTS.holds(size) and not NARROW_BLOCKS.holds(left // NARROW_COLUMNS.value):
+        return None  # blocks take fewer columns each
     blocks = left // columns * -(-columns // GPU_BLOCK_COLUMNS.value)
     parts = min(GPU_BLOCKS.value // blocks, size // left // GPU_PART_TERMS.value)
     return None if FEW_PARTS.holds(parts) else _split(op, b, parts, None)

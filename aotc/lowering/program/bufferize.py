@@ -20,10 +20,11 @@ from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Loop, Step, 
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
+from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.early_results import early_results
-from aotc.lowering.program.loops.block_loops import one_kernel
-from aotc.lowering.program.loops.bounded_loops import bounded_steps
-from aotc.lowering.program.loops.small_loops import loop_name, made_in
+from aotc.lowering.program.loops.bounded_loops import bounded_steps, kept_memory
+from aotc.lowering.program.loops.small_loops import LoopKernel, loop_name, made_in
+from aotc.lowering.program.loops.whole_loops import one_kernel
 from aotc.lowering.program.memories import Memories, launch
 from aotc.vmfb.abi import MAX_NESTING
 from aotc.vmfb.dtypes import size_of, to_numpy
@@ -235,7 +236,7 @@ class _Bufferizer:
     def _while(self, op: Op) -> list[Step]:
         in_place = any(self.wanted.get(v) is self.where.get(init, v) for init, v in zip(op.operands, op.results))
         if not in_place and (found := self._one_kernel(op)):
-            return self._loop_kernel(op, *found)
+            return self._loop_kernel(op, found, found.kernel.name)
         steps: list[Step] = []
         carries = []
         for init, v in zip(op.operands, op.results, strict=True):
@@ -250,21 +251,20 @@ class _Bufferizer:
             carries.append(carry)
             if carry.size != 0 and carry is not source:
                 steps.append(self.copied(source, carry, carry.size))
-        begin = self.time
-        cond, body = op.regions
+        begin, (cond, body) = self.time, op.regions
+        turns = trip_count(op, self.constant_ops, self.functions)
         self._enter(op)
         cond_steps = self._carried(cond, carries, {})
         predicate = self.storage(cond.results[0])
         rows = list(zip(body.params, body.results, carries, strict=True))
-        body_steps = self._carried(body, carries, self._wishes(body, rows))
-        body_steps += self._moves(body, carries)
+        body_steps = [*self._carried(body, carries, self._wishes(body, rows)), *self._moves(body, carries)]
         self.depth -= 1
         self.time += 1
         self.extend(begin, op, [*carries, predicate])
-        return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps))]
+        return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps), turns)]
 
-    def _one_kernel(self, op: Op) -> tuple[Kernel, tuple[Value, ...]] | None:
-        """Return the kernel for a loop, and what it reads, if it works on so little that one is better than many."""
+    def _one_kernel(self, op: Op) -> LoopKernel | None:
+        """Return the kernel for a loop if it works on so little that one is better than many."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
         if limit is None:
             return None
@@ -343,8 +343,8 @@ class _Bufferizer:
         """
         readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
         inner = any(roots.get(v) is old for r in op.regions for v in captured(r))
-        small = LOOP_VALUE.holds(product(new.type.shape)) and self._one_kernel(op) is not None
-        return readers == [op.results.index(new)] and not inner and not small
+        alone = readers == [op.results.index(new)] and not inner
+        return alone and not (LOOP_VALUE.holds(product(new.type.shape)) and self._one_kernel(op) is not None)
 
     def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
         n = op.results.index(new)
@@ -369,17 +369,17 @@ class _Bufferizer:
             moves.append((source, carry))
         return steps + [self.copied(source, carry, carry.size) for source, carry in moves]
 
-    def _loop_kernel(self, op: Op, kernel: Kernel, reads: tuple[Value, ...]) -> list[Step]:
-        inner = (one for r in op.regions for one in walk(r) if one.name == "constant")
-        self.constant_ops.update((one.result, one) for one in inner)
-        self.used[kernel.name] = kernel
-        self.memories.made_for.update((kernel.name, target) for target in self.memories.targets_in(op))  # the only one
-        if len(kernel.outputs) > len(op.results):
-            return bounded_steps(self, op, kernel, reads)
-        sources = tuple(self.storage(v) for v in reads)
-        writes = tuple(self.target(v) for v in op.results)
+    def _loop_kernel(self, op: Op, found: LoopKernel, name: str) -> list[Step]:
+        self.constant_ops.update((one.result, one) for r in op.regions for one in walk(r) if one.name == "constant")
+        self.used[name] = found.kernel
+        self.memories.made_for.update((name, target) for target in self.memories.targets_in(op))  # the only one
+        begin, kept = kept_memory(self, found, self.space(op.results[0]), self.depth)
+        if found.bounded:
+            turns = trip_count(op, self.constant_ops, self.functions)
+            return [*begin, *bounded_steps(self, op, found, kept, turns)]
+        sources, writes = tuple(map(self.storage, found.reads)), (*map(self.target, op.results), *kept)
         self.touch(*sources, *writes)
-        return [launch(kernel, sources, writes, op)]
+        return [*begin, launch(found.kernel, sources, writes, op)]
 
     def _case(self, op: Op) -> list[Step]:
         index = self.storage(op.operands[0])

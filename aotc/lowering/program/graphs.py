@@ -8,7 +8,7 @@ from typing import TypeAlias
 from aotc.ir.program_ir import Branch, Copy, Launch, Loop, Step, space_of, touched_within, walk
 from aotc.lowering.analysis.cost import ORDER_WORKERS, OVERLAP_NS, OVERLAP_PERCENT
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.costs.work import LOOP_TRIPS, SHARING_NS, guess
+from aotc.lowering.analysis.costs.work import SHARING_NS, guess, turns_or_guess
 from aotc.lowering.program.order import longest_ways
 from aotc.targets import Target
 
@@ -122,7 +122,9 @@ def _shared_time(step: Step, costs: Costs) -> float:
 
 def _of_inside(step: Step, time: Callable[[Sequence[Step]], float]) -> float:
     inner = [time(steps) for steps in _inside(step)]
-    return LOOP_TRIPS.value * sum(inner) if isinstance(step, Loop) else max(inner, default=0.0)
+    if not isinstance(step, Loop):
+        return max(inner, default=0.0)
+    return sum(inner) * turns_or_guess(step.turns)
 
 
 def _commands(steps: Sequence[Step]) -> Run:

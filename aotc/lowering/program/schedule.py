@@ -40,13 +40,15 @@ from aotc.vmfb.commands import encode
 class CommandBuffer:
     """Code and what it needs: parameters are expressions over the function's dims.
 
-    ``orders`` are the commands of each graph, in the order of the words, as numbers in the order of the program.
+    ``orders`` are the commands of each graph, in the order of the words, as numbers in the order of the program;
+    ``turns`` is how often each loop turns, in the order of the words, None where that is not known.
     """
 
     code: list[int]
     states: int
     parameters: list[Dim]
     orders: list[list[int]] = field(default_factory=list)
+    turns: list[int | None] = field(default_factory=list)
 
 
 def place_of(storage: Storage, slots: Slots) -> tuple[int, Dim]:
@@ -79,13 +81,14 @@ class Scheduler:
         self.slots, self.kernel_number, self.costs = slots, kernel_number, costs
         self.parameters: list[Dim] = []
         self.orders: list[list[int]] = []
+        self.turns: list[int | None] = []
         self.states = 0
         self.tiles = TileEdges(costs)
 
     def encode(self, steps: Sequence[Step]) -> CommandBuffer:
         """Return the command buffer of ``steps``, among which none is the host program's."""
         code = encode(self._nodes(steps))
-        return CommandBuffer(code, self.states, self.parameters, self.orders)
+        return CommandBuffer(code, self.states, self.parameters, self.orders, self.turns)
 
     def operand(self, value: Dim) -> int:
         """Return the operand word of a number that may depend on the call."""
@@ -107,7 +110,8 @@ class Scheduler:
 
     def _control(self, step: Step) -> Node:
         match step:
-            case Loop(predicate, cond, body):
+            case Loop(predicate, cond, body, turns):
+                self.turns.append(turns)
                 return WhileNode(self._nodes(cond), self._nodes(body), self.place(predicate))
             case Branch(index, branches):
                 return Case([self._nodes(branch) for branch in branches], self.place(index))

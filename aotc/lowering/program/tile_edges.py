@@ -13,7 +13,7 @@ after: it is compared with each of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import gcd
@@ -53,7 +53,7 @@ class TileEdges:
 
     costs: Costs
     _known: dict[int, tuple[Kernel, Blocks]] = field(default_factory=dict)  # by the kernel's id
-    _lines: dict[tuple[int, int], tuple[Kernel, ItemLines]] = field(default_factory=dict)  # with the items of a group
+    _lines: dict[tuple[int, Dim], tuple[Kernel, ItemLines]] = field(default_factory=dict)  # with the items of a group
 
     def choose(self, steps: Sequence[Launch | Copy], before: Sequence[Sequence[int]]) -> list[Waits]:
         """Return what each command of a graph waits for; ``before`` are the commands that it would as a whole."""
@@ -102,7 +102,7 @@ class TileEdges:
         if not isinstance(earlier, Launch) or not isinstance(later, Launch):
             return None
         if _is_static(earlier) and _is_static(later):
-            need = needs(earlier, later, self._blocks)
+            need = needs(earlier, later, self._blocks(earlier), self._blocks(later))
             tile = None if need is None else line(number, need, self._blocks(earlier).edges, self._blocks(later).edges)
         else:
             tile = self._for_all_sizes(earlier, later, number)
@@ -110,8 +110,8 @@ class TileEdges:
 
     def _for_all_sizes(self, earlier: Launch, later: Launch, number: int) -> TileEdge | None:
         """Return the edge between items; else between the groups of them that the kernels' indices make."""
-        one, other = self._lines_of(earlier, 1), self._lines_of(later, 1)
-        for of, by in dict.fromkeys(((1, 1), (one.part, other.part))):
+        (own, *wide), (mine, *long) = (self._lines_of(step, 1).parts for step in (earlier, later))
+        for of, by in dict.fromkeys(((1, 1), (own, mine), *((c, 1) for c in wide), *((1, c) for c in long))):
             one, other = self._lines_of(earlier, of), self._lines_of(later, by)
             pairs = []
             for a, b in meetings(earlier, later):
@@ -121,11 +121,14 @@ class TileEdges:
                 away = b.at - a.at
                 pairs += [(first, ItemLine(end.slope, end.start + away)) for first in firsts for end in ends]
             else:
-                if tile := line_for_all_sizes(number, pairs):
+                tile = line_for_all_sizes(number, pairs)
+                if tile and isinstance(of, int) and isinstance(by, int):
                     return by_items(tile, of, by)
+                if tile and (found := in_parts(tile, (earlier.kernel.grid, of), (later.kernel.grid, by))):
+                    return found
         return None
 
-    def _lines_of(self, step: Launch, group: int) -> ItemLines:
+    def _lines_of(self, step: Launch, group: Dim) -> ItemLines:
         key = id(step.kernel), group
         found = self._lines.get(key)
         if found is None:
@@ -150,15 +153,20 @@ class Blocks:
 def blocks_of(step: Launch, sizes: Mapping[str, int] = MappingProxyType({})) -> Blocks:
     """Return the blocks of a command, of which no size may be unknown, and one item at least."""
     items = evaluate(step.kernel.grid, sizes)
-    edges = [*range(0, items, -(-items // ITEM_BLOCKS.value)), items]
+    return _blocks(step, [*range(0, items, -(-items // ITEM_BLOCKS.value)), items], sizes)
+
+
+def _blocks(step: Launch, edges: Sequence[int], sizes: Mapping[str, int]) -> Blocks:
     return Blocks(edges, item_spans(step.kernel, edges, sizes))
 
 
 def needs(
-    earlier: Launch, later: Launch, blocks: Callable[[Launch], Blocks], sizes: Mapping[str, int] = MappingProxyType({})
+    earlier: Launch, later: Launch, one: Blocks, other: Blocks, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> np.ndarray | None:
-    """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known."""
-    one, other = blocks(earlier), blocks(later)
+    """Return how many items of ``earlier`` are done before each block of ``later``, or None if that is not known.
+
+    ``one`` and ``other`` are the blocks of the two.
+    """
     need = np.zeros(len(other.edges) - 1, np.int64)
     for a, b in meetings(earlier, later):
         if not sizes and not (isinstance(a.at, int) and isinstance(b.at, int)):
@@ -171,16 +179,26 @@ def needs(
 def covers(tile: TileEdge, earlier: Step, later: Step, sizes: Mapping[str, int] = MappingProxyType({})) -> bool:
     """Do all items of ``later`` wait for those of ``earlier`` that touch the same bytes, if ``tile`` is kept?
 
-    With unknown sizes that is answered for some ``sizes``.
+    With unknown sizes that is answered for some ``sizes``, of many items for some of them: the line is right for each,
+    but not for blocks.
     """
     if not isinstance(earlier, Launch) or not isinstance(later, Launch):
         return False
     of, items = evaluate(earlier.kernel.grid, sizes), evaluate(later.kernel.grid, sizes)
     if not of or not items:
         return True
-    need = needs(earlier, later, lambda step: blocks_of(step, sizes), sizes)
-    begins = blocks_of(later, sizes).edges[:-1]
-    return need is not None and all(tile.need(b + 1, items, of) >= n for b, n in zip(begins, need, strict=True))
+    if _is_static(earlier) and _is_static(later):
+        one, other = blocks_of(earlier, sizes), blocks_of(later, sizes)
+        looked = other.edges[:-1]
+    else:
+        looked = range(0, items, -(-items // ITEM_BLOCKS.value))
+        one = _blocks(earlier, range(of + 1), sizes)
+        other = _blocks(later, sorted({*looked, *(b + 1 for b in looked), items}), sizes)
+    need = needs(earlier, later, one, other, sizes)
+    if need is None:
+        return False
+    found = dict(zip(other.edges[:-1], need, strict=True))
+    return all(tile.need(b + 1, items, of) >= found[b] for b in looked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +311,19 @@ def by_items(tile: TileEdge, of: int, by: int) -> TileEdge:
     plus = of * (tile.times * (by - 1) + tile.plus * by)
     common = gcd(times, over, plus)
     return TileEdge(tile.producer, times // common, over // common, plus // common)
+
+
+def in_parts(tile: TileEdge, earlier: tuple[Dim, Dim], later: tuple[Dim, Dim]) -> TileEdge | None:
+    """Return an edge over items, where ``tile`` is one over groups, of which both commands have as many; or None.
+
+    ``earlier`` and ``later`` are items, and how many are a group: an expression for one of them, one for the other.
+    Before the end of ``n`` items that wait lie ``n / by`` groups, begun ones too; of the earlier command's groups that
+    many are ``n / by * of`` items. A halo of such groups has no constant number of items.
+    """
+    (items, of), (waiting, by) = earlier, later
+    if tile.times != tile.over or items * by != waiting * of or (tile.plus and not isinstance(of, int)):
+        return None
+    return TileEdge(tile.producer, 1, 0, tile.halo)
 
 
 def _ratio(a: Dim, b: Dim) -> Fraction | None:

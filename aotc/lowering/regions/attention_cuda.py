@@ -13,6 +13,7 @@ from aotc.ir.products.attention import read_attention
 from aotc.ir.tensor_ir import Function, Op, Value
 from aotc.lowering.analysis.gpu.attention_tiles import AttentionSizes, attention_tiling, lies_in_lines, sizes_of
 from aotc.lowering.analysis.index_maps import Index, delinearize
+from aotc.lowering.regions.contract_tensor import as_taken
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.targets import Target
@@ -88,7 +89,7 @@ class _Loops:
         index = self._index(value, self.op.attrs[key], *last, rows=number == 0)
         buffer = self.b.buffers.get(value)
         x = self._moved(value, index) if buffer is None else Load(buffer, index)
-        return Apply("convert", (x,), "f32")
+        return as_taken(x, "f32")
 
     def _moved(self, value: Value, index: Index) -> Scalar:
         """Return where an element lies in memory of a value that is moved within the region."""
@@ -117,8 +118,9 @@ class _Loops:
         weight = self._let(body, _exp(score, base))
         body.append(Store(self.top, (), highest))
         body.append(Store(self.whole, (), _sum(_times(Load(self.whole, ()), kept), weight)))
-        narrow = Apply("convert", (weight,), self.op.operands[2].type.dtype)
-        rounded = self._let(body, Apply("convert", (narrow,), "f32"))
+        kind = self.op.operands[2].type.dtype
+        narrow = weight if kind == "f32" else Apply("convert", (weight,), kind)
+        rounded = self._let(body, as_taken(narrow, "f32"))
         place = (self._col(),)
         inside = self.e.new_block()
         value = _times(rounded, self._operand(2, "v_dims", term, self._col()))

@@ -20,7 +20,16 @@ from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.loop_scratch import bytes_of_all
 from aotc.ir.tensor_ir import Op
-from aotc.lowering.analysis.costs.table_gpu import BLOCK_THREADS, COLUMN_ROWS, COLUMN_THREADS, LANE_BYTES
+from aotc.lowering.analysis.cost import GPU_IDLE_ROWS
+from aotc.lowering.analysis.costs.table_gpu import (
+    BLOCK_THREADS,
+    COLUMN_ROWS,
+    COLUMN_THREADS,
+    LANE_BYTES,
+    NARROW_BYTES,
+    NARROW_ELEMENTS,
+    NARROW_ROWS,
+)
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import provide
 from aotc.lowering.regions.nests import make_axes, place
@@ -47,9 +56,11 @@ class _Columns:
         self.columns, self.work = (product(a.extent for a in axes) for axes in (self.beside, self.middle))
         self.ops = [op for loop in b.row_stages().loops for op in loop.ops]
         self.results = list(zip(b.outputs, b.function.body.results, strict=True))
+        self.size = max(size_of(v.type.dtype) for op in self.ops for v in op.inputs)
         self.width = self._width()
         self.across = self._across()
         self.down = BLOCK_THREADS.value // self.across
+        self.rows = self._rows()
         self.block = self.across * self.width
         self.name = b.fresh("t")
         self.thread = sym(self.name, 0, BLOCK_THREADS.value)
@@ -58,18 +69,29 @@ class _Columns:
         self.bytes = bytes_of_all(p for held in self.partial.values() for p in held)
 
     def _width(self) -> int:
-        sizes = [size_of(v.type.dtype) for op in self.ops for v in op.inputs]
-        width, last = max(LANE_BYTES.value // max(sizes), 1), self.beside[-1].extent
+        width, last = max(LANE_BYTES.value // self.size, 1), self.beside[-1].extent
         while width > 1 and (mod(last, width) != 0 or width * COLUMN_THREADS.value > BLOCK_THREADS.value):
             width //= 2
         return width
 
     def _across(self) -> int:
-        """Return the threads of a block side by side: no more than there are columns for."""
-        across = COLUMN_THREADS.value
+        """Return the threads of a block side by side: no more than there are columns for, few if blocks are few."""
+        across, outer = COLUMN_THREADS.value, product(a.extent for a in self.outer)
         while isinstance(self.columns, int) and across > 1 and across // 2 * self.width >= self.columns:
             across //= 2
+        size = product((outer, self.work, self.columns))
+        if not NARROW_ELEMENTS.holds(size) or not isinstance(self.columns, int) or not isinstance(outer, int):
+            return across
+        least = max(NARROW_BYTES.value // (self.width * self.size), 1)
+        while across > least and GPU_IDLE_ROWS.holds(outer * -(-self.columns // (across * self.width))):
+            across //= 2
         return across
+
+    def _rows(self) -> int:
+        """Return how many rows a thread has under way at once."""
+        if self.across == COLUMN_THREADS.value or not isinstance(self.work, int):
+            return COLUMN_ROWS.value
+        return max(min(self.work // self.down, NARROW_ROWS.value), 1)
 
     def _buffers(self, prefix: str, shape: tuple[int, int], space: str) -> Accumulators:
         def made(op: Op) -> list[Buffer]:
@@ -99,7 +121,7 @@ class _Columns:
     # --- each thread: its rows of its columns ---
 
     def _sum(self) -> Stmt:
-        width, rows = self.width, COLUMN_ROWS.value
+        width, rows = self.width, self.rows
         mine = self.thread % self.across * width
         down = self.thread // self.across
         body: list[Stmt] = [self._lanes(1, self._start)]

@@ -106,7 +106,7 @@ def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim
     e.enter(inner)
     lhs, rhs = op.operands
     element = padded_element(lambda i: e.at(lhs, i), form.lhs(at, term), lhs.type.shape, form.padding, lhs.type.dtype)
-    left, right = _as_taken(element, dtype), _as_taken(e.at(rhs, form.rhs(at, term)), dtype)
+    left, right = as_taken(element, dtype), as_taken(e.at(rhs, form.rhs(at, term)), dtype)
     total = Buffer(b.fresh("total"), dtype, (), "private")
     inner.append(Store(total, (), Apply("mul", (left, right), dtype), "add"))
     zero = constant_scalar(to_numpy(dtype).type(0), dtype)
@@ -120,7 +120,7 @@ def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim
     return body
 
 
-def _as_taken(x: Scalar, dtype: str) -> Scalar:
+def as_taken(x: Scalar, dtype: str) -> Scalar:
     """Return an operand's element as tensor cores take it: widened, or f32 rounded to TF32."""
     if x.dtype != dtype:
         return Apply("convert", (x,), dtype)

@@ -23,10 +23,10 @@ from aotc.lowering.regions.ops.linalg_tridiagonal import lower_tridiagonal_solve
 from aotc.lowering.regions.ops.random import lower_rng_bit_generator
 from aotc.lowering.regions.ops.reduction_scan import lower_scan
 from aotc.lowering.regions.ops.reduction_window import lower_select_and_scatter
-from aotc.lowering.regions.ops.sorting import lower_sort
-from aotc.lowering.regions.ops.sorting_digits import lower_digit_counts, lower_digit_sort
-from aotc.lowering.regions.ops.sorting_runs import lower_sort_runs
-from aotc.lowering.regions.ops.sorting_selection import lower_top_k
+from aotc.lowering.regions.ops.sorts.sorting import lower_sort
+from aotc.lowering.regions.ops.sorts.sorting_digits import lower_digit_counts, lower_digit_sort
+from aotc.lowering.regions.ops.sorts.sorting_runs import lower_sort_runs
+from aotc.lowering.regions.ops.sorts.sorting_selection import lower_top_k
 from aotc.lowering.regions.reduction import lower_reduction
 from aotc.targets import Target
 

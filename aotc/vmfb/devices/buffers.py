@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotc.vmfb.abi import CONTROLS_SINCE, TILES_SINCE, Node, Slots
+from aotc.vmfb.abi import CONTROLS_SINCE, PARTS_SINCE, TILES_SINCE, Node, Slots
 from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
@@ -31,11 +30,14 @@ class Buffers:
         self.words: list[np.ndarray] = []
         self.nodes: list[list[Node]] = []
         self._entries = kernels
+        self._kernels: list[Interface] = []
 
-    @cached_property
+    @property
     def kernels(self) -> list[Interface]:
         """What each kernel touches; for the first call, which a process that only loads need not pay for."""
-        return [Interface(row) for row in self._entries]
+        if not self._kernels:  # no cached_property, whose lock costs a microsecond
+            self._kernels = [Interface(row) for row in self._entries]
+        return self._kernels
 
 
 def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
@@ -62,11 +64,13 @@ def load_buffers(bundle: Bundle, variant: dict[str, Any]) -> Buffers:
 
 def _check_versions(nodes: list[Node], variant: dict[str, Any]) -> None:
     """Refuse tiles and control commands where nothing runs them."""
-    tiles = variant.get("executor_version", 0) >= TILES_SINCE
+    tiles, parts = (variant.get("executor_version", 0) >= since for since in (TILES_SINCE, PARTS_SINCE))
     controls = variant["kind"] == "cpu" and variant["commands_version"] >= CONTROLS_SINCE
     for graph in all_graphs(nodes):
         if graph.tiled and not tiles:
             raise Invalid(f"word {graph.at}: only executors of version {TILES_SINCE} and later know tiles")
+        if not parts and graph.tiled and any(not t.over for c in graph.leaves for t in c.tiles):
+            raise Invalid(f"word {graph.at}: only executors of version {PARTS_SINCE} and later know parts of items")
         if len(graph.leaves) < len(graph.commands) and not controls:
             version = variant["commands_version"]
             raise Invalid(f"word {graph.at}: a control command for {variant['kind']}, commands version {version}")

@@ -102,7 +102,7 @@ class _Buffer:
     __slots__ = ("address", "parameters", "states", "stride", "words")
 
     def __init__(self, words: np.ndarray, states: int, parameters: int, stride: int) -> None:
-        self.words, self.address = words, words.ctypes.data
+        self.words, self.address = words, address_of(words)
         self.states, self.parameters, self.stride = states, parameters, stride
 
 

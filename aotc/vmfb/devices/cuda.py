@@ -20,7 +20,7 @@ _ARCHITECTURE = re.compile(r"cuda:(sm|compute)_(\d+)(\d)(a?)")
 def _architecture(variant: dict[str, Any]) -> tuple[int, int, str]:
     """Return the compute capability that a variant was compiled for, and which others run it.
 
-    ``cuda:sm_90`` is (9, 0, "sm"): later ones of the same generation run it too. ``cuda:sm_90a`` is (9, 0, "a"), for it
+    ``cuda:sm_80`` is (8, 0, "sm"): later ones of the same generation run it too. ``cuda:sm_90a`` is (9, 0, "a"), for it
     alone; ``cuda:compute_80`` is (8, 0, "compute"), for all later ones.
     """
     found = _ARCHITECTURE.fullmatch(variant["target"])

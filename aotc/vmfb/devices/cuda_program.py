@@ -13,12 +13,12 @@ from aotc.vmfb.commands import all_commands, all_nodes
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.gpu.commands import CopyCommand, GpuCommand, LaunchCommand
 from aotc.vmfb.devices.launch import launch_of
+from aotc.vmfb.devices.libcuda.library import failure
 from aotc.vmfb.devices.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
-_Named: TypeAlias = "tuple[GpuCommand, Any, int]"  # a command, the graph that it is in, its node there
 
 
 class CudaMemory:
@@ -111,6 +111,8 @@ class CudaProgram:
     ----------
     graphs : list of Recording
         What it runs, if it is nothing but a graph without loops; else empty.
+    fixed : set of int
+        The slots whose addresses cannot be put into what was recorded: loops, branches and decisions name them.
     """
 
     def __init__(
@@ -125,9 +127,9 @@ class CudaProgram:
         self._executable, self._slots, self._parameters = executable, slots, parameters
         self._recordings, self._record = recordings, record
         self._flag = np.zeros(8, np.uint8)
-        # By slot: the nodes of recorded graphs that name it, as which of their arrays, so many bytes behind its begin.
-        self._by_slot: dict[int, list[tuple[_Named, int, int]]] = {}
-        self._fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
+        # By slot: where nodes of recorded graphs have its address, so many bytes behind its begin, and their commands.
+        self._by_slot: dict[int, list[tuple[Any, int, int, GpuCommand]]] = {}
+        self.fixed: set[int] = set() if record else {slot for c in all_commands(nodes) for slot, _ in c.places}
         self.graphs: list[Any] = []
         whole = record and is_recorded(nodes, executable.gpu)
         self._steps = [self._recorded(nodes)] if whole else self._steps_of(nodes)
@@ -139,20 +141,18 @@ class CudaProgram:
         for step in self._steps:
             step()
 
-    def can_move(self, slots: Iterable[int]) -> bool:
-        """Can what these slots have be put into what was recorded? Not where loops, branches and decisions name it."""
-        return self._fixed.isdisjoint(slots)
-
     def move(self, slots: Iterable[int]) -> None:
         """Put the addresses that these slots have now into the recorded graphs."""
-        touched: dict[GpuCommand, _Named] = {}
+        touched: dict[GpuCommand, None] = {}
         for slot in slots:
             begin = self._slots[slot]
-            for named, number, offset in self._by_slot.get(slot, ()):
-                named[0].put(number, begin + offset)
-                touched[named[0]] = named
-        for command, recording, node in touched.values():
-            command.update(recording, node)
+            for cells, number, offset, command in self._by_slot.get(slot, ()):
+                cells[number] = begin + offset
+                touched[command] = None
+        for command in touched:
+            status = (command.change or command.setter())()
+            if status:
+                raise failure("a change of a graph", status)
 
     def _value(self, operand: int) -> int:
         return value_of(operand, self._parameters)
@@ -197,7 +197,7 @@ class CudaProgram:
             if maker is graph:
                 rows.append((command, work, node))
             else:
-                self._fixed.update(slot for slot, _ in command.places)
+                self.fixed.update(slot for slot, _ in command.places)
 
         try:
             GraphRecorder(self._work, self._address, added).nodes(graph, nodes)
@@ -206,11 +206,11 @@ class CudaProgram:
             gpu.drop(graph)
             raise
         self._recordings.graphs.append(recording)
-        self._fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
+        self.fixed.update(node.place[0] for node in all_nodes(nodes) if not isinstance(node, Graph))
         for command, work, node in rows:
-            for number, (slot, offset) in enumerate(command.places):
-                row = (work, recording, node), number, self._value(offset)
-                self._by_slot.setdefault(slot, []).append(row)
+            work.record(recording, node)
+            for cell, (slot, offset) in zip(work.cells, command.places, strict=True):
+                self._by_slot.setdefault(slot, []).append((*cell, self._value(offset), work))
         loops = _has_loops(nodes)
 
         def run() -> None:

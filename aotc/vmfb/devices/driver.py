@@ -336,7 +336,7 @@ class Gpu(GraphStream):
             call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, size)
 
     def launch(self, function: c_void_p, shape: LaunchShape, parameters: Any) -> None:
-        """LaunchShape a kernel; ``parameters`` is an array of pointers to them."""
+        """Launch a kernel; ``parameters`` is an array of pointers to them."""
         call("cuLaunchKernelEx", byref(shape.config(self.stream)), function, parameters, None)
 
     def wait(self) -> None:

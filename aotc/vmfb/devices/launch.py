@@ -12,14 +12,15 @@ arrays are copied by the tensor memory accelerator::
 A map with a ``window`` is of an array of images, channels side by side, and a box so many channels of so many pixels of
 a convolution's result: along each spatial dim the padding before the first element, ``low``, the ``pixels`` of the
 result and the ``strides`` from a pixel to the next, innermost first. An offset is in bytes and may be missing. Sizes
-and strides begin with the innermost dimension, whose elements lie side by side. Parameters of the kernel are the tensor
+and strides begin with the innermost dimension, whose elements lie side by side. ``"cooperative": true`` says that the
+blocks wait for each other, so that all must run at once. Parameters of the kernel are the tensor
 maps, then pointers, dims and the size of the grid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, c_uint, c_void_p, pointer
+from ctypes import POINTER, Structure, c_uint, c_void_p
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,11 +29,11 @@ from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_CLUSTER, MAX_SHARED, MAX_THREADS
 from aotc.vmfb.safety.interface import evaluate
 
-_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, _COOPERATIVE
 
 
 class _Attribute(Structure):
-    """CUlaunchAttribute, of a cluster's shape."""
+    """CUlaunchAttribute: a cluster's shape, or that all blocks run at once."""
 
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
@@ -64,18 +65,27 @@ class LaunchShape:
         Bytes of dynamic shared memory of a block.
     cluster : tuple of int
         The blocks of a cluster in each direction.
+    cooperative : bool
+        Must all blocks run at once, as they wait for each other?
     """
 
     blocks: tuple[int, int, int]
     threads: int
     shared: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    cooperative: bool = False
+
+    @property
+    def attributes(self) -> list[tuple[int, Any]]:
+        """Return the driver's number and value of each attribute that the launch has."""
+        found: list[tuple[int, Any]] = [] if self.cluster == (1, 1, 1) else [(_CLUSTER, self.cluster)]
+        return [*found, (_COOPERATIVE, (1,))] if self.cooperative else found
 
     def config(self, stream: c_void_p) -> Structure:
         """Return what cuLaunchKernelEx takes, for a launch on ``stream``."""
-        cluster = _Attribute(_CLUSTER, 0, self.cluster)
-        clusters = int(self.cluster != (1, 1, 1))
-        return _Config(self.blocks, (self.threads, 1, 1), self.shared, stream.value, pointer(cluster), clusters)
+        rows = self.attributes
+        table = (_Attribute * max(len(rows), 1))(*(_Attribute(number, 0, value) for number, value in rows))
+        return _Config(self.blocks, (self.threads, 1, 1), self.shared, stream.value, table, len(rows))
 
     @property
     def is_empty(self) -> bool:
@@ -99,7 +109,8 @@ def launch_of(
     else:
         x, y, z = (max(evaluate(size, dims), 0) for size in row["blocks"])
         x = min(x, row["resident"] * multiprocessors) if row["resident"] else x
-        found = LaunchShape((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]))
+        together = row.get("cooperative", False)
+        found = LaunchShape((x, y, z), kernel["threads"], row["shared"], tuple(row["cluster"]), together)
     for count, most in zip(found.blocks, (MAX_BLOCKS, MAX_BLOCKS_ACROSS, MAX_BLOCKS_ACROSS)):
         if count > most:
             raise VmError(where, f"kernel {kernel['name']!r} has too large a grid", count, most)

@@ -45,6 +45,11 @@ class PlacedCall:
         layout = Slots(plan.arguments, len(plan.results), len(streams.spaces), plan.homes)
         self._call = CallState(layout)
         self._gpus = [streams.loaded(layout, slot) for slot in range(layout.count)]  # by slot
+        read: dict[LoadedGpu, list[int]] = {}
+        for slot, reader in enumerate(self._gpus[: plan.arguments]):
+            if reader is not None:
+                read.setdefault(reader, []).append(slot)
+        self._read_on = [*read.items()]  # the arguments that each GPU reads
         self._places = plan.slots_of_results()
         self._slots = [*range(plan.arguments), *self._places]  # of arguments, then of results
         self._written = frozenset().union(*(executable.writes[number] for number, _ in plan.submissions))
@@ -208,17 +213,17 @@ class PlacedCall:
 
     def _upload(self, arrays: Sequence[Array]) -> None:
         """Send the arrays of the host."""
-        sent: dict[int, Gpu] = {}
-        for slot, x in enumerate(arrays):
-            loaded = self._gpus[slot]
-            if loaded is not None and isinstance(x, np.ndarray):
-                loaded.gpu.enter()
-                upload(loaded.gpu, self._call.slots[slot], address_of(x), x.nbytes)
-                sent[id(loaded.gpu)] = loaded.gpu
-        for gpu in sent.values():
-            self._sent.append((gpu, gpu.take_event()))
+        slots = self._call.slots
+        for loaded, numbers in self._read_on:
+            gpu, mine = loaded.gpu, [(n, x) for n in numbers if isinstance(x := arrays[n], np.ndarray)]
+            if not mine:
+                continue
+            event = gpu.take_event()
+            self._sent.append((gpu, event))
             gpu.enter()
-            gpu.record(self._sent[-1][1])
+            for number, x in mine:
+                upload(gpu, slots[number], address_of(x), x.nbytes)
+            gpu.record(event)
 
     def _download(self, results: Sequence[Array]) -> bool:
         """Fetch the results that are wanted on the host; tell whether there were any."""

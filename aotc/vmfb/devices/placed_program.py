@@ -24,6 +24,7 @@ from aotc.vmfb.devices.host_part import HostPart
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.spaces import space_of
 from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 
@@ -101,6 +102,11 @@ class PlacedProgram:
     parameters : sequence of int
     record : bool
         Make graphs of what runs on GPUs, for calls to come with the same addresses.
+
+    Attributes
+    ----------
+    fixed : set of int
+        The slots whose addresses cannot be put into what was recorded.
     """
 
     def __init__(
@@ -114,16 +120,13 @@ class PlacedProgram:
         self._recordings = [Recordings(space.gpu) if isinstance(space, LoadedGpu) else None for space in spaces]
         self._programs: list[CudaProgram] = []
         self._steps = self._steps_of(nodes)
+        self.fixed = {slot for program in self._programs for slot in program.fixed}
 
     def run(self) -> None:
         """Do it all, or ask it of GPUs; where somebody wants the call to end no further step is begun."""
         for step in self._steps:
             end_if_stopped()
             step()
-
-    def can_move(self, slots: Iterable[int]) -> bool:
-        """Can all that was recorded be given the addresses that these slots have now?"""
-        return all(program.can_move(slots) for program in self._programs)
 
     def move(self, slots: Iterable[int]) -> None:
         """Put the addresses that these slots have now into what was recorded; all else reads them where they are."""
@@ -308,9 +311,9 @@ def read_scalar(spaces: Sequence[LoadedGpu | HostPart], call: CallState, slot: i
     address = call.slots[slot] + offset
     if isinstance(loaded, LoadedGpu):
         loaded.gpu.enter()
-        loaded.gpu.download(found.ctypes.data, address, found.nbytes)
+        loaded.gpu.download(address_of(found), address, found.nbytes)
         loaded.gpu.wait()
     else:
         call.pending.settle([HostBytes(slot, offset, offset + found.nbytes, False)])
-        ctypes.memmove(found.ctypes.data, address, found.nbytes)
+        ctypes.memmove(address_of(found), address, found.nbytes)
     return int(found[0])

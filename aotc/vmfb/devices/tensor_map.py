@@ -51,9 +51,27 @@ def encode_map(where: str, row: Mapping[str, Any], address: int, dims: Sequence[
     VmError
         If the driver refuses it: the array lies, or its rows lie, where none of 16 bytes begin.
     """
+    return _encoded(where, row, address + evaluate(row.get("offset", 0), dims), dims)
+
+
+def move_map(where: str, row: Mapping[str, Any], made: Any, dims: Sequence[int], address: int) -> None:
+    """Put another address of the array into a tensor map that :func:`encode_map` returned.
+
+    Raises
+    ------
+    VmError
+        As :func:`encode_map` does.
+    """
+    address += evaluate(row.get("offset", 0), dims)
+    try:
+        driver.call("cuTensorMapReplaceAddress", made, address)
+    except VmError:
+        ctypes.memmove(made, _encoded(where, row, address, dims), MAP_BYTES)  # says what is wrong
+
+
+def _encoded(where: str, row: Mapping[str, Any], address: int, dims: Sequence[int]) -> Any:
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % MAP_ALIGNMENT
-    address += evaluate(row.get("offset", 0), dims)
     made = (ctypes.c_uint8 * MAP_BYTES).from_buffer(memory, start)
     rank = len(row["sizes"])
     sizes = (ctypes.c_uint64 * rank)(*[evaluate(s, dims) for s in row["sizes"]])

@@ -17,10 +17,11 @@ def sha256_of(*parts: Any) -> bytes:
     return digest.digest()
 
 
-def has_digest(data: Any, digest: bytes) -> bool:
+def has_digest(data: memoryview, digest: bytes) -> bool:
     """Have these bytes this sha256?"""
     known = _KNOWN.get(digest)
-    return (known is not None and known == bytes(data)) or sha256_of(data) == digest
+    same = known is not None and len(known) == data.nbytes and known.startswith(data)  # == would copy, or be slow
+    return same or sha256_of(data) == digest
 
 
 def remember(data: Any, digest: bytes) -> None:

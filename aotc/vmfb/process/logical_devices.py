@@ -23,7 +23,9 @@ def use(user: Any, names: Iterable[str]) -> int:
     found = 0
     with _LOCK:
         for name in names:
-            _USERS.setdefault(name, WeakSet()).add(user)
+            if name not in _USERS:
+                _USERS[name] = WeakSet()
+            _USERS[name].add(user)
             found |= 1 << (list(_USERS).index(name) % LOGICAL_DEVICES)
     return found
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.limits import KEPT_RESULTS, LEASED_BYTES, SIZE_CLASSES
+from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import new_recursive_lock
 
 Rows = tuple[tuple[Any, Any], ...]
@@ -87,7 +88,7 @@ class ResultMemory:
 
     def plan(self, results: Sequence[tuple[tuple[int, ...], np.dtype]]) -> tuple[Callable[[Any, Any], Any], Rows]:
         """Return a function, and what it is to be called with for each result of these shapes and dtypes."""
-        if not any(self._is_leased(shape, dtype) for shape, dtype in results):
+        if max([prod(shape) * dtype.itemsize for shape, dtype in results], default=0) < LEASED_BYTES:
             return np.empty, tuple(results)
         return self._take, tuple([(self._size_of(*row), row) for row in results])
 
@@ -120,7 +121,7 @@ class ResultMemory:
             self.kept -= size.bytes
         except IndexError:
             memory = self.new((size.bytes + ALIGNMENT,), np.dtype(np.uint8))
-            block = memory, -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+            block = memory, -(-address_of(memory) // ALIGNMENT) * ALIGNMENT
         lease = size.lease.from_address(block[1])
         lease.size, lease.block = size, block
         return np.ndarray(*row, lease)

@@ -64,7 +64,7 @@ def digest(variant: Mapping[str, Any]) -> bytes:
         for c in variant.get("custom_calls", ())
     ]
     kernels = [
-        [*(k.get(key) for key in _SEALED), *([k["launch"]] if "launch" in k else [])] for k in variant["kernels"]
+        [*map(k.get, _SEALED), *([k["launch"]] if "launch" in k else [])] for k in variant["kernels"]
     ]
     versions = [variant.get("executor_version"), variant["commands_version"]]
     said = [variant["kind"], versions, variant["features"], variant.get("imports", {}), calls, kernels]

@@ -223,7 +223,7 @@ def _check_tiles(graph: Graph, waits: list[int]) -> None:
         for tile in command.tiles:
             if not 0 <= tile.producer < number:
                 raise Invalid(f"command {number} waits for tiles of command {tile.producer}")
-            if not (0 <= tile.times < 1 << 31 and 0 < tile.over < 1 << 31 and 0 <= tile.plus < 1 << 62):
+            if not (0 <= tile.times < 1 << 31 and 0 <= tile.over < 1 << 31 and 0 <= tile.plus < 1 << 62):
                 raise Invalid(f"a tile of {tile.times} items over {tile.over} and {tile.plus}")
             followers[tile.producer].append(number)
         waits[number] += len(command.tiles)

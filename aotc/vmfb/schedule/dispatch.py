@@ -11,10 +11,10 @@ import atexit
 import threading
 from _thread import TIMEOUT_MAX
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
-from typing import Protocol
+from typing import Any, Protocol
 
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.limits import DISPATCHERS, EXIT_SECONDS, LINGER_SECONDS, MOST_DISPATCHERS
@@ -119,9 +119,8 @@ class Dispatchers:
         """Tell whether threads are coming for all that is ready."""
         return len(self._coming) >= len(self.ready)
 
-    @contextmanager
-    def settling(self) -> Iterator[None]:
-        """While this thread tells others of the end of its task, it wakes none: it takes what becomes ready itself.
+    def settle(self, end: Callable[..., None], *arguments: Any) -> None:
+        """Call what tells others of the end of this thread's task; it wakes none: it takes what becomes ready itself.
 
         What the next of a chain works on lies in its core's cache, and a thread that sleeps comes 50 us later (300 us
         on a virtual machine). For the rest of what is ready, it sends others before it goes on.
@@ -130,7 +129,7 @@ class Dispatchers:
         if me in self._idents:
             self._settling[me] = []
         try:
-            yield
+            end(*arguments)
         finally:
             self._settling.pop(me, None)
 

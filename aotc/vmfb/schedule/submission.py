@@ -173,8 +173,7 @@ class Submission(Fence):
         except BaseException as error:
             ends = isinstance(error, SystemExit)  # the executor stops all calls
             failed = VmError(self._where, "the interpreter ends") if ends else error
-        with PROCESS.dispatchers.settling():
-            self._end(results, failed)
+        PROCESS.dispatchers.settle(self._end, results, failed)
 
     def _help(self) -> None:
         """Run the call on this thread if it is ready; what is meant for the thread, as Ctrl-C, is not for the call."""

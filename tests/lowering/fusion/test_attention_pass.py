@@ -252,6 +252,20 @@ def test_what_is_read_elsewhere_stays():
 
 
 @pytest.mark.ir
-def test_a_gpu_keeps_the_ops_until_a_template_takes_them():
+@pytest.mark.parametrize(("dtype", "precision", "found"), [
+    ("bfloat16", "default", 1), ("float32", "default", 1), ("float32", "highest", 0), ("float64", "default", 0),
+])  # fmt: skip
+def test_a_gpu_has_the_op_where_a_template_takes_it(dtype, precision, found, x64):
+    """Of f32 that is rounded to TF32, where products may be."""
     spelling = SPELLINGS["causal"]
-    assert attentions(fused(spelling.function, spelling.arguments("float32"), target="cuda:sm_90")) == []
+    with jax.default_matmul_precision(precision):
+        module = fused(spelling.function, spelling.arguments(dtype), target="cuda:sm_90")
+    assert len(attentions(module)) == found
+
+
+@pytest.mark.ir
+def test_a_bias_is_read_as_it_lies():
+    """Not widened by a kernel of its own before it is added to scores of f32."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((B, T, 4, D), (B, S, 4, D), (B, S, 4, D), (1, 4, T, S))]
+    (op,) = attentions(fused(lambda q, k, v, bias: dot_product_attention(q, k, v, bias=bias), shapes))
+    assert str(op.operands[3].type) == f"bf16[4, {T}, {S}]"

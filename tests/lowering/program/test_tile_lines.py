@@ -17,7 +17,7 @@ from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.program import tile_edges
 from aotc.lowering.program.tile_edges import TileEdges, covers
 from aotc.targets import resolve
-from aotc.vmfb.abi import TileEdge
+from aotc.vmfb.abi import FEW_ITEMS, TileEdge
 
 pytestmark = pytest.mark.ir
 SIZES = [(n, m) for n in (1, 2, 5, 9) for m in (1, 2, 3)]
@@ -40,7 +40,30 @@ NEVER = {
     "all": ("n", "for r in range(0, n):\n            for i in range(0, m):", "b[r, i]"),
     "column": ("m", "for r in range(0, n):", "b[r, p]"),
     "far": ("n", "for i in range(0, m):", "b[min(n - 1, p + m), i]"),
-    "cut": ("n*((m + 1) // 2)", "for i in range(0, 1):", "b[(p // ((m + 1) // 2)), i]"),
+}
+
+HALF = "((m + 1) // 2)"
+
+
+def cut(row, ends=None):
+    """Rows in parts of two elements, as many parts as a call knows; ``ROW`` is the row of an item."""
+    element = f"b[{row.replace('ROW', f'(p // {HALF})')}, i]"
+    begin, end = ends or (f"2*(p % {HALF})", f"min(2*(p % {HALF}) + 2, m)")
+    return f"n*{HALF}", f"for i in range({begin}, {end}):", element
+
+
+PARTS = {
+    "parts-of-rows": (ROWS, cut("ROW"), 0),
+    "firsts-of-rows": (ROWS, cut("ROW", (0, 1)), 0),
+    "rows-below": (ROWS, cut("min(n - 1, ROW + 1)"), 1),
+    "rows-around": (ROWS, cut("max(0, min(n - 1, ROW + p % 2 - 1))"), 0),
+    "rows-of-parts": (cut("ROW"), ROWS, 0),
+}
+NEVER_PARTS = {
+    "rows-below-of-parts": (cut("ROW"), READS["row-below"]),
+    "parts-of-parts": (cut("ROW"), cut("ROW")),
+    "reversed": (ROWS, cut("n - 1 - ROW")),
+    "halves": (PAIRS, cut("ROW")),
 }
 
 
@@ -88,6 +111,37 @@ def test_one_line_is_right_for_all_sizes(name, writer, monkeypatch):
     for n, m in SIZES:
         check(tile, writer, READS[name], (n, m))
         assert covers(tile, earlier, later, {"n": n, "m": m})
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_rows_wait_for_the_same_part_of_the_items(name, monkeypatch):
+    """However many parts a row has: no constants are right, and the numbers of items are known when the call runs."""
+    writer, reader, halo = PARTS[name]
+    earlier, later, tile = edge(writer, reader, monkeypatch)
+    assert tile == TileEdge(0, 1, 0, halo)
+    for n, m in (*SIZES, (3, 9), (7, 8)):
+        check(tile, writer, reader, (n, m))
+        assert covers(tile, earlier, later, {"n": n, "m": m})
+
+
+@pytest.mark.parametrize("name", NEVER_PARTS)
+def test_parts_that_wait_for_the_whole(name, monkeypatch):
+    assert edge(*NEVER_PARTS[name], monkeypatch)[2] is None
+
+
+def test_lines_of_many_items_are_checked_item_by_item(monkeypatch):
+    """Of blocks of items they would be too low."""
+    earlier, later, tile = edge(ROWS, READS["window"], monkeypatch)
+    assert covers(tile, earlier, later, {"n": 3000, "m": 2})
+    assert not covers(TileEdge(0, 1, 1, 0), earlier, later, {"n": 3000, "m": 2})
+
+
+def test_products_of_numbers_that_do_not_fit_in_a_word_are_not_asked_for():
+    part = TileEdge(0, 1, 0, 2)
+    assert [part.need(end, 12, 4) for end in (1, 3, 4, 7, 12)] == [3, 3, 4, 4, 4]
+    assert part.need(1, FEW_ITEMS - 1, 1000) == 3
+    assert part.need(1, FEW_ITEMS, 1000) == 1000
+    assert part.need(1, 1000, FEW_ITEMS) == FEW_ITEMS
 
 
 @pytest.mark.parametrize("name", NEVER)

@@ -6,12 +6,19 @@ import pytest
 from jax import lax
 
 from aotc.frontend.importer import import_model
+from aotc.ir.program_ir import Loop
+from aotc.ir.program_ir import walk as walk_steps
+from aotc.ir.program_text import parse_program, print_program
 from aotc.ir.tensor_ir import walk
+from aotc.lowering.analysis.constant_values import constants_in
+from aotc.lowering.analysis.costs.model import Costs
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.lower import lower
+from aotc.lowering.program.graphs import times_of
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
+from aotc.vmfb.abi import Control, Graph
 from aotc.vmfb.commands import all_graphs, read_commands
 
 pytestmark = pytest.mark.ir
@@ -45,6 +52,8 @@ CASES = {
     "until": (loop(0, 12, 4, lambda i, n: i != n), 3),
     "past": (loop(0, 13, 4, lambda i, n: i != n), None),
     "none": (loop(5, 5, 1), 0),
+    "begins anew": (loop(jnp.int8(120), jnp.int8(127), jnp.int8(3)), None),
+    "ends at its type's last": (loop(jnp.int8(121), jnp.int8(127), jnp.int8(3)), 2),
     "away": (loop(0, 5, -1), None),
     "stands": (loop(0, 5, 0), None),
     "data": (lambda x: lax.while_loop(lambda c: c[0] < 3, jnp.sin, x), None),
@@ -74,3 +83,51 @@ def test_two_long_loops_share_the_threads_and_two_short_ones_do_not(turns, seria
     (graph,) = all_graphs(read_commands(buffer.code))
     assert len(graph.commands) == 2
     assert graph.serial == serial
+
+
+def program(turns):
+    """Two loops of several kernels that turn so often, or as often as an argument says."""
+
+    def function(x, n):
+        last = n if turns is None else turns
+        return [lax.fori_loop(0, last, lambda i, c: jnp.tanh(c @ x), v) for v in (x, x * 2)]
+
+    square = jax.ShapeDtypeStruct((64, 64), "float32")
+    (target,) = resolve(OPTIONS.target)
+    module = imported(function, square, jax.ShapeDtypeStruct((), "int32"))
+    return module, lower(run_passes(module, OPTIONS), target, OPTIONS), Costs(target)
+
+
+@pytest.mark.parametrize(("turns", "counted"), [(3, 3), (1000, 1000), (None, 16)])
+def test_loops_of_several_kernels_take_as_long_as_their_turns(turns, counted):
+    _, variant, costs = program(turns)
+    steps = variant.steps["main"].steps
+    loops = [step for step in steps if isinstance(step, Loop)]
+    assert [step.turns for step in loops] == [turns, turns]
+    for step in loops:
+        inside = sum(times_of([*step.cond, *step.body], costs))
+        assert times_of([step], costs) == pytest.approx([counted * inside])
+    assert variant.command_buffers[0].turns == [turns, turns]
+    assert [step.turns for step in walk_steps(again(variant)) if isinstance(step, Loop)] == [turns, turns]
+
+
+def again(variant):
+    """The steps, written and read."""
+    steps = variant.steps["main"]
+    return parse_program(print_program(steps), steps.kernels).steps
+
+
+@pytest.mark.parametrize(("turns", "counted"), [(3, 3), (1000, 1000), (None, 16)])
+def test_ops_take_as_long_as_their_turns(turns, counted):
+    module, _, costs = program(turns)
+    body = module.functions["main"].body
+    op = next(op for op in body.ops if op.name == "while")
+    inside = sum(costs.of_op(one, costs.target) for region in op.regions for one in region.ops)
+    assert costs.of_op(op, costs.target, constants=constants_in(body)) == pytest.approx(counted * inside)
+
+
+@pytest.mark.parametrize(("turns", "together"), [(1, False), (1000, True)])
+def test_loops_overlap_if_they_turn_often_enough(turns, together):
+    _, variant, _ = program(turns)
+    nodes = read_commands(variant.command_buffers[0].code)
+    assert any(isinstance(c, Control) for node in nodes if isinstance(node, Graph) for c in node.commands) == together

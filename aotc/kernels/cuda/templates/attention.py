@@ -12,10 +12,10 @@ from aotc.kernels.cuda.device_function import DeviceFunction
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
-from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE, SIZES
+from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpgroupAttention
 from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
-from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, STORE
+from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
 
 
 def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
@@ -53,7 +53,7 @@ def _warp_places(found: LoopAttention) -> Iterator[DeviceFunction]:
     """Yield where operands lie, and what is stored of a row besides its means."""
     z, row = (found.batch[0], "i64"), (found.row[0], "i64")
     yield DeviceFunction(BEGIN, (z,), _long(found.begin))
-    query = Apply("convert", (found.queries,), "f32")
+    query = found.queries if found.operands == "tf32" else Apply("convert", (found.queries,), "f32")
     yield DeviceFunction(QUERY, (z, row, (found.depth[0], "i64")), query)
     for number, view in enumerate(found.views()[1:]):
         assert view is not None

@@ -22,14 +22,13 @@ from aotc.kernels.cuda.templates.attention_steps import (
     judge,
     pack,
     shrink,
-    size_of_all,
     soften,
     tile_order,
     unknown,
 )
 from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
 from aotc.kernels.cuda.templates.attention_warps import copy_terms, load_queries, products, store_rows, weigh
-from aotc.kernels.cuda.templates.steps import zeros
+from aotc.kernels.cuda.templates.steps import extent, zeros
 from aotc.kernels.cuda.templates.tiles import STAGING, SWIZZLE_BYTES
 
 
@@ -47,7 +46,7 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
     score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
     divide, store, clear = shrink(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
     wait_ready, wait_all, place = copies_wait(stages - 2), copies_wait(0), tile_order(cuda, tiles)
-    m_of, n_of, heads_of = size_of_all("rows"), size_of_all("terms"), size_of_all("batch")
+    m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
     plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
 
     def attention(pointers, dims, items):

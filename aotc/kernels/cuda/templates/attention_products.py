@@ -23,7 +23,7 @@ from aotc.kernels.cuda.templates.attention_steps import COORDINATE, WIDE, read_l
 from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK
-from aotc.kernels.cuda.templates.wgmma_steps import descriptor
+from aotc.kernels.cuda.templates.wgmma_steps import descriptor, tied
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 
@@ -107,10 +107,10 @@ def weigh(tiles: WarpgroupAttention) -> Any:
     sums = ", ".join(f"${n}" for n in range(count))
     given = ", ".join(f"${2 * count + n}" for n in range(4))
     text = (
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
         f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k16.f32.{tiles.operands}.{tiles.operands} {{{sums}}}, "
-        f"{{{given}}}, ${2 * count + 4}, 1, 1, 1, 1;"
+        f"{{{given}}}, ${2 * count + 4}, p, 1, 1, 1;\n}}"
     )
-    text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n{text.replace(', 1, 1, 1, 1;', ', p, 1, 1, 1;')}\n}}"
     constraints = ",".join(["=f"] * count + [str(n) for n in range(count)] + ["r"] * 4 + ["l"])
     kind = ir.FunctionType(ir.LiteralStructType([F32] * count), [F32] * count + [I32] * 4 + [I64])
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
@@ -120,7 +120,7 @@ def weigh(tiles: WarpgroupAttention) -> Any:
             [builder.extract_value(arguments[t], n) for n in range(size)] for t, size in enumerate((count, packed))
         )
         v = builder.lshr(arguments[2], i32(4))
-        together = _tied(builder, "wgmma.fence.sync.aligned;", [*held, *weights])
+        together = tied(builder, "wgmma.fence.sync.aligned;", [*held, *weights])
         held, weights = together[:count], together[count:]
         for step in range(tiles.terms // 16):
             place = builder.add(v, i32(step * 16 * CHUNK >> 4))
@@ -139,16 +139,6 @@ def weigh(tiles: WarpgroupAttention) -> Any:
     return begin
 
 
-def _tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
-    """Emit an instruction that all of ``values`` go through: nothing is done with them before it that comes after."""
-    letters = ["f" if v.type == F32 else "r" for v in values]
-    constraints = ",".join([f"={c}" for c in letters] + [str(n) for n in range(len(values))] + ["~{memory}"])
-    kinds = [v.type for v in values]
-    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
-    found = builder.asm(kind, text, constraints, values, side_effect=True)
-    return [builder.extract_value(found, n) for n in range(len(values))]
-
-
 def settled(left: int, *counts: int) -> Any:
     """Return the function that waits until at most ``left`` groups of products are not done.
 
@@ -160,7 +150,7 @@ def settled(left: int, *counts: int) -> Any:
 
     def generate(context, builder, signature, arguments):
         values = [builder.extract_value(a, n) for a, count in zip(arguments, counts) for n in range(count)]
-        found, parts = _tied(builder, text, values), []
+        found, parts = tied(builder, text, values), []
         for kind, count in zip(kinds, counts):
             parts.append(context.make_tuple(builder, kind, found[:count]))
             found = found[count:]

@@ -21,7 +21,7 @@ from aotc.kernels.cuda.ptx import assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import HEADS_TOGETHER, TOP_CHAINS
-from aotc.kernels.cuda.templates.steps import PACK, own_elements
+from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, own_elements
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
@@ -32,8 +32,6 @@ END = "aotc_end"
 """``i64 end(..., i64 z, i64 row)``: how many terms a row has; a later row has no fewer."""
 BEGIN = "aotc_begin"
 """``i64 begin(..., i64 z)``: the first term of a head, a multiple of those of a block."""
-SIZES = {"batch": "aotc_batch", "rows": "aotc_rows", "terms": "aotc_terms"}
-"""``i64 f(...)``: how many heads there are, and rows and terms of each."""
 COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
 """``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of head z."""
 WIDE = CHUNK // 2
@@ -41,19 +39,6 @@ WIDE = CHUNK // 2
 STATE = types.UniTuple(FLOAT, 6)
 _LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
-
-
-def size_of_all(name: str) -> Any:
-    """Return the function of a kernel's pointers and dims that is a size of the whole."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
-
-    @emitted(lambda pointers, dims: INT(pointers, dims), generate)
-    def size(pointers, dims):
-        return here().block.functions[SIZES[name]]()
-
-    return size
 
 
 def _generate_end(context, builder, signature, arguments):
@@ -105,12 +90,18 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
     return place
 
 
+def meant(operands: str) -> np.dtype:
+    """Return the dtype that operands have where kernels are Python, which does not round to TF32."""
+    return to_numpy("f32" if operands == "tf32" else operands)
+
+
 def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
     """Return the first ``count`` elements of lines of a tile in shared memory; chunks are ``height`` lines high."""
-    at = np.arange(count)
-    bytes_ = (at % WIDE * 2)[:, None] + np.arange(2)
-    places = int(begin) + (at // WIDE * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
-    return here().block.memory[places].view(to_numpy(dtype))[..., 0]
+    kind = meant(dtype)
+    at, size = np.arange(count) * kind.itemsize, kind.itemsize
+    bytes_ = (at % CHUNK)[:, None] + np.arange(size)
+    places = int(begin) + (at // CHUNK * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
+    return here().block.memory[places].view(kind)[..., 0]
 
 
 def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
@@ -120,6 +111,12 @@ def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:
     for own in range(lane // 4 * 4, lane // 4 * 4 + 4):
         whole[own // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (own % 4) + n % 2] = every[own].astype(np.float32)
     return whole
+
+
+def sums_of_weights(known: np.ndarray) -> np.ndarray:
+    """Return the sum of all weights of each of the calling thread's rows."""
+    quad = here().thread % 32 // 4 * 4
+    return np.sum(here().block.exchange(known[2:4])[quad : quad + 4], axis=0)
 
 
 def _at_start(context, builder, signature, arguments):
@@ -133,8 +130,8 @@ def unknown():
     return np.array([-np.inf] * 2 + [0] * 4, np.float32)
 
 
-class _Powers:
-    """Emits arithmetic of f32."""
+class RowMaths:
+    """Emits arithmetic of f32, some of it with what other lanes have."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.b = builder
@@ -160,6 +157,12 @@ class _Powers:
         kind = ir.FunctionType(F32, [F32, I32])
         return self.b.asm(kind, _SHUFFLE, "=f,f,r", [x, i32(mask)], side_effect=True)
 
+    def sum_of_lanes(self, x: ir.Value) -> ir.Value:
+        """Return the sum of what the four lanes of a row have."""
+        for mask in (1, 2):
+            x = self.b.fadd(x, self.other(x, mask))
+        return x
+
     def finite(self, x: ir.Value) -> ir.Value:
         """Return ``x``, or 0 if that is minus infinity."""
         none = self.b.fcmp_ordered("==", x, ir.Constant(F32, -math.inf))
@@ -178,7 +181,7 @@ def soften(tiles: AttentionTiles) -> Any:
     result = types.Tuple((kept, STATE))
 
     def generate(context, builder, signature, arguments):
-        lane = _Powers(builder)
+        lane = RowMaths(builder)
         scores = [builder.extract_value(arguments[0], n) for n in range(count)]
         known = [builder.extract_value(arguments[1], n) for n in range(6)]
         found, weights = [None] * 6, [None] * count
@@ -216,7 +219,7 @@ def soften(tiles: AttentionTiles) -> Any:
     return step
 
 
-def _top(lane: _Powers, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
+def _top(lane: RowMaths, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
     """Return the highest score of a row, of which each lane of four has a part."""
     chains = scores[:TOP_CHAINS]
     for n, x in enumerate(scores[TOP_CHAINS:]):
@@ -229,7 +232,7 @@ def _top(lane: _Powers, known: ir.Value, scores: list[ir.Value]) -> ir.Value:
     return top
 
 
-def _powers(lane: _Powers, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
+def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Value) -> tuple[ir.Value, ir.Value, Any]:
     """Return what the weights of a row are below, what those so far shrink by, and the function of a weight.
 
     A score that is the product alone is scaled on its way to the exponent; others may be too large for that.
@@ -245,19 +248,27 @@ def _powers(lane: _Powers, tiles: AttentionTiles, top: ir.Value, known: ir.Value
 
 
 def pack(tiles: AttentionTiles) -> Any:
-    """Return the function that makes of weights what tensor cores take for a matrix: two in a register."""
-    count = tiles.terms // 4
+    """Return the function that makes of weights what tensor cores take for a matrix: four bytes in a register.
+
+    Of f32 a lane's columns are two neighbours in each group of 8, and tensor cores take two that are four apart: they
+    are given those, and the values of those, so that no lane needs another's.
+    """
+    count = tiles.terms * tiles.size // 8
     kept = types.UniTuple(INT, count)
 
     def generate(context, builder, signature, arguments):
-        weights = [builder.extract_value(arguments[0], n) for n in range(2 * count)]
-        pairs = [weights[2 * n : 2 * n + 2] for n in range(count)]
-        packed = [assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
+        weights = [builder.extract_value(arguments[0], n) for n in range(tiles.terms // 2)]
+        if tiles.operands == "tf32":
+            order = [4 * (n // 4) + (0, 2, 1, 3)[n % 4] for n in range(count)]
+            packed = [assembly(builder, TO_TF32, INT, [FLOAT], [weights[n]]) for n in order]
+        else:
+            pairs = [weights[2 * n : 2 * n + 2] for n in range(count)]
+            packed = [assembly(builder, PACK[tiles.operands], INT, [FLOAT, FLOAT], pair) for pair in pairs]
         return context.make_tuple(builder, signature.return_type, packed)
 
     @emitted(lambda weights: kept(weights), generate)
     def step(weights):
-        return weights.astype(to_numpy(tiles.operands))
+        return weights.astype(meant(tiles.operands))
 
     return step
 
@@ -268,14 +279,12 @@ def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
-        lane = _Powers(builder)
+        lane = RowMaths(builder)
         factors = []
         for row in range(2):
             factor = builder.extract_value(arguments[1], (2 if last else 4) + row)
             if last:
-                for mask in (1, 2):
-                    factor = builder.fadd(factor, lane.other(factor, mask))
-                factor = assembly(builder, "rcp.rn.f32 $0, $1;", FLOAT, [FLOAT], [factor])
+                factor = assembly(builder, "rcp.rn.f32 $0, $1;", FLOAT, [FLOAT], [lane.sum_of_lanes(factor)])
             factors.append(factor)
         found = [builder.fmul(builder.extract_value(arguments[0], n), factors[n // 2 % 2]) for n in range(count)]
         return context.make_tuple(builder, signature.return_type, found)
@@ -284,9 +293,8 @@ def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
     def step(sums, known):
         factors = known[4:]
         if last:
-            quad = here().thread % 32 // 4 * 4
             with np.errstate(all="ignore"):
-                factors = 1 / np.sum(here().block.exchange(known[2:4])[quad : quad + 4], axis=0)
+                factors = 1 / sums_of_weights(known)
         with np.errstate(all="ignore"):
             return sums * factors[np.arange(count) // 2 % 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aotc.ir.products.tiling import ELEMENT_BYTES
 from aotc.kernels.cuda.templates.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
 
 
@@ -14,7 +15,7 @@ class AttentionTiles:
     Attributes
     ----------
     operands : str
-        ``bf16`` or ``f16``, of queries, keys and values.
+        ``bf16``, ``f16`` or, of single warps, ``tf32``: of queries, keys and values.
     result : str
         ``bf16``, ``f16`` or ``f32``.
     rows : int
@@ -61,6 +62,11 @@ class AttentionTiles:
         return "f32"
 
     @property
+    def size(self) -> int:
+        """The bytes of an element of an operand."""
+        return ELEMENT_BYTES[self.operands]
+
+    @property
     def result_size(self) -> int:
         """The bytes of an element of the result."""
         return 2 if self.result in ("bf16", "f16") else 4
@@ -78,17 +84,17 @@ class AttentionTiles:
     @property
     def key_chunks(self) -> int:
         """How many pieces of 128 bytes a key has, the last perhaps not whole."""
-        return -(-self.depth * 2 // CHUNK)
+        return -(-self.depth * self.size // CHUNK)
 
     @property
     def value_chunks(self) -> int:
         """How many pieces of 128 bytes a value has."""
-        return -(-self.width * 2 // CHUNK)
+        return -(-self.width * self.size // CHUNK)
 
     @property
     def steps(self) -> int:
-        """How many times tensor cores take 16 elements of a key."""
-        return -(-self.depth // 16)
+        """How many times tensor cores take 32 bytes of a key."""
+        return -(-self.depth * self.size // 32)
 
     @property
     def key_bytes(self) -> int:

@@ -18,15 +18,21 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention_steps import STATE, read_lines, whole_rows
+from aotc.kernels.cuda.templates.attention_steps import (
+    STATE,
+    RowMaths,
+    meant,
+    read_lines,
+    sums_of_weights,
+    whole_rows,
+)
 from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
 from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
-from aotc.kernels.cuda.templates.steps import PACK, emit_stores, own_elements, store_meaning
+from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
-from aotc.vmfb.dtypes import to_numpy
 
 QUERY = "aotc_query"
 """``f32 query(..., i64 z, i64 row, i64 d)``."""
@@ -41,8 +47,8 @@ REST = "aotc_rest"
 def _pieces(tiles: WarpAttention, number: int) -> tuple[Any, int, int, int]:
     """Return an operand: what is known of it, its chunks, its pieces that exist, and where it begins in a stage."""
     if number:
-        return tiles.v, tiles.value_chunks, tiles.width * 2 // PIECE, tiles.key_bytes
-    return tiles.k, tiles.key_chunks, tiles.depth * 2 // PIECE, 0
+        return tiles.v, tiles.value_chunks, tiles.width * tiles.size // PIECE, tiles.key_bytes
+    return tiles.k, tiles.key_chunks, tiles.depth * tiles.size // PIECE, 0
 
 
 def _piece_of(tiles: WarpAttention, thread: Any, number: int) -> tuple[Any, Any, Any]:
@@ -75,6 +81,8 @@ def _emit_each(
     turn.add_incoming(following, b.block)
     b.cbranch(b.icmp_signed("<", following, turns), loop, after)
     b.position_at_end(after)
+    for n in range(count // COPIED_AT_ONCE * COPIED_AT_ONCE, count):
+        emit(thread, n)
 
 
 def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value], thread: ir.Value, count: int) -> None:
@@ -83,9 +91,10 @@ def _emit_copy(b: ir.IRBuilder, tiles: WarpAttention, lying: Sequence[ir.Value],
     place, line, piece = (v.raw for v in _piece_of(tiles, ScalarValue(b, thread), count))
     term = b.add(first, line)
     inside = b.and_(b.icmp_signed("<", term, n), b.icmp_signed("<", piece, there))
-    low = b.shl(b.sext(piece, I64), ir.Constant(I64, 3))
+    shift = tiles.size.bit_length() - 1
+    low = b.shl(b.sext(piece, I64), ir.Constant(I64, 4 - shift))
     flat = b.add(b.add(start, b.mul(b.sext(term, I64), pitch)), low)
-    offset = b.select(inside, b.shl(flat, ir.Constant(I64, 1)), ir.Constant(I64, 0))
+    offset = b.select(inside, b.shl(flat, ir.Constant(I64, shift)), ir.Constant(I64, 0))
     given = [b.add(to, place), b.add(source, offset), b.select(inside, i32(PIECE), i32(0))]
     assembly(b, copy_piece.text, NOTHING, [INT, LONG, INT], given)
 
@@ -111,37 +120,38 @@ def copy_terms(tiles: WarpAttention) -> Any:
         functions = here().block.functions
         for number in range(2):
             found, chunks, there, begin = _pieces(tiles, number)
-            source = pointers[found.pointer].ctypes.data
+            source, per = pointers[found.pointer].ctypes.data, PIECE // tiles.size
             for count in range(chunks * PIECES * tiles.terms // tiles.threads):
                 place, line, piece = _piece_of(tiles, int(thread), count)
                 term = int(first) + line
                 inside = term < n and piece < there
-                flat = functions[START[number]](int(z)) + term * functions[PITCH[number]]() + piece * 8
-                copy_piece(to + begin + place, source + (flat * 2 if inside else 0), PIECE if inside else 0)
+                flat = functions[START[number]](int(z)) + term * functions[PITCH[number]]() + piece * per
+                copy_piece(to + begin + place, source + (flat * tiles.size if inside else 0), PIECE if inside else 0)
 
     return copy
 
 
 def load_queries(tiles: WarpAttention) -> Any:
     """Return the function that gives a lane what it needs of its warp's 16 queries: four registers a step."""
-    count = 4 * tiles.steps
+    count, each = 4 * tiles.steps, 4 // tiles.size
     kept = types.UniTuple(INT, count)
 
     def generate(context, builder, signature, arguments):
         pointers, dims, z, row, lane, m = arguments
         b, tables, found = builder, (pointers, dims), []
+        text = TO_TF32 if tiles.operands == "tf32" else PACK[tiles.operands]
         rows = [b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half))) for half in range(2)]
         rows = [b.sext(b.select(b.icmp_signed("<", r, m), r, b.sub(m, i32(1))), I64) for r in rows]
-        head, pair = b.sext(z, I64), b.shl(b.and_(lane, i32(3)), i32(1))
+        head, own = b.sext(z, I64), b.shl(b.and_(lane, i32(3)), i32(each - 1))
         for step in range(tiles.steps):
             for register in range(4):
-                first = 16 * step + 8 * (register // 2)
+                first = 4 * each * (2 * step + register // 2)
                 if first >= tiles.depth:
                     found.append(i32(0))
                     continue
-                at = [b.sext(b.add(pair, i32(first + e)), I64) for e in range(2)]
+                at = [b.sext(b.add(own, i32(first + e)), I64) for e in range(each)]
                 values = [call_function(b, QUERY, F32, tables, head, rows[register % 2], d) for d in at]
-                found.append(assembly(b, PACK[tiles.operands], INT, [FLOAT, FLOAT], values))
+                found.append(assembly(b, text, INT, [FLOAT] * each, values))
         return context.make_tuple(builder, signature.return_type, found)
 
     @emitted(lambda *given: kept(*given[:2], *[INT] * 4), generate)
@@ -149,14 +159,14 @@ def load_queries(tiles: WarpAttention) -> Any:
         query = here().block.functions[QUERY]
         rows = [min(int(row) + r, int(m) - 1) for r in range(16)]
         whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
-        return np.array(whole).astype(to_numpy(tiles.operands))
+        return np.array(whole).astype(meant(tiles.operands))
 
     return load
 
 
 def _warp(tiles: WarpAttention, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
     """Return what emits loads and products of a warp, of keys or of values that lie by rows."""
-    lying = {"size": 2, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms, "b_by_rows": by_rows}
+    lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms, "b_by_rows": by_rows}
     return WarpProducts(builder, SimpleNamespace(**lying), lane)
 
 
@@ -187,18 +197,45 @@ def products(tiles: WarpAttention) -> Any:
     return multiply
 
 
+class _ValueWords:
+    """Emits the loads of values of f32, for weights as :func:`aotc.kernels.cuda.templates.attention_steps.pack` orders
+    them: a lane has the values of two neighbours of 8 terms, in columns that are 8 apart."""
+
+    def __init__(self, b: ir.IRBuilder, tiles: WarpAttention, at: ir.Value, lane: ir.Value) -> None:
+        self.b, self.tiles, self.at = b, tiles, at
+        self.pair, self.column = b.shl(b.and_(lane, i32(3)), i32(1)), b.lshr(lane, i32(2))
+
+    def columns(self, number: int, step: int) -> list[ir.Value]:
+        """Return the values of 8 terms in 16 columns: two registers of the first 8, and two of the others."""
+        return [self._word(2 * number + half, step, term) for half in range(2) for term in range(2)]
+
+    def _word(self, group: int, step: int, term: int) -> ir.Value:
+        """Return the value of a term in a column of a group of 8, of which four lie in a chunk."""
+        b = self.b
+        line = b.add(self.pair, i32(term))
+        piece = b.xor(b.or_(i32(2 * (group % 4)), b.lshr(self.column, i32(2))), line)
+        place = b.add(b.shl(line, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(b.and_(self.column, i32(3)), i32(2))))
+        begin = (group // 4 * self.tiles.terms + 8 * step) * CHUNK
+        kind = ir.FunctionType(F32, [I32])
+        there = b.add(b.add(self.at, place), i32(begin))
+        value = b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [there], side_effect=True)
+        return assembly(b, TO_TF32, INT, [FLOAT], [value])
+
+
 def weigh(tiles: WarpAttention) -> Any:
     """Return the function that adds values of a stage, times packed weights, to a warp's sums."""
-    count, packed = tiles.width // 2, tiles.terms // 4
+    count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
 
     def generate(context, builder, signature, arguments):
         sums, weights, at, lane = arguments
         warp, held = _warp(tiles, builder, lane, by_rows=True), [builder.extract_value(sums, n) for n in range(count)]
-        for step in range(tiles.terms // 16):
+        words = _ValueWords(builder, tiles, at, lane)
+        for step in range(packed // 4):
             left = [builder.extract_value(weights, 4 * step + n) for n in range(4)]
             for j in range(-(-tiles.width // 16)):
-                right = warp.columns(at, i32(0), 16 * j, step)
+                wide = tiles.operands == "tf32"
+                right = words.columns(j, step) if wide else warp.columns(at, i32(0), 16 * j, step)
                 for half in range(2 if 16 * j + 8 < tiles.width else 1):
                     own = slice(8 * j + 4 * half, 8 * j + 4 * half + 4)
                     held[own] = warp.add_products(left, right[2 * half : 2 * half + 2], held[own])
@@ -229,8 +266,7 @@ def store_rows(tiles: WarpAttention) -> Any:
     def store(sums, known, staging, lane, z, row, rows, pointers, dims):
         store_meaning(tiles, sums, (z, row, 0), tiles.width, (rows, tiles.width), pointers)
         if tiles.parted:
-            quad = int(lane) // 4 * 4
-            wholes = np.sum(here().block.exchange(known[2:4])[quad : quad + 4], axis=0)
+            wholes = sums_of_weights(known)
             for half in range(2):
                 own = int(row) + int(lane) // 4 + 8 * half
                 if lane % 4 == 0 and own < rows:
@@ -245,13 +281,10 @@ def _emit_rest(
     rows: ir.Value, tables: list[ir.Value],
 ) -> None:  # fmt: skip
     """Emit what one lane of four stores of each of its rows."""
-    kind = ir.FunctionType(F32, [F32, I32])
     for half in range(2):
         top, whole = b.extract_value(known, half), b.extract_value(known, 2 + half)
         top = b.fmul(top, ir.Constant(F32, float(np.float32(tiles.scale or 1.0))))
-        for mask in (1, 2):
-            text = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
-            whole = b.fadd(whole, b.asm(kind, text, "=f,f,r", [whole, i32(mask)], side_effect=True))
+        whole = RowMaths(b).sum_of_lanes(whole)
         own = b.add(row, b.add(b.lshr(lane, i32(2)), i32(8 * half)))
         first = b.icmp_signed("==", b.and_(lane, i32(3)), i32(0))
         inside, after = (b.append_basic_block(name) for name in ("row", "rest"))

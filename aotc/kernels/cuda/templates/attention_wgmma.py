@@ -38,7 +38,6 @@ from aotc.kernels.cuda.templates.attention_steps import (
     judge,
     pack,
     shrink,
-    size_of_all,
     soften,
     tile_order,
     unknown,
@@ -50,7 +49,7 @@ from aotc.kernels.cuda.templates.limits import (
     COPY_REGISTERS_OF_ATTENTION,
     COPY_REGISTERS_OF_THREE,
 )
-from aotc.kernels.cuda.templates.steps import zeros
+from aotc.kernels.cuda.templates.steps import extent, zeros
 from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 
 _TURN, _STORE = 1, 5  # numbers of barriers: of each warpgroup's turn, and before each stages its results
@@ -293,7 +292,7 @@ def _kernel(tiles: WarpgroupAttention) -> Callable[..., None]:
     few = COPY_REGISTERS_OF_THREE if consumers == 3 else COPY_REGISTERS_OF_ATTENTION
     many = ATTENTION_REGISTERS_OF_THREE if consumers == 3 else ATTENTION_REGISTERS
     give_registers, take_registers = registers("dec", few), registers("inc", many)
-    m_of, n_of, heads_of = size_of_all("rows"), size_of_all("terms"), size_of_all("batch")
+    m_of, n_of, heads_of = extent("rows"), extent("terms"), extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 
     def attention(maps, pointers, dims, items):

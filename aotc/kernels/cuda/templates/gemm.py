@@ -7,16 +7,27 @@ from typing import Any
 
 from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Alloc, Apply, Const, Index, Kernel, Scalar, Stmt, Store, Var
-from aotc.ir.loop_products import LoopProduct, read_product
-from aotc.kernels.cuda.device_function import DeviceFunction
+from aotc.ir.loop_products import LoopProduct, flat_place, read_product
+from aotc.kernels.cuda.device_function import DeviceFunction, LoadFunction
 from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates import gemm_mma, gemm_wgmma
 from aotc.kernels.cuda.templates.product_launch import tiles_of
-from aotc.kernels.cuda.templates.steps import COORDINATE, ELEMENT, EPILOGUE, GATHERED, PITCH, PLACE, SIZES, START, STORE
+from aotc.kernels.cuda.templates.result_pieces import HELD, LANE, PIECE, SUMS, piece_statements
+from aotc.kernels.cuda.templates.steps import (
+    COORDINATE,
+    ELEMENT,
+    FAR,
+    GATHERED,
+    LOAD_AHEAD,
+    PITCH,
+    SIZES,
+    START,
+    STORE,
+)
 from aotc.kernels.cuda.templates.tiles import OperandSource, WarpgroupTiles, WarpTiles
 
 
-def product_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
+def product_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction | LoadFunction]]:
     """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
     tiles = tiles_of(kernel)
     template: Any = gemm_wgmma if isinstance(tiles, WarpgroupTiles) else gemm_mma
@@ -24,17 +35,18 @@ def product_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
     return [text.replace(ENTRY, kernel.name) for text in texts], functions_of(kernel, tiles)
 
 
-def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction]:
+def functions_of(kernel: Kernel, tiles: WarpgroupTiles | WarpTiles) -> list[DeviceFunction | LoadFunction]:
     """Return what the template of ``tiles`` calls."""
     product = read_product(kernel)
     depth = product.k[1]
     if isinstance(tiles, WarpgroupTiles) and tiles.window is not None:
         depth = tiles.window.turns(tiles.depth) * tiles.depth
     extents = {"batch": product.batch[1], "rows": product.row[1], "cols": product.col[1], "depth": depth}
-    found = [DeviceFunction(SIZES[name], (), _long(extent)) for name, extent in extents.items()]
+    found: list[DeviceFunction | LoadFunction] = []
+    found += [DeviceFunction(SIZES[name], (), _long(extent)) for name, extent in extents.items()]
     for number, source in enumerate((tiles.a, tiles.b)):
         found += _operand(product, tiles, source, number)
-    return [*found, *_stores(product, tiles)]
+    return [*found, *_stores(product)]
 
 
 def _operand(
@@ -70,29 +82,25 @@ def _operand(
         yield DeviceFunction(f"{COORDINATE[number]}{n}", z, _long(value_))
 
 
-def _stores(product: LoopProduct, tiles: WarpgroupTiles | WarpTiles) -> Iterator[DeviceFunction]:
-    """Yield what becomes of a sum."""
-    axes = tuple((name or "z", "i64") for name, _ in (product.batch, product.row, product.col))
-    total, given = product.total, Var("aotc_sum", product.total.dtype)
-    begin: tuple[Stmt, ...] = (Alloc(total), Store(total, (), given))
-    own = (*axes, ("aotc_sum", total.dtype))
-    if not tiles.in_lines:
-        yield DeviceFunction(STORE, own, Const(0, "i32"), (*begin, *product.epilogue))
+def _stores(product: LoopProduct) -> Iterator[DeviceFunction | LoadFunction]:
+    """Yield what becomes of a sum, or of the sums of a piece."""
+    found, total = piece_statements(product), product.total
+    pieces, loops = found.pieces, (product.batch, product.row, product.col)
+    axes = tuple((name or "z", "i64") for name, _ in loops)
+    for number, load in enumerate(found.far):
+        yield DeviceFunction(f"{FAR}{number}", axes, _long(flat_place(load)))
+    if pieces.width == 1:
+        begin: tuple[Stmt, ...] = (Alloc(total), Store(total, (), Var("aotc_sum", total.dtype)))
+        yield DeviceFunction(STORE, (*axes, ("aotc_sum", total.dtype)), Const(0, "i32"), (*begin, *found.body))
         return
-    *lets, last = product.epilogue
-    place = product.place
-    assert isinstance(last, Store)
-    assert place is not None
-    yield DeviceFunction(EPILOGUE, own, _before_rounding(last.value, tiles.sum), (*begin, *lets))
-    yield DeviceFunction(PLACE, axes, _long(place))
-
-
-def _before_rounding(value: Scalar, dtype: str) -> Scalar:
-    """Return ``value`` as templates take it, which round it to the dtype of the result."""
-    match value:
-        case Apply(fn="convert", args=(inner,)) if inner.dtype == dtype:
-            return inner
-    return value if value.dtype == dtype else Apply("convert", (value,), dtype)
+    axis = 1 if pieces.down else 2
+    own = tuple((PIECE, "i64") if n == axis else given for n, given in enumerate(axes))
+    held = tuple((f"{HELD}{n}", dtype, count) for n, (dtype, count) in enumerate(pieces.held))
+    vectors = ((SUMS, total.dtype, pieces.width), *held)
+    yield DeviceFunction(STORE, own, Const(0, "i32"), found.body, vectors)
+    if held:
+        loads = tuple((load, count) for load, (_, count) in zip(found.loads, pieces.held, strict=True))
+        yield LoadFunction(LOAD_AHEAD, own, loads, LANE)
 
 
 def _long(e: Dim) -> Scalar:

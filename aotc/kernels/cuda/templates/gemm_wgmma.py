@@ -2,10 +2,15 @@
 
 A block has a warpgroup that copies and one or two that multiply. The first keeps the tensor memory accelerator busy: it
 fills the stages of a ring in shared memory. The others multiply stage after stage, 64 rows each, and give it back. The
-products of a tile stay in registers; the epilogue gets them one by one, and rows of 16 bytes go to memory. Blocks stay
+products of a tile stay in registers; the epilogue gets them in pieces, and rows of 16 bytes go to memory. Blocks stay
 and take one tile after the other, those of a few rows of tiles together, which share what they read in the L2 cache.
+Two warpgroups that multiply share each tile, or take tiles in turn: then one does the epilogue of its tile while the
+other multiplies.
 
 Rows of both operands begin at multiples of 16 bytes; their sizes may be any. A batch of products is one launch.
+
+A product that is turned has the columns of B where others have rows of A: few rows fill instructions then, and f32
+which lies by rows, as tensor cores do not read it, is the operand that they take from registers.
 """
 
 from __future__ import annotations
@@ -23,16 +28,21 @@ from aotc.kernels.cuda.hopper import (
     barrier_init,
     barrier_wait,
     barriers_made,
+    group_arrive,
+    group_wait,
     products_commit,
     products_fence,
     products_wait,
     registers,
 )
 from aotc.kernels.cuda.ptx import quotient, shared_base
+from aotc.kernels.cuda.templates.held_steps import hold, multiply_held, nothing, settle
 from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS, PRODUCT_REGISTERS_OF_ONE, WIDE_COLUMNS
 from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
 from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
-from aotc.kernels.cuda.templates.wgmma_steps import load_tile, multiply, store_tile
+from aotc.kernels.cuda.templates.wgmma_steps import ask_ahead, by_sides, load_tile, multiply, store_tile
+
+_TURN = 1  # and the next: the numbers of the barriers at which two warpgroups that take tiles in turn wait for theirs
 
 
 @cache
@@ -79,9 +89,17 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return what a warpgroup does that multiplies: 64 rows of all tiles of the block."""
     rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
     staging, full, empty = _places(tiles)
-    steps, clear, store = multiply(tiles), zeros(cols // 2, tiles.sum), store_tile(tiles)
+    steps, clear, store = multiply(tiles), zeros(tiles.parts * tiles.width // 2, tiles.sum), store_tile(tiles)
+    ask, locate, (first, second) = ask_ahead(tiles), _locate(tiles), by_sides(tiles, 0, rows * CHUNK)
     wait_all, wait_but_one = products_wait(0), products_wait(1)
     place, i32 = tile_order(cuda, rows, cols, tiles.batched), types.int32
+    shift, tall, every = (0, 0, 2) if tiles.in_turn else (64 * CHUNK, 64, 1)  # from one warpgroup to the next
+
+    @cuda.jit(device=True, inline="always")
+    def after(s, parity, turns):
+        """Return the stage, and its parity, so many after ``s``: those of the other warpgroup's tile lie between."""
+        rounds = quotient(i32(s + turns), i32(stages))
+        return i32(s + turns - rounds * stages), i32(parity ^ (rounds & 1))
 
     @cuda.jit(device=True, inline="always")
     def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
@@ -89,15 +107,23 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
         leads = (thread & 127) == 0
         own = i32(base + staging + (mine * 4 + warp) * STAGING)
         tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        if every == 2 and mine == 1:
+            tile = i32(tile + cuda.gridDim.x)
+            s, parity = after(s, parity, turns)
+            group_arrive(i32(_TURN), i32(256))
         while tile < count:
             z, row, column = place(tile, down, across)
+            own_row, other, high, wide = locate(row, column, i32(mine * tall + warp * 16), m, n)
+            ask(lane, z, own_row, other, high, wide, pointers, dims)
             sums = clear()
             turn, before = i32(0), i32(0)
+            if every == 2:
+                group_wait(i32(_TURN + mine), i32(256))
             while turn < turns:
                 barrier_wait(i32(base + full + 8 * s), parity)
                 products_fence()
                 at = i32(base + s * stage)
-                sums = steps(sums, i32(at + mine * 64 * CHUNK), i32(at + rows * CHUNK), turn)
+                sums = steps(sums, i32(at + first + mine * shift), i32(at + second), turn)
                 products_commit()
                 if turn > 0:
                     wait_but_one()
@@ -107,10 +133,70 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
                 turn, s = i32(turn + 1), i32(s + 1)
                 if s == stages:
                     s, parity = i32(0), i32(parity ^ 1)
+            if every == 2:
+                group_arrive(i32(_TURN + 1 - mine), i32(256))
             wait_all()
             if turns > 0 and leads:
                 barrier_arrive(i32(base + empty + 8 * before))
-            store(sums, own, lane, z, i32(row + mine * 64 + warp * 16), column, m, n, pointers, dims)
+            store(sums, own, lane, z, own_row, other, high, wide, pointers, dims)
+            tile = i32(tile + every * cuda.gridDim.x)
+            if every == 2:
+                s, parity = after(s, parity, turns)
+
+    return multiply_tiles
+
+
+def _locate(tiles: WarpgroupTiles) -> Callable[..., tuple[int, int, int, int]]:
+    """Return the function of the first row and column of a warp's sums, and of how many there are of both."""
+    turned, i32 = tiles.turned, types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def locate(row, column, own, m, n):
+        if turned:
+            return i32(column + own), row, n, m
+        return i32(row + own), column, m, n
+
+    return locate
+
+
+def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
+    """Return :func:`_multiplier` of products whose first operand is in registers: each warp gives a stage back."""
+    rows, cols, stages, stage = tiles.rows, tiles.cols, tiles.stages, tiles.stage_bytes
+    staging, full, empty = _places(tiles)
+    steps, clear, store = multiply_held(tiles), zeros(tiles.width // 2, tiles.sum), store_tile(tiles)
+    load, nothing_held, wait, ask = hold(tiles), nothing(), settle(tiles), ask_ahead(tiles)
+    first, second = by_sides(tiles, 0, rows * CHUNK)
+    place, locate, i32 = tile_order(cuda, rows, cols, tiles.batched), _locate(tiles), types.int32
+
+    @cuda.jit(device=True, inline="always")
+    def multiply_tiles(pointers, dims, base, thread, m, n, count, down, across, turns):
+        mine, warp, lane = i32((thread >> 7) - 1), i32((thread >> 5) & 3), i32(thread & 31)
+        own = i32(base + staging + (mine * 4 + warp) * STAGING)
+        begin = i32(base + first + mine * 64 * CHUNK)
+        tile, s, parity = i32(cuda.blockIdx.x), i32(0), i32(0)
+        while tile < count:
+            z, row, column = place(tile, down, across)
+            low, other, high, wide = locate(row, column, i32(mine * 64 + warp * 16), m, n)
+            ask(lane, z, low, other, high, wide, pointers, dims)
+            sums, held, turn = clear(), nothing_held(), i32(0)
+            if turns > 0:
+                barrier_wait(i32(base + full + 8 * s), parity)
+                held = load(i32(begin + s * stage), thread)
+            while turn < turns:
+                sums = steps(sums, held, i32(base + s * stage + second), turn)
+                products_commit()
+                following, before = held, s
+                turn, s = i32(turn + 1), i32(s + 1)
+                if s == stages:
+                    s, parity = i32(0), i32(parity ^ 1)
+                if turn < turns:
+                    barrier_wait(i32(base + full + 8 * s), parity)
+                    following = load(i32(begin + s * stage), thread)
+                sums = wait(sums, held)
+                if lane == 0:
+                    barrier_arrive(i32(base + empty + 8 * before))
+                held = following
+            store(sums, own, lane, z, low, other, high, wide, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
 
     return multiply_tiles
@@ -120,8 +206,9 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     """Return the kernel; what it has of ``tiles`` are constants to Numba."""
     rows, cols, depth, stages, consumers = tiles.rows, tiles.cols, tiles.depth, tiles.stages, tiles.consumers
     _, full, empty = _places(tiles)
-    copy_tiles, multiply_tiles = _copier(tiles), _multiplier(tiles)
-    most = PRODUCT_REGISTERS if consumers == 2 or cols > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
+    arrivals = 4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
+    copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
+    most = PRODUCT_REGISTERS if consumers == 2 or tiles.width > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
     give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", most)
     m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
@@ -136,7 +223,7 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
         if thread == 0:
             for s in range(stages):
                 barrier_init(i32(base + full + 8 * s), i32(1))
-                barrier_init(i32(base + empty + 8 * s), i32(consumers))
+                barrier_init(i32(base + empty + 8 * s), i32(arrivals))
             barriers_made()
         cuda.syncthreads()
         if thread < 128:

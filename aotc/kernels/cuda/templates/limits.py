@@ -91,3 +91,9 @@ TOP_CHAINS = 4
 why: so many instructions are on their way at a time, of which each waits for the one before it
 from: chosen, not measured
 """
+
+HELD_VALUES = 48
+"""unit: registers of a thread for what an epilogue reads ahead, of 16 rows and 32 columns of a warp
+why: they are on their way while the sums before them are stored, beside 128 sums of a tile of 256 columns
+from: the linker's log: with three operands of 16 each none is spilled
+"""

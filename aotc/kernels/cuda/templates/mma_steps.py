@@ -20,11 +20,12 @@ from aotc.kernels.cuda.templates.steps import (
     PITCH,
     REGISTERS,
     START,
-    emit_stores,
+    TO_TF32,
     own_elements,
     products,
     store_meaning,
 )
+from aotc.kernels.cuda.templates.store_pieces import StorePieces
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource, WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -188,7 +189,7 @@ class WarpProducts:
         values = [b.extract_value(found, n) for n in range(4)]
         if self.tiles.operands != "tf32":
             return values
-        return [assembly(b, "cvt.rna.tf32.f32 $0, $1;", INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
+        return [assembly(b, TO_TF32, INT, [FLOAT], [b.bitcast(v, F32)]) for v in values]
 
     def _load_words(self, begin: ir.Value, start: ir.Value, step: int, outer_first: bool) -> list[ir.Value]:
         """Load what :meth:`_load` does of f32 that lie by rows, whose instruction turns only elements of 16 bits."""
@@ -203,7 +204,7 @@ class WarpProducts:
             place = b.add(b.add(begin, place), b.shl(_bits(b, element, 3), i32(2)))
             kind = ir.FunctionType(F32, [I32])
             found.append(b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True))
-        return [assembly(b, "cvt.rna.tf32.f32 $0, $1;", INT, [FLOAT], [v]) for v in found]
+        return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the sums with the products of 16 rows and 8 columns added."""
@@ -230,7 +231,7 @@ def store_tile(tiles: WarpTiles) -> Any:
         sums, staging, lane, z, row, *others = arguments
         for i in range(tiles.warp_rows // 16):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
-            emit_stores(builder, tiles, own, [staging, lane, z, builder.add(row, i32(16 * i)), *others])
+            StorePieces(builder, tiles, [own], [staging, lane, z, builder.add(row, i32(16 * i)), *others]).emit()
         return context.get_dummy_value()
 
     @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)

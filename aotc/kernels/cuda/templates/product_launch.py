@@ -8,10 +8,11 @@ from math import prod
 from typing import Any
 
 from aotc.ir.dims import ceildiv, maximum
-from aotc.ir.loop_ir import Kernel, Store
+from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_products import LoopProduct, View, read_product
 from aotc.ir.products.tiling import Tiling, Window
 from aotc.ir.products.windows import WindowOperands, window_operands
+from aotc.kernels.cuda.templates.result_pieces import result_pieces
 from aotc.kernels.cuda.templates.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
 from aotc.kernels.interface import size_entry
 
@@ -23,30 +24,35 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
     tiling, product = _tiling(kernel), read_product(kernel)
     buffers = [b.name for b in (*kernel.inputs, *kernel.outputs)]
     views = (product.view(), product.view(right=True))
-    place, last = product.place, product.epilogue[-1]
-    in_lines = place is not None and isinstance(last, Store)
     given: dict[str, Any] = {
         "operands": product.operands,
-        "result": last.buffer.dtype if in_lines and isinstance(last, Store) else "f32",
         "stages": tiling.stages,
         "cols": tiling.cols,
         "a": _source(views[0], tiling, product, buffers, 0),
         "b": _source(views[1], tiling, product, buffers, 1),
-        "out": buffers.index(last.buffer.name) if in_lines and isinstance(last, Store) else -1,
         "batched": product.batch[1] != 1,
-        "in_lines": in_lines,
+        "pieces": result_pieces(product, buffers),
     }
     if tiling.window is not None:
         read = _window_operands(product, tiling.window)
         given |= {"a_by_rows": False, "b_by_rows": not read.turned, "window": tiling.window}
-        return WarpgroupTiles(**given, consumers=tiling.rows // 64)
+        return WarpgroupTiles(**given, **_warpgroups(tiling))
     for name, view in zip(("a", "b"), views):
         source = given[name]
         by_rows = view is not None and view.by_rows and not source.turned
         given[f"{name}_by_rows"] = by_rows and not source.gathered
-    if tiling.template == "wgmma":
-        return WarpgroupTiles(**given, consumers=tiling.rows // 64)
+    if tiling.is_wgmma:
+        return WarpgroupTiles(**given, **_warpgroups(tiling))
     return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
+
+
+def _warpgroups(tiling: Tiling) -> dict[str, Any]:
+    """Return which rows the warpgroups have that multiply."""
+    if tiling.is_in_turn:
+        return {"consumers": 2, "parts": tiling.rows // 64, "in_turn": True}
+    if tiling.is_turned:
+        return {"consumers": tiling.cols // 64, "turned": True, "high": tiling.rows}
+    return {"consumers": tiling.rows // 64}
 
 
 def _tiling(kernel: Kernel) -> Tiling:
@@ -66,7 +72,7 @@ def _source(view: View | None, tiling: Tiling, product: LoopProduct, buffers: li
     if tiling.window is not None:
         read = _window_operands(product, tiling.window)
         return OperandSource(buffers.index((read.x, read.w)[number].name))
-    if tiling.template == "wgmma":
+    if tiling.is_wgmma:
         if view is None or (found := view.coordinates(*product.batch)) is None:
             raise ValueError("an operand is not copied in tiles")
         return OperandSource(buffers.index(view.buffer.name), len(found[1]))
@@ -106,7 +112,7 @@ def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapp
     offset, others = found
     outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
     inner, other = (outer, depth) if view.by_rows else (depth, outer)
-    box = [64, tiles.depth] if view.by_rows else [tiles.depth, lines]
+    box = [CHUNK // tiles.size, tiles.depth] if view.by_rows else [tiles.depth, lines]
     sizes = [inner, other, *(count for _, _, count in others)]
     strides = [view.pitch, *(stride for _, stride, _ in others)]
     return {
@@ -136,7 +142,7 @@ def _window_maps(
     else:
         kernel, line = [channels, columns, taps[-1], prod(taps[:-1])], channels * taps[-1]
         lines = [line, channels, line * columns]
-    box = [64, tiles.depth, 1] if tiles.b_by_rows else [tiles.depth, tiles.cols, 1, 1]
+    box = [CHUNK // tiles.size, tiles.depth, 1] if tiles.b_by_rows else [tiles.depth, tiles.cols, 1, 1]
     left = {
         "sizes": [size_entry(maximum(extent, 1), numbers) for extent in extents],
         "strides": [size_entry(n * size, numbers) for n in steps],

@@ -22,7 +22,7 @@ from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import GROUP
-from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles
+from aotc.kernels.cuda.templates.tiles import CHUNK, ProductTiles, WarpTiles
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
@@ -32,9 +32,14 @@ i32 that is an i32 too."""
 PLACE = "aotc_place"
 """``i64 place(..., i64 z, i64 row, i64 col)``: where, counted in elements."""
 STORE = "aotc_store"
-"""``i32 store(..., i64 z, i64 row, i64 col, f32 sum)``: does all that is to be done with a sum."""
-SIZES = {"batch": "aotc_batch", "rows": "aotc_rows", "cols": "aotc_cols", "depth": "aotc_depth"}
-"""``i64 f(...)``: the sizes of the products, and how many there are."""
+"""``i32 store(..., i64 z, i64 row, i64 col, f32 sum)``: does all that is to be done with a sum; or, of a piece of a row
+(of a column), whose number is in the place of ``col`` (of ``row``), with all its sums, and what was loaded ahead."""
+LOAD_AHEAD = "aotc_load_ahead"
+"""``{...} load_ahead(..., i64 z, i64 row, i64 col)``: what is loaded for a piece before its sums are there."""
+FAR = "aotc_far"
+"""``i64 far(..., i64 z, i64 row, i64 col)``, with a number: where an element is of a large array that is loaded so."""
+SIZES = {name: f"aotc_{name}" for name in ("batch", "rows", "cols", "depth", "terms")}
+"""``i64 f(...)``: the sizes of the products, and how many there are; of attention how many heads, rows and terms."""
 START = ("aotc_left_start", "aotc_right_start")
 """``i64 f(..., i64 z)``: the first element of an operand of product z that lies in lines."""
 PITCH = ("aotc_left_pitch", "aotc_right_pitch")
@@ -47,7 +52,8 @@ ELEMENT = ("aotc_left", "aotc_right")
 """``f32 f(..., i64 z, i64 i, i64 k)``: an element of an operand that is computed; of i8 an i32."""
 REGISTERS = {"f32": (FLOAT, F32), "i32": (INT, I32)}
 """What sums are to Numba and to LLVM."""
-_BARRIER = "bar.warp.sync 0xffffffff;"
+BARRIER = "bar.warp.sync 0xffffffff;"
+TO_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
 _STORE_IF = (
     "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
@@ -57,7 +63,7 @@ _LOAD = {"f32": ("ld.shared.f32 $0, [$1];", "=f,r,~{memory}"), "i32": ("ld.share
 
 
 def extent(name: str) -> Any:
-    """Return the function of a kernel's pointers and dims that is a size of the product."""
+    """Return the function of a kernel's pointers and dims that is a size of the product, or of attention."""
 
     def generate(context, builder, signature, arguments):
         return builder.trunc(call_function(builder, SIZES[name], I64, arguments), I32)
@@ -115,17 +121,17 @@ def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
     kind = to_numpy(tiles.sum)
-    left, right = _operand(tiles, a, tiles.a_by_rows, rows), _operand(tiles, b, tiles.b_by_rows, cols)
+    left, right = operand_elements(tiles, a, tiles.a_by_rows, rows), operand_elements(tiles, b, tiles.b_by_rows, cols)
     return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
-def _operand(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
-    """Return some rows of A, or columns of B."""
+def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
+    """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
     i, k = which[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
     bytes_ = np.asarray(at * tiles.size)[..., None] + np.arange(tiles.size)
-    turn = (line & 3) << 1 if by_rows and tiles.size == 4 else line & 7
+    turn = (line & 3) << 1 if by_rows and tiles.size == 4 and isinstance(tiles, WarpTiles) else line & 7
     lines = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
     places = lines + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
     return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
@@ -135,23 +141,24 @@ def store_meaning(
     tiles: ProductTiles | AttentionTiles, sums: np.ndarray, place: Sequence[int], width: int, sizes: Sequence[int],
     pointers: Any,
 ) -> None:  # fmt: skip
-    """Store the calling thread's sums of 16 rows and ``width`` columns, as :func:`emit_stores` lets its warp do."""
+    """Store the calling thread's sums of 16 rows and ``width`` columns, as their warp does together."""
     z, row, col = place
     functions = here().block.functions
     for value, i, j in zip(sums, *own_elements(width)):
         if i + row < sizes[0] and j + col < sizes[1]:
-            at = (int(z), int(i + row), int(j + col))
-            if tiles.in_lines:
+            own = (int(i + row), int(j + col))
+            at = (int(z), *(own[::-1] if isinstance(tiles, ProductTiles) and tiles.turned else own))
+            if isinstance(tiles, AttentionTiles) and tiles.in_lines:
                 pointers[tiles.out].reshape(-1)[functions[PLACE](*at)] = functions[EPILOGUE](*at, value)
             else:
                 functions[STORE](*at, value)
 
 
 def emit_stores(
-    builder: ir.IRBuilder, tiles: ProductTiles | AttentionTiles, sums: Sequence[ir.Value],
+    builder: ir.IRBuilder, tiles: AttentionTiles, sums: Sequence[ir.Value],
     arguments: Sequence[ir.Value],
 ) -> None:  # fmt: skip
-    """Emit what a warp stores of 16 rows: see :class:`StoreRows`."""
+    """Emit what a warp stores of 16 rows of attention: see :class:`StoreRows`."""
     (StoreRows if tiles.in_lines else StoreElements)(builder, tiles, sums, arguments).emit()
 
 
@@ -162,7 +169,7 @@ class StoreElements:
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, tiles: ProductTiles | AttentionTiles, sums: Sequence[ir.Value],
+        self, builder: ir.IRBuilder, tiles: AttentionTiles, sums: Sequence[ir.Value],
         arguments: Sequence[ir.Value],
     ) -> None:  # fmt: skip
         self.b, self.tiles, self.sums = builder, tiles, sums
@@ -172,9 +179,9 @@ class StoreElements:
         """Emit all of them."""
         for first in range(0, len(self.sums) // 4, 4):
             self._put(first)
-            assembly(self.b, _BARRIER, NOTHING, [], [])
+            assembly(self.b, BARRIER, NOTHING, [], [])
             self._rows(first * 8)
-            assembly(self.b, _BARRIER, NOTHING, [], [])
+            assembly(self.b, BARRIER, NOTHING, [], [])
 
     def _put(self, first: int) -> None:
         """Put 32 columns down; pieces of 16 bytes are swizzled."""
@@ -227,7 +234,7 @@ class StoreRows:
     Parameters
     ----------
     builder : llvmlite.ir.IRBuilder
-    tiles : ProductTiles or AttentionTiles
+    tiles : AttentionTiles
     sums : sequence of values
         The lane's: in each group of 8 columns two of a row, and two of the row 8 below.
     arguments : sequence of values
@@ -236,7 +243,7 @@ class StoreRows:
     """
 
     def __init__(
-        self, builder: ir.IRBuilder, tiles: ProductTiles | AttentionTiles, sums: Sequence[ir.Value],
+        self, builder: ir.IRBuilder, tiles: AttentionTiles, sums: Sequence[ir.Value],
         arguments: Sequence[ir.Value],
     ) -> None:  # fmt: skip
         self.b, self.tiles, self.sums = builder, tiles, sums
@@ -250,10 +257,10 @@ class StoreRows:
         for first in range(0, len(self.sums) // 4, per):
             for n in range(min(per, len(self.sums) // 4 - first)):
                 self._stage(n, first + n)
-            assembly(self.b, _BARRIER, NOTHING, [], [])
+            assembly(self.b, BARRIER, NOTHING, [], [])
             for n in range(4):
                 self._copy(n, first * 8)
-            assembly(self.b, _BARRIER, NOTHING, [], [])
+            assembly(self.b, BARRIER, NOTHING, [], [])
 
     def _epilogue(self, value: ir.Value, row: ir.Value, col: ir.Value) -> ir.Value:
         b = self.b

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.products.tiling import Window
+from aotc.ir.products.tiling import ELEMENT_BYTES, Window
 from aotc.kernels.cuda.templates.limits import MOST_THREADS, WARP_ROWS
+from aotc.kernels.cuda.templates.result_pieces import ONE_BY_ONE, ResultPieces
 from aotc.targets import TARGETS
 
 SWIZZLE_BYTES = 1024
@@ -22,6 +23,16 @@ STAGING = 16 * CHUNK
 """unit: bytes
 why: a warp holds 16 rows of a tile's sums, which it writes in pieces of 128 bytes
 from: PTX ISA, layout of the accumulators of wgmma and mma
+"""
+COLUMNS, ROWS = 32, 16
+"""unit: columns and rows of sums of f32 that a warp puts down at a time
+why: they fill its staging area
+from: STAGING
+"""
+LINE = 128
+"""unit: bytes
+why: L2 is asked for so many at once
+from: the lines of NVIDIA's caches
 """
 
 
@@ -58,8 +69,6 @@ class ProductTiles:
     ----------
     operands : str
         ``bf16``, ``f16``, ``i8`` or ``tf32``: f32 whose significands are rounded to 11 bits.
-    result : str
-        ``bf16``, ``f16``, ``f32`` or ``i32``.
     stages : int
         Of the ring.
     a_by_rows, b_by_rows : bool
@@ -69,25 +78,24 @@ class ProductTiles:
         Of a block's tile.
     a, b : OperandSource
         What is known of the operands in memory.
-    out : int
-        The number of the result's pointer.
     batched : bool
         Are there several products?
-    in_lines : bool
-        Are results stored in pieces of 16 bytes? Otherwise the program's own statements store each element.
+    pieces : ResultPieces
+        In which results are stored.
+    turned : bool
+        Are columns of the result rows to the instructions?
     """
 
     operands: str
-    result: str
     stages: int = 4
     a_by_rows: bool = False
     b_by_rows: bool = True
     cols: int = 256
     a: OperandSource = OperandSource()
     b: OperandSource = OperandSource(1)
-    out: int = -1
     batched: bool = False
-    in_lines: bool = True
+    pieces: ResultPieces = ONE_BY_ONE
+    turned: bool = False
 
     @property
     def rows(self) -> int:
@@ -97,17 +105,12 @@ class ProductTiles:
     @property
     def size(self) -> int:
         """The bytes of an element of an operand."""
-        return {"tf32": 4, "i8": 1}.get(self.operands, 2)
+        return ELEMENT_BYTES[self.operands]
 
     @property
     def sum(self) -> str:
         """What products are added up in."""
         return "i32" if self.operands == "i8" else "f32"
-
-    @property
-    def result_size(self) -> int:
-        """The bytes of an element of the result."""
-        return 2 if self.result in ("bf16", "f16") else 4
 
     @property
     def depth(self) -> int:
@@ -129,16 +132,30 @@ class ProductTiles:
 class WarpgroupTiles(ProductTiles):
     """Of :mod:`aotc.kernels.cuda.templates.gemm_wgmma`: 64 rows for each of ``consumers``, warpgroups that multiply.
 
-    With a ``window`` A is copied by windows: the product is a convolution.
+    If these work ``in_turn``, each has tiles of its own, of ``parts`` times 64 rows. With a ``window`` A is copied by
+    windows: the product is a convolution. If it is turned, the 64 are columns, and there are ``high`` rows.
     """
 
     consumers: int = 2
+    parts: int = 1
+    in_turn: bool = False
     window: Window | None = None
+    high: int = 0
 
     @property
     def rows(self) -> int:
         """The rows of a tile."""
-        return 64 * self.consumers
+        return self.high if self.turned else 64 * (self.parts if self.in_turn else self.consumers)
+
+    @property
+    def width(self) -> int:
+        """How many sums of each of its 64 rows an instruction adds to: the columns of a tile, or its rows."""
+        return self.high if self.turned else self.cols
+
+    @property
+    def in_registers(self) -> bool:
+        """Do warps load the operand of those 64 from shared memory, since f32 lies there by rows?"""
+        return self.size == 4 and (self.b_by_rows if self.turned else self.a_by_rows)
 
     @property
     def threads(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
@@ -13,10 +14,11 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, emit_stores, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.store_pieces import StorePieces, ask_for_operands
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.window_steps import boxes, load_window
-from aotc.kernels.llvm_types import I32, I64, i32
+from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 
 def load_tile(tiles: WarpgroupTiles) -> Any:
@@ -64,66 +66,110 @@ def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value
     return builder.or_(builder.zext(low, I64), ir.Constant(I64, (1 << 62) | (1024 >> 4 << 32)))
 
 
+def by_sides(tiles: WarpgroupTiles, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return what belongs to A and to B, or to rows and to columns, as the instructions have them, or back."""
+    return (b, a) if tiles.turned else (a, b)
+
+
+def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:
+    """Emit an instruction that all of ``values`` go through: nothing is done with them before it that comes after."""
+    letters = ["f" if v.type == F32 else "r" for v in values]
+    constraints = ",".join([f"={c}" for c in letters] + [str(n) for n in range(len(values))] + ["~{memory}"])
+    kinds = [v.type for v in values]
+    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    found = builder.asm(kind, text, constraints, values, side_effect=True)
+    return [builder.extract_value(found, n) for n in range(len(values))]
+
+
 def multiply(tiles: WarpgroupTiles) -> Any:
     """Return the function that begins to add the products of a stage to a warpgroup's sums.
 
-    Of them it has those of rows ``16 w + l / 4`` and 8 more, for warp w and lane l, and of columns ``8 j + 2 (l % 4)``
-    and the next; if it is the first stage of a tile, the sums begin anew.
+    Of 64 rows a thread has those of rows ``16 w + l / 4`` and 8 more, for warp w and lane l, and of columns
+    ``8 j + 2 (l % 4)`` and the next; then come those of the next 64 rows, if the warpgroup has more. If it is the first
+    stage of a tile, the sums begin anew. It takes where the operands are, of which the first has those rows: that is B
+    if the product is turned.
     """
-    count, step = tiles.cols // 2, 32 // tiles.size
+    count, step = tiles.width // 2, 32 // tiles.size
+    a_by_rows, b_by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)
     numba_type, llvm_type = REGISTERS[tiles.sum]
     letter = "f" if tiles.sum == "f32" else "r"
     kind, added = {"i8": ("s8", "s32")}.get(tiles.operands, (tiles.operands, "f32"))
     sums = ", ".join(f"${n}" for n in range(count))
     signs = ", 1, 1" if tiles.sum == "f32" else ""
-    ways = f", {int(tiles.a_by_rows)}, {int(tiles.b_by_rows)}" if tiles.size == 2 else ""
+    ways = f", {int(a_by_rows)}, {int(b_by_rows)}" if tiles.size == 2 else ""
     text = (
         f"{{\n.reg .pred p;\nsetp.ne.b32 p, ${2 * count + 2}, 0;\n"
-        f"wgmma.mma_async.sync.aligned.m64n{tiles.cols}k{step}.{added}.{kind}.{kind} {{{sums}}}, "
+        f"wgmma.mma_async.sync.aligned.m64n{tiles.width}k{step}.{added}.{kind}.{kind} {{{sums}}}, "
         f"${2 * count}, ${2 * count + 1}, p{signs}{ways};\n}}"
     )
     constraints = ",".join([f"={letter}"] * count + [str(n) for n in range(count)] + ["l", "l", "r"])
     result = ir.FunctionType(ir.LiteralStructType([llvm_type] * count), [llvm_type] * count + [I64, I64, I32])
     across = step * CHUNK >> 4  # from one step to the next, where elements of a row or column lie side by side
-    a_step, a_leading = (across, 16) if tiles.a_by_rows else (2, 16)
-    b_step, b_leading = (across, tiles.depth * CHUNK) if tiles.b_by_rows else (2, 16)
+    a_step, a_leading = (across, 16) if a_by_rows else (2, 16)
+    b_step, b_leading = (across, tiles.depth * CHUNK) if b_by_rows else (2, 16)
 
     def generate(context, builder, signature, arguments):
-        held = [builder.extract_value(arguments[0], n) for n in range(count)]
+        held = [
+            [builder.extract_value(arguments[0], part * count + n) for n in range(count)] for part in range(tiles.parts)
+        ]
         a, b = (builder.lshr(place, i32(4)) for place in arguments[1:3])
         for n in range(4):
-            operands = [
-                descriptor(builder, builder.add(a, i32(a_step * n)), a_leading),
-                descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
-                i32(1) if n else arguments[3],
-            ]
-            found = builder.asm(result, text, constraints, [*held, *operands], side_effect=True)
-            held = [builder.extract_value(found, n) for n in range(count)]
-        return context.make_tuple(builder, signature.return_type, held)
+            for part in range(tiles.parts):
+                operands = [
+                    descriptor(builder, builder.add(a, i32(a_step * n + part * (64 * CHUNK >> 4))), a_leading),
+                    descriptor(builder, builder.add(b, i32(b_step * n)), b_leading),
+                    i32(1) if n else arguments[3],
+                ]
+                found = builder.asm(result, text, constraints, [*held[part], *operands], side_effect=True)
+                held[part] = [builder.extract_value(found, n) for n in range(count)]
+        return context.make_tuple(builder, signature.return_type, [x for own in held for x in own])
 
-    kept = types.UniTuple(numba_type, count)
+    kept = types.UniTuple(numba_type, count * tiles.parts)
 
     @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
     def steps(given, a, b, turn):
-        rows, cols = own_elements(tiles.cols)
+        rows, cols = own_elements(tiles.width)
         rows = rows + 16 * (here().thread // 32 % 4)
         with here().block.warpgroup():
-            found = products(tiles, a, b, rows, cols)
+            places = ((a + p * 64 * CHUNK, b) for p in range(tiles.parts))
+            which = by_sides(tiles, rows, cols)
+            found = np.concatenate([products(tiles, *by_sides(tiles, *place), *which) for place in places])
         return given + found if turn else found
 
     return steps
 
 
 def store_tile(tiles: WarpgroupTiles) -> Any:
-    """Return the function by which a warp stores its 16 rows of a tile."""
+    """Return the function by which a warp stores its 16 rows of a tile, or of each 64 rows of one."""
+    count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):
-        sums = [builder.extract_value(arguments[0], n) for n in range(tiles.cols // 2)]
-        emit_stores(builder, tiles, sums, arguments[1:])
+        sums, *place = arguments
+        own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
+        StorePieces(builder, tiles, own, place).emit()
         return context.get_dummy_value()
 
     @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)
     def store(sums, staging, lane, z, row, col, rows, cols, pointers, dims):
-        store_meaning(tiles, sums, (z, row, col), tiles.cols, (rows, cols), pointers)
+        for part in range(tiles.parts):
+            own = sums[part * count : (part + 1) * count]
+            store_meaning(tiles, own, (z, row + 64 * part, col), tiles.width, (rows, cols), pointers)
 
     return store
+
+
+def ask_ahead(tiles: WarpgroupTiles) -> Any:
+    """Return the function by which a warp asks L2 for the operands that the epilogue of its 16 rows of a tile reads."""
+
+    def generate(context, builder, signature, arguments):
+        lane, z, row, *others = arguments
+        for part in range(tiles.parts):
+            place = [lane, z, builder.add(row, i32(64 * part)), *others]
+            ask_for_operands(builder, tiles, tiles.width, place)
+        return context.get_dummy_value()
+
+    @emitted(lambda *given: NOTHING(*[INT] * 6, *given[-2:]), generate)
+    def ask(lane, z, row, col, rows, cols, pointers, dims):
+        pass
+
+    return ask

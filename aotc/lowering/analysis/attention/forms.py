@@ -77,9 +77,10 @@ def attention_of(product: Op, makers: Makers, users: Users) -> Attention | None:
     if product.name != "dot_general":
         return None
     for side in (0, 1):
-        found = _AttentionMatcher(product, side, makers).match()
-        if found is not None and found[0].closed(product, users):
-            return _extended(found[1], users)
+        matcher = _AttentionMatcher(product, side, makers)
+        found = matcher.match()
+        if found is not None and matcher.closed(users):
+            return _extended(found, users)
     return None
 
 
@@ -93,13 +94,13 @@ class _AttentionMatcher:
         self.index: Index = tuple(0 if n == 1 else sym(f"axis{d}", 0, n) for d, n in enumerate(shape))
         self.extents = {i: n for i, n in zip(self.index, shape, strict=True) if i != 0}
 
-    def closed(self, product: Op, users: Users) -> bool:
+    def closed(self, users: Users) -> bool:
         """Does nothing else read what lies between the two products?"""
-        known = {*self.inside, product}
+        known = {*self.inside, self.product}
         return all(user in known for op in self.inside for user in users.get(op.results[0], ()))
 
-    def match(self) -> tuple[_AttentionMatcher, Attention] | None:
-        """Return this and the attention, or None."""
+    def match(self) -> Attention | None:
+        """Return the attention, or None."""
         contracted = [self.index[d] for d in self._attr("contract") if self.index[d] != 0]
         if len(contracted) != 1:
             return None
@@ -215,7 +216,7 @@ class _AttentionMatcher:
         op = self._op(read)
         if op is None:
             return None
-        splats = [number_of(v, self.makers) for v in op.operands] if op.name == "mul" or op.name == "div" else []
+        scaled = self._scaled(op)
         match op.name:
             case "dot_general":
                 self.inside[op] = None
@@ -233,14 +234,20 @@ class _AttentionMatcher:
                         )  # fmt: skip
                         return first
                     self.inside = before
-            case "mul" if splats[0] is not None or splats[1] is not None:
-                n = 0 if splats[1] is not None else 1
-                found.scale *= splats[1 - n]  # type: ignore[operator]
+            case "mul" | "div" if scaled is not None:
+                n, number = scaled
+                found.scale = found.scale * number if op.name == "mul" else found.scale / number
                 return self._scores(self._operand(op, n, read), found, 2)
-            case "div" if splats[1] is not None and splats[1] != 0:
-                found.scale /= splats[1]
-                return self._scores(self._operand(op, 0, read), found, 2)
         return None
+
+    def _scaled(self, op: Op) -> tuple[int, float] | None:
+        """Return which operand ``op`` multiplies with, or divides by, a number, and the number; or None."""
+        if op.name != "mul" and op.name != "div":
+            return None
+        left, right = (number_of(v, self.makers) for v in op.operands)
+        if right is not None and (right != 0 or op.name == "mul"):
+            return 0, right
+        return (1, left) if left is not None and op.name == "mul" else None
 
     def _masked(self, op: Op, read: ElementRead, found: _Scores) -> ElementRead | None:
         for n in (1, 2):
@@ -254,7 +261,7 @@ class _AttentionMatcher:
 
     # --- products ---
 
-    def _products(self, first: Op, at: Index, found: _Scores) -> tuple[_AttentionMatcher, Attention] | None:
+    def _products(self, first: Op, at: Index, found: _Scores) -> Attention | None:
         """Return the attention of the operands of both products, if their dims are those of one index space."""
         sides = [_dims_of(first, side, at) for side in (0, 1)]
         contracted = {n for n in (first.operands[0].type.shape[d] for d in first.attrs["lhs_contract"]) if n != 1}
@@ -277,7 +284,7 @@ class _AttentionMatcher:
         if own is None or masks is None or biases is None or {i for i in q.index if i != 0} != {*axes, depth}:
             return None
         fill = found.fill if found.fill is not None else -np.inf
-        return self, Attention(
+        return Attention(
             self.product, q, k, own, out, self.term, depth, column, found.scale, fill, biases, masks,
             first.attrs.get("precision"), self.extents,
         )  # fmt: skip
@@ -296,16 +303,12 @@ class _AttentionMatcher:
         best = base(read, self.extents, self.makers)
         while best is not None and (op := self.makers.get(best.value)) is not None:
             inner = None
-            if op.name == "convert" and _widens(op):
+            if op.name == "convert" and widens(op):
                 inner = op.operands[0]
-            elif scaled and (op.name == "mul" or op.name == "div"):
-                left, right = (number_of(v, self.makers) for v in op.operands)
-                if right is not None and (right != 0 or op.name == "mul"):
-                    inner = op.operands[0]
-                    found.scale *= right if op.name == "mul" else 1 / right
-                elif left is not None and op.name == "mul":
-                    inner = op.operands[1]
-                    found.scale *= left
+            elif scaled and (way := self._scaled(op)) is not None:
+                n, number = way
+                inner = op.operands[n]
+                found.scale *= number if op.name == "mul" else 1 / number
             if inner is None:
                 return best
             best = base(replace(best, value=inner), self.extents, self.makers)
@@ -347,7 +350,8 @@ def _dims_of(first: Op, side: int, at: Index) -> tuple[list[Dim], list[Dim | Non
     return list(places), index
 
 
-def _widens(op: Op) -> bool:
+def widens(op: Op) -> bool:
+    """Does a conversion only widen floats, up to f32?"""
     source, target = op.operands[0].type.dtype, op.result.type.dtype
     floats = kind_of(source) == kind_of(target) == "f" and DTYPES[source].bits >= 16
     return floats and DTYPES[source].bits < DTYPES[target].bits <= 32
@@ -356,15 +360,24 @@ def _widens(op: Op) -> bool:
 def _extended(found: Attention, users: Users) -> Attention:
     """Return the attention with the movements and roundings of its result that nothing else reads."""
     while len(readers := users.get(found.root.result, ())) == 1 and (op := readers[0]) is not None:
-        source, target = op.operands[0].type if op.operands else None, op.results[0].type if op.results else None
-        if op.name == "transpose":
-            out = tuple(found.out[d] for d in op.attrs["perm"])
-        elif op.name == "reshape" and [n for n in source.shape if n != 1] == [n for n in target.shape if n != 1]:  # type: ignore[union-attr]
-            axes = iter([i for i in found.out if i != 0])
-            out = tuple(0 if n == 1 else next(axes) for n in target.shape)  # type: ignore[union-attr]
-        elif op.name == "convert" and source.dtype == "f32" and target.dtype in ("bf16", "f16"):  # type: ignore[union-attr]
-            out = found.out
-        else:
+        out = _moved(op, found.out)
+        if out is None:
             break
         found = replace(found, root=op, out=out)
     return found
+
+
+def _moved(op: Op, at: Index) -> Index | None:
+    """Return the index of the result of an op that moves or rounds what is read ``at``; None of another op."""
+    match op.name:
+        case "transpose":
+            return tuple(at[d] for d in op.attrs["perm"])
+        case "convert":
+            narrows = op.operands[0].type.dtype == "f32" and op.result.type.dtype in ("bf16", "f16")
+            return at if narrows else None
+        case "reshape":
+            before, after = op.operands[0].type.shape, op.result.type.shape
+            if [n for n in before if n != 1] == [n for n in after if n != 1]:
+                axes = iter([i for i in at if i != 0])
+                return tuple(0 if n == 1 else next(axes) for n in after)
+    return None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import exp, log
+from types import MappingProxyType
 from typing import Any
 
 from aotc.diagnostics import CompileError, Loc
@@ -18,17 +19,18 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.opset import CONTROL_FLOW, ELEMENTWISE
-from aotc.ir.tensor_ir import Module, Op, TensorType, walk
+from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.costs.devices import elements, op_nanoseconds
 from aotc.lowering.analysis.costs.machines import MEMORY_BOUND, machine_of
 from aotc.lowering.analysis.costs.predict import Prediction, predict
 from aotc.lowering.analysis.costs.work import (
     CLAIM_NS,
-    LOOP_TRIPS,
+    FEW_CLAIMS,
     MAX_CLAIMS,
     SERIAL_NS,
     guess,
 )
+from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.targets import Target
 from aotc.vmfb.costs.record import digest_of
 from aotc.vmfb.dtypes import size_of
@@ -109,10 +111,15 @@ class Costs:
     # ------------------------------------------------------------ what the schedule decides
 
     def grain(self, kernel: Kernel) -> int:
-        """Return how many grid items to claim at once: each claim worth some microseconds."""
+        """Return how many grid items to claim at once: each claim worth some microseconds.
+
+        Few claims are a power of two: three of eight items would leave one of two threads with five.
+        """
         items = max(guess(kernel.grid), 1)
-        claims = max(1, min(items, MAX_CLAIMS.value, int(self.of(kernel).ns // CLAIM_NS.value)))
-        return -(-items // claims)
+        claims = max(1, int(self.of(kernel).ns // CLAIM_NS.value))
+        if FEW_CLAIMS.holds(claims):
+            claims = 1 << (claims - 1).bit_length()
+        return -(-items // min(claims, items, MAX_CLAIMS.value))
 
     def copy(self, size: Dim) -> float:
         """Return the nanoseconds of a copy of ``size`` bytes."""
@@ -125,11 +132,16 @@ class Costs:
 
     # ------------------------------------------------------------ ops, before there are kernels
 
-    def of_op(self, op: Op, target: Target, device: str = "") -> float:
-        """Return the nanoseconds of ``op`` by itself on a device of ``target``, which the model may have a name for."""
+    def of_op(
+        self, op: Op, target: Target, device: str = "", constants: Mapping[Value, Op] = MappingProxyType({})
+    ) -> float:
+        """Return the nanoseconds of ``op`` by itself on a device of ``target``, which the model may have a name for.
+
+        ``constants`` may say how often loops turn.
+        """
         if op.name in CONTROL_FLOW:
-            inner = [sum(self.of_op(i, target, device) for i in r.ops) for r in op.regions]
-            return LOOP_TRIPS.value * sum(inner) if op.name == "while" else max(inner, default=0.0)
+            inner = [sum(self.of_op(i, target, device, constants) for i in r.ops) for r in op.regions]
+            return sum(inner) * expected_turns(op, constants, {}) if op.name == "while" else max(inner, default=0.0)
         rows = self._by_place.get(place_of(op.loc), ())
         named = [row["ns"][device] for row in rows if device in row["ns"]]
         found = named or [ns for row in rows if (ns := _measured(row, target))]

@@ -100,6 +100,18 @@ MIRROR_BYTES = BlockSize(
 SOLVED_COLUMNS = BlockSize(
     "solved_columns", 32, "right-hand sides that a GPU's block solves for", "chosen, not measured: a warp's width",
 )
+FACTOR_WARPS = BlockSize(
+    "factor_warps", 16, "warps of a GPU's block that factors a matrix column by column, at most",
+    "chosen, not measured: as triangle_threads",
+)
+COLUMNS_OF_WARP = BlockSize(
+    "columns_of_warp", 4, "columns of a matrix for each of these warps, at least",
+    "chosen, not measured: all wait for the one that finds a pivot or a reflector",
+)
+BLOCK_FACTOR = Limit(
+    "block_factor", 1 << 16, "elements of a matrix that a GPU's block factors, and LAPACK does not",
+    "chosen, not measured: 256 rows and columns, which stay near a multiprocessor",
+)
 DFT_THREAD_POINTS = BlockSize(
     "dft_thread_points", 16, "points of a signal for each thread of a GPU's block; a thread alone transforms no more",
     "chosen, not measured: two butterflies of eight, in registers",

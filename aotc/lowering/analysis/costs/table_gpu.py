@@ -80,6 +80,26 @@ COLUMN_ROWS = BlockSize(
     "column_rows", 4, "rows that a thread which reduces columns has under way at once",
     "chosen, not measured: as unrolled_vectors",
 )
+NARROW_ELEMENTS = Limit(
+    "narrow_elements", 1 << 22, "elements whose columns are reduced in one step by blocks of few, if blocks are few",
+    "an H200: 3072 x 768 of f32 take 5.4 us, but 4096 x 4096 23.2, 70 % of a copy's speed",
+)
+NARROW_BYTES = BlockSize(
+    "narrow_bytes", 32, "bytes of columns of a block that reduces them, at least",
+    "what memory is read by",
+)
+NARROW_COLUMNS = BlockSize(
+    "narrow_columns", 8, "columns of such a block, at least",
+    "by construction: narrow_bytes of f32",
+)
+NARROW_BLOCKS = Limit(
+    "narrow_blocks", 47, "such blocks that leave so much of a GPU idle that its columns are split",
+    "chosen, not measured: a third of an H200's 132 multiprocessors",
+)
+NARROW_ROWS = BlockSize(
+    "narrow_rows", 8, "rows that a thread of such a block has under way at once",
+    "chosen, not measured: a multiprocessor has one of them",
+)
 GPU_BLOCKS = BlockSize(
     "gpu_blocks", 1056, "blocks of a GPU's reduction, at most, if it is split for them",
     "chosen, not measured: eight for each of an H200's 132 multiprocessors",

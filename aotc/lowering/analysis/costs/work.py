@@ -21,6 +21,10 @@ MAX_CLAIMS = BlockSize(
     "max_claims", 64, "claims that a grid is cut into, at most",
     "chosen, not measured: some for each of 16 cores",
 )
+FEW_CLAIMS = Limit(
+    "few_claims", 8, "claims of a grid of which there is a power of two",
+    "two threads, Zen 4: a product of 8 items in a loop, in 3 claims 1.20 of the time that it takes in 4",
+)
 SHARING_NS = Estimate(
     "sharing_ns", 3_000, "nanoseconds that a graph takes longer for being shared by threads",
     "chosen, not measured: others see it, claim, and are waited for",
@@ -58,6 +62,11 @@ CALL_WORK = Estimate("call_work", 16, "operations per element of a custom call's
 # fmt: on
 
 ROWS = rows_in(globals())
+
+
+def turns_or_guess(turns: int | None) -> int:
+    """Return how often a loop turns, a guess where that is not known."""
+    return LOOP_TRIPS.value if turns is None else turns
 
 
 def work_of(op: Op) -> int:

@@ -83,7 +83,7 @@ def is_depthwise(op: Op) -> bool:
 def window_of(op: Op, target: Target) -> Window | None:
     """Return the window of a ``conv`` that ``target`` copies by windows; None for others.
 
-    Its kernel has to lie as products take it: f32 and i8 by terms.
+    Its kernel has to lie as products take it: i8 by terms.
     """
     if target.cpu != "sm_90a" or not conv_on_tensor_cores(op):
         return None
@@ -99,7 +99,7 @@ def window_of(op: Op, target: Target) -> Window | None:
         tuple(map(static, pixels)), static(channels), op.attrs.get("parts", 1),
     )  # fmt: skip
     size = size_of(op.operands[0].type.dtype)
-    by_terms = op.attrs.get("rhs_transposed", False) or size != 2
+    by_terms = op.attrs.get("rhs_transposed", False) or size == 1
     merged = replace(window, merged=True)
     return next((w for w in (window, merged) if _is_copied(w, shape, size, by_terms, columns)), None)
 

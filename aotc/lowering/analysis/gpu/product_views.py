@@ -79,8 +79,10 @@ def _lies_in_lines(v: Value, turned: bool, chain: list[Op]) -> bool:
         index = backward(op, index)
     source = chain[-1].operands[0].type
     view = view_of(Load(Buffer("x", source.dtype, source.shape), index), "i", "k", set(), set(_LOOPS))
-    if view is None or not view.in_lines or (view.by_rows and size_of(source.dtype) != 2):
+    if view is None or not view.in_lines:
         return False
+    if view.by_rows and (size_of(source.dtype) == 1 or (size_of(source.dtype) == 4 and not turned)):
+        return False  # it was turned for the tensor cores
     extent: Dim = batch[0] if batch else 1
     found = view.coordinates("z", extent)
     return found is not None and len(found[1]) <= MOST_COORDINATES

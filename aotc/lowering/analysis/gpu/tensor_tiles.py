@@ -1,7 +1,8 @@
 """Which tiles a product on tensor cores gets: the least time by a table of rates, each of a multiprocessor.
 
 A launch takes as many waves as its tiles fill the GPU's multiprocessors; of each wave every multiprocessor has as many
-tiles as fit there, and does their products at the rate of the table, or as fast as it reads their operands.
+tiles as fit there, and does their products at the rate of the table, or as fast as it reads their operands, and then
+the epilogue. Where two warpgroups take tiles in turn, the products of one hide the epilogue of the other.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from aotc.ir.dims import Dim
-from aotc.ir.loop_products import LoopProduct, is_multiple
-from aotc.ir.products.tiling import Tiling, Window
+from aotc.ir.dims_symbols import symbols
+from aotc.ir.loop_access import operands
+from aotc.ir.loop_ir import Apply, Load, Store
+from aotc.ir.loop_products import LoopProduct, View, is_multiple
+from aotc.ir.opset import SCALARS
+from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling, Window
 from aotc.ir.products.windows import window_operands
 from aotc.ir.tensor_ir import TensorType
 from aotc.lowering.analysis.costs.row import Estimate, Limit
@@ -40,15 +45,28 @@ class TileRate:
 
 
 TILE_RATES = (
+    TileRate(Tiling("wgmma_in_turn", 128, 128, 6), 6.25),
+    TileRate(Tiling("wgmma_in_turn", 64, 128, 8), 5.8),
+    TileRate(Tiling("wgmma_in_turn", 128, 64, 8), 5.4),
     TileRate(Tiling("wgmma", 128, 256, 4), 6.35),
     TileRate(Tiling("wgmma", 128, 192, 5), 6.4),
-    TileRate(Tiling("wgmma", 128, 128, 6), 6.3),
+    TileRate(Tiling("wgmma", 128, 128, 6), 6.7),
     TileRate(Tiling("wgmma", 128, 64, 8), 4.4),
     TileRate(Tiling("wgmma", 64, 256, 5), 6.0),
     TileRate(Tiling("wgmma", 64, 128, 8), 5.35),
     TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
     TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
     TileRate(Tiling("wgmma", 64, 64, 2), 2.4, 2),
+    TileRate(Tiling("wgmma_turned", 256, 128, 4), 5.6),
+    TileRate(Tiling("wgmma_turned", 192, 128, 5), 5.6),
+    TileRate(Tiling("wgmma_turned", 128, 128, 6), 5.5),
+    TileRate(Tiling("wgmma_turned", 64, 128, 8), 3.6),
+    TileRate(Tiling("wgmma_turned", 256, 64, 5), 4.6),
+    TileRate(Tiling("wgmma_turned", 128, 64, 8), 3.5),
+    TileRate(Tiling("wgmma_turned", 128, 64, 4), 4.6, 2),
+    TileRate(Tiling("wgmma_turned", 64, 64, 6), 2.0, 2),
+    TileRate(Tiling("wgmma_turned", 64, 64, 2), 1.4, 2),
+    TileRate(Tiling("wgmma_turned", 32, 64, 8), 1.6, 2),
     TileRate(Tiling("mma", 128, 128, 3), 3.0),
     TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
     TileRate(Tiling("mma", 64, 64, 3), 2.2, 3),
@@ -57,11 +75,15 @@ TILE_RATES = (
 """unit: see TileRate
 why: the tiles of a product are those that take the least time by it
 from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes 63, 49, 50, 52, 61, 61 and 86 us with
-the tilings of wgmma; those of mma: 128 x 128 from 4096 x 4096 x 4096, 409 us, the others in proportion; those of two
-slices, which fit in 48 KiB, are below those of more by what is chosen, not measured
+the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
+and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
+4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
+by what is chosen, not measured; of those that are turned, with weights of f32 as they lie, 256 x 128, 128 x 64 with 8
+slices and 64 x 64 with 6 are from an H200 too (4096 x 4096 x 4096 takes 345 us, 1024 x 768 x 3072 32 us), and the
+others are chosen between them
 """
+_WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "i8": 1.9}  # of the rate of bf16
-_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1}
 
 # fmt: off
 TENSOR_FLOPS = Limit(
@@ -74,6 +96,14 @@ TENSOR_TERMS = Limit(
 TENSOR_COLUMNS = Limit(
     "tensor_columns", 7, "columns, or rows, both of which are too few for tensor cores",
     "chosen: a tile has 64 of each at least",
+)
+TURN_START = Estimate(
+    "turn_start", 2500, "nanoseconds of the kernel that turns a convolution's, besides those of its bytes",
+    "an H200: 2.4 MB are turned in 2.7 us, 4.7 MB in 3.5",
+)
+FEW_TILE_ROWS = Limit(
+    "few_tile_rows", 32, "rows of a product that is turned, and of its tiles, though it need not be",
+    "chosen: instructions have 64 rows, or down to 8 columns",
 )
 TURNED_READS = Limit(
     "turned_reads", 511, "rows that an operand of TF32 or i8 is multiplied with and not turned for",
@@ -111,8 +141,20 @@ PRODUCT_START = Estimate(
     "product_start", 2000, "nanoseconds of a product besides those of its tiles", "benchmarks/products.py --tiles",
 )
 TILE_START = Estimate(
-    "tile_start", 800, "nanoseconds before a tile's first product, and after its last",
+    "tile_start", 500, "nanoseconds before a tile's first product, and after its last besides its epilogue",
     "benchmarks/products.py --tiles",
+)
+EPILOGUE_BYTES = Estimate(
+    "epilogue_bytes", 60, "bytes that a multiprocessor reads and writes for epilogues in a nanosecond",
+    "residuals of ResNet's layers on an H200, in tiles of all sizes",
+)
+EPILOGUE_WORK = Estimate(
+    "epilogue_work", 100, "operations of epilogues that a multiprocessor does in a nanosecond",
+    "gelu of 8192 x 3072 sums on an H200",
+)
+PARTLY_HIDDEN = Estimate(
+    "partly_hidden", 30, "percent of the shorter of two times, of tiles and of memory, that the longer adds to",
+    "50176 x 256 x 64 with a residual on an H200: tiles of 128 x 256 take 1.16 times as long as those of 64 x 128",
 )
 OPERAND_BYTES = Estimate(
     "operand_bytes", 116, "bytes that a multiprocessor reads in a nanosecond",
@@ -144,8 +186,11 @@ def best_tiling(product: LoopProduct, target: Target, window: Window | None = No
     """
     if window is not None and window_operands(product, window) is None:
         window = None
-    template = "wgmma" if window is not None or takes_wgmma(product, target) else "mma"
-    rows = (row for row in TILE_RATES if row.tiling.template == template)
+    templates = templates_of(product, target, window)
+    rows = (row for row in TILE_RATES if row.tiling.template in templates)
+    if "wgmma" in templates:
+        few = FEW_TILE_ROWS.holds(product.row[1])
+        rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
     fitting = [_held(row, target) for row in rows if row.tiling.shared <= target.shared_memory]
     best = min(fitting, key=lambda row: nanoseconds(product, row, window)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
@@ -157,18 +202,39 @@ def _held(row: TileRate, target: Target) -> TileRate:
     return replace(row, resident=max(min(row.resident, most), 1))
 
 
-def takes_wgmma(product: LoopProduct, target: Target) -> bool:
-    """Can Hopper's instructions multiply these operands? Both must lie in lines that are copied in tiles."""
-    if target.cpu != "sm_90a":
+def templates_of(product: LoopProduct, target: Target, window: Window | None) -> frozenset[str]:
+    """Return the templates that can multiply these operands: Hopper's, or that of single warps.
+
+    Hopper's have those that lie in lines, which are copied in tiles. Of f32 one may lie by rows, which is that of the
+    instructions' own rows; of i8 none. What is turned has rows of A by terms.
+    """
+    if window is not None:
+        read = window_operands(product, window)
+        assert read is not None
+        ways = (False, not read.turned)
+    else:
+        views = [v for v in (product.view(), product.view(right=True)) if v is not None and _is_copied(v, product)]
+        if target.cpu != "sm_90a" or len(views) != 2:
+            return _WARPS
+        ways = (views[0].by_rows, views[1].by_rows)
+    match product.operands, ways:
+        case ("tf32", (True, True)) | ("i8", (True, _) | (_, True)):
+            return _WARPS
+        case ("tf32", (True, _)):
+            return frozenset({"wgmma"})
+        case ("tf32", (_, True)):
+            return frozenset({"wgmma_turned"})
+        case (_, (True, _)):
+            return frozenset({"wgmma", "wgmma_in_turn"})
+    return frozenset({"wgmma", "wgmma_in_turn", "wgmma_turned"})
+
+
+def _is_copied(view: View, product: LoopProduct) -> bool:
+    """Does an operand lie in lines that are copied in tiles?"""
+    found, count = view.coordinates(*product.batch), 16 // size_of(view.buffer.dtype)
+    if not view.in_lines or found is None:
         return False
-    for view in (product.view(), product.view(right=True)):
-        if view is None or not view.in_lines or (view.by_rows and product.operands not in ("bf16", "f16")):
-            return False
-        found = view.coordinates(*product.batch)
-        count = 16 // size_of(view.buffer.dtype)
-        if found is None or not all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1]))):
-            return False
-    return True
+    return all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
 
 
 def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1) -> int:
@@ -184,30 +250,79 @@ def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1) -> 
 
     def time(parts: int) -> float:
         adding = ADD_PARTS.value + 4 * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
-        rows = (row for row in TILE_RATES if row.tiling.template == "wgmma")
+        rows = (row for row in TILE_RATES if row.tiling.is_wgmma)
         return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
     return min((1, *possible), key=time)
 
 
+def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
+    """Does a convolution by a kernel of f32 that lies by rows take less time if that is turned first?"""
+    if not all(isinstance(d, int) for d in (*shape, k)):
+        return False
+    m, n, terms = map(_guess, (*shape, k))
+    parts = parts_of_sum(shape, k, "tf32", taps)
+    times = {
+        turned: min(
+            _time(m, n, terms // parts, parts, "tf32", row, taps)
+            for row in TILE_RATES
+            if row.tiling.is_wgmma and row.tiling.is_turned is not turned
+        )
+        for turned in (False, True)
+    }
+    return times[True] + TURN_START.value + 8 * terms * n / PRODUCT_MEMORY.value < times[False]
+
+
 def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None) -> float:
     """Return what the model says that ``product`` takes with the tiles of ``row``."""
     m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
-    return _time(m, n, k, count, product.operands, row, 1 if window is None else prod(window.taps))
+    taps = 1 if window is None else prod(window.taps)
+    return _time(m, n, k, count, product.operands, row, taps, _epilogue(product))
 
 
-def _time(m: int, n: int, k: int, count: int, operands: str, row: TileRate, taps: int = 1) -> float:
-    """Return the model's nanoseconds; rows of a convolution share what ``taps`` taps read."""
-    tiling, size = row.tiling, _BYTES[operands]
+def _epilogue(product: LoopProduct) -> tuple[int, int]:
+    """Return the bytes that the epilogue of a sum reads of large operands and writes, and its operations."""
+    stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
+    read, work, seen = 0, 0, set[int]()
+    stack = [x for s in product.epilogue for x in operands(s)]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        match node:
+            case Apply(fn=fn, args=args):
+                work += SCALARS[fn].work
+                stack += args
+            case Load(buffer=buffer, index=index) if buffer.space == "global":
+                names = {s.name for i in index for s in symbols(i)}
+                read += size_of(buffer.dtype) if {product.row[0], product.col[0]} <= names else 0
+    return stored + read, work
+
+
+def _time(
+    m: int, n: int, k: int, count: int, kind: str, row: TileRate, taps: int = 1, epilogue: tuple[int, int] = (4, 0)
+) -> float:
+    """Return the model's nanoseconds; rows of a convolution share what ``taps`` taps read.
+
+    ``epilogue`` has the bytes and the operations of a sum; those of a part of a sum are to store it.
+    """
+    tiling, size = row.tiling, ELEMENT_BYTES[kind]
     tiles = count * -(-m // tiling.rows) * -(-n // tiling.cols)
     waves = -(-tiles // (MULTIPROCESSORS.value * row.resident))
     together = min(row.resident, -(-tiles // MULTIPROCESSORS.value))
     flops = 2 * tiling.rows * tiling.cols * k * together
     moved = (min(m, tiling.rows) + min(n, tiling.cols)) * k * size * together
-    rate = 1000 * row.rate * _SHARES[operands] * max(together / row.resident, ALONE_PERCENT.value / 100)
-    wave = TILE_START.value + max(flops / rate, moved / OPERAND_BYTES.value)
-    memory = count * (m * k // taps + k * n) * size + 2 * count * m * n
-    return PRODUCT_START.value + max(waves * wave, memory / PRODUCT_MEMORY.value)
+    rate = 1000 * row.rate * _SHARES[kind] * max(together / row.resident, ALONE_PERCENT.value / 100)
+    own = epilogue[0] / EPILOGUE_BYTES.value + epilogue[1] / EPILOGUE_WORK.value
+    own *= min(m, tiling.rows) * min(n, tiling.cols) * together
+    wave = max(flops / rate, moved / OPERAND_BYTES.value)
+    if tiling.is_in_turn:
+        busy = TILE_START.value + waves * max(wave, (wave + own) / 2) + own
+    else:
+        busy = waves * (TILE_START.value + wave + own)
+    memory = count * ((m * k // taps + k * n) * size + m * n * epilogue[0]) / PRODUCT_MEMORY.value
+    return PRODUCT_START.value + max(busy, memory) + PARTLY_HIDDEN.value / 100 * min(busy, memory)
 
 
 def _guess(extent: Dim) -> int:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from aotc.ir.opset.linalg_lapack import BLOCK_ROUTINES
 from aotc.ir.tensor_ir import Function, Module, Op, walk
+from aotc.lowering.analysis.costs.table_algorithms import BLOCK_FACTOR
 from aotc.lowering.analysis.devices import named
 from aotc.options import DEVICE, HOST, Options
 from aotc.targets import MIX, Mix, Target, host_beside
@@ -25,7 +27,11 @@ def host_only(op: Op) -> HostOnly | None:
     return rule(op) if rule else None
 
 
-def _lapack(op: Op) -> HostOnly:
+def _lapack(op: Op) -> HostOnly | None:
+    """Small matrices a block of threads factors."""
+    *_, columns, rows = op.operands[0].type.shape
+    if op.attrs["routine"] in BLOCK_ROUTINES and BLOCK_FACTOR.holds(columns * rows):
+        return None
     hint = "a CPU target or device, or let the host run it: --host-fallback"
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from aotc.ir.opset import CONTROL_FLOW, INLINE, MOVES
 from aotc.ir.opset.control import JUDGED
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, walk
+from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.costs.devices import HOST_READ_NS, move_nanoseconds, size_in_bytes
 from aotc.lowering.analysis.costs.machines import machine_of
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.devices import OF_TARGET, replicated
 from aotc.lowering.analysis.host.host_only import host_only
 from aotc.lowering.analysis.host.least_cut import FIRST, SECOND, LeastCut
-from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.options import DEVICE, HOST
 from aotc.targets import Target
 
@@ -48,7 +48,7 @@ class _Sides:
     def __post_init__(self) -> None:
         body = self.function.body
         self.own = replicated(body)
-        self.constants = {op.result: op for op in walk(body) if op.name == "constant"}
+        self.constants = constants_in(body)
         for v in body.params:
             self._made(v, SECOND, 1)
         self._region(body, 1, None)
@@ -123,7 +123,7 @@ class _Sides:
             self.asked.add(self.makers[asked])
 
     def _trips(self, op: Op) -> int:
-        return trip_count(op, self.constants, {}) or LOOP_TRIPS.value
+        return expected_turns(op, self.constants, {})
 
     # ------------------------------------------------------------ the solution
 

@@ -28,8 +28,10 @@ from aotc.lowering.analysis.cost import (
     REPEATED_WORK_O3,
     STAGE_WORK,
 )
+from aotc.lowering.analysis.costs.machines import machine_of
 from aotc.lowering.analysis.costs.row import Limit
 from aotc.lowering.analysis.costs.table_gpu import GPU_REGION_OPS
+from aotc.lowering.analysis.costs.work import guess
 from aotc.lowering.analysis.in_place import updated_operands
 from aotc.lowering.analysis.region_work import RegionWork, kept_values, loop_work, row_work, update_work
 from aotc.lowering.analysis.resources import row_fits, row_memory
@@ -38,6 +40,7 @@ from aotc.lowering.passes.fusion.outline import Group
 from aotc.lowering.passes.fusion.record import FusionRecord
 from aotc.options import Options
 from aotc.targets import Target, resolve
+from aotc.vmfb.dtypes import size_of
 
 ABSORBING = {"loop", "row", "reduce", "window", "contract", "update"}
 
@@ -91,7 +94,19 @@ class Budget:
             work = update_work(ops, members[0])
         else:
             work = loop_work(ops, reader.anchors, members, self.target)
+            if reader.kind == "loop" and self._saves_memory(group, work, reader.anchors):
+                return ""
         return "" if work.fits else _too_much(work)
+
+    def _saves_memory(self, group: Group, work: RegionWork, anchors: Anchors) -> bool:
+        """Would a GPU take longer to launch a kernel that stores the group's results, and to read them again?"""
+        again, elements = work.fused - work.apart, guess(product(anchors.anchor.type.shape))
+        if self.target.kind != "cuda" or not REPEATED_WORK.holds(again // max(elements, 1)):
+            return False
+        machine = machine_of(self.target)
+        stored = sum(guess(product(v.type.shape)) * size_of(v.type.dtype) for op in group.members for v in op.results)
+        move = 2 * stored / machine.level_of(stored).rate
+        return again / machine.vector <= machine.launch + move
 
     def _refuses_row(self, ops: Mapping[Value, Op], members: Sequence[Op], anchors: Anchors) -> str:
         read = {v for op in members for v in op.operands}
@@ -148,7 +163,9 @@ class Absorber:
         if len(found) != 1:
             return None
         (reader,) = found
-        if len(pairs) > 1 and reader.kind != "update":  # what a loop reads twice would have joined it
+        # what a loop reads twice would have joined it, but for places that a gather reads as well as the rest
+        several = {"update", "loop"} if self.budget.target.kind == "cuda" else {"update"}
+        if len(pairs) > 1 and reader.kind not in several:
             return None
         return reader if reader.kind in ABSORBING else None
 

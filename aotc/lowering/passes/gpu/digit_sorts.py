@@ -28,7 +28,7 @@ from aotc.lowering.analysis.costs.table_algorithms import (
     DIGIT_THREADS,
     LANE_DIGITS,
 )
-from aotc.lowering.analysis.sort_keys import SortKey, key_bytes, sort_keys
+from aotc.lowering.analysis.sort_keys import SortKey, behind, key_bytes, sort_keys
 from aotc.lowering.passes.rewrite import Builder, copy_region
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -48,7 +48,9 @@ def sort_by_digits(
     arrays: Sequence[Value], region: Region, keys: Sequence[SortKey], target: Target, b: Builder
 ) -> Sequence[Value]:
     """Return ``arrays`` sorted along their last dim by ``keys`` of the comparator ``region``."""
-    read = {n for n in range(len(arrays)) for k in keys if _reads(region, k, n)}
+    makers = {v: op for op in region.ops for v in op.results}
+    needed = set().union(*(behind(k.value, makers) for k in keys))
+    read = {n for n in range(len(arrays)) if not needed.isdisjoint(region.params[2 * n : 2 * n + 2])}
     whole = DIGIT_SORT_MOVED.holds(sum(size_of(v.type.dtype) for v in arrays))
     moved = [n for n in range(len(arrays)) if whole or n in read]
     held = [arrays[n] for n in moved]
@@ -70,30 +72,12 @@ def sort_by_digits(
     return [found[n] if n in found else _along_rows(v, held[-1], b) for n, v in enumerate(arrays)]
 
 
-def _reads(region: Region, key: SortKey, n: int) -> bool:
-    """Does ``key`` depend on array ``n``?"""
-    makers = {v: op for op in region.ops for v in op.results}
-    stack = [key.value]
-    while stack:
-        v = stack.pop()
-        if v in region.params[2 * n : 2 * n + 2]:
-            return True
-        stack += makers[v].operands if v in makers else ()
-    return False
-
-
 def _key_region(region: Region, key: SortKey, moved: Sequence[int], held: Sequence[Value], b: Builder) -> Region:
     """Return the key of an element as a function of what is moved of it."""
-    makers = {v: op for op in region.ops for v in op.results}
-    needed, stack = set(), [key.value]
-    while stack:
-        op = makers.get(stack.pop())
-        if op is not None and op not in needed:
-            needed.add(op)
-            stack += op.operands
+    needed = behind(key.value, {v: op for op in region.ops for v in op.results})
     params = [region.params[2 * n] for n in moved]
     params += [Value(b.names.fresh("place"), TensorType(v.type.dtype)) for v in held[len(params) :]]
-    ops = tuple(op for op in region.ops if op in needed)
+    ops = tuple(op for op in region.ops if not needed.isdisjoint(op.results))
     return copy_region(replace(region, params=tuple(params), ops=ops, results=(key.value,)), b.names)
 
 

@@ -37,14 +37,15 @@ class UpdateRows:
 
     def scatter(
         self, arrays: Sequence[Value], index: Value, updates: Sequence[Value], region: Region, b: Builder,
-        apart: bool = False,
+        apart: bool = False, in_runs: bool = False,
     ) -> tuple[Value, ...]:  # fmt: skip
-        """Append a scatter of rows, ``apart`` if no two updates go to the same one."""
+        """Append a scatter of rows: ``apart`` if no two updates go to one, ``in_runs`` if those that do are neighbours.
+        """
         window = tuple(range(1, arrays[0].type.rank))
         attrs: dict[str, Any] = {
             "inputs": len(arrays), "update_window_dims": window, "inserted_window_dims": (0,),
             "input_batching_dims": (), "scatter_indices_batching_dims": (), "scatter_dims_to_operand_dims": (0,),
-            "index_vector_dim": 1, "unique_indices": apart, "indices_are_sorted": False,
+            "index_vector_dim": 1, "unique_indices": apart, "indices_are_sorted": in_runs,
         }  # fmt: skip
         return b.append(b.op("scatter", (*arrays, index, *updates), attrs, hint="scatter", regions=(region,)))
 

@@ -13,8 +13,7 @@ two go to the same element; ``index`` is the row of each update::
   the updates, they are summed up for the last update to each row, which then adds them; one that is alone adds itself.
 - The largest and the smallest of floats are those of integers that order like them.
 - Of updates that overwrite, all are dropped but the last to each element.
-
-What is left, products and combiners of several ops, is done in order, by a thread for each element of a window.
+- What is left, products and combiners of several ops, is sorted by rows (:mod:`.scatter_runs`).
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.analysis.scatters import is_apart, is_atomic, overwrites, updates_of
 from aotc.lowering.passes.gpu.exact_sums import ExactSum
 from aotc.lowering.passes.gpu.scatter_rows import UpdateRows, rows_of, windows_last
+from aotc.lowering.passes.gpu.scatter_runs import combined_in_runs
 from aotc.lowering.passes.gpu.tensor_maths import Maths
 from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of
 
 Combine = Callable[[str, UpdateRows, Value, Value, Builder], Value]
 
 
-def spread_scatter(op: Op, b: Builder) -> Sequence[Value] | None:
+def spread_scatter(op: Op, target: Target, b: Builder) -> Sequence[Value] | None:
     """Return a scatter of a GPU as scatters in any order, or None if it stays; see the module docstring."""
     if is_apart(op) or is_atomic(op) or SERIAL_UPDATES.holds(updates_of(op)):
         return None
@@ -42,9 +43,14 @@ def spread_scatter(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     if overwrites(op):
         return _overwritten(op, b)
-    name, dtype = combiner(op), op.results[0].type.dtype
-    if len(op.results) != 1 or name is None:
+    if any(inner.regions for inner in op.regions[0].ops):
         return None
+    return _side_by_side(op, b) or combined_in_runs(op, target, b)
+
+
+def _side_by_side(op: Op, b: Builder) -> Sequence[Value] | None:
+    """Return a scatter whose updates are combined in memory, in any order, or None if they cannot."""
+    name, dtype = combiner(op), op.results[0].type.dtype
     match name, kind_of(dtype):
         case "add", "f" | "c":
             return _of_rows(op, b, _summed)

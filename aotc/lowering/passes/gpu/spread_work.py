@@ -24,9 +24,9 @@ def spread_work(module: Module, options: Options) -> Module:
         return module
 
     def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        target = home(op).limited(options.stack_limit, options.shared_memory_limit)
+        target = home(op)
         if target.kind != "cuda":
             return None
-        return spread_scatter(op, b) if op.name == "scatter" else spread_sort(op, target, b)
+        return spread_scatter(op, target, b) if op.name == "scatter" else spread_sort(op, target, b)
 
     return rewrite_module(module, rule)

@@ -12,10 +12,10 @@ After::
 
 A depthwise convolution, which no tensor cores compute, reads zeros around its input too.
 
-Hopper's tensor cores take TF32 and i8 in one order, so their kernels are turned. Where a pixel has few channels, those
-of all taps of the last dim are copied together: they lie side by side once that dim's padding is stored, and channels
-of 0 make pixels as long as copies want them. Windows that lie side by side are rows of a plain product. A convolution
-of few pixels and many taps and channels is cut into several, whose sums are added up in order.
+Hopper's tensor cores take i8 in one order, so its kernels are turned, and constant ones of f32. Where a pixel has few
+channels, those of all taps of the last dim are copied together: they lie side by side once that dim's padding is
+stored, and channels of 0 make pixels as long as copies want them. Windows that lie side by side are rows of a plain
+product. A convolution of few pixels and many taps and channels is cut into several, whose sums are added up in order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from math import prod
 
 from aotc.ir.dims import Dim, mod, product
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.constant_values import constant_of, splat_of
 from aotc.lowering.analysis.gpu.conv_windows import (
     conv_on_tensor_cores,
     conv_padding,
@@ -35,7 +35,7 @@ from aotc.lowering.analysis.gpu.conv_windows import (
     kernel_sizes,
     window_of,
 )
-from aotc.lowering.analysis.gpu.tensor_tiles import parts_of_sum
+from aotc.lowering.analysis.gpu.tensor_tiles import is_faster_turned, parts_of_sum
 from aotc.lowering.passes.gpu.tensor_products import TAKEN, narrow, prepare_matmul
 from aotc.lowering.passes.rewrite import Builder
 from aotc.targets import Target
@@ -48,7 +48,7 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     if not conv_on_tensor_cores(op):
         return b.append(_unpadded(op, b) if is_depthwise(op) else op)
     op = _unpadded(op, b)
-    way = _best_way(op, target)
+    way = _best_way(op, target, _is_turned(op, b))
     if way is None:
         return _product_of_patches(op, b, target) if _has_patches(op) else b.append(op)
     op = _changed(op, way, b)
@@ -63,10 +63,22 @@ def prepare_conv(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     return (_in_parts(op, parts, b),) if parts > 1 and even else b.append(op)
 
 
-def _best_way(op: Op, target: Target) -> _Way | None:
+def _is_turned(op: Op, b: Builder) -> bool:
+    """Does the kernel get the terms of a sum side by side? Tensor cores want that of i8, and f32 is faster so."""
+    w, (taps, channels, columns) = op.operands[1], kernel_sizes(op)
+    size = size_of(w.type.dtype)
+    if size != 4 or constant_of(w, b.definitions) is not None:
+        return size in (1, 4)
+    count = product(taps)
+    shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))
+    return isinstance(count, int) and is_faster_turned(shape, terms, count)
+
+
+def _best_way(op: Op, target: Target, turned: bool) -> _Way | None:
     """Return how ``op`` is copied by windows: as it lies, unless it takes half as many slices in another way."""
     depth = 128 // size_of(op.operands[0].type.dtype)
-    found = [(window_of(_changed(op, way), target), way) for way in (_Way(), _side_by_side(op))]
+    ways = (replace(way, turned=turned) for way in (_Way(), _side_by_side(op)))
+    found = [(window_of(_changed(op, way), target), way) for way in ways]
     turns = [(window.turns(depth), way) for window, way in found if window is not None]
     if len(turns) == 2 and 2 * turns[1][0] > turns[0][0]:
         return turns[0][1]
@@ -113,11 +125,14 @@ class _Way:
         So many channels of 0 are added to both operands.
     columns : int
         So much padding is added to the end of the last dim, for no more pixels.
+    turned : bool
+        The kernel is stored with the terms of a sum side by side.
     """
 
     wide: bool = False
     channels: int = 0
     columns: int = 0
+    turned: bool = False
 
 
 def _side_by_side(op: Op) -> _Way:
@@ -144,7 +159,7 @@ def _changed(op: Op, way: _Way, b: Builder | None = None) -> Op:
         more = {rank - 1: way.channels}
         x = _padded(x, {rank - 2: low}, {rank - 2: high + way.columns, **more}, b)
         w = _padded(w, {}, {rank - 2: way.channels}, b)
-    if size_of(x.type.dtype) != 2:
+    if way.turned:
         perm = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
         shape = tuple(w.type.shape[d] for d in perm)
         w = Value("w", TensorType(w.type.dtype, shape)) if b is None else b.transpose(w, perm)

@@ -10,17 +10,18 @@ After::
 
     %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
 
-Tensor cores multiply floats of 16 bits exactly and add in f32. Hopper's take TF32 and i8 in one order, so a constant is
-turned at compile time, and what is read often before it is. A product of few elements and long sums is cut into
-several, whose sums are added up afterwards in order. Rows that begin anywhere are copied to where 16 bytes do, if the
-product is large.
+Tensor cores multiply floats of 16 bits exactly and add in f32. Hopper's take i8 in one order, and one of two operands
+of TF32, so a constant is turned at compile time, and what is read often before it is. A product of few elements and
+long sums is cut into several, whose sums are added up afterwards in order. Rows that begin anywhere are copied to where
+16 bytes do, if the product is large. A product with a vector is a sum of products, which takes as long as reading the
+matrix once.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from aotc.ir.dims import Dim, static
+from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
@@ -31,6 +32,7 @@ from aotc.vmfb.dtypes import size_of
 
 _FLAGS = ("lhs_transposed", "rhs_transposed")
 _SHORT = frozenset({"bf16", "f16"})
+_SUMS = {"bf16": "f32", "f16": "f32", "f32": "f32", "f64": "f64"}  # of a product with a vector, by its result
 TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
 
 
@@ -39,6 +41,8 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     op = _stored(narrow(_stored(op, b), b), b)
     *batch, m, n = op.result.type.shape
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
+    if (m == 1) is not (n == 1) and is_for_tensor_cores(batch, m, n, k) and _SUMS.get(op.result.type.dtype):
+        return (_as_sum(op, b),)
     if not is_for_tensor_cores(batch, m, n, k) or op.attrs.get("precision", "DEFAULT") != "DEFAULT":
         return b.append(op)
     if target.cpu == "sm_90a" and all(v.type.dtype in ("f32", "i8") for v in op.operands):
@@ -49,6 +53,21 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
     parts = parts_of_sum(op.result.type.shape, k, operands) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
+
+
+def _as_sum(op: Op, b: Builder) -> Value:
+    """Return a product with a vector as a sum over the terms of its products with a matrix."""
+    dtype, shape = _SUMS[op.result.type.dtype], op.result.type.shape
+    right = shape[-2] == 1  # is the matrix the right operand?
+    vector, matrix = op.operands if right else op.operands[::-1]
+    by_terms = bool(op.attrs[_FLAGS[1]]) if right else not op.attrs[_FLAGS[0]]
+    batch = tuple(range(len(shape) - 2))
+    axis = len(batch) + int(by_terms)
+    terms = matrix.type.shape[axis]
+    each = b.broadcast(b.reshape(vector, (*shape[:-2], terms)), (*batch, axis), matrix.type.shape)
+    products = b.make("mul", (b.convert(each, dtype), b.convert(matrix, dtype)))
+    total = b.reduce(products, b.constant(0, TensorType(dtype)), (axis,), b.combiner("add", dtype))
+    return b.reshape(b.convert(total, op.result.type.dtype), shape)
 
 
 def _definition(v: Value, b: Builder) -> Op | None:
@@ -84,13 +103,23 @@ def _swapped(op: Op) -> tuple[int, ...]:
 
 
 def _by_terms(op: Op, b: Builder) -> Op:
-    """Return a product whose operands have the terms of a sum side by side if they are constant, or read often."""
+    """Return a product whose operands have the terms of a sum side by side if they are constant, or read often.
+
+    One of two operands of f32 may lie the other way: if both do, the smaller one is turned.
+    """
     operands, flags = list(op.operands), dict(op.attrs)
     m, n = op.result.type.shape[-2:]
+    ways = [bool(flags[name]) is not wanted for name, wanted in zip(_FLAGS, (False, True), strict=True)]
+    if operands[0].type.dtype == "f32":
+        constants = [constant_of(v, b.definitions) is not None for v in operands]
+        sizes = [product(v.type.shape) for v in operands]
+        known = all(isinstance(size, int) for size in sizes)
+        second = all(ways) and known and static(sizes[1]) < static(sizes[0])
+        ways = [way and (constant or (all(ways) and second == bool(number)))
+                for number, (way, constant) in enumerate(zip(ways, constants, strict=True))]  # fmt: skip
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
-        worth = constant_of(v, b.definitions) is not None or is_worth_turning(v.type, times)
-        if bool(flags[name]) is not wanted and worth:
+        if ways[number] and (constant_of(v, b.definitions) is not None or is_worth_turning(v.type, times)):
             rank = v.type.rank
             operands[number] = b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))
             flags[name] = wanted

@@ -8,10 +8,9 @@ the results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 from aotc.ir.dims import product, static, sym
 from aotc.ir.loop_ir import (
@@ -32,90 +31,55 @@ from aotc.ir.loop_ir import (
     walk,
 )
 from aotc.ir.tensor_ir import Function, Op, Region, Value
-from aotc.ir.tensor_ir import walk as walk_ops
 from aotc.lowering.analysis.cost import (
     LOOP_BLOCK_BYTES,
     LOOP_BLOCK_FLOPS,
     LOOP_BLOCK_THREADS,
     LOOP_BLOCK_VALUE,
-    LOOP_OWN_FLOPS,
-    LOOP_TURNS,
     UNROLLED_STEPS,
 )
-from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.work import LOOP_TRIPS
+from aotc.lowering.analysis.costs.table_loops import LOOP_OWN_FLOPS
 from aotc.lowering.analysis.index_maps import reshape_index
-from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.lowering.program.loops.inline_kernels import inline_kernel
-from aotc.lowering.program.loops.small_loops import LoopWriter, copy, is_closed, is_small, loop_kernel, only_element
+from aotc.lowering.program.loops.small_loops import (
+    LoopKernel,
+    LoopWriter,
+    copy,
+    is_closed,
+    kernels_in,
+    loop_kernel,
+    only_element,
+)
 from aotc.targets import Target
 from aotc.vmfb.abi import ALIGNMENT
 from aotc.vmfb.dtypes import size_of
 
-LoopKernel: TypeAlias = tuple[Kernel, tuple[Value, ...]]
-"""A kernel, and the values outside of its loop that it reads, in order."""
 
-
-def one_kernel(
-    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
-    constants: Mapping[Value, Op], limit: Limit, targets: Collection[Target],
-) -> LoopKernel | None:  # fmt: skip
-    """Return one kernel for a whole ``while`` if it works on so little that this is better than many.
-
-    ``limit`` is for what one worker computes in a turn; a block of a GPU may do more. ``targets`` are what its kernels
-    are compiled for.
-    """
-    gpu = next((target for target in targets if target.kind == "cuda"), None)
-    if gpu is None:
-        found = is_small(op, functions, kernels, limit)
-        return loop_kernel(op, name, functions, kernels, constants) if found else None
-    inside = {o.result: o for r in op.regions for o in walk_ops(r) if o.name == "constant"}
-    known = {**constants, **inside}
-    inner = [o for r in op.regions for o in walk_ops(r) if o.name == "while"]
-    if not all(_ends_soon(o, known, functions) for o in inner):
-        return None  # nobody could end it
-    bounded = not _ends_soon(op, known, functions)
-    if not _is_narrow(op, kernels):
-        return _block_loop(op, name, functions, kernels, known, gpu, bounded)
-    if not is_small(op, functions, kernels, limit):
-        return None
-    return loop_kernel(op, name, functions, kernels, constants, bounded=bounded)
-
-
-def _ends_soon(op: Op, constants: Mapping[Value, Op], functions: Mapping[str, Function]) -> bool:
-    turns = trip_count(op, constants, functions)
-    return turns is not None and LOOP_TURNS.holds(turns)
-
-
-def _block_loop(
+def block_loop(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
     constants: Mapping[Value, Op], target: Target, bounded: bool,
 ) -> LoopKernel | None:  # fmt: skip
     """Return the kernel for one block, or None if the loop is too large."""
-    inner = [kernels[o.attrs["callee"]] for r in op.regions for o in walk_ops(r) if o.name == "dispatch"]
-    if not inner or not is_closed(op, functions, kernels) or not all(map(_runs_in_block, inner)):
+    inner = kernels_in(op, kernels)
+    if not inner or not is_closed(op, functions, kernels) or not all(map(runs_in_block, inner)):
         return None
-    flops, bytes_ = _work(op, functions, kernels, constants)
-    threads = _threads(inner)
+    flops, bytes_ = work_of_turn(op, functions, kernels, constants)
+    threads = common_threads(inner)
     if not threads or not LOOP_BLOCK_FLOPS.holds(flops) or not LOOP_BLOCK_BYTES.holds(bytes_):
         return None
     make = partial(BlockLoopWriter, threads=threads)
-    kernel, reads = loop_kernel(op, name, functions, kernels, constants, make, bounded)
-    fixed = {_count(k) for k in inner if needs_block(k)}
-    return (kernel, reads) if _fits(kernel, fixed, target) else None
+    found = loop_kernel(op, name, functions, kernels, constants, make, bounded)
+    fixed = {thread_count(k) for k in inner if needs_block(k)}
+    return found if fits_block(found.kernel, fixed, target) else None
 
 
-def _is_narrow(op: Op, kernels: Mapping[str, Kernel]) -> bool:
-    """Has every kernel of a loop so few items that one thread does them all?"""
-    inner = [kernels[o.attrs["callee"]] for r in op.regions for o in walk_ops(r) if o.name == "dispatch"]
-    return all(UNROLLED_STEPS.holds(k.grid) and not needs_block(k) for k in inner)
-
-
-def _runs_in_block(kernel: Kernel) -> bool:
+def runs_in_block(kernel: Kernel) -> bool:
+    """Is a kernel made of statements that threads of a block can do one after the other?"""
     return kernel.tiling is None and not any(isinstance(s, Tile | ExternalCall) for s in walk(kernel.body))
 
 
-def _work(
+def work_of_turn(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], constants: Mapping[Value, Op]
 ) -> tuple[int, int]:
     """Return the operations, and the bytes that kernels touch, of a turn of a loop."""
@@ -129,8 +93,7 @@ def _work(
             elif o.regions:
                 parts = [of(r) for r in o.regions]
                 found = sum(p[0] for p in parts), sum(p[1] for p in parts)
-                turns = trip_count(o, constants, functions) if o.name == "while" else 1
-                times = LOOP_TRIPS.value if turns is None else turns
+                times = expected_turns(o, constants, functions) if o.name == "while" else 1
             else:
                 continue
             flops, bytes_ = flops + times * found[0], bytes_ + times * found[1]
@@ -140,15 +103,15 @@ def _work(
     return sum(p[0] for p in parts), sum(p[1] for p in parts)
 
 
-def _count(kernel: Kernel) -> int:
+def thread_count(kernel: Kernel) -> int:
     """Return the threads of a block that a kernel's loops over threads are for."""
     loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
     return max((s.end for s in loops if isinstance(s.end, int)), default=0)
 
 
-def _threads(inner: list[Kernel]) -> int:
+def common_threads(inner: list[Kernel]) -> int:
     """Return how many threads the block has, 0 if kernels disagree."""
-    fixed = {_count(k) for k in inner if needs_block(k)}
+    fixed = {thread_count(k) for k in inner if needs_block(k)}
     if fixed:
         return fixed.pop() if len(fixed) == 1 else 0
     widest = max(static(k.grid) for k in inner)
@@ -158,11 +121,11 @@ def _threads(inner: list[Kernel]) -> int:
 _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 
 
-def _fits(kernel: Kernel, fixed: set[int], target: Target) -> bool:
+def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
     """Can a block of the target run it, with as many threads as kernels inside are for?"""
     memory = {s.buffer.name: s.buffer for s in walk(kernel.body) if isinstance(s, Alloc)}.values()
     bytes_ = [-(-_bytes(b) // ALIGNMENT) * ALIGNMENT for b in memory if b.space == "shared"]
-    count = _count(kernel)
+    count = thread_count(kernel)
     alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
     return count > 0 and fixed <= {count} and not (alike and not fixed) and sum(bytes_) <= target.shared
 
@@ -179,11 +142,27 @@ def _bytes(buffer: Buffer) -> int:
 
 
 @dataclass
-class BlockLoopWriter(LoopWriter):
-    """Writes regions for a block of ``threads``; ``own`` says whether each thread does the kernel at hand by itself."""
+class TeamLoopWriter(LoopWriter):
+    """Writes regions for ``threads`` of a block; ``own`` says whether each thread does the kernel at hand by itself."""
 
     threads: int = 0
     own: bool | None = None
+
+    def takes(self, kernel: Kernel, old: Buffer) -> bool:
+        return (old.space == "private") == self.own
+
+    def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
+        kernel = self.kernels[op.attrs["callee"]]
+        small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
+        self.own = small and not needs_block(kernel) and not kernel.tiling and LOOP_OWN_FLOPS.holds(kernel.flops)
+        super()._dispatch(op, block, left)
+        self.own = None
+
+
+@dataclass
+class BlockLoopWriter(TeamLoopWriter):
+    """Writes regions for one block."""
+
     written: set[str] = field(default_factory=set)  # since the last barrier
     read: set[str] = field(default_factory=set)
     touches: int = 0  # of memory that threads share
@@ -194,16 +173,6 @@ class BlockLoopWriter(LoopWriter):
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
         return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else out
-
-    def takes(self, kernel: Kernel, old: Buffer) -> bool:
-        return (old.space == "private") == self.own
-
-    def _dispatch(self, op: Op, block: list[Stmt], left: dict[Value, int]) -> None:
-        kernel = self.kernels[op.attrs["callee"]]
-        small = all(UNROLLED_STEPS.holds(product(v.type.shape)) for v in op.results)
-        self.own = small and not needs_block(kernel) and LOOP_OWN_FLOPS.holds(kernel.flops)
-        super()._dispatch(op, block, left)
-        self.own = None
 
     def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
         self._touch(block, [where[b.name] for b in kernel.inputs], [where[b.name] for b in kernel.outputs])

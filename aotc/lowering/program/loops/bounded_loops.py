@@ -7,17 +7,24 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Kernel
+from aotc.ir.loop_scratch import bytes_of
 from aotc.ir.program_ir import Copy, Loop, Step, Storage
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.program.memories import launch
+from aotc.lowering.analysis.cost import LOOP_TURNS
+from aotc.lowering.program.loops.small_loops import LoopKernel
+from aotc.lowering.program.memories import Memories, launch
+from aotc.vmfb.dtypes import to_numpy
 
 
 class Places(Protocol):
     """Where values live while steps are made: what :mod:`aotc.lowering.program.bufferize` knows."""
 
     time: int
+    arena: list[Storage]
+    memories: Memories
 
     def storage(self, value: Value) -> Storage:
         """Return where a value lives."""
@@ -38,12 +45,29 @@ class Places(Protocol):
         """Keep what a loop reads and holds from ``begin`` on."""
 
 
-def bounded_steps(places: Places, op: Op, kernel: Kernel, reads: tuple[Value, ...]) -> list[Step]:
-    """Return the steps of a ``while`` whose ``kernel`` goes on from the state that it reads first.
+def kept_memory(places: Places, found: LoopKernel, space: int, depth: int) -> tuple[list[Step], list[Storage]]:
+    """Return memory that the kernel of a loop has for itself, and the steps that make what must be 0 that."""
+    if not found.kept:
+        return [], []
+    kept = [Storage("arena", bytes_of(b), depth=depth, space=space) for b in found.kept]
+    places.arena += kept
+    places.touch(*kept)
+    if found.kept[-1].shape:
+        return [], kept
+    zero = np.zeros((), to_numpy(found.kept[-1].dtype))
+    source = Storage("constant", zero.nbytes, places.memories.add(zero, "zero", space), space=space)
+    return [places.copied(source, kept[-1], zero.nbytes)], kept
 
-    It writes the state after some turns, and whether there are more: then that state is the one to go on from.
+
+def bounded_steps(
+    places: Places, op: Op, loop: LoopKernel, kept: list[Storage], turns: int | None
+) -> list[Step]:  # fmt: skip
+    """Return the steps of a ``while`` whose kernel goes on from the state that it reads first, with ``kept`` memory.
+
+    It writes the state after some turns, and whether there are more: then that state is the one to go on from. If it is
+    known how often the ``while`` turns, ``turns`` says it.
     """
-    count = len(op.results)
+    count, reads = len(op.results), loop.reads
     steps: list[Step] = []
     state = [places.fresh(v) for v in op.results]
     for v, held in zip(reads, state):
@@ -53,9 +77,10 @@ def bounded_steps(places: Places, op: Op, kernel: Kernel, reads: tuple[Value, ..
     others = [places.storage(v) for v in reads[count:]]
     writes = [places.target(v) for v in op.results]
     more = places.fresh(op.regions[0].results[0])
-    places.touch(*state, *others, *writes, more)
-    turn = launch(kernel, (*state, *others), (*writes, more), op)
+    places.touch(*state, *others, *writes, more, *kept)
+    turn = launch(loop.kernel, (*state, *others), (*writes, more, *kept), op)
     back = [places.copied(new, old, old.size) for new, old in zip(writes, state, strict=True) if old.size != 0]
     places.time += 1
-    places.extend(begin, op, [*state, *others, *writes, more])
-    return [*steps, Loop(more, (turn,), tuple(back))]
+    places.extend(begin, op, [*state, *others, *writes, more, *kept])
+    launches = None if turns is None else -(-turns // LOOP_TURNS.value)
+    return [*steps, Loop(more, (turn,), tuple(back), launches)]

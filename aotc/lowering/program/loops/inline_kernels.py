@@ -13,6 +13,7 @@ from aotc.ir.loop_ir import (
     Buffer,
     ExternalCall,
     For,
+    GridBarrier,
     If,
     Index,
     Kernel,
@@ -47,9 +48,17 @@ def inline_kernel(kernel: Kernel, buffers: Mapping[str, Buffer], suffix: str) ->
     return _Renamer({**local, **buffers}, bound, suffix).block(kernel.body)
 
 
+def placed(body: tuple[Stmt, ...], values: Mapping[str, Dim], suffix: str) -> tuple[Stmt, ...]:
+    """Return statements that name scalars only, with ``values`` for variables of loops; names get ``suffix``."""
+    bound = {s.var.name for s in walk(body) if isinstance(s, Let)}
+    return _Renamer({}, bound, suffix, values).block(body)
+
+
 class _Renamer:
-    def __init__(self, buffers: Mapping[str, Buffer], bound: set[str], suffix: str) -> None:
-        self.buffers, self.bound, self.suffix = buffers, bound, suffix
+    def __init__(
+        self, buffers: Mapping[str, Buffer], bound: set[str], suffix: str, values: Mapping[str, Dim] | None = None
+    ) -> None:
+        self.buffers, self.bound, self.suffix, self.values = buffers, bound, suffix, values or {}
         self.indices: dict[Dim, Dim] = {}
 
     def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -64,6 +73,7 @@ class _Renamer:
         found = self.indices.get(e)
         if found is None:
             names = {s.name: self._symbol(s) for s in symbols(e) if s.name in self.bound}
+            names |= {s.name: self.values[s.name] for s in symbols(e) if s.name in self.values}
             found = self.indices[e] = substitute(e, names)
         return found
 
@@ -97,7 +107,7 @@ class _Renamer:
     def stmt(self, s: Stmt) -> Stmt:
         match s:
             case For(var, begin, end, body, kind, step):
-                short = begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
+                short = kind != "thread" and begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
                 kind = "unroll" if short else "serial" if kind == "parallel" else kind
                 return For(self.name(var), self.index(begin), self.index(end), self.block(body), kind, step)
             case Let(var, value):
@@ -110,8 +120,12 @@ class _Renamer:
                 return While(self.block(cond), self.scalar(pred), self.block(body))
             case Alloc(buffer):
                 return Alloc(self.buffer(buffer))
-            case Barrier() | Shuffle() | WarpMatch():
+            case Barrier() | GridBarrier():
                 return s
+            case Shuffle(to, source, mask):
+                return Shuffle(self.buffer(to), self.buffer(source), mask)
+            case WarpMatch(to, source, bits):
+                return WarpMatch(self.buffer(to), self.buffer(source), bits)
             case Tile():
                 return self._tile(s)
             case ExternalCall(function, args):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
 from aotc.ir.limits import PRIVATE_BYTES
@@ -30,25 +31,33 @@ from aotc.ir.loop_ir import (
 )
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
+from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.cost import LOOP_BUFFERS, LOOP_ELEMENTS, LOOP_TURNS, LOOP_VALUE, UNROLLED_STEPS
 from aotc.lowering.analysis.costs.row import Limit
-from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.analysis.index_maps import reshape_index
-from aotc.lowering.analysis.trip_counts import trip_count
+from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.lowering.program.loops.inline_kernels import inline_kernel
 from aotc.vmfb.dtypes import size_of
 
 
 def is_small(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit) -> bool:
     """Does a ``while`` work on so little per iteration that dispatching it would dominate?"""
-    work = [kernels[o.attrs["callee"]] for r in op.regions for o in walk(r) if o.name == "dispatch"]
+    work = kernels_in(op, kernels)
     if not is_closed(op, functions, kernels) or any(needs_block(k) for k in work):
         return False
     return limit.holds(sum(static(k.flops) for k in work))
 
 
-def is_closed(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel]) -> bool:
+def kernels_in(op: Op, kernels: Mapping[str, Kernel]) -> list[Kernel]:
+    """Return the kernels that the regions of ``op`` dispatch, each as often as it is named."""
+    return [kernels[o.attrs["callee"]] for r in op.regions for o in walk(r) if o.name == "dispatch"]
+
+
+def is_closed(
+    op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], value: Limit = LOOP_VALUE,
+    elements: Limit = LOOP_ELEMENTS,
+) -> bool:  # fmt: skip
     """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?"""
     inner = [o for r in op.regions for o in walk(r)]
     if any(o.name in EFFECTS or o.name == "transfer" for o in inner):
@@ -63,11 +72,10 @@ def is_closed(op: Op, functions: Mapping[str, Function], kernels: Mapping[str, K
         for v in o.results
         if not _updates(o, functions)
     ]
-    if any(not LOOP_VALUE.holds(n) for n in made) or not LOOP_ELEMENTS.holds(sum(made)):
+    if any(not value.holds(n) for n in made) or not elements.holds(sum(made)):
         return False
-    work = [kernels[o.attrs["callee"]] for o in inner if o.name == "dispatch"]
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    return LOOP_BUFFERS.holds(len(outer) + len(op.results)) and not any(k.dims for k in work)
+    return LOOP_BUFFERS.holds(len(outer) + len(op.results)) and not any(k.dims for k in kernels_in(op, kernels))
 
 
 def made_in(op: Op) -> Iterator[Value]:
@@ -90,6 +98,27 @@ def _updates(op: Op, functions: Mapping[str, Function]) -> bool:
     return overwritten(functions[op.attrs["callee"]]) > 0
 
 
+class LoopKernel(NamedTuple):
+    """A loop as one kernel.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Its outputs are the results, whether there are more turns if it is ``bounded``, and what it ``kept``.
+    reads : tuple of Value
+        The values outside of the loop that it reads, in order.
+    kept : tuple of Buffer
+        Memory of its own; the last one, if it is a scalar, is to be 0 before it begins.
+    bounded : bool
+        Does it do so many turns at most?
+    """
+
+    kernel: Kernel
+    reads: tuple[Value, ...]
+    kept: tuple[Buffer, ...] = ()
+    bounded: bool = False
+
+
 @dataclass
 class LoopWriter:
     """Writes regions as statements; ``memory`` says where each value lives."""
@@ -99,6 +128,7 @@ class LoopWriter:
     memory: dict[Value, Buffer]
     constants: list[Value] = field(default_factory=list)
     count: int = 0
+    kept: list[Buffer] = field(default_factory=list)
 
     def space(self, value: Value) -> Space:
         """Return what local memory a value that a kernel makes, or that is carried, is in."""
@@ -122,6 +152,10 @@ class LoopWriter:
     def takes(self, kernel: Kernel, old: Buffer) -> bool:
         """May ``kernel`` write over the memory of a value that nobody else reads?"""
         return True
+
+    def finish(self, block: list[Stmt]) -> list[Stmt]:
+        """Return the statements of the whole kernel."""
+        return block
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
         """Return the only element of a value that decides what is done next."""
@@ -274,14 +308,14 @@ def loop_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
     constants: Mapping[Value, Op], make: Callable[..., LoopWriter] = LoopWriter,
     bounded: bool = False,
-) -> tuple[Kernel, tuple[Value, ...]]:  # fmt: skip
-    """Return one kernel for a whole ``while`` and the outer values that it reads, in order.
+) -> LoopKernel:  # fmt: skip
+    """Return one kernel for a whole ``while``.
 
     ``constants``, outside of it, may say how often it turns, which is guessed otherwise. A ``bounded`` one does so many
     turns at most, returns whether there are more too, and what it reads begins with the state, value by value.
     """
     outer = list(dict.fromkeys([*(() if bounded else op.operands), *(v for r in op.regions for v in captured(r))]))
-    made_inside = {o.result: o for r in op.regions for o in walk(r) if o.name == "constant"}
+    made_inside = constants_in(*op.regions)
     reads = [*outer, *made_inside]
     inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
     outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
@@ -297,9 +331,10 @@ def loop_kernel(
     for out, carry in zip(outputs, carries, strict=True):
         if carry is not out:
             writer.copy(block, carry, out)
-    inner = [o for r in op.regions for o in walk(r) if o.name == "dispatch"]
-    turns = trip_count(op, constants, functions)
-    turns = LOOP_TRIPS.value if turns is None else turns
+    turns = expected_turns(op, constants, functions)
+    turns = min(turns, LOOP_TURNS.value) if bounded else turns
     inputs, reads = [*begin, *inputs], [*(op.operands if bounded else ()), *reads]
-    flops = sum(static(kernels[o.attrs["callee"]].flops) for o in inner) * turns
-    return Kernel(name, tuple(inputs), tuple(outputs), (), 1, tuple(block), (), flops, 0), tuple(reads)
+    flops = sum(static(k.flops) for k in kernels_in(op, kernels)) * turns
+    body, kept = tuple(writer.finish(block)), tuple(writer.kept)
+    kernel = Kernel(name, tuple(inputs), (*outputs, *kept), (), 1, body, (), flops, 0)
+    return LoopKernel(kernel, tuple(reads), kept, bounded)

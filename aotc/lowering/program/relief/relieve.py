@@ -20,9 +20,10 @@ from dataclasses import replace
 from functools import partial
 
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captures
+from aotc.lowering.analysis.constant_values import constants_in
 from aotc.lowering.analysis.costs.model import Costs
-from aotc.lowering.analysis.costs.work import LOOP_TRIPS
 from aotc.lowering.analysis.spaces import homes
+from aotc.lowering.analysis.trip_counts import expected_turns
 from aotc.lowering.program.order_ops import Alive, Functions, Kernels, SpaceOf
 from aotc.lowering.program.relief.inner_reads import read_inside
 from aotc.lowering.program.relief.recompute import recomputed
@@ -52,7 +53,7 @@ def relieved(
     model = model_of(function.body, function)
     before = model.strain(function.body.ops)
     places = homes(function) if spills else {}
-    for candidate in sorted(_reliefs(model, costs, places), key=lambda c: c.price):
+    for candidate in sorted(_reliefs(model, costs, places, constants_in(function.body)), key=lambda c: c.price):
         body = candidate.make(suffix)
         made = replace(function, body=body)
         if model_of(body, made).strain(body.ops) < before:
@@ -60,21 +61,26 @@ def relieved(
     return None
 
 
-def _reliefs(model: Alive, costs: Costs, places: Mapping[Value, str]) -> Iterator[Relief]:
-    """Yield what may be made again, or moved, at the worst moment: in the loop or branch that it lies in too."""
+def _reliefs(
+    model: Alive, costs: Costs, places: Mapping[Value, str], constants: Mapping[Value, Op]
+) -> Iterator[Relief]:
+    """Yield what may be made again, or moved, at the worst moment: in the loop or branch that it lies in too.
+
+    ``constants`` may say how often loops turn.
+    """
     yield from recomputed(model, costs)
     if places:
         yield from spilled(model, places)
     worst = model.region.ops[model.worst(model.region.ops)]
     if not model.inner[worst][0]:
         return
-    turns = LOOP_TRIPS.value if worst.name == "while" else 1
+    turns = expected_turns(worst, constants, model.functions) if worst.name == "while" else 1
     for v in dict.fromkeys(captures(worst)):
         yield from read_inside(model, worst, v, costs, places, turns)
     for number, region in enumerate(worst.regions):
         inner = model.inside(region)
         if inner.strain(region.ops)[0] == model.inner[worst][0]:
-            for one in _reliefs(inner, costs, places):
+            for one in _reliefs(inner, costs, places, constants):
                 yield Relief(turns * one.price, partial(_inside, model.region, worst, number, one))
 
 

@@ -8,7 +8,7 @@ from aotc.ir.tensor_ir import Function
 from aotc.lowering.analysis.cost import UPDATE_WINDOW
 from aotc.lowering.analysis.costs.work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize
-from aotc.lowering.analysis.scatters import is_apart, is_atomic
+from aotc.lowering.analysis.scatters import is_side_by_side
 from aotc.lowering.regions.elemental import all_of
 from aotc.lowering.regions.ops.indexing_cuda import lower_scatter_cuda
 from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
@@ -53,7 +53,7 @@ def lower_scatter(function: Function, target: Target) -> Kernel:
     """
     b = RegionBuilder(function, target)
     op = b.the_op("scatter")
-    if target.kind == "cuda" and (is_apart(op) or is_atomic(op)):
+    if target.kind == "cuda" and is_side_by_side(op):
         return lower_scatter_cuda(b, op)
     _, *updates = op.operands[len(op.inputs) :]
     shape = updates[0].type.shape

@@ -1,22 +1,24 @@
 """Scatters on a GPU whose updates may be applied at the same time: a thread for each element of the updates.
 
 Where many updates go to few elements, threads would wait for each other at the GPU's memory: a block combines its
-updates in shared memory first, then each of its sums with the result.
+updates in shared memory first, then each of its sums with the result. Where all updates to an element are next to each
+other, whatever combines them, one thread goes through them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotc.ir.dims import Dim, ceildiv, product, sym
-from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, For, If, Kernel, Load, Scalar, Stmt, Store
+from aotc.ir.dims import Dim, ceildiv, maximum, product, sym
+from aotc.ir.loop_ir import Alloc, Apply, Barrier, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, While
+from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Op
 from aotc.lowering.analysis.costs.table_algorithms import CROWDED_CELLS, CROWDED_EACH, CROWDED_THREADS, CROWDED_UPDATES
 from aotc.lowering.analysis.costs.work import SCATTER_WORK
 from aotc.lowering.analysis.index_maps import Index, delinearize, linearize
 from aotc.lowering.analysis.scan_windows import combiner, neutral_value
-from aotc.lowering.analysis.scatters import is_apart
-from aotc.lowering.regions.elemental import all_of, constant_scalar, test_index
+from aotc.lowering.analysis.scatters import is_apart, is_atomic
+from aotc.lowering.regions.elemental import Elements, all_of, constant_scalar, test_index
 from aotc.lowering.regions.ops.indexing_places import combine_into, place_of_update
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
@@ -29,6 +31,8 @@ def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
     size: Dim = 0 if 0 in op.operands[0].type.shape else product(updates[0].type.shape)
     if size == 0:
         return b.grid(0, [], 0)
+    if not is_apart(op) and not is_atomic(op):
+        return _along_runs(b, op, size)
     if not is_apart(op) and _is_crowded(op, size, b.target):
         return _in_blocks(b, op, size)
     at = delinearize(grid_item(size), updates[0].type.shape)
@@ -50,6 +54,39 @@ def _atomic(to: Buffer, at: Index, value: Scalar, name: str) -> Sequence[Stmt]:
     store = Store(to, at, value, name, atomic=True)
     compare = {"max": "gt", "min": "lt"}.get(name)
     return [store] if compare is None else [If(Apply(compare, (value, Load(to, at)), "i1"), (store,))]
+
+
+def _along_runs(b: RegionBuilder, op: Op, size: Dim) -> Kernel:
+    """Combine the updates of a run in their order: by the threads of the elements of its first one."""
+    indices, update = op.operands[len(op.inputs) : len(op.inputs) + 2]
+    count = update.type.shape[0]
+    first, *window = delinearize(grid_item(size), update.type.shape)
+    e = b.elements()
+    body = e.new_block()
+    where, tests = place_of_update(e, op, [first, *window])
+    row, before = e.bind(e.at(indices, (first,))), e.at(indices, (maximum(first - 1, 0),))
+    is_first = Apply("eq", (IndexScalar(first), Const(0, "i64")), "i1")
+    begins = Apply("or", (is_first, Apply("ne", (before, row), "i1")), "i1")
+    at = Buffer(b.fresh("at"), "i64", (), "private")
+    test = e.new_block()
+    next_ = e.bind(e.at(indices, (_held(e, at, count, count - 1),)))
+    goes_on = Apply("lt", (Load(at, ()), IndexScalar(count)), "i1")
+    turn = e.new_block()
+    here = (_held(e, at, count, None), *window)
+    combine_into(b, e, op, where, [e.bind(e.at(u, here)) for u in op.operands[len(op.inputs) + 1 :]])
+    turn.append(Store(at, (), Apply("add", (Load(at, ()), Const(1, "i64")), "i64")))
+    same = Apply("and", (goes_on, Apply("eq", (next_, row), "i1")), "i1")
+    run = (Alloc(at), Store(at, (), IndexScalar(first)), While(tuple(test), same, tuple(turn)))
+    body.append(If(all_of([*tests, begins]), run))
+    return b.grid(size, body, size * SCATTER_WORK.value)
+
+
+def _held(e: Elements, at: Buffer, count: Dim, most: Dim | None) -> Dim:
+    """Return the number that ``at`` holds, less than ``count``, or ``most`` if it is larger."""
+    number: Scalar = Load(at, ())
+    if most is not None:
+        number = Apply("min", (number, IndexScalar(most)), "i64")
+    return sym(e.bind(number, "n").name, 0, count)
 
 
 def _is_crowded(op: Op, size: Dim, target: Target) -> bool:

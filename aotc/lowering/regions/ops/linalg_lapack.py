@@ -1,4 +1,7 @@
-"""Calls of LAPACK: one grid item per matrix, arguments as the routine's row in the table lists them."""
+"""Calls of LAPACK: one grid item per matrix, arguments as the routine's row in the table lists them.
+
+On a GPU a block of threads does what some of them do.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.elemental import real_and_imaginary
 from aotc.lowering.regions.library_call import LibraryCall, over
+from aotc.lowering.regions.ops.linalg_pivots import pivoted
+from aotc.lowering.regions.ops.linalg_reflectors import product_of_reflectors, reflected
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 from aotc.vmfb.dtypes import kind_of
@@ -37,6 +42,8 @@ def lower_lapack(function: Function, target: Target) -> Kernel:
     batch = op.operands[0].type.shape[: op.operands[0].type.rank - row.ranks[0]]
     matrices = product(batch)
     head = delinearize(grid_item(matrices), batch)
+    if target.kind == "cuda":
+        return b.grid(matrices, _in_block(b, op, head), matrices * _work(op, len(batch)) * row.cost)
     call = LibraryCall(b)
     for argument in row.arguments(problem):
         _pass(call, argument, op, b, head)
@@ -44,6 +51,17 @@ def lower_lapack(function: Function, target: Target) -> Kernel:
     if row.finite:
         body = _if_finite(b, op, head, body)
     return b.grid(matrices, body, matrices * _work(op, len(batch)) * row.cost)
+
+
+def _in_block(b: RegionBuilder, op: Op, head: Index) -> list[Stmt]:
+    """Return what a block of a GPU's threads does in place of a routine that :mod:`host_only` leaves to it."""
+    match op.attrs["routine"]:
+        case "getrf":
+            return pivoted(b, head)
+        case "geqrf":
+            return reflected(b, head)
+    taus = b.buffers[op.operands[1]]
+    return product_of_reflectors(b, head, lambda k: Load(taus, (*head, k)), taus.shape[-1])
 
 
 def _work(op: Op, batch: int) -> Dim:

@@ -1,21 +1,22 @@
 """Commands of a command buffer on a GPU: launches and copies that were given their addresses, and can be given others.
 
 A command that is recorded in a graph knows its node there. When an argument or a result lies elsewhere in another
-call, the nodes that name it are told so, and the graph runs with the rest as it was.
+call, its address is written where the command has it, and the node is told to read what it has.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from aotc.vmfb.abi import MAP_BYTES
 from aotc.vmfb.devices import tensor_map
 from aotc.vmfb.devices.launch import LaunchShape
-from aotc.vmfb.devices.libcuda.graphs import CopyParameters
-from aotc.vmfb.devices.libcuda.library import failure
+from aotc.vmfb.devices.libcuda.graphs import Cell, CopyParameters
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
+
+Change = Callable[[], int]
 
 
 class GpuCommand:
@@ -25,29 +26,31 @@ class GpuCommand:
     ----------
     asked : tuple
         A method of a GPU, which a graph has too, and what it takes.
+    cells : list of (ctypes array, int)
+        Where the address of each array that it names stands.
+    change : callable or None
+        Has the graph that it is recorded in read the cells, and returns the driver's status; :meth:`setter` makes it.
     """
 
-    __slots__ = ("_change", "_gpu", "asked")
+    __slots__ = ("_gpu", "_node", "asked", "cells", "change")
 
-    def __init__(self, executable: LoadedGpu, asked: tuple[str, tuple[Any, ...]]) -> None:
+    def __init__(self, executable: LoadedGpu, asked: tuple[str, tuple[Any, ...]], cells: list[Cell]) -> None:
         self._gpu: Any = executable.gpu
-        self.asked = asked
-        self._change: Callable[[], int] | None = None
+        self.asked, self.cells = asked, cells
+        self._node: tuple[Any, int] = None, 0
+        self.change: Change | None = None
 
-    def put(self, number: int, address: int) -> None:
-        """Write down where one of the arrays that it names is."""
+    def record(self, recording: Any, node: int) -> None:
+        """Note in which graph it is, and as which node, for good."""
+        self._node = recording, node
+
+    def setter(self) -> Change:
+        """Make what changes the graph; most that are recorded are never changed."""
+        self.change = made = self._setter(*self._node)
+        return made
+
+    def _setter(self, recording: Any, node: int) -> Change:
         raise NotImplementedError
-
-    def _setter(self, recording: Any, node: int) -> Callable[[], int]:
-        raise NotImplementedError
-
-    def update(self, recording: Any, node: int) -> None:
-        """Tell the graph, in which it always is the same node, what was written down."""
-        if self._change is None:
-            self._change = self._setter(recording, node)
-        status = self._change()
-        if status:
-            raise failure("a change of a graph", status)
 
 
 class CopyCommand(GpuCommand):
@@ -57,45 +60,40 @@ class CopyCommand(GpuCommand):
 
     def __init__(self, executable: LoadedGpu, addresses: Sequence[int], size: int) -> None:
         source, to = addresses
-        super().__init__(executable, ("copy", (to, source, size)))
         self._copy = CopyParameters.of(to, source, size)
+        super().__init__(executable, ("copy", (to, source, size)), self._copy.cells())
 
-    def put(self, number: int, address: int) -> None:
-        """Write down where its source (0) or its target (1) is."""
-        (self._copy.target if number else self._copy.source).device = address
-
-    def _setter(self, recording: Any, node: int) -> Callable[[], int]:
-        found: Callable[[], int] = self._gpu.copy_setter(recording, node, self._copy)
+    def _setter(self, recording: Any, node: int) -> Change:
+        found: Change = self._gpu.copy_setter(recording, node, self._copy)
         return found
 
 
 class LaunchCommand(GpuCommand):
     """A launch of the kernel of a number, with dims and the size of the grid behind its pointers."""
 
-    __slots__ = ("_dims", "_held", "_maps", "_values", "_where")
+    __slots__ = ("_maps",)
 
     def __init__(
         self, executable: LoadedGpu, number: int, addresses: Sequence[int], shape: LaunchShape, dims: Sequence[int]
     ) -> None:
-        self._where, self._dims = executable.where, dims[:-1]
-        self._maps = executable.kernels[number].get("launch", {}).get("maps", ())
-        self._held = [self._encoded(row, addresses[row["buffer"]]) for row in self._maps]
-        self._values = (ctypes.c_int64 * (len(addresses) + len(dims)))(*addresses, *dims)
-        start = ctypes.addressof(self._values)
-        places = [*map(ctypes.addressof, self._held), *(start + 8 * n for n in range(len(self._values)))]
+        where, rows = executable.where, executable.kernels[number].get("launch", {}).get("maps", ())
+        held = [tensor_map.encode_map(where, row, addresses[row["buffer"]], dims[:-1]) for row in rows]
+        moves = [partial(tensor_map.move_map, where, row, one, dims[:-1]) for row, one in zip(rows, held)]
+        values = (ctypes.c_int64 * (len(addresses) + len(dims)))(*addresses, *dims)
+        start = ctypes.addressof(values)
+        places = [*map(ctypes.addressof, held), *(start + 8 * n for n in range(len(values)))]
         table = (ctypes.c_void_p * len(places))(*places)
-        super().__init__(executable, ("launch", (executable.functions[number], shape, table)))
+        cells = [(values, number) for number in range(len(addresses))]
+        self._maps = [(cells[row["buffer"]], move) for row, move in zip(rows, moves)]  # which have what is held
+        super().__init__(executable, ("launch", (executable.functions[number], shape, table)), cells)
 
-    def _encoded(self, row: Any, address: int) -> Any:
-        return tensor_map.encode_map(self._where, row, address, self._dims)
+    def _setter(self, recording: Any, node: int) -> Change:
+        found: Change = self._gpu.kernel_setter(recording, node, *self.asked[1])
+        return partial(_change_with_maps, self._maps, found) if self._maps else found
 
-    def put(self, number: int, address: int) -> None:
-        """Write down where the buffer of a number is."""
-        self._values[number] = address
-        for row, held in zip(self._maps, self._held):
-            if row["buffer"] == number:
-                ctypes.memmove(held, self._encoded(row, address), MAP_BYTES)
 
-    def _setter(self, recording: Any, node: int) -> Callable[[], int]:
-        found: Callable[[], int] = self._gpu.kernel_setter(recording, node, *self.asked[1])
-        return found
+def _change_with_maps(maps: Sequence[tuple[Cell, Callable[[int], None]]], change: Change) -> int:
+    """Put the addresses of arrays into their tensor maps before the node reads these."""
+    for (values, number), move in maps:
+        move(values[number])
+    return change()

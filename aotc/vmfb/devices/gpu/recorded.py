@@ -7,7 +7,7 @@ GPU's memory, through which kernels would find their arrays, takes 2 us to fill,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aotc.vmfb.devices.placed_program import PlacedProgram
@@ -34,12 +34,15 @@ class AddressedPrograms:
         What runs these; for :mod:`aotc.vmfb.devices.gpu.resident`, which makes them.
     used : int
         When it was used last.
+    fixed : set of int
+        The slots whose addresses cannot be put into its graphs.
     """
 
-    __slots__ = ("addresses", "graphs", "key", "launches", "programs", "used")
+    __slots__ = ("addresses", "fixed", "graphs", "key", "launches", "programs", "used")
 
     def __init__(self, key: Key, addresses: Addresses, programs: list[PlacedProgram]) -> None:
         self.key, self.addresses, self.programs, self.used = key, addresses, programs, 0
+        self.fixed = {slot for program in programs for slot in program.fixed}
         found = [program.graphs() for program in programs]
         self.graphs: list[Any] = [graph for graphs in found for graph in graphs] if all(found) else []
         self.launches: list[Callable[[], int]] = []
@@ -94,8 +97,8 @@ class RecordedPrograms:
             del self._seen[key]
             return self._record(key, addresses)
         oldest = self._moving[0]
-        changed = {slot: None for slot, a, b in zip(self._slots, oldest.addresses, addresses) if a != b}
-        if not all(program.can_move(changed) for program in oldest.programs):
+        changed = [slot for slot, a, b in zip(self._slots, oldest.addresses, addresses) if a != b]
+        if not oldest.fixed.isdisjoint(changed):
             self._note(key)
             return AddressedPrograms(key, addresses, self._programs(record=False))
         return self._moved(self._moving.pop(0), key, addresses, changed)
@@ -119,7 +122,7 @@ class RecordedPrograms:
         return found
 
     def _moved(
-        self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Iterable[int]
+        self, found: AddressedPrograms, key: Key, addresses: Addresses, changed: Sequence[int]
     ) -> AddressedPrograms:
         """Put other addresses into graphs; runs of them that are under way are not touched."""
         del self._rows[found.key]

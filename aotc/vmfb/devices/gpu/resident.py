@@ -15,7 +15,7 @@ from typing import Any
 from aotc.vmfb.device import Plan
 from aotc.vmfb.devices.cuda_array import ArrayType, CudaArray, CudaBuffer, array_type
 from aotc.vmfb.devices.gpu.recorded import AddressedPrograms
-from aotc.vmfb.devices.gpu.stream_order import changes
+from aotc.vmfb.devices.gpu.stream_order import changes, let_read
 from aotc.vmfb.devices.libcuda.library import failure
 from aotc.vmfb.devices.placed import PlacedExecutable
 from aotc.vmfb.limits import PLANS
@@ -53,8 +53,7 @@ class BoundArrays:
             return True
         if any(x.kind is not kind or kind is None for x, kind in zip(self._arrays, self._kinds)):
             return False
-        for x in self._arrays:
-            x.buffer.read_by(gpu)
+        let_read(gpu, [x.buffer for x in self._arrays])
         self._looked[gpu.mark] = now
         return True
 
@@ -191,7 +190,8 @@ class ResidentCall:
                 streams.note(call)
             for buffer in buffers:
                 if mark not in buffer.users:
-                    buffer.read_by(gpu)
+                    let_read(gpu, buffers)
+                    break
             for buffer in written:
                 if buffer.writer is not mark or len(buffer.users) != 1:
                     buffer.written_by(gpu)

@@ -8,6 +8,7 @@ whoever has it next.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
@@ -80,12 +81,8 @@ class Tracked:
 
     def read_by(self, gpu: Any) -> None:
         """Let a stream read it from now on."""
-        if gpu.mark in self.users:
-            return
-        with _LOCK:
-            if self.writer is not None:
-                self.writer.lead(gpu)
-            self.users.add(gpu.mark)
+        if gpu.mark not in self.users:
+            let_read(gpu, (self,))
 
     def written_by(self, gpu: Any) -> None:
         """Let a stream write it from now on, when all others are done with it."""
@@ -108,3 +105,16 @@ class Tracked:
         """Let a stream of another library go on when all of ours are done with it."""
         for mark in tuple(self.users):
             mark.lead_stream(gpu, stream)
+
+
+def let_read(gpu: Any, every: Iterable[Tracked]) -> None:
+    """Let a stream read all of this memory from now on."""
+    mark = gpu.mark
+    unread = [memory for memory in every if mark not in memory.users]
+    if not unread:
+        return
+    with _LOCK:
+        for memory in unread:
+            if memory.writer is not None:
+                memory.writer.lead(gpu)
+            memory.users.add(mark)

@@ -25,6 +25,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuFuncSetAttribute": (_HANDLE, c_int, c_int),
     "cuTensorMapEncodeIm2col": (c_void_p, c_int, c_uint, *[c_void_p] * 5, c_uint, c_uint, c_void_p, *[c_int] * 4),
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, c_void_p, *[c_void_p] * 4, *[c_int] * 4),
+    "cuTensorMapReplaceAddress": (c_void_p, c_uint64),
     "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemHostAlloc": (_OUT, c_size_t, c_uint),
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),

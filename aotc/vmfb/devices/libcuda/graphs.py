@@ -25,7 +25,6 @@ CONDITIONS_SINCE = (12, 8)  # the first CUDA with conditional nodes of several g
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
 _WHILE, _SWITCH = 1, 2  # CU_GRAPH_COND_TYPE_*
 _DEVICE = 2  # CU_MEMORYTYPE_DEVICE
-_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 _HEAD = """.version 8.3
 .target sm_80
@@ -63,6 +62,7 @@ GOES_ON, CHOSEN = "aotc_goes_on", "aotc_chosen"
 
 Node: TypeAlias = int
 After: TypeAlias = Sequence[Node]
+Cell: TypeAlias = "tuple[Any, int]"  # an array of ctypes, and where in it a number stands
 
 
 class _Kernel(Structure):
@@ -105,6 +105,11 @@ class CopyParameters(Structure):
         """Return those of a copy on the GPU."""
         ends = [_End(kind=_DEVICE, device=address, pitch=size, height=1) for address in (source, to)]
         return cls(*ends, (c_size_t * 3)(size, 1, 1))
+
+    def cells(self) -> list[Cell]:
+        """Return where the addresses of the source and of the target stand."""
+        rows = CopyParameters.source, CopyParameters.target
+        return [((c_uint64 * 1).from_buffer(self, row.offset + _End.device.offset), 0) for row in rows]
 
 
 def kernel_parameters(function: Any, shape: LaunchShape, table: Any) -> Structure:
@@ -158,9 +163,8 @@ class GraphMaker:
     def launch(self, after: After, function: Any, shape: LaunchShape, table: Any) -> Node:
         """Run a kernel; ``table`` is an array of pointers to its parameters, which are read now."""
         node = self._add("cuGraphAddKernelNode_v2", after, byref(kernel_parameters(function, shape, table)))
-        if shape.cluster != (1, 1, 1):
-            value = (c_uint * 16)(*shape.cluster)
-            call("cuGraphKernelNodeSetAttribute", node, _CLUSTER, byref(value))
+        for number, value in shape.attributes:
+            call("cuGraphKernelNodeSetAttribute", node, number, byref((c_uint * 16)(*value)))
         return node
 
     def copy(self, after: After, to: int, source: int, size: int) -> Node:
@@ -254,9 +258,9 @@ class GraphStream:
     ) -> Callable[[], int]:
         """Return what has later runs of a graph launch a kernel, at ``node``, with the parameters of that moment."""
         made = byref(kernel_parameters(function, shape, table))
-        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, node, made)
+        return partial(DRIVER.function("cuGraphExecKernelNodeSetParams_v2"), graph.ready, c_void_p(node), made)
 
     def copy_setter(self, graph: Recording, node: int, copy: CopyParameters) -> Callable[[], int]:
         """Return what has later runs of a graph copy, at ``node``, between the places of that moment."""
         function = DRIVER.function("cuGraphExecMemcpyNodeSetParams")
-        return partial(function, graph.ready, node, byref(copy), self.context)
+        return partial(function, graph.ready, c_void_p(node), byref(copy), self.context)

@@ -30,8 +30,9 @@ class Driver:
         return self.reason
 
     def function(self, name: str) -> Any:
-        """Return a function, which returns a status; for calls whose arguments are known before."""
-        return getattr(self.library, name)
+        """Return a function, which returns a status, for arguments that are ctypes' own objects: none is converted."""
+        library: Any = self.library
+        return library[name]
 
     def _start(self) -> str:
         try:

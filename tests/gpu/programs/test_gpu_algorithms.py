@@ -15,10 +15,13 @@ N = 100_003
 X, I = normal(N), integers(N, low=-3, high=2000)  # noqa: E741
 TIES = integers(N, low=0, high=50).astype("float32")
 TIES[::97], TIES[::89], TIES[::83] = np.nan, -0.0, np.inf
+ROWS = lax.ScatterDimensionNumbers((), (0,), (0,))
 CASES = {
     "sum": (lambda x, i: (jax.ops.segment_sum(x, i, 1990), jax.ops.segment_sum(x, i % 7, 7)), [X, I]),
     "max": (lambda x, i: (jax.ops.segment_max(x, i, 1990), jax.ops.segment_min(x, i % 7, 7)), [X, I]),
     "rows": (lambda x, i, u: (x.at[i].add(u), x.at[i].set(u)), [normal(9000, 30), I[:3000], normal(3000, 30)]),
+    "products": (lambda x, i: jax.ops.segment_prod(1 + x / 1000, i, 1990), [X, I]),
+    "no products": (lambda x, i: lax.scatter_apply(x, i[:, None], lambda y: y / 2 + 1, ROWS), [X[:2000], I]),
     "scan": (lambda x: (jnp.cumsum(x), lax.cummax(x, reverse=True), jnp.cumsum(x[:99_999].reshape(-1, 9), 0)), [X]),
     "sort": (lambda x: (jnp.sort(x), jnp.argsort(x), jnp.argsort(x[:99_999].reshape(-1, 3), 0)), [TIES]),
     "keys": (lambda x, i: lax.sort((i % 9, x, jnp.arange(N)), num_keys=2), [TIES, I]),
@@ -56,3 +59,23 @@ def test_solvers():
     args = [a, normal(5, 150, 70)]
     got = aotc.load(aotc.compile(function, *args, target="cuda:sm_90")).invoke("main", *args)
     close([np.asarray(v) for v in got], jax.tree.leaves(jax.jit(function)(*args)), factor=40)
+
+
+@pytest.mark.parametrize("shape", [(300, 16, 16), (9, 100, 61), (3, 61, 100), (2, 256, 256)])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_factors(shape, dtype):
+    """By residuals: pivots of nearly equal elements may differ."""
+    x = normal(*shape).astype(dtype) * (1 + 1j if dtype == "complex64" else 1)
+
+    def function(a):
+        factors, _, order = lax.linalg.lu(a)
+        return factors, order, *jnp.linalg.qr(a)
+
+    packed, order, q, r = aotc.load(aotc.compile(function, x, target="cuda:sm_90")).invoke("main", x)
+    k = min(shape[1:])
+    low = np.tril(packed[..., :k], -1) + np.eye(shape[1], k)
+    bound = 1e-5 * np.abs(x).max() * sum(shape[1:])
+    assert np.abs(low).max() <= 1.5
+    assert np.abs(low @ np.triu(packed[..., :k, :]) - np.take_along_axis(x, order[..., None], 1)).max() <= bound
+    assert np.abs(q @ r - x).max() <= bound
+    assert np.abs(q.conj().swapaxes(1, 2) @ q - np.eye(k)).max() <= 1e-5 * k

@@ -26,7 +26,7 @@ from aotc.lowering.analysis.limits import BANKS
 from aotc.lowering.analysis.resources import run_cells
 from aotc.lowering.regions.elemental import all_of, test_index
 from aotc.lowering.regions.ops.reduction_scan_cuda import padded
-from aotc.lowering.regions.ops.sorting_radix import integer
+from aotc.lowering.regions.ops.sorts.sorting_radix import integer
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 

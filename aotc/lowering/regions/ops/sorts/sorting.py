@@ -15,7 +15,7 @@ from aotc.lowering.analysis.cost import MERGED_ROW, STRIDED_DIGITS
 from aotc.lowering.analysis.costs.work import DIGIT_WORK, MERGE_WORK, SORT_WORK
 from aotc.lowering.analysis.sort_keys import sort_keys
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, Run, digits_of, integer
+from aotc.lowering.regions.ops.sorts.sorting_radix import Cells, Digit, RadixSort, Run, digits_of, integer
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import Place, rows_of
 from aotc.targets import Target

@@ -37,17 +37,17 @@ def module(x, w, low=(1, 1), high=(1, 1), strides=(1, 1), gaps=(1, 1), groups=1,
 
 # Arguments of :func:`module`, the op that is left, and what it has to say.
 CASES = {
-    "turned, padded, in parts": (
+    "padded, in parts": (
         ((1, 4, 4, 256), (3, 3, 256, 32)),
         {},
         "conv",
-        {"padding": ((1, 1), (1, 1)), "rhs_transposed": True, "parts": 9},
+        {"padding": ((1, 1), (1, 1)), "parts": 9},
     ),
     "stored padding of the last dim": (
         ((1, 9, 10, 3), (7, 7, 3, 32)),
         {"low": (2, 2), "high": (3, 3), "strides": (2, 2)},
         "conv",
-        {"padding": ((2, 3), (0, 0)), "rhs_transposed": True, "strides": (2, 2)},
+        {"padding": ((2, 3), (0, 0)), "strides": (2, 2)},
     ),
     "rows of a product": (
         ((2, 16, 32, 3), (16, 16, 3, 24)),

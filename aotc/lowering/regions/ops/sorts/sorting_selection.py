@@ -17,10 +17,19 @@ from aotc.ir.tensor_ir import Function, Op
 from aotc.lowering.analysis.cost import INSERTED, INSERTED_ROW, SELECTION_SPARE
 from aotc.lowering.analysis.costs.work import TOP_K_WORK
 from aotc.lowering.regions.elemental import Elements
-from aotc.lowering.regions.ops.sorting_radix import Cells, Digit, RadixSort, integer, key_bytes, reader, unsigned_key
+from aotc.lowering.regions.ops.sorts.sorting_radix import (
+    Cells,
+    Digit,
+    RadixSort,
+    integer,
+    key_bytes,
+    reader,
+    unsigned_key,
+)
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.lowering.regions.rows import rows_of
 from aotc.targets import Target
+from aotc.vmfb.dtypes import kind_of
 
 
 def lower_top_k(function: Function, target: Target) -> Kernel:
@@ -138,8 +147,10 @@ def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     insert = tuple(Store(out, at, part) for out, part in parts if out is not None)
     each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), insert))
     body: list[Stmt] = [Alloc(hole)]
-    if values is None and numbers is not None and top != 0:  # the first element is compared with what is there
-        body.append(_unless_none(top, Store(numbers, place(0), Const(0, "i32"))))
+    compared = numbers if values is None else values
+    if compared is not None and top != 0:  # the first element is compared with what is there
+        zero = Const(0.0 if kind_of(compared.dtype) == "f" else 0, compared.dtype)
+        body.append(_unless_none(top, Store(compared, place(0), zero)))
     body.append(For("i", 0, n if top != 0 else 0, tuple(each)))
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 

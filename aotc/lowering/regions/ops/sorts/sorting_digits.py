@@ -39,7 +39,7 @@ from aotc.lowering.analysis.costs.table_algorithms import DIGIT_THREADS, LANE_DI
 from aotc.lowering.analysis.costs.work import DIGIT_WORK
 from aotc.lowering.analysis.index_maps import delinearize
 from aotc.lowering.regions.elemental import all_of, constant_scalar, test_index
-from aotc.lowering.regions.ops.sorting_radix import unsigned_key
+from aotc.lowering.regions.ops.sorts.sorting_radix import unsigned_key
 from aotc.lowering.regions.region import RegionBuilder, grid_item
 from aotc.targets import Target
 

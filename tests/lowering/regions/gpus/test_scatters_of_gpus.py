@@ -111,3 +111,54 @@ def test_many_updates_to_few_elements_meet_in_shared_memory(name, monkeypatch):
     x, i = normal(5000), integers(5000, low=-1, high=9)
     variant = check_gpu(lambda x, i: SEGMENTS[name](x, i, 8), [x, i], factor=4)
     assert any(isinstance(s, Store) and s.buffer.space == "shared" for k in variant.kernels for s in walk(k.body))
+
+
+def is_sorted(variant):
+    """Does no kernel apply updates in order?"""
+    return any("sort" in k.name or "runs" in k.name for k in variant.kernels)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64", "complex64", "int8", "uint64"])
+def test_products_of_segments(dtype):
+    x = jnp.asarray(X, dtype)
+    assert is_sorted(check_gpu(lambda x, i: jnp.ones(10, x.dtype).at[i].multiply(x), [x, I], factor=8))
+    check_gpu(lambda x, i: jnp.ones(10, x.dtype).at[i].multiply(x), [x, I * 0], factor=40)
+
+
+def test_combiners_of_several_ops():
+    def scatter(x, i, u):
+        numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+        return lax.scatter_apply(x, i[:, None], lambda y: y * 2 + 1, numbers, update_shape=u)
+
+    assert is_sorted(check_gpu(lambda x, i: scatter(x, i, (60, 3)), [normal(10, 3), I], factor=8))
+
+
+PAIRS = """func.func @main(
+    %x: tensor<9xf32>, %n: tensor<9xi32>, %i: tensor<60x1xi32>, %u: tensor<60xf32>, %m: tensor<60xi32>
+) -> (tensor<9xf32>, tensor<9xi32>) {
+  %0:2 = "stablehlo.scatter"(%x, %n, %i, %u, %m) ({
+  ^bb0(%a: tensor<f32>, %k: tensor<i32>, %b: tensor<f32>, %l: tensor<i32>):
+    %p = stablehlo.compare GE, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    %v = stablehlo.select %p, %a, %b : tensor<i1>, tensor<f32>
+    %w = stablehlo.select %p, %k, %l : tensor<i1>, tensor<i32>
+    stablehlo.return %v, %w : tensor<f32>, tensor<i32>
+  }) {scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [0],
+      scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}
+    : (tensor<9xf32>, tensor<9xi32>, tensor<60x1xi32>, tensor<60xf32>, tensor<60xi32>)
+    -> (tensor<9xf32>, tensor<9xi32>)
+  return %0#0, %0#1 : tensor<9xf32>, tensor<9xi32>
+}"""
+
+
+def test_the_largest_with_its_number():
+    """Equal ones are many, of which the first stays: the order of updates is kept."""
+    x, n = np.zeros(9, "float32"), np.full(9, -1, "int32")
+    u, m = np.round(X[:60] * 2), np.arange(60, dtype="int32")
+    program = gpu_program(PAIRS)
+    assert is_sorted(program[1])
+    got = run_gpu_program(*program, [x, n, I[:, None], u, m])
+    for row, value, number in zip(I, u, m):
+        if 0 <= row < 9 and value > x[row]:
+            x[row], n[row] = value, number
+    np.testing.assert_array_equal(got[0], x)
+    np.testing.assert_array_equal(got[1], n)

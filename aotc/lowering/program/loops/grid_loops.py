@@ -1,0 +1,200 @@
+"""A loop over values that fill a GPU for a few microseconds becomes one kernel, whose blocks all run at once.
+
+Its kernels run one after the other as they would by themselves, their items shared by all threads, and all blocks wait
+for each other where a thread touches what another did (:mod:`aotc.lowering.program.loops.grid_barriers`): that takes
+about a microsecond, a kernel of a graph some three. What a few elements have each thread computes for itself, in its
+registers; other values are in global memory, which the second-level cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from aotc.ir.dims import floordiv, is_static, mod, product, static, sym
+from aotc.ir.loop_ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Load, Space, Stmt, Store, needs_block
+from aotc.ir.loop_products import read_product
+from aotc.ir.loop_scratch import shared_bytes
+from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
+from aotc.lowering.analysis.cost import UNROLLED_STEPS
+from aotc.lowering.analysis.costs.table_loops import (
+    LOOP_GRID_BLOCKS,
+    LOOP_GRID_BYTES,
+    LOOP_GRID_FLOPS,
+    LOOP_GRID_THREADS,
+    LOOP_GRID_VALUE,
+    LOOP_STAGE_BYTES,
+)
+from aotc.lowering.analysis.in_place import overwritten
+from aotc.lowering.analysis.index_maps import reshape_index
+from aotc.lowering.program.loops.block_loops import (
+    TeamLoopWriter,
+    runs_in_block,
+    thread_count,
+    work_of_turn,
+)
+from aotc.lowering.program.loops.grid_barriers import BarrierPlacer
+from aotc.lowering.program.loops.grid_products import GridProduct, tile_of
+from aotc.lowering.program.loops.inline_kernels import inline_kernel
+from aotc.lowering.program.loops.small_loops import (
+    LoopKernel,
+    copy,
+    is_closed,
+    kernels_in,
+    loop_kernel,
+)
+from aotc.targets import Target
+from aotc.vmfb.abi import MAX_PLACES
+from aotc.vmfb.dtypes import size_of
+
+COUNTER = Buffer("met", "u32", ())
+"""What all blocks count themselves in."""
+
+
+def grid_loop(
+    op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
+    constants: Mapping[Value, Op], target: Target, bounded: bool,
+) -> LoopKernel | None:  # fmt: skip
+    """Return the kernel for all blocks, or None if the loop is too large, or not made of such kernels."""
+    inner = kernels_in(op, kernels)
+    closed = is_closed(op, functions, kernels, LOOP_GRID_VALUE, LOOP_GRID_VALUE)
+    if not inner or not closed or not all(_runs_in_grid(k) for k in inner):
+        return None
+    flops, bytes_ = work_of_turn(op, functions, kernels, constants)
+    fixed = {thread_count(k) for k in inner if needs_block(k)}
+    if len(fixed) > 1 or not LOOP_GRID_FLOPS.holds(flops) or not LOOP_GRID_BYTES.holds(bytes_):
+        return None
+    threads = next(iter(fixed), LOOP_GRID_THREADS.value)
+    if threads % WARP:
+        return None
+    # Sums of products, which pass through shared memory, are of f32 or i32.
+    room = min(LOOP_STAGE_BYTES.value, target.shared_memory // 2) // size_of("f32")
+    make = partial(GridLoopWriter, threads=threads, blocks=LOOP_GRID_BLOCKS.value, room=room)
+    found = loop_kernel(op, name, functions, kernels, constants, make, bounded)
+    count = len(found.kernel.inputs) + len(found.kernel.outputs)
+    fits = shared_bytes(found.kernel.body) <= target.shared_memory
+    return found if count <= MAX_PLACES and fits else None
+
+
+def _runs_in_grid(kernel: Kernel) -> bool:
+    if kernel.tiling is None:
+        return runs_in_block(kernel)
+    try:
+        p = read_product(kernel)
+    except ValueError:
+        return False
+    return is_static((p.batch[1], p.row[1], p.col[1], p.k[1])) and p.operands in ("bf16", "f16", "tf32", "i8")
+
+
+@dataclass
+class GridLoopWriter(TeamLoopWriter):
+    """Writes regions for ``blocks`` blocks; ``wanted`` says which values are to be made where the state is."""
+
+    blocks: int = 0
+    room: int = 0  # elements of shared memory that a product has
+    stages: dict[str, Buffer] = field(default_factory=dict)
+    wanted: dict[Value, Buffer] = field(default_factory=dict)
+
+    def space(self, value: Value) -> Space:
+        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else "global"
+
+    def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
+        if self.space(value) == "private":
+            return super().buffer(value, block)
+        wanted = self.wanted.get(value)
+        if wanted is None:
+            self.count += 1
+            wanted = Buffer(f"w{self.count}", value.type.dtype, value.type.shape)
+            self.kept.append(wanted)
+        self.memory[value] = wanted
+        return wanted
+
+    def run(self, block: list[Stmt], kernel: Kernel, where: Mapping[str, Buffer]) -> None:
+        self.count += 1
+        name = f"_{self.count}"
+        found = inline_kernel(kernel, where, name)
+        first, parallel = found[0], isinstance(kernel.body[0], For) and kernel.body[0].kind == "parallel"
+        if self.own:
+            block += found
+        elif kernel.tiling is not None:
+            p = read_product(replace(kernel, body=found))
+            stage = self._stage(p.total.dtype)
+            tile = tile_of(p, self.blocks, self.threads, static(stage.shape[0]))
+            block += GridProduct(p, tile, self.threads, stage, name).write()
+        elif parallel and isinstance(first, For):
+            if needs_block(kernel):
+                block.append(For(first.var, 0, first.end, (Barrier(), *first.body), "blocks"))
+            else:
+                block.append(self._items(first.var, static(first.end), first.body))
+        else:
+            one = (Barrier(), *found) if needs_block(kernel) else (For(f"one{name}", 0, 1, found, "thread"),)
+            block.append(For(f"b{name}", 0, 1, one, "blocks"))
+
+    def _stage(self, dtype: str) -> Buffer:
+        """Return the shared memory of all products of a dtype."""
+        return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room,), "shared"))
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        self.count += 1
+        size = static(product(target.shape))
+        if target.space == "private":
+            copy(block, source, target, f"_{self.count}")
+        elif size and source.name != target.name:
+            name = f"e_{self.count}"
+            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
+            block.append(self._items(name, size, (Store(target, place[1], Load(source, place[0])),)))
+
+    def _items(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose turns all threads share: a warp has neighbours, a block has one of so many warps."""
+        block, thread = f"b_{var}", f"t_{var}"
+        b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)
+        begin = (floordiv(t, WARP) * self.blocks + b) * WARP + mod(t, WARP)
+        turns = For(var, begin, count, body, "serial", self.blocks * self.threads)
+        return For(block, 0, self.blocks, (For(thread, 0, self.threads, (turns,), "thread"),), "blocks")
+
+    def write(
+        self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),
+        more: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        if carries is None:
+            carries = [self.buffer(v, block) for v in op.results]
+            self.owned.update(op.results)
+        self._want(op.regions[1], carries)
+        super().write(op, block, carries, begin, more)
+
+    def _want(self, body: Region, carries: list[Buffer]) -> None:
+        """Let who makes the next state write it over the old one, if nobody reads that later."""
+        roots: dict[Value, Value] = {p: p for p in body.params}
+        last: dict[Value, int] = {}
+        makers: dict[Value, int] = {}
+        for n, op in enumerate(body.ops):
+            makers.update((v, n) for v in op.results)
+            if op.name == "reshape" and op.operands[0] in roots:
+                roots[op.result] = roots[op.operands[0]]
+                continue
+            for v in (*op.operands, *(v for r in op.regions for v in captured(r))):
+                if v in roots:
+                    last[roots[v]] = n
+        held = {roots[v] for v in body.results if v in roots}
+        for param, v, carry in zip(body.params, body.results, carries, strict=True):
+            made = makers.get(v, -1)
+            if param in held or carry.space != "global" or made < 0 or body.results.count(v) > 1:
+                continue
+            if last.get(param, -1) < made or (last[param] == made and self._over(body.ops[made], v, param, roots)):
+                self.wanted[v] = carry
+
+    def _over(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value]) -> bool:
+        """May a kernel write a result over an operand, as it reads each element where it writes it?"""
+        if op.name != "dispatch" or overwritten(self.functions[op.attrs["callee"]]):
+            return False
+        pairs = self.kernels[op.attrs["callee"]].aliases
+        readers = [n for n, v in enumerate(op.operands) if roots.get(v) is old]
+        return all((op.results.index(new), n) in pairs for n in readers)
+
+    def finish(self, block: list[Stmt]) -> list[Stmt]:
+        placer = BarrierPlacer(COUNTER)
+        found = [*map(Alloc, self.stages.values()), *placer.block(block)]
+        if placer.count:
+            self.kept.append(COUNTER)
+        return found

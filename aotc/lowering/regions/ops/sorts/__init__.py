@@ -1,0 +1,1 @@
+"""Sorting and selecting: comparisons, digits, runs of equal keys, the largest."""

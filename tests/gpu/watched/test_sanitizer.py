@@ -1,0 +1,44 @@
+"""compute-sanitizer finds nothing in the kernels of any template or algorithm."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+from gpu.watched import sanitized
+
+from aotc.vmfb.devices import driver
+
+TOOL = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+WANTED = "compute-sanitizer is not here: it is a part of the CUDA toolkit (apt install cuda-sanitizer-13-0)"
+REPOSITORY = Path(__file__).parents[3]
+
+pytestmark = [
+    pytest.mark.sanitizer,
+    pytest.mark.skipif(not TOOL, reason=WANTED),
+    pytest.mark.skipif(bool(driver.missing()), reason="no GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("sanitized")
+    for name in sanitized.cases():
+        sanitized.write(made, name)
+    return made
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_clean(tool, folder):
+    path = os.pathsep.join([str(REPOSITORY), *sys.path])
+    found = subprocess.run(
+        [TOOL, "--tool", tool, "--error-exitcode", "86", sys.executable, sanitized.__file__, str(folder)],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout[-8000:] + found.stderr[-2000:]
+    assert found.stdout.count(": right") == len(sanitized.cases())

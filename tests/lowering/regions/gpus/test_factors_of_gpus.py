@@ -1,0 +1,102 @@
+"""LU and QR factors on GPUs: a block of threads for each matrix, as LAPACK has them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpu.block_races import Races, checked
+from jax._src.lax import linalg
+from support.gpu_program import gpu_program, run_gpu_program
+from support.lapack import agree
+from support.solvers import DTYPES, values
+
+from aotc.ir.loop_printer import print_kernel
+from aotc.vmfb.dtypes import to_numpy
+
+
+@pytest.fixture(autouse=True)
+def _wide_numbers():
+    with jax.enable_x64(True):
+        yield
+
+
+def check(function, *args):
+    """Compare a function lowered for a GPU alone with XLA on the CPU."""
+    program = gpu_program(function, args)
+    agree([np.asarray(x) for x in run_gpu_program(*program, list(args))], jax.jit(function)(*args))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 4, 7), (35, 5)])
+def test_pivoted_factors(dtype, shape):
+    check(lambda x: linalg.lu(x)[:2], values(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 4, 7), (35, 5)])
+def test_reflectors(dtype, shape):
+    x = values(*shape, dtype=dtype)
+    check(linalg.geqrf, x)
+    check(jnp.linalg.qr, x)
+
+
+def test_columns_behind_the_reflectors():
+    check(lambda x: jnp.linalg.qr(x, mode="complete"), values(2, 7, 3, dtype="complex64"))
+
+
+def test_of_equal_elements_the_first_is_the_pivot():
+    check(lambda x: linalg.lu(x)[:2], np.where(values(34, 5, dtype="float64") > 0, 1.0, -1.0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_columns_of_zeros(dtype):
+    """No pivot is there, nor anything to reflect; the largest and the smallest numbers have norms too."""
+    x = values(6, 6, dtype=dtype)
+    x[:, 2] = 0
+    x[3:, 4] = 0
+    check(lambda x: linalg.lu(x)[:2], x)
+    check(linalg.geqrf, x)
+    check(linalg.geqrf, np.diag([1e30, 1, 1]).astype(dtype) + np.tri(3, dtype=dtype) * np.array(1e30, dtype))
+
+
+def test_a_system_of_equations():
+    check(jnp.linalg.solve, values(2, 4, 4, dtype="float32"), values(2, 4, 2, dtype="float32", seed=3))
+
+
+def test_factors_in_a_loop_that_is_one_kernel():
+    """Its buffers get names of their own, those that threads exchange too."""
+    x = values(4, 4, dtype="float32") * 0.1 + 3 * np.eye(4, dtype="float32")
+    program = gpu_program(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.linalg.qr(jnp.cos(y) @ x)[0], x), [x])
+    assert len(program[1].kernels) == 1
+    want = x
+    for _ in range(3):
+        want = np.asarray(jnp.linalg.qr(jnp.cos(want) @ x)[0])
+    agree(run_gpu_program(*program, [x]), [want])
+
+
+def test_large_matrices_stay_with_the_host():
+    x = jax.ShapeDtypeStruct((300, 300), "float32")
+    with pytest.raises(Exception, match="LAPACK's geqrf is not supported"):
+        gpu_program(linalg.geqrf, [x], host_fallback=False)
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (3, 35)])
+@pytest.mark.parametrize("routine", ["getrf", "geqrf", "orgqr"])
+def test_threads_do_not_race(routine, shape):
+    if routine == "orgqr":
+        shape = min(shape), max(shape)
+    taus = values(min(shape), dtype="float32", seed=2)
+    function = {
+        "getrf": linalg.lu, "geqrf": linalg.geqrf, "orgqr": lambda x: linalg.householder_product(x.T, taus),
+    }[routine]  # fmt: skip
+    _, variant = gpu_program(function, [values(*shape, dtype="float32")])
+    (kernel,) = (k for k in variant.kernels if "lapack" in k.name)
+    races, random = Races(), np.random.default_rng(0)
+    arrays = [random.normal(size=x.shape).astype(to_numpy(x.dtype)) for x in (*kernel.inputs, *kernel.outputs)]
+    text = print_kernel(kernel)
+    checked(races)(text, arrays, {})
+    assert races.found == []
+    if shape == (3, 35):
+        alone = Races()
+        checked(alone)("\n".join(line for line in text.split("\n") if "warp_barrier" not in line), arrays, {})
+        assert (alone.found != []) == ("warp_barrier" in text)
