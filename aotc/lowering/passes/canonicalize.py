@@ -13,6 +13,7 @@ from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import SWEEPS
 from aotc.lowering.passes.rewrite import Builder, lift_region, rewrite_module
+from aotc.lowering.passes.rules.own_rows import own_rows
 from aotc.lowering.passes.rules.simplify_algebra import simplify_algebra
 from aotc.lowering.passes.rules.simplify_shape import simplify_shape
 from aotc.options import Options
@@ -38,6 +39,9 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
             return _reduce(op, b)
         case "reduce_window":
             return _reduce_window(op, b)
+        case "scatter":
+            value = simplify_shape(op, b) if len(op.results) == 1 else None
+            return own_rows(op, b) if value is None else (value,)
         case "dim" if not isinstance(op.attrs["expr"], Expr):
             return (b.constant(op.attrs["expr"], op.result.type),)
     if len(op.results) != 1:

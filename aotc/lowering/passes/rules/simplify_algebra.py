@@ -13,6 +13,7 @@ from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor_ir import Op, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.limits import EXACT_EXPONENT
+from aotc.lowering.analysis.numbering import numbered_dim
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
@@ -110,6 +111,8 @@ def _integer_and_constant(op: Op, x: Value, y: Value, c: int, b: Builder) -> Val
             return y
         case "rem", 1:
             return b.constant(0, x.type)
+        case "lt" | "ge", 0 if numbered_dim(x, b.definitions) is not None:
+            return b.constant(op.name == "ge", op.result.type)
         case "and", _ if c == all_ones:
             return x
         case "or", _ if c == all_ones:
