@@ -27,8 +27,7 @@ from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
 EPILOGUE = "aotc_epilogue"
-"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: what is stored for a sum, before it is rounded; for a sum of
-i32 that is an i32 too."""
+"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: what attention stores for a sum, before it is rounded."""
 PLACE = "aotc_place"
 """``i64 place(..., i64 z, i64 row, i64 col)``: where, counted in elements."""
 STORE = "aotc_store"
@@ -55,11 +54,11 @@ REGISTERS = {"f32": (FLOAT, F32), "i32": (INT, I32)}
 BARRIER = "bar.warp.sync 0xffffffff;"
 TO_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
+_STORE_TWO = "st.shared.v2.f32 [$0], {$1, $2};"
 _STORE_IF = (
     "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
     "@p st.global.v4.b32 [$1], {a,b,c,d};\n}"
 )
-_LOAD = {"f32": ("ld.shared.f32 $0, [$1];", "=f,r,~{memory}"), "i32": ("ld.shared.b32 $0, [$1];", "=r,r,~{memory}")}
 
 
 def extent(name: str) -> Any:
@@ -185,7 +184,7 @@ class StoreElements:
 
     def _put(self, first: int) -> None:
         """Put 32 columns down; pieces of 16 bytes are swizzled."""
-        b, kind = self.b, REGISTERS[self.tiles.sum][0]
+        b = self.b
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
         for n in range(min(4, len(self.sums) // 4 - first)):
             piece = b.xor(b.add(i32(2 * n), b.lshr(quad, i32(1))), own)
@@ -193,13 +192,11 @@ class StoreElements:
                 line = b.add(self.staging, b.shl(b.add(own, i32(8 * below)), i32(7)))
                 place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(quad, i32(1)), i32(3)))
                 at = 4 * (first + n) + 2 * below
-                letter = "f32" if self.tiles.sum == "f32" else "b32"
-                text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
-                assembly(b, text, NOTHING, [INT, kind, kind], [place, *self.sums[at : at + 2]])
+                assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
     def _rows(self, begin: int) -> None:
         """Go through the rows: a lane has a column of each."""
-        b, kind = self.b, ir.FunctionType(REGISTERS[self.tiles.sum][1], [I32])
+        b, kind = self.b, ir.FunctionType(F32, [I32])
         before = b.block
         loop, inside, after = (b.append_basic_block(name) for name in ("rows", "element", "next"))
         done = b.append_basic_block("stored")
@@ -215,7 +212,7 @@ class StoreElements:
         piece = b.xor(b.lshr(self.lane, i32(2)), b.and_(own, i32(7)))
         line = b.add(self.staging, b.shl(own, i32(7)))
         place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(self.lane, i32(3)), i32(2)))
-        value = b.asm(kind, *_LOAD[self.tiles.sum], [place], side_effect=True)
+        value = b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True)
         call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
         b.branch(after)
         b.position_at_end(after)
@@ -268,8 +265,7 @@ class StoreRows:
             b.sext(b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(1))), I64)
             for at, end in ((row, self.rows), (col, self.cols))
         ]
-        kind = REGISTERS[self.tiles.sum][1]
-        return call_function(b, EPILOGUE, kind, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
+        return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
 
     def _stage(self, piece: int, group: int) -> None:
         """Compute and put down the lane's two columns of a group of 8, in both of its rows."""
@@ -287,9 +283,7 @@ class StoreRows:
             else:
                 half = b.add(i32(2 * piece), b.lshr(self.quad, i32(1)))
                 place = b.add(self._swizzled(line, half, self.own_row), b.shl(b.and_(self.quad, i32(1)), i32(3)))
-                kind = REGISTERS[self.tiles.sum][0]
-                text = f"st.shared.v2.{'f' if kind is FLOAT else 'b'}32 [$0], {{$1, $2}};"
-                assembly(b, text, NOTHING, [INT, kind, kind], [place, *values])
+                assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
     def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
         return self.b.add(line, self.b.shl(self.b.xor(piece, self.b.and_(row, i32(7))), i32(4)))
