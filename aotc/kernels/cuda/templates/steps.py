@@ -111,6 +111,14 @@ def zeros(count: int, dtype: str = "f32") -> Any:
     return clear
 
 
+def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return what belongs to A and to B, or to rows and to columns, as the instructions have them, or back.
+
+    Of a turned product they have changed places.
+    """
+    return (b, a) if tiles.turned else (a, b)
+
+
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the columns that the calling thread has the sums of, of its warp's 16 rows."""
     lane, n = here().thread & 31, np.arange(cols // 2)
