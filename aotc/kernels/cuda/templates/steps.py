@@ -132,6 +132,11 @@ def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.nda
     return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
+def dtype_in_python(operands: str) -> np.dtype:
+    """Return the dtype that operands have where kernels are Python, which does not round to TF32."""
+    return to_numpy("f32" if operands == "tf32" else operands)
+
+
 def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
     """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
     i, k = which[:, None], np.arange(tiles.depth)
@@ -141,7 +146,7 @@ def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.n
     turn = (line & 3) << 1 if by_rows and tiles.size == 4 and isinstance(tiles, WarpTiles) else line & 7
     lines = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
     places = lines + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
-    return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
+    return here().block.memory[places].view(dtype_in_python(tiles.operands))[..., 0]
 
 
 def store_meaning(
