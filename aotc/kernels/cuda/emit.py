@@ -139,20 +139,10 @@ class CudaEmitter(LanesEmitter):
         builder = self.builder
         own, count = (builder.zext(special(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
         begin = builder.add(self._indices.emit(loop.begin), own, flags=("nsw",))
-        end, before = self._indices.emit(loop.end), builder.block
+        end = self._indices.emit(loop.end)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        builder.position_at_end(body)
-        variable = builder.phi(I64, name=loop.var)
-        variable.add_incoming(begin, before)
-        self._indices.push()
-        self._indices.bind(loop.var, variable)
-        self._block(loop.body)
-        self._indices.pop()
-        following = builder.add(variable, count, flags=("nsw",))
-        variable.add_incoming(following, builder.block)
-        builder.cbranch(builder.icmp_signed("<", following, end), body, after)
-        builder.position_at_end(after)
+        self._turns(loop, (begin, end, count), body, after)
 
     def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
         """Move a number from each thread to another; a complex one has two parts."""
