@@ -202,6 +202,15 @@ def copy_region(region: Region, names: Names) -> Region:
     return Region(tuple(mapped[v] for v in region.params), tuple(ops), tuple(mapped.get(v, v) for v in region.results))
 
 
+def append_region(region: Region, values: Sequence[Value], b: Builder) -> list[Value]:
+    """Append a copy of the ops of ``region``, given ``values``; return what it yields."""
+    copy = copy_region(region, b.names)
+    mapped = dict(zip(copy.params, values, strict=True))
+    for inner in copy.ops:
+        b.append(replace(inner, operands=tuple(mapped.get(v, v) for v in inner.operands)))
+    return [mapped.get(v, v) for v in copy.results]
+
+
 def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequence[Value]:
     """Append the scalar ops of ``region`` as ops on whole tensors."""
     shape = operands[0].type.shape
