@@ -40,6 +40,8 @@ def hoist_products(module: Module, options: Options) -> Module:
 
 def _hoisted(op: Op, b: Builder) -> Sequence[Value] | None:
     condition, body = op.regions
+    if not any(o.name == "matmul" for o in body.ops):
+        return None
     inside = {*body.params, *(v for o in body.ops for v in o.results)}
     makers = {v: o for o in body.ops for v in o.results}
     known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}
