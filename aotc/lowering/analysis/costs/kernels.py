@@ -167,7 +167,8 @@ class _Counter:
                 for buffer, _ in args:
                     self.touch(buffer, self.bytes_of(buffer))
             case Let(var=var, value=value):
-                if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in scalars_in([value])):
+                inner = scalars_in([value])
+                if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in inner):
                     self.data[var.name] = loop.var if loop and self.varies(value, loop.var) else ""
                 self.scalars([value], times, loop)
             case Store(buffer=buffer, index=index):
