@@ -30,6 +30,7 @@ from aotc.ir.loop_ir import (
     needs_block,
     walk,
 )
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.tensor_ir import Function, Op, Region, Value
 from aotc.lowering.analysis.cost import (
     LOOP_BLOCK_BYTES,
@@ -52,8 +53,6 @@ from aotc.lowering.program.loops.small_loops import (
     only_element,
 )
 from aotc.targets import Target
-from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.dtypes import size_of
 
 
 def block_loop(
@@ -123,11 +122,9 @@ _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 
 def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
     """Can a block of the target run it, with as many threads as kernels inside are for?"""
-    memory = {s.buffer.name: s.buffer for s in walk(kernel.body) if isinstance(s, Alloc)}.values()
-    bytes_ = [-(-_bytes(b) // ALIGNMENT) * ALIGNMENT for b in memory if b.space == "shared"]
     count = thread_count(kernel)
     alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
-    return count > 0 and fixed <= {count} and not (alike and not fixed) and sum(bytes_) <= target.shared
+    return count > 0 and fixed <= {count} and not (alike and not fixed) and shared_bytes(kernel.body) <= target.shared
 
 
 def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
@@ -135,10 +132,6 @@ def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
     inside = {id(s) for loop in walk(body) if isinstance(loop, For) and loop.kind == "thread" for s in walk(loop.body)}
     made = [s for s in walk(body) if isinstance(s, Alloc) and id(s) not in inside]
     return [s.buffer for s in made if s.buffer.space == "private"]
-
-
-def _bytes(buffer: Buffer) -> int:
-    return static(product(buffer.shape)) * size_of(buffer.dtype)
 
 
 @dataclass
