@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from aotc.ir.dims import product, static, sym
 from aotc.ir.loop_ir import (
@@ -138,8 +139,27 @@ def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
 class TeamLoopWriter(LoopWriter):
     """Writes regions for ``threads`` of a block; ``own`` says whether each thread does the kernel at hand by itself."""
 
+    common: ClassVar[Space]
+    """Where values are that all threads see."""
     threads: int = 0
     own: bool | None = None
+
+    def space(self, value: Value) -> Space:
+        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else self.common
+
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose turns the threads share."""
+        raise NotImplementedError
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        self.count += 1
+        size = static(product(target.shape))
+        if target.space == "private":
+            copy(block, source, target, f"_{self.count}")
+        elif size and source.name != target.name:
+            name = f"e_{self.count}"
+            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
+            block.append(self.shared_out(name, size, (Store(target, place[1], Load(source, place[0])),)))
 
     def takes(self, kernel: Kernel, old: Buffer) -> bool:
         return (old.space == "private") == self.own
@@ -156,13 +176,11 @@ class TeamLoopWriter(LoopWriter):
 class BlockLoopWriter(TeamLoopWriter):
     """Writes regions for one block."""
 
+    common = "shared"
     written: set[str] = field(default_factory=set)  # since the last barrier
     read: set[str] = field(default_factory=set)
     touches: int = 0  # of memory that threads share
     begun: list[int] = field(default_factory=list)  # how many there were when each loop that is being written began
-
-    def space(self, value: Value) -> Space:
-        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else "shared"
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
         return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else out
@@ -178,21 +196,13 @@ class BlockLoopWriter(TeamLoopWriter):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body)))
             else:
-                block.append(self._shared_out(first.var, static(first.end), first.body))
+                block.append(self.shared_out(first.var, static(first.end), first.body))
         else:
             block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         self._touch(block, [source], [target])
-        self.count += 1
-        size = static(product(target.shape))
-        if target.space == "private":
-            copy(block, source, target, f"_{self.count}")
-        elif size:
-            name = f"e_{self.count}"
-            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
-            store = Store(target, place[1], Load(source, place[0]))
-            block.append(self._shared_out(name, size, (store,)))
+        super().copy(block, source, target)
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
         self._touch(block, [self.memory[value]], [])
@@ -214,8 +224,7 @@ class BlockLoopWriter(TeamLoopWriter):
         super()._case(op, block)
         self._barrier(block)
 
-    def _shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
-        """Return a loop whose turns the threads share."""
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         if count <= self.threads:
             return For(var, 0, count, body, "thread")
         thread = f"t_{var}"
