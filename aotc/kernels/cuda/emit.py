@@ -14,7 +14,19 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, GridBarrier, Kernel, Shuffle, Stmt, Store, WarpMatch, walk
+from aotc.ir.loop_ir import (
+    Barrier,
+    Buffer,
+    For,
+    GridBarrier,
+    Kernel,
+    Shuffle,
+    Stmt,
+    Store,
+    WarpMatch,
+    thread_count,
+    walk,
+)
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.cuda.grid_barrier import BLOCK_BARRIER, meet_all, special
 from aotc.kernels.cuda.lanes import LanesEmitter
@@ -34,13 +46,10 @@ def block_threads(kernel: Kernel) -> int:
     InternalError
         If no loop over threads says how many there are.
     """
-    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
-    if not loops:
-        return 0
-    extents = [s.end for s in loops if isinstance(s.end, int)]
-    if not extents:
+    count = thread_count(kernel)
+    if not count and any(isinstance(s, For) and s.kind == "thread" for s in walk(kernel.body)):
         raise InternalError(f"kernels: {kernel.name} has no loop over all threads of a block")
-    return max(extents)
+    return count
 
 
 class CudaEmitter(LanesEmitter):

@@ -29,6 +29,7 @@ from aotc.ir.loop_ir import (
     Tile,
     While,
     needs_block,
+    thread_count,
     walk,
 )
 from aotc.ir.loop_scratch import shared_bytes
@@ -101,12 +102,6 @@ def work_of_turn(
 
     parts = [of(region) for region in op.regions]
     return sum(p[0] for p in parts), sum(p[1] for p in parts)
-
-
-def thread_count(kernel: Kernel) -> int:
-    """Return the threads of a block that a kernel's loops over threads are for."""
-    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
-    return max((s.end for s in loops if isinstance(s.end, int)), default=0)
 
 
 def common_threads(inner: list[Kernel]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aotc.ir.dims import floordiv, is_static, mod, static, sym
-from aotc.ir.loop_ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block
+from aotc.ir.loop_ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
 from aotc.ir.loop_products import read_product
 from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
@@ -29,7 +29,6 @@ from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.loops.block_loops import (
     TeamLoopWriter,
     runs_in_block,
-    thread_count,
     work_of_turn,
 )
 from aotc.lowering.program.loops.grid_barriers import BarrierPlacer
