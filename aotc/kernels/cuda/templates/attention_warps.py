@@ -28,7 +28,15 @@ from aotc.kernels.cuda.templates.attention_steps import (
 from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
 from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
-from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, emit_stores, own_elements, store_meaning
+from aotc.kernels.cuda.templates.steps import (
+    PACK,
+    TO_TF32,
+    dtype_in_python,
+    emit_stores,
+    load_f32,
+    own_elements,
+    store_meaning,
+)
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -215,9 +223,7 @@ class _ValueWords:
         piece = b.xor(b.or_(i32(2 * (group % 4)), b.lshr(self.column, i32(2))), line)
         place = b.add(b.shl(line, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(b.and_(self.column, i32(3)), i32(2))))
         begin = (group // 4 * self.tiles.terms + 8 * step) * CHUNK
-        kind = ir.FunctionType(F32, [I32])
-        there = b.add(b.add(self.at, place), i32(begin))
-        value = b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [there], side_effect=True)
+        value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 

@@ -1,4 +1,4 @@
-"""Steps that templates of products share: each is many instructions, and one statement to Numba, which types every one.
+"""Steps that templates share: each is many instructions, and one statement to Numba, which types every one.
 
 Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
 c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
@@ -119,6 +119,12 @@ def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
     return (b, a) if tiles.turned else (a, b)
 
 
+def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
+    """Emit the load of an f32 in shared memory."""
+    kind = ir.FunctionType(F32, [I32])
+    return b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True)
+
+
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the columns that the calling thread has the sums of, of its warp's 16 rows."""
     lane, n = here().thread & 31, np.arange(cols // 2)
@@ -209,7 +215,7 @@ class StoreElements:
 
     def _rows(self, begin: int) -> None:
         """Go through the rows: a lane has a column of each."""
-        b, kind = self.b, ir.FunctionType(F32, [I32])
+        b = self.b
         before = b.block
         loop, inside, after = (b.append_basic_block(name) for name in ("rows", "element", "next"))
         done = b.append_basic_block("stored")
@@ -225,7 +231,7 @@ class StoreElements:
         piece = b.xor(b.lshr(self.lane, i32(2)), b.and_(own, i32(7)))
         line = b.add(self.staging, b.shl(own, i32(7)))
         place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(self.lane, i32(3)), i32(2)))
-        value = b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True)
+        value = load_f32(b, place)
         call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
         b.branch(after)
         b.position_at_end(after)
