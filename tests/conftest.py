@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +44,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def update(request: pytest.FixtureRequest) -> bool:
     """Should golden files be rewritten?"""
     return bool(request.config.getoption("--update"))
+
+
+@pytest.fixture
+def set_costs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives rows of the cost tables other values, in all modules of the compiler that name them."""
+
+    def set_(**values: int) -> None:
+        for name, value in values.items():
+            owners = [m for key, m in list(sys.modules.items()) if key.startswith("aotc.") and name in vars(m)]
+            assert owners, f"no module has a row {name}"
+            for owner in owners:
+                monkeypatch.setattr(owner, name, replace(getattr(owner, name), value=value))
+
+    return set_
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -82,6 +82,19 @@ def bounds_of(stmt: Stmt) -> tuple[Dim, ...]:
     return ()
 
 
+def scalars_in(scalars: Iterable[Scalar]) -> list[Scalar]:
+    """Return every scalar that ``scalars`` are made of, one that is used twice once."""
+    found: dict[int, Scalar] = {}
+    stack = list(scalars)
+    while stack:
+        s = stack.pop()
+        if id(s) not in found:
+            found[id(s)] = s
+            if isinstance(s, Apply):
+                stack += s.args
+    return list(found.values())
+
+
 def leaves(scalars: Iterable[Scalar]) -> Iterator[Load | Index]:
     """Yield every load and every index expression in ``scalars``."""
     stack = list(scalars)

@@ -311,6 +311,12 @@ def needs_block(kernel: Kernel) -> bool:
     return shared or any(isinstance(s, For) and s.kind == "thread" for s in statements)
 
 
+def thread_count(kernel: Kernel) -> int:
+    """Return the threads of a block that the loops over threads of ``kernel`` are for, 0 if it has none."""
+    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
+    return max((s.end for s in loops if isinstance(s.end, int)), default=0)
+
+
 def needs_grid(kernel: Kernel) -> bool:
     """Do all blocks of a launch run ``kernel`` together?"""
     return any(isinstance(s, For) and s.kind == "blocks" for s in walk(kernel.body))

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.guard import guard
 from aotc.ir.dims import Dim, product
-from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, walk
+from aotc.ir.loop_ir import Alloc, Buffer, Kernel, thread_count, walk
 from aotc.ir.opset import FREE
 from aotc.ir.products.attention import shared_of
 from aotc.ir.tensor_ir import Function, Module, Op, Region
@@ -185,8 +185,7 @@ def _occupancy(function: Function, kernel: Kernel, target: Target) -> tuple[int,
         return 0, 0, 0
     ops = {v: op for op in function.body.ops for v in op.results}
     registers = estimate_registers(ops, function.body.results)
-    extents = [s.end for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread" and isinstance(s.end, int)]
-    threads = max(extents, default=flat_threads(kernel))
+    threads = thread_count(kernel) or flat_threads(kernel)
     shared = sum(used for name, (used, _) in _memory(kernel, target).items() if name == "shared memory")
     return threads, registers, target.multiprocessor.occupancy(threads, registers, shared)
 

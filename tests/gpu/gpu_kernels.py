@@ -24,9 +24,10 @@ def run(kernel, arrays, grid, target, dims=()):
     values = (ctypes.c_int64 * (len(places) + len(dims) + 1))(*places, *dims, grid)
     start = ctypes.addressof(values)
     table = (ctypes.c_void_p * len(values))(*[start + 8 * n for n in range(len(values))])
-    threads = block_threads(kernel)
-    blocks = grid if threads else -(-grid // flat_threads(kernel))
-    gpu.launch(function, LaunchShape((blocks, 1, 1), threads or flat_threads(kernel)), table)
+    together = block_threads(kernel)
+    threads = together or flat_threads(kernel)
+    blocks = grid if together else -(-grid // threads)
+    gpu.launch(function, LaunchShape((blocks, 1, 1), threads), table)
     for place, a in list(zip(places, arrays))[len(kernel.inputs) :]:
         gpu.download(a.ctypes.data, place, a.nbytes)
     gpu.wait()

@@ -2,7 +2,6 @@
 
 import random
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 import aotc
 from aotc.ir.loop_ir import Barrier, walk
 from aotc.ir.loop_parser import parse_kernel
-from aotc.lowering.program.loops import block_loops, grid_loops, small_loops, whole_loops
+from aotc.lowering.program.loops import block_loops
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
@@ -108,25 +107,29 @@ def kernels(data):
     return [parse_kernel(row["text"]) for row in manifest["debug"]["kernels"].values()]
 
 
-def as_graphs(monkeypatch):
-    """Let no loop be a kernel."""
-    monkeypatch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=-1))
-    monkeypatch.setattr(grid_loops, "LOOP_GRID_FLOPS", replace(grid_loops.LOOP_GRID_FLOPS, value=-1))
+@pytest.fixture
+def as_graphs(set_costs):
+    """No loop is a kernel."""
+    set_costs(LOOP_BLOCK_FLOPS=-1, LOOP_GRID_FLOPS=-1)
 
 
-def compiled(name, monkeypatch, alone):
-    """A case, as graphs that turn ``alone`` or as kernels."""
-    if alone:
-        as_graphs(monkeypatch)
+@pytest.fixture(params=[None, "as_graphs"], ids=["kernels", "graphs"])
+def alone(request):
+    """Are loops graphs that turn alone, or kernels?"""
+    if request.param:
+        request.getfixturevalue(request.param)
+    return bool(request.param)
+
+
+def compiled(name):
     function, arrays = CASES[name]
     return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True, cache=False)
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["kernels", "graphs"])
 @pytest.mark.parametrize("name", CASES)
 def test_loops(name, alone, monkeypatch):
     """In any order that the edges allow; the second call is that of the recorded graph too."""
-    data = compiled(name, monkeypatch, alone)
+    data = compiled(name)
     function, arrays = CASES[name]
     want = jax.jit(function)(*arrays)
     for order in ORDERS:
@@ -142,14 +145,14 @@ def test_loops(name, alone, monkeypatch):
 @pytest.mark.parametrize("name", CASES)
 def test_threads_wait_for_each_other(name, monkeypatch):
     """Between two barriers no thread touches what another writes."""
-    data = compiled(name, monkeypatch, False)
+    data = compiled(name)
     assert not raced(data, CASES[name][1], monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["scan", "counted 7", "nested"])
 def test_a_barrier_that_is_missing_is_seen(name, monkeypatch):
     monkeypatch.setattr(block_loops.BlockLoopWriter, "_barrier", lambda self, block: self._forget())
-    assert raced(compiled(name, monkeypatch, False), CASES[name][1], monkeypatch)
+    assert raced(compiled(name), CASES[name][1], monkeypatch)
 
 
 def raced(data, arrays, monkeypatch):
@@ -161,9 +164,10 @@ def raced(data, arrays, monkeypatch):
     return races.found
 
 
+@pytest.mark.usefixtures("as_graphs")
 @pytest.mark.parametrize("name", ["counted 7", "nested", "branches", "until"])
 def test_the_host_turns_loops_of_older_drivers(name, monkeypatch):
-    data = compiled(name, monkeypatch, True)
+    data = compiled(name)
     function, arrays = CASES[name]
     install(monkeypatch, data)
     monkeypatch.setattr(SimulatedGpu, "conditions", False)
@@ -177,10 +181,9 @@ def test_the_host_turns_loops_of_older_drivers(name, monkeypatch):
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("name", ["counted 7", "swapped"])
-def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch):
+def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch, set_costs):
     """So that somebody can end them; a loop whose turns are few and known is one launch."""
-    for module in (small_loops, whole_loops):
-        monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=2))
+    set_costs(LOOP_TURNS=2)
     function, arrays = CASES[name]
     data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", cache=False)
     arrays = np.int32(turns), *arrays[1:]
@@ -192,7 +195,7 @@ def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch):
 
 
 def test_a_loop_of_few_turns_is_one_launch(monkeypatch):
-    data = compiled("scan", monkeypatch, False)
+    data = compiled("scan")
     install(monkeypatch, data)
     module = aotc.load(data)
     module.invoke("main", *CASES["scan"][1])
@@ -215,10 +218,8 @@ def test_a_number_of_turns_that_follows_from_a_size(size, monkeypatch):
     close(aotc.load(data).invoke("main", *arrays), jax.tree.leaves(jax.jit(run)(*arrays)), 1e-5)
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["kernels", "graphs"])
-def test_a_donated_state(alone, monkeypatch):
-    if alone:
-        as_graphs(monkeypatch)
+@pytest.mark.usefixtures("alone")
+def test_a_donated_state(monkeypatch):
     function = jax.jit(counted, donate_argnums=1)
     data = aotc.compile(function, np.int32(3), X, W, target="cuda:sm_90", cache=False)
     install(monkeypatch, data)
@@ -228,12 +229,9 @@ def test_a_donated_state(alone, monkeypatch):
     close([found.numpy()], [jax.jit(counted)(np.int32(3), X, W)], 1e-5)
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["kernels", "graphs"])
-def test_an_endless_loop_ends(alone, monkeypatch):
-    if alone:
-        as_graphs(monkeypatch)
-    for module in (small_loops, whole_loops):
-        monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=3))
+@pytest.mark.usefixtures("alone")
+def test_an_endless_loop_ends(monkeypatch, set_costs):
+    set_costs(LOOP_TURNS=3)
 
     def endless(x, w):
         return jax.lax.while_loop(lambda c: c[0, 0] < 2, lambda c: jnp.sin(c @ w), x)

@@ -1,7 +1,5 @@
 """Loops that are one kernel of all blocks of a GPU, on a simulated one: values, barriers, launches, how they end."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,7 @@ import aotc
 from aotc.ir.loop_ir import For, GridBarrier, While, walk
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
-from aotc.lowering.program.loops import block_loops, grid_barriers, grid_loops, small_loops, whole_loops
+from aotc.lowering.program.loops import grid_barriers
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.errors import VmError
@@ -45,11 +43,9 @@ TF32 = 1e-3  # of the product before the loop, which is done on tensor cores
 
 
 @pytest.fixture(autouse=True)
-def small_grid(monkeypatch):
+def small_grid(set_costs):
     """Few blocks of few threads, and none alone."""
-    monkeypatch.setattr(block_loops, "LOOP_BLOCK_FLOPS", replace(block_loops.LOOP_BLOCK_FLOPS, value=-1))
-    for name, value in (("LOOP_GRID_BLOCKS", 3), ("LOOP_GRID_THREADS", 32)):
-        monkeypatch.setattr(grid_loops, name, replace(getattr(grid_loops, name), value=value))
+    set_costs(LOOP_BLOCK_FLOPS=-1, LOOP_GRID_BLOCKS=3, LOOP_GRID_THREADS=32)
 
 
 def compiled(name):
@@ -100,9 +96,8 @@ def test_a_turn_of_a_cell_waits_twice():
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
-def test_all_blocks_do_some_turns_at_a_time(turns, monkeypatch):
-    for module in (small_loops, whole_loops):
-        monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=2))
+def test_all_blocks_do_some_turns_at_a_time(turns, monkeypatch, set_costs):
+    set_costs(LOOP_TURNS=2)
     function, (_, *arrays) = ALL["cell"]
     data = compiled("cell")
     install(monkeypatch, data)
@@ -114,9 +109,8 @@ def test_all_blocks_do_some_turns_at_a_time(turns, monkeypatch):
     assert "goes_on" in [out.name for out in kernel.outputs]
 
 
-def test_an_endless_loop_of_all_blocks_ends(monkeypatch):
-    for module in (small_loops, whole_loops):
-        monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=3))
+def test_an_endless_loop_of_all_blocks_ends(monkeypatch, set_costs):
+    set_costs(LOOP_TURNS=3)
 
     def endless(x, w):
         return jax.lax.while_loop(lambda c: c[0, 0] < 2, lambda c: jnp.sin(c @ w), x)
@@ -141,8 +135,8 @@ def test_all_blocks_are_there_at_once(multiprocessors, blocks):
     assert row["resources"]["blocks"] >= 1
 
 
-def test_a_loop_with_too_much_work_stays_a_graph(monkeypatch):
-    monkeypatch.setattr(grid_loops, "LOOP_GRID_FLOPS", replace(grid_loops.LOOP_GRID_FLOPS, value=1000))
+def test_a_loop_with_too_much_work_stays_a_graph(set_costs):
+    set_costs(LOOP_GRID_FLOPS=1000)
     assert not grid_kernels(compiled("cell"))
 
 

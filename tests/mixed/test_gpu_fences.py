@@ -4,7 +4,6 @@ import asyncio
 import random
 import threading
 import time
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from vmfb.simulated_gpu import SimulatedGpu, install
 from vmfb.test_interruption import ENDLESS
 
 import aotc
-from aotc.lowering.program.loops import bounded_loops, small_loops, whole_loops
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.limits import STREAMS
 from aotc.vmfb.process.interruption import RUNNING
@@ -66,10 +64,9 @@ def ended(module):
 
 
 @pytest.fixture
-def endless(monkeypatch):
+def endless(monkeypatch, set_costs):
     """Functions with loops that a GPU turns, a few turns of a kernel at a time."""
-    for owner in (bounded_loops, small_loops, whole_loops):
-        monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
+    set_costs(LOOP_TURNS=1)
     data = aotc.compile(SMALL, target="cuda:sm_90", cache=False)
     install(monkeypatch, data)
     return aotc.load(data)

@@ -1,6 +1,5 @@
 """Graphs over addresses: those that come again have their own, new ones are put into the nodes that name them."""
 
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from support.small_models import array
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
-from aotc.lowering.program.loops import bounded_loops, small_loops, whole_loops
 from aotc.vmfb.devices.gpu import recorded
 from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES
 
@@ -88,11 +86,10 @@ def until(limit, x):
 
 
 @pytest.mark.parametrize("conditions", [True, False])
-def test_loops_are_not_moved(conditions, monkeypatch):
+def test_loops_are_not_moved(conditions, monkeypatch, set_costs):
     """What a loop's own graph names, and what decides, stays where it was recorded; such calls end with a wait."""
     monkeypatch.setattr(SimulatedGpu, "conditions", conditions)
-    for owner in (bounded_loops, small_loops, whole_loops):
-        monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
+    set_costs(LOOP_TURNS=1)
     limit, xs = np.float32(6), [array(12, 12, seed=n) / 9 for n in range(4)]
     data = aotc.compile(jax.jit(until), limit, xs[0], target="cuda:sm_90", cache=False)
     install(monkeypatch, data, order=ORDERS["chance"])

@@ -137,7 +137,8 @@ def _launch(kernel: Kernel, target: Target) -> tuple[int, int, Mapping[str, Any]
     threads = block_threads(kernel)
     if threads:
         return threads, 1, block_launch(kernel, target)
-    return flat_threads(kernel), flat_threads(kernel), {}
+    threads = flat_threads(kernel)
+    return threads, threads, {}
 
 
 def _need_packages(target: Target) -> None:

@@ -14,7 +14,19 @@ from llvmlite import ir
 
 from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim
-from aotc.ir.loop_ir import Barrier, Buffer, For, GridBarrier, Kernel, Shuffle, Stmt, Store, WarpMatch, walk
+from aotc.ir.loop_ir import (
+    Barrier,
+    Buffer,
+    For,
+    GridBarrier,
+    Kernel,
+    Shuffle,
+    Stmt,
+    Store,
+    WarpMatch,
+    thread_count,
+    walk,
+)
 from aotc.ir.loop_scratch import bytes_of
 from aotc.kernels.cuda.grid_barrier import BLOCK_BARRIER, meet_all, special
 from aotc.kernels.cuda.lanes import LanesEmitter
@@ -34,13 +46,10 @@ def block_threads(kernel: Kernel) -> int:
     InternalError
         If no loop over threads says how many there are.
     """
-    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
-    if not loops:
-        return 0
-    extents = [s.end for s in loops if isinstance(s.end, int)]
-    if not extents:
+    count = thread_count(kernel)
+    if not count and any(isinstance(s, For) and s.kind == "thread" for s in walk(kernel.body)):
         raise InternalError(f"kernels: {kernel.name} has no loop over all threads of a block")
-    return max(extents)
+    return count
 
 
 class CudaEmitter(LanesEmitter):
@@ -139,20 +148,10 @@ class CudaEmitter(LanesEmitter):
         builder = self.builder
         own, count = (builder.zext(special(builder, name), I64) for name in ("ctaid.x", "nctaid.x"))
         begin = builder.add(self._indices.emit(loop.begin), own, flags=("nsw",))
-        end, before = self._indices.emit(loop.end), builder.block
+        end = self._indices.emit(loop.end)
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
-        builder.position_at_end(body)
-        variable = builder.phi(I64, name=loop.var)
-        variable.add_incoming(begin, before)
-        self._indices.push()
-        self._indices.bind(loop.var, variable)
-        self._block(loop.body)
-        self._indices.pop()
-        following = builder.add(variable, count, flags=("nsw",))
-        variable.add_incoming(following, builder.block)
-        builder.cbranch(builder.icmp_signed("<", following, end), body, after)
-        builder.position_at_end(after)
+        self._turns(loop, (begin, end, count), body, after)
 
     def _shuffle(self, to: Buffer, source: Buffer, mask: int) -> None:
         """Move a number from each thread to another; a complex one has two parts."""

@@ -65,6 +65,14 @@ def group_arrive(number, threads):
     here().block.barrier(int(number), int(threads)).change(1, 0)
 
 
+def _land(part: np.ndarray, to: int, barrier: int) -> None:
+    """Put what was copied into shared memory, swizzled, and tell who waits for it."""
+    block = here().block
+    rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+    block.memory[to + swizzled(rows, bytes_)] = part.view(np.uint8)
+    block.barriers[barrier].change(0, -part.nbytes)
+
+
 @cache
 def copy_tile(rank: int):
     """Return the instruction that begins to copy a box of an array of so many dimensions."""
@@ -77,10 +85,7 @@ def copy_tile(rank: int):
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank)
     def copy(to, tensor_map, barrier, *place):
         """Begin to copy the box at ``place``, the innermost coordinate first; what is outside of the array is 0."""
-        block, part = here().block, tensor_map.part(*map(int, place))
-        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
-        block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
-        block.barriers[int(barrier)].change(0, -part.nbytes)
+        _land(tensor_map.part(*map(int, place)), int(to), int(barrier))
 
     return copy
 
@@ -99,10 +104,7 @@ def copy_patches(spatial: int):
     @ptx(text, NOTHING, I32, I64, I32, *[I32] * rank, *[I16] * spatial)
     def copy(to, tensor_map, barrier, *given):
         """Begin to copy channels of pixels from the one on at a place, moved by a tap; 0 outside of the array."""
-        block, part = here().block, tensor_map.part(given[:rank], given[rank:])
-        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
-        block.memory[int(to) + swizzled(rows, bytes_)] = part.view(np.uint8)
-        block.barriers[int(barrier)].change(0, -part.nbytes)
+        _land(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier))
 
     return copy
 

@@ -17,8 +17,8 @@ from llvmlite import ir
 
 from aotc.ir.dims import Dim, Expr, static
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import leaves, operands
-from aotc.ir.loop_ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop_access import leaves, operands, scalars_in
+from aotc.ir.loop_ir import Buffer, For, Let, Load, Scalar, Stmt, Store, Var
 from aotc.kernels.cuda.vectors import fits, load_vector, store_vector
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, flat_index
@@ -157,11 +157,8 @@ class LanesEmitter(BodyEmitter):
 
 def _varies(value: Scalar, varying: set[str], written: set[str]) -> bool:
     """May ``value`` differ from lane to lane, or from what it is before the loop?"""
-    stack = [value]
-    while stack:
-        match stack.pop():
-            case Apply(args=args):
-                stack += args
+    for part in scalars_in([value]):
+        match part:
             case Var(name=name) if name in varying:
                 return True
             case Load(buffer=buffer) if buffer.name in written:

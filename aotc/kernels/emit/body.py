@@ -317,7 +317,6 @@ class BodyEmitter:
         builder = self.builder
         begin_dim, end_dim = self._indices.fold(loop.begin), self._indices.fold(loop.end)
         begin, end = self._indices.emit(begin_dim), self._indices.emit(end_dim)
-        before = builder.block
         body, after = builder.append_basic_block(loop.var), builder.append_basic_block("after_" + loop.var)
         if isinstance(begin_dim, int) and isinstance(end_dim, int):
             if end_dim <= begin_dim:
@@ -328,6 +327,15 @@ class BodyEmitter:
             builder.branch(body)
         else:
             builder.cbranch(builder.icmp_signed("<", begin, end), body, after)
+        backedge = self._turns(loop, (begin, end, ir.Constant(I64, loop.step)), body, after)
+        self._metadata.describe(loop, backedge)
+
+    def _turns(
+        self, loop: For, steps: tuple[ir.Value, ir.Value, ir.Value], body: ir.Block, after: ir.Block
+    ) -> ir.Instruction:
+        """Emit what is repeated from a begin to an end by a step; return the branch to the next turn."""
+        builder, (begin, end, step) = self.builder, steps
+        before = builder.block
         builder.position_at_end(body)
         variable = builder.phi(I64, name=loop.var)
         variable.add_incoming(begin, before)
@@ -336,11 +344,11 @@ class BodyEmitter:
         self._turn(loop)
         self._block(loop.body)
         self._indices.pop()
-        following = builder.add(variable, ir.Constant(I64, loop.step), flags=("nsw",))
+        following = builder.add(variable, step, flags=("nsw",))
         variable.add_incoming(following, builder.block)
         backedge = builder.cbranch(builder.icmp_signed("<", following, end), body, after)
-        self._metadata.describe(loop, backedge)
         builder.position_at_end(after)
+        return backedge
 
     def _turn(self, loop: Stmt) -> None:
         """Begin a turn of a loop; on a GPU nobody could be asked whether to go on."""

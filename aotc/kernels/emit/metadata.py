@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from llvmlite import ir
 
-from aotc.ir.loop_access import operands
+from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, ExternalCall, For, Kernel, Let, Store, Tile, While, walk
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.limits import MASKED_TURNS, UNROLLED_TURNS
@@ -150,12 +150,5 @@ def _ends_within_a_vector(loop: For, target: Target) -> bool:
 
 def _is_dear(loop: For) -> bool:
     """Does each turn compute a dear function of floats, and none of integers, which are not divided under masks?"""
-    stack = [x for s in loop.body for x in operands(s)]
-    found: set[str] = set()
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Apply):
-            stack += x.args
-            if x.fn in EXPENSIVE:
-                found.add(kind_of(x.dtype))
-    return found == {"f"}
+    inner = scalars_in(x for s in loop.body for x in operands(s))
+    return {kind_of(x.dtype) for x in inner if isinstance(x, Apply) and x.fn in EXPENSIVE} == {"f"}

@@ -9,7 +9,8 @@ from math import prod
 from llvmlite import ir
 
 from aotc.ir.dims import Call, Dim, lone_atom
-from aotc.ir.loop_ir import Apply, Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
+from aotc.ir.loop_access import scalars_in
+from aotc.ir.loop_ir import Const, ExternalCall, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Tile, While
 from aotc.kernels.emit import library
 from aotc.kernels.emit.metadata import invariant
 from aotc.kernels.limits import COUNTED_TURN, LONG_ITEM, POLL_OPERATIONS, UNKNOWN_EXTENT
@@ -25,14 +26,7 @@ def annotate_polls(text: str) -> str:
 
 def _operations(scalar: Scalar) -> int:
     """Return how many operations compute ``scalar``, one that is used twice counted once."""
-    seen: set[int] = set()
-    stack = [scalar]
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            stack += node.args if isinstance(node, Apply) else ()
-    return len(seen)
+    return len(scalars_in([scalar]))
 
 
 def _extent(begin: Dim, end: Dim) -> int:

@@ -16,7 +16,10 @@ from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.limits import RECENT_OPS
+from aotc.options import Options
+from aotc.targets import Target
 from aotc.vmfb.dtypes import to_numpy
 
 NO_WIDTHS: Mapping[int, int] = {}
@@ -165,6 +168,21 @@ def rewrite_module(module: Module, rule: Rule) -> Module:
     return module.with_functions({name: rewrite_function(f, rule) for name, f in module.functions.items()})
 
 
+def rewrite_on_gpus(
+    module: Module, options: Options, rule: Callable[[Op, Builder, Target], Sequence[Value] | None]
+) -> Module:
+    """Return ``module`` with ``rule``, which is told of which GPU an op is, applied to every op of one."""
+    home, kinds = homes_of(module, options)
+    if "cuda" not in kinds:
+        return module
+
+    def on_gpu(op: Op, b: Builder) -> Sequence[Value] | None:
+        target = home(op)
+        return rule(op, b, target) if target.kind == "cuda" else None
+
+    return rewrite_module(module, on_gpu)
+
+
 def rewrite_function(function: Function, rule: Rule) -> Function:
     """Return ``function`` with ``rule`` applied once to every op."""
     body = _rewrite_region(function.body, rule, {}, Builder(Names(function.body)))
@@ -200,6 +218,15 @@ def copy_region(region: Region, names: Names) -> Region:
         for op in region.ops
     ]
     return Region(tuple(mapped[v] for v in region.params), tuple(ops), tuple(mapped.get(v, v) for v in region.results))
+
+
+def append_region(region: Region, values: Sequence[Value], b: Builder) -> list[Value]:
+    """Append a copy of the ops of ``region``, given ``values``; return what it yields."""
+    copy = copy_region(region, b.names)
+    mapped = dict(zip(copy.params, values, strict=True))
+    for inner in copy.ops:
+        b.append(replace(inner, operands=tuple(mapped.get(v, v) for v in inner.operands)))
+    return [mapped.get(v, v) for v in copy.results]
 
 
 def lift_region(region: Region, operands: Sequence[Value], b: Builder) -> Sequence[Value]:

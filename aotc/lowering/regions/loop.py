@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from aotc.ir.dims import Dim, bounds, product, sym
+from aotc.ir.loop_access import scalars_in
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, walk
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset import FREE
@@ -136,12 +137,7 @@ def _changes(index: Dim, block: list[Stmt]) -> list[int]:
     """Return where within its bounds tests of ``index`` in a block change their answer, in order."""
     low, high = bounds(index)
     found: set[int] = set()
-    stack: list[Scalar] = [s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)]
-    while stack:
-        s = stack.pop()
-        if not isinstance(s, Apply):
-            continue
-        stack += s.args
+    for s in scalars_in(s.value for s in walk(tuple(block)) if isinstance(s, Let | Store)):
         match s:
             case Apply(fn="ge" | "lt", args=(IndexScalar(expr=left, dtype="i64"), IndexScalar(expr=right))):
                 change = index - (left - right)

@@ -12,7 +12,7 @@ from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import may_overwrite
 from aotc.ir.loop_ir import Apply, Buffer, Const, For, If, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import ACCUMULATED, PERMUTATIONS, SOURCES
-from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.ir.tensor_ir import Function, Op, Value, uses
 from aotc.lowering.analysis.anchors import settle
 from aotc.lowering.analysis.costs.work import work_of
 from aotc.lowering.analysis.in_place import overwritten
@@ -188,8 +188,12 @@ def combine(
     if name in ACCUMULATED and accs[0].dtype != "i1":
         block.append(Store(accs[0], at, values[0], name))
         return
-    old = tuple(Load(acc, at) for acc in accs)
-    bound = [e.bind(x) if not isinstance(x, Const | Var) else x for x in (*old, *values)]
-    results = e.region(op.regions[0], tuple(bound))
+    (region,) = op.regions
+    given, read = (*(Load(acc, at) for acc in accs), *values), uses(region)
+    bound = [
+        e.bind(x) if p in read and not isinstance(x, Const | Var) else x
+        for p, x in zip(region.params, given, strict=True)
+    ]
+    results = e.region(region, tuple(bound))
     totals = [e.bind(r) if isinstance(r, Apply) else r for r in results]
     block += [Store(acc, at, r) for acc, r in zip(accs, totals, strict=True)]

@@ -16,6 +16,7 @@ from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.devices.libcuda.library import failure
 from aotc.vmfb.devices.libcuda.recording import GraphRecorder, is_recorded
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
+from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.process.interruption import Watch, end_if_stopped
 
 Step: TypeAlias = Callable[[], None]
@@ -232,47 +233,55 @@ class CudaProgram:
             return None
         return LaunchCommand(self._executable, command.kernel, addresses, shape, [*dims, items])
 
-    def _read(self, place: Place, size: int) -> Step:
-        """Return what brings a scalar to ``_flag``."""
-        gpu, to = self._executable.gpu, self._flag.ctypes.data
-        source = self._address(place)
+    def _read(self, place: Place, dtype: str) -> Callable[[], int]:
+        """Return what reads a number."""
+        gpu, found = self._executable.gpu, self._flag.view(to_numpy(dtype))  # not this object, which holds the steps
+        to, source = found.ctypes.data, self._address(place)
 
-        def read() -> None:
-            gpu.download(to, source, size)
+        def read() -> int:
+            gpu.download(to, source, found.itemsize)
             gpu.wait()
+            return int(found[0])
 
         return read
 
     def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        read, flag = self._read(node.place, 1), self._flag  # not this object, which holds the steps
-
-        def run() -> None:
-            watch = Watch()
-            while True:
-                for step in condition:
-                    step()
-                read()
-                watch.look()
-                if not flag[0]:
-                    return
-                for step in body:
-                    step()
-
-        return run
+        return turn_loop(condition, self._read(node.place, "u8"), body)
 
     def _case(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
-        read, number_read = self._read(node.place, 4), self._flag.view(np.int32)
+        return take_branch(self._read(node.place, "i32"), branches)
 
-        def run() -> None:
-            read()
-            end_if_stopped()
-            number = int(number_read[0])
-            for step in branches[number if 0 <= number < len(branches) else -1]:
+
+def turn_loop(condition: Sequence[Step], goes_on: Callable[[], int], body: Sequence[Step]) -> Step:
+    """Return what turns a loop by the host, which looks in each turn whether the call is to end."""
+
+    def run() -> None:
+        watch = Watch()
+        while True:
+            for step in condition:
+                step()
+            more = goes_on()
+            watch.look()
+            if not more:
+                return
+            for step in body:
                 step()
 
-        return run
+    return run
+
+
+def take_branch(chosen: Callable[[], int], branches: Sequence[Sequence[Step]]) -> Step:
+    """Return what goes through the branch of a number, the last one if none has it."""
+
+    def run() -> None:
+        number = chosen()
+        end_if_stopped()
+        for step in branches[number if 0 <= number < len(branches) else -1]:
+            step()
+
+    return run
 
 
 def _has_loops(nodes: Sequence[Node]) -> bool:

@@ -18,14 +18,14 @@ import numpy as np
 from aotc.vmfb.abi import COPY, Case, Graph, Node, Place, Slots, WhileNode, value_of
 from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.devices.buffers import Buffers
-from aotc.vmfb.devices.cuda_program import CudaProgram, Recordings, Step
+from aotc.vmfb.devices.cuda_program import CudaProgram, Recordings, Step, take_branch, turn_loop
 from aotc.vmfb.devices.driver import Gpu
 from aotc.vmfb.devices.host_part import HostPart
 from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.spaces import space_of
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.pointers import address_of
-from aotc.vmfb.process.interruption import Watch, end_if_stopped
+from aotc.vmfb.process.interruption import end_if_stopped
 
 
 class HostBytes(NamedTuple):
@@ -268,32 +268,11 @@ class PlacedProgram:
 
     def _while(self, node: WhileNode) -> Step:
         condition, body = self._steps_of(node.condition), self._steps_of(node.body)
-        goes_on = self._scalar(node.place, "u8")
-
-        def run() -> None:
-            watch = Watch()
-            while True:
-                for step in condition:
-                    step()
-                watch.look()
-                if not goes_on():
-                    return
-                for step in body:
-                    step()
-
-        return run
+        return turn_loop(condition, self._scalar(node.place, "u8"), body)
 
     def _case(self, node: Case) -> Step:
         branches = [self._steps_of(branch) for branch in node.branches]
-        chosen = self._scalar(node.place, "i32")
-
-        def run() -> None:
-            number = chosen()
-            end_if_stopped()
-            for step in branches[number if 0 <= number < len(branches) else -1]:
-                step()
-
-        return run
+        return take_branch(self._scalar(node.place, "i32"), branches)
 
 
 def _within(gpu: Gpu, step: Step) -> Step:

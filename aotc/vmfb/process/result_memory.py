@@ -102,14 +102,12 @@ class ResultMemory:
         """
         return self._take(self._size_of(shape, dtype), (shape, dtype))
 
-    def _is_leased(self, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-        return LEASED_BYTES <= prod(shape) * dtype.itemsize <= self.limit
-
     def _size_of(self, shape: tuple[int, ...], dtype: np.dtype) -> _Size | None:
         """Return whose blocks a result lies in; None if it has memory of its own."""
-        if not self._is_leased(shape, dtype):
+        needed = prod(shape) * dtype.itemsize
+        if not LEASED_BYTES <= needed <= self.limit:
             return None
-        size = class_of(prod(shape) * dtype.itemsize)
+        size = class_of(needed)
         return self._sizes.get(size) or self._sizes.setdefault(size, _Size(self, size))
 
     def _take(self, size: _Size | None, row: tuple[tuple[int, ...], np.dtype]) -> np.ndarray:

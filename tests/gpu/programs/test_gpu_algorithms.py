@@ -21,7 +21,9 @@ CASES = {
     "max": (lambda x, i: (jax.ops.segment_max(x, i, 1990), jax.ops.segment_min(x, i % 7, 7)), [X, I]),
     "rows": (lambda x, i, u: (x.at[i].add(u), x.at[i].set(u)), [normal(9000, 30), I[:3000], normal(3000, 30)]),
     "products": (lambda x, i: jax.ops.segment_prod(1 + x / 1000, i, 1990), [X, I]),
-    "no products": (lambda x, i: lax.scatter_apply(x, i[:, None], lambda y: y / 2 + 1, ROWS), [X[:2000], I]),
+    "no products": (
+        lambda x, i: lax.scatter_apply(x, i[:, None], lambda y: y / 2 + 1, ROWS, update_shape=i.shape), [X[:2000], I]
+    ),
     "scan": (lambda x: (jnp.cumsum(x), lax.cummax(x, reverse=True), jnp.cumsum(x[:99_999].reshape(-1, 9), 0)), [X]),
     "sort": (lambda x: (jnp.sort(x), jnp.argsort(x), jnp.argsort(x[:99_999].reshape(-1, 3), 0)), [TIES]),
     "keys": (lambda x, i: lax.sort((i % 9, x, jnp.arange(N)), num_keys=2), [TIES, I]),

@@ -1,5 +1,7 @@
 """Kernels of whole models: valid loop IR, the same numbers from the loop IR's meaning, the same bytes every time."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ from support.differential import close, integers, load, normal
 
 import aotc
 from aotc.frontend.importer import import_model
-from aotc.ir.loop_ir import Tile, walk
+from aotc.ir.loop_ir import Let, Load, Tile, walk
+from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.loop_verify import verify_kernel
 from aotc.lowering.lower import lower
@@ -54,6 +57,7 @@ MODELS = {
         [normal(1, 5, 4, 4), normal(3, 3, 1, 4, seed=1)],
     ),
     "indexing": (indexing, [normal(5, 6), integers(3, low=0, high=5)]),
+    "rows that are set": (lambda x, i: x.at[i].set(jnp.cos(x[:3])), [normal(5, 6), integers(3, low=0, high=5)]),
     "loops": (loops, [normal(3, 4)]),
     "mixed": (mixed, [normal(4, 5), normal(4, 5, seed=1)]),
     "grad": (jax.grad(lambda x, w: (jnp.tanh(x @ w) ** 2).sum(), (0, 1)), [normal(5, 7), normal(7, 3, seed=1)]),
@@ -78,6 +82,15 @@ def lowered(name, level):
 def test_kernels_are_valid(name, level):
     found = {k.name: errors for k in lowered(name, level).kernels if (errors := verify_kernel(k))}
     assert found == {}
+
+
+@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_load_is_for_nobody(name, level):
+    for kernel in lowered(name, level).kernels:
+        text = print_kernel(kernel)
+        names = [s.var.name for s in walk(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)]
+        assert [n for n in names if len(re.findall(rf"\b{n}\b", text)) < 2] == []
 
 
 @pytest.mark.parametrize("level", [0, 2])

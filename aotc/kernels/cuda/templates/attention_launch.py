@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from aotc.ir.dims import Dim, ceildiv, maximum, mod
+from aotc.ir.dims import ceildiv, mod
 from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import View
 from aotc.ir.products.attention import LoopAttention, read_attention
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.limits import STAY_TERMS
+from aotc.kernels.cuda.templates.product_launch import map_of_lines
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource
 from aotc.kernels.interface import size_entry
 
@@ -66,26 +66,9 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
         (found.terms, inner, tiles.terms) for inner in (found.depth[1], found.col[1])
     ))  # fmt: skip
     views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
-    maps = [_map(view, source, found, *line, numbers) for view, source, line in views if view and source]
+    maps = [
+        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [CHUNK // 2, height], numbers)
+        for view, source, (count, inner, height) in views
+        if view and source
+    ]
     return {**shape, "resident": int(stays), "maps": maps}
-
-
-def _map(
-    view: View, source: OperandSource, found: LoopAttention, lines: Dim, inner: Dim, height: int,
-    numbers: Mapping[str, int],
-) -> dict[str, Any]:  # fmt: skip
-    """Return the tensor map of an operand, whose boxes are 128 bytes wide; no size is 0."""
-    lying = view.coordinates(*found.batch)
-    assert lying is not None
-    offset, others = lying
-    sizes = [inner, lines, *(count for _, _, count in others)]
-    strides = [view.pitch, *(stride for _, stride, _ in others)]
-    return {
-        "buffer": source.pointer,
-        "offset": size_entry(offset * 2, numbers),
-        "type": found.operands,
-        "sizes": [size_entry(maximum(size, 1), numbers) for size in sizes],
-        "strides": [size_entry(stride * 2, numbers) for stride in strides],
-        "box": [CHUNK // 2, height, *[1] * len(others)],
-        "swizzle": CHUNK,
-    }

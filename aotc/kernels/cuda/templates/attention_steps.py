@@ -21,10 +21,9 @@ from aotc.kernels.cuda.ptx import assembly, emitted, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import HEADS_TOGETHER, TOP_CHAINS
-from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, own_elements
+from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, dtype_in_python, own_elements
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.llvm_types import F32, I32, I64, i32
-from aotc.vmfb.dtypes import to_numpy
 
 SCORE = "aotc_score"
 """``f32 score(..., i64 z, i64 row, i64 term, f32 product)``."""
@@ -90,14 +89,9 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
     return place
 
 
-def meant(operands: str) -> np.dtype:
-    """Return the dtype that operands have where kernels are Python, which does not round to TF32."""
-    return to_numpy("f32" if operands == "tf32" else operands)
-
-
 def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
     """Return the first ``count`` elements of lines of a tile in shared memory; chunks are ``height`` lines high."""
-    kind = meant(dtype)
+    kind = dtype_in_python(dtype)
     at, size = np.arange(count) * kind.itemsize, kind.itemsize
     bytes_ = (at % CHUNK)[:, None] + np.arange(size)
     places = int(begin) + (at // CHUNK * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
@@ -268,7 +262,7 @@ def pack(tiles: AttentionTiles) -> Any:
 
     @emitted(lambda weights: kept(weights), generate)
     def step(weights):
-        return weights.astype(meant(tiles.operands))
+        return weights.astype(dtype_in_python(tiles.operands))
 
     return step
 

@@ -57,11 +57,6 @@ class AttentionTiles:
     in_lines: bool = True
 
     @property
-    def sum(self) -> str:
-        """What products are added up in."""
-        return "f32"
-
-    @property
     def size(self) -> int:
         """The bytes of an element of an operand."""
         return ELEMENT_BYTES[self.operands]

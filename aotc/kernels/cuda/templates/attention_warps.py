@@ -21,7 +21,6 @@ from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_steps import (
     STATE,
     RowMaths,
-    meant,
     read_lines,
     sums_of_weights,
     whole_rows,
@@ -29,7 +28,15 @@ from aotc.kernels.cuda.templates.attention_steps import (
 from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
 from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
-from aotc.kernels.cuda.templates.steps import PACK, TO_TF32, emit_stores, own_elements, store_meaning
+from aotc.kernels.cuda.templates.steps import (
+    PACK,
+    TO_TF32,
+    dtype_in_python,
+    emit_stores,
+    load_f32,
+    own_elements,
+    store_meaning,
+)
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
@@ -159,7 +166,7 @@ def load_queries(tiles: WarpAttention) -> Any:
         query = here().block.functions[QUERY]
         rows = [min(int(row) + r, int(m) - 1) for r in range(16)]
         whole = [[float(query(int(z), r, d)) for d in range(tiles.depth)] for r in rows]
-        return np.array(whole).astype(meant(tiles.operands))
+        return np.array(whole).astype(dtype_in_python(tiles.operands))
 
     return load
 
@@ -216,9 +223,7 @@ class _ValueWords:
         piece = b.xor(b.or_(i32(2 * (group % 4)), b.lshr(self.column, i32(2))), line)
         place = b.add(b.shl(line, i32(7)), b.add(b.shl(piece, i32(4)), b.shl(b.and_(self.column, i32(3)), i32(2))))
         begin = (group // 4 * self.tiles.terms + 8 * step) * CHUNK
-        kind = ir.FunctionType(F32, [I32])
-        there = b.add(b.add(self.at, place), i32(begin))
-        value = b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [there], side_effect=True)
+        value = load_f32(b, b.add(b.add(self.at, place), i32(begin)))
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 

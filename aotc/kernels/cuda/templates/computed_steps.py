@@ -19,11 +19,10 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.mma_steps import PIECES, parts, piece_of
-from aotc.kernels.cuda.templates.steps import ELEMENT, PACK
+from aotc.kernels.cuda.templates.steps import ELEMENT, PACK, dtype_in_python
 from aotc.kernels.cuda.templates.tiles import WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
 from aotc.kernels.llvm_types import F32, I32, I64, i32
-from aotc.vmfb.dtypes import to_numpy
 
 _WORDS = PIECE // 4
 
@@ -68,7 +67,7 @@ def compute_stage(tiles: WarpTiles) -> Any:
 
     @emitted(lambda pointers, dims, *given: kept(pointers, dims, *[INT] * 8), generate)
     def compute(pointers, dims, thread, z, row, column, depth, m, n, k):
-        functions, dtype = here().block.functions, to_numpy("f32" if tiles.operands == "tf32" else tiles.operands)
+        functions, dtype = here().block.functions, dtype_in_python(tiles.operands)
         found = np.zeros((len(pieces), each), dtype)
         for p, (operand, number, by_rows, _) in enumerate(pieces):
             _, outer, inner = piece_of(tiles, int(thread), number, operand)

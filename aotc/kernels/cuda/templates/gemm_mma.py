@@ -24,7 +24,7 @@ from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES, War
 
 @cache
 def gemm_texts(tiles: WarpTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of a product's kernel, which calls ``SIZES`` and ``EPILOGUE`` of :mod:`steps`."""
+    """Return the IR of a product's kernel, which calls the functions that :mod:`steps` names."""
     tables = (types.UniTuple(types.CPointer(types.uint8), pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 

@@ -38,16 +38,16 @@ from aotc.kernels.cuda.hopper import (
 from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.held_steps import hold, multiply_held, nothing, settle
 from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS, PRODUCT_REGISTERS_OF_ONE, WIDE_COLUMNS
-from aotc.kernels.cuda.templates.steps import extent, tile_order, zeros
+from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
 from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
-from aotc.kernels.cuda.templates.wgmma_steps import ask_ahead, by_sides, load_tile, multiply, store_tile
+from aotc.kernels.cuda.templates.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
 
 _TURN = 1  # and the next: the numbers of the barriers at which two warpgroups that take tiles in turn wait for theirs
 
 
 @cache
 def gemm_texts(tiles: WarpgroupTiles, pointers: int, dims: int) -> tuple[str, ...]:
-    """Return the IR of a product's kernel, which calls ``SIZES`` and ``EPILOGUE`` of :mod:`wgmma_steps`."""
+    """Return the IR of a product's kernel, which calls the functions that :mod:`steps` names."""
     byte = types.CPointer(types.uint8)
     tables = (types.UniTuple(byte, 2), types.UniTuple(byte, pointers), types.UniTuple(types.int64, dims))
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads, maps=2))

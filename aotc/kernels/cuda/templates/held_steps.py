@@ -17,9 +17,9 @@ from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import assembly, emitted
-from aotc.kernels.cuda.templates.steps import TO_TF32, operand_elements, own_elements
+from aotc.kernels.cuda.templates.steps import TO_TF32, by_sides, operand_elements, own_elements
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
-from aotc.kernels.cuda.templates.wgmma_steps import by_sides, descriptor, tied
+from aotc.kernels.cuda.templates.wgmma_steps import descriptor, tied
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 _STEPS = CHUNK // (4 * 8)  # of a stage of f32: 8 terms each

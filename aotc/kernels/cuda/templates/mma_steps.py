@@ -21,6 +21,7 @@ from aotc.kernels.cuda.templates.steps import (
     REGISTERS,
     START,
     TO_TF32,
+    load_f32,
     own_elements,
     products,
     store_meaning,
@@ -202,8 +203,7 @@ class WarpProducts:
             piece = b.xor(_bits(b, b.lshr(element, i32(2)), 7), b.shl(third, i32(1)))
             place = b.add(b.shl(b.add(line, third), i32(7)), b.shl(piece, i32(4)))
             place = b.add(b.add(begin, place), b.shl(_bits(b, element, 3), i32(2)))
-            kind = ir.FunctionType(F32, [I32])
-            found.append(b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True))
+            found.append(load_f32(b, place))
         return [assembly(b, TO_TF32, INT, [FLOAT], [v]) for v in found]
 
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:

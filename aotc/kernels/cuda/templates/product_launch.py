@@ -7,10 +7,10 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from aotc.ir.dims import ceildiv, maximum
+from aotc.ir.dims import Dim, ceildiv, maximum
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_products import LoopProduct, View, read_product
-from aotc.ir.products.tiling import Tiling, Window
+from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling, Window
 from aotc.ir.products.windows import WindowOperands, window_operands
 from aotc.kernels.cuda.templates.result_pieces import result_pieces
 from aotc.kernels.cuda.templates.tiles import CHUNK, WARP_ROWS, OperandSource, WarpgroupTiles, WarpTiles
@@ -101,26 +101,33 @@ def launch_entry(kernel: Kernel) -> dict[str, Any]:
 
 
 def _map(tiles: WarpgroupTiles, product: LoopProduct, number: int, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be.
-
-    Nothing is copied of an array without elements, but its map is made, so no size is 0.
-    """
+    """Return the tensor map of an operand: its boxes are 128 bytes wide, and as high as they may be."""
     view, source = product.view(right=bool(number)), (tiles.a, tiles.b)[number]
     assert view is not None
-    found = view.coordinates(*product.batch)
-    assert found is not None
-    offset, others = found
     outer, depth, lines = (product.row, product.col)[number][1], product.k[1], (tiles.rows, tiles.cols)[number]
     inner, other = (outer, depth) if view.by_rows else (depth, outer)
     box = [CHUNK // tiles.size, tiles.depth] if view.by_rows else [tiles.depth, lines]
-    sizes = [inner, other, *(count for _, _, count in others)]
+    return map_of_lines(view, source.pointer, tiles.operands, product.batch, (inner, other), box, numbers)
+
+
+def map_of_lines(
+    view: View, pointer: int, operands: str, batch: tuple[str, Dim], sizes: tuple[Dim, Dim], box: list[int],
+    numbers: Mapping[str, int],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the tensor map of an array that lies in lines, and of one for each coordinate of a batch.
+
+    Nothing is copied of an array without elements, but its map is made, so no size is 0.
+    """
+    found, size = view.coordinates(*batch), ELEMENT_BYTES[operands]
+    assert found is not None
+    offset, others = found
     strides = [view.pitch, *(stride for _, stride, _ in others)]
     return {
-        "buffer": source.pointer,
-        "offset": size_entry(offset * tiles.size, numbers),
-        "type": _COPIED_AS.get(tiles.operands, tiles.operands),
-        "sizes": [size_entry(maximum(size, 1), numbers) for size in sizes],
-        "strides": [size_entry(stride * tiles.size, numbers) for stride in strides],
+        "buffer": pointer,
+        "offset": size_entry(offset * size, numbers),
+        "type": _COPIED_AS.get(operands, operands),
+        "sizes": [size_entry(maximum(n, 1), numbers) for n in (*sizes, *(count for _, _, count in others))],
+        "strides": [size_entry(stride * size, numbers) for stride in strides],
         "box": [*box, *[1] * len(others)],
         "swizzle": CHUNK,
     }

@@ -1,4 +1,4 @@
-"""Steps that templates of products share: each is many instructions, and one statement to Numba, which types every one.
+"""Steps that templates share: each is many instructions, and one statement to Numba, which types every one.
 
 Tiles lie in shared memory in rows of 128 bytes, whose pieces of 16 bytes are swizzled: piece c of row r is at
 c ^ r % 8. If elements of a row of A, or a column of B, lie side by side there are as many rows; else there is a row for
@@ -27,8 +27,7 @@ from aotc.kernels.llvm_types import F32, I32, I64, i32
 from aotc.vmfb.dtypes import to_numpy
 
 EPILOGUE = "aotc_epilogue"
-"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: what is stored for a sum, before it is rounded; for a sum of
-i32 that is an i32 too."""
+"""``f32 epilogue(..., i64 z, i64 row, i64 col, f32 sum)``: what attention stores for a sum, before it is rounded."""
 PLACE = "aotc_place"
 """``i64 place(..., i64 z, i64 row, i64 col)``: where, counted in elements."""
 STORE = "aotc_store"
@@ -55,11 +54,11 @@ REGISTERS = {"f32": (FLOAT, F32), "i32": (INT, I32)}
 BARRIER = "bar.warp.sync 0xffffffff;"
 TO_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PACK = {"bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;", "f16": "cvt.rn.f16x2.f32 $0, $2, $1;"}
+_STORE_TWO = "st.shared.v2.f32 [$0], {$1, $2};"
 _STORE_IF = (
     "{\n.reg .pred p;\n.reg .b32 a,b,c,d;\nsetp.ne.b32 p, $2, 0;\nld.shared.v4.b32 {a,b,c,d}, [$0];\n"
     "@p st.global.v4.b32 [$1], {a,b,c,d};\n}"
 )
-_LOAD = {"f32": ("ld.shared.f32 $0, [$1];", "=f,r,~{memory}"), "i32": ("ld.shared.b32 $0, [$1];", "=r,r,~{memory}")}
 
 
 def extent(name: str) -> Any:
@@ -112,6 +111,20 @@ def zeros(count: int, dtype: str = "f32") -> Any:
     return clear
 
 
+def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
+    """Return what belongs to A and to B, or to rows and to columns, as the instructions have them, or back.
+
+    Of a turned product they have changed places.
+    """
+    return (b, a) if tiles.turned else (a, b)
+
+
+def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
+    """Emit the load of an f32 in shared memory."""
+    kind = ir.FunctionType(F32, [I32])
+    return b.asm(kind, "ld.shared.f32 $0, [$1];", "=f,r,~{memory}", [place], side_effect=True)
+
+
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the columns that the calling thread has the sums of, of its warp's 16 rows."""
     lane, n = here().thread & 31, np.arange(cols // 2)
@@ -125,6 +138,11 @@ def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.nda
     return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
+def dtype_in_python(operands: str) -> np.dtype:
+    """Return the dtype that operands have where kernels are Python, which does not round to TF32."""
+    return to_numpy("f32" if operands == "tf32" else operands)
+
+
 def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
     """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
     i, k = which[:, None], np.arange(tiles.depth)
@@ -134,7 +152,7 @@ def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.n
     turn = (line & 3) << 1 if by_rows and tiles.size == 4 and isinstance(tiles, WarpTiles) else line & 7
     lines = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
     places = lines + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
-    return here().block.memory[places].view(to_numpy("f32" if tiles.operands == "tf32" else tiles.operands))[..., 0]
+    return here().block.memory[places].view(dtype_in_python(tiles.operands))[..., 0]
 
 
 def store_meaning(
@@ -185,7 +203,7 @@ class StoreElements:
 
     def _put(self, first: int) -> None:
         """Put 32 columns down; pieces of 16 bytes are swizzled."""
-        b, kind = self.b, REGISTERS[self.tiles.sum][0]
+        b = self.b
         quad, own = b.and_(self.lane, i32(3)), b.lshr(self.lane, i32(2))
         for n in range(min(4, len(self.sums) // 4 - first)):
             piece = b.xor(b.add(i32(2 * n), b.lshr(quad, i32(1))), own)
@@ -193,13 +211,11 @@ class StoreElements:
                 line = b.add(self.staging, b.shl(b.add(own, i32(8 * below)), i32(7)))
                 place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(quad, i32(1)), i32(3)))
                 at = 4 * (first + n) + 2 * below
-                letter = "f32" if self.tiles.sum == "f32" else "b32"
-                text = f"st.shared.v2.{letter} [$0], {{$1, $2}};"
-                assembly(b, text, NOTHING, [INT, kind, kind], [place, *self.sums[at : at + 2]])
+                assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *self.sums[at : at + 2]])
 
     def _rows(self, begin: int) -> None:
         """Go through the rows: a lane has a column of each."""
-        b, kind = self.b, ir.FunctionType(REGISTERS[self.tiles.sum][1], [I32])
+        b = self.b
         before = b.block
         loop, inside, after = (b.append_basic_block(name) for name in ("rows", "element", "next"))
         done = b.append_basic_block("stored")
@@ -215,7 +231,7 @@ class StoreElements:
         piece = b.xor(b.lshr(self.lane, i32(2)), b.and_(own, i32(7)))
         line = b.add(self.staging, b.shl(own, i32(7)))
         place = b.add(b.add(line, b.shl(piece, i32(4))), b.shl(b.and_(self.lane, i32(3)), i32(2)))
-        value = b.asm(kind, *_LOAD[self.tiles.sum], [place], side_effect=True)
+        value = load_f32(b, place)
         call_function(b, STORE, I32, self.tables, *(b.sext(v, I64) for v in (self.z, row, col)), value)
         b.branch(after)
         b.position_at_end(after)
@@ -268,8 +284,7 @@ class StoreRows:
             b.sext(b.select(b.icmp_signed("<", at, end), at, b.sub(end, i32(1))), I64)
             for at, end in ((row, self.rows), (col, self.cols))
         ]
-        kind = REGISTERS[self.tiles.sum][1]
-        return call_function(b, EPILOGUE, kind, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
+        return call_function(b, EPILOGUE, F32, (self.pointers, self.dims), b.sext(self.z, I64), *inside, value)
 
     def _stage(self, piece: int, group: int) -> None:
         """Compute and put down the lane's two columns of a group of 8, in both of its rows."""
@@ -287,9 +302,7 @@ class StoreRows:
             else:
                 half = b.add(i32(2 * piece), b.lshr(self.quad, i32(1)))
                 place = b.add(self._swizzled(line, half, self.own_row), b.shl(b.and_(self.quad, i32(1)), i32(3)))
-                kind = REGISTERS[self.tiles.sum][0]
-                text = f"st.shared.v2.{'f' if kind is FLOAT else 'b'}32 [$0], {{$1, $2}};"
-                assembly(b, text, NOTHING, [INT, kind, kind], [place, *values])
+                assembly(b, _STORE_TWO, NOTHING, [INT, FLOAT, FLOAT], [place, *values])
 
     def _swizzled(self, line: ir.Value, piece: ir.Value, row: ir.Value) -> ir.Value:
         return self.b.add(line, self.b.shl(self.b.xor(piece, self.b.and_(row, i32(7))), i32(4)))

@@ -19,7 +19,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE
+from aotc.kernels.cuda.templates.steps import BARRIER, FAR, LOAD_AHEAD, REGISTERS, STORE, by_sides
 from aotc.kernels.cuda.templates.tiles import COLUMNS, LINE, ROWS, ProductTiles
 from aotc.kernels.llvm_types import I32, I64, i32
 
@@ -141,7 +141,7 @@ class StorePieces:
         if width > 1:
             shift = i32(width.bit_length() - 1)
             row, col = (b.ashr(row, shift), col) if self.down else (row, b.ashr(col, shift))
-        return [b.sext(v, I64) for v in (self.z, *_of_result(self.tiles, row, col))]
+        return [b.sext(v, I64) for v in (self.z, *by_sides(self.tiles, row, col))]
 
     def _ahead(self, chunk: ir.Value) -> list[ir.Value]:
         """Load what the pieces of 32 columns need; what is outside of the result is taken from its last piece."""
@@ -208,11 +208,6 @@ class StorePieces:
         return found
 
 
-def _of_result(tiles: ProductTiles, row: ir.Value, col: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return the row and the column of the result where sums are of others: turned they have changed places."""
-    return (col, row) if tiles.turned else (row, col)
-
-
 def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, arguments: Sequence[ir.Value]) -> None:
     """Emit how a warp asks L2 for what the epilogue of its 16 rows and ``columns`` reads: a lane for a line each.
 
@@ -235,7 +230,7 @@ def ask_for_operands(builder: ir.IRBuilder, tiles: ProductTiles, columns: int, a
             inside = b.and_(b.icmp_signed("<", row, rows), b.icmp_signed("<", col, cols))
             inside = b.and_(inside, b.icmp_signed("<", at, i32(lines)))
             with b.if_then(inside):
-                own = (b.sext(v, I64) for v in (z, *_of_result(tiles, row, col)))
+                own = (b.sext(v, I64) for v in (z, *by_sides(tiles, row, col)))
                 place = call_function(b, f"{FAR}{number}", I64, tables, *own)
                 base = b.ptrtoint(b.extract_value(tables[0], pointer), I64)
                 address = b.add(base, b.mul(place, ir.Constant(I64, size)))

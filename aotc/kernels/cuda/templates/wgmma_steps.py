@@ -14,7 +14,7 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, by_sides, own_elements, products, store_meaning
 from aotc.kernels.cuda.templates.store_pieces import StorePieces, ask_for_operands
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.window_steps import boxes, load_window
@@ -64,11 +64,6 @@ def descriptor(builder: ir.IRBuilder, place: ir.Value, leading: int) -> ir.Value
     """Return what tells a product of a tile at ``place``, in units of 16 bytes: 8 rows are 1024 bytes, swizzled."""
     low = builder.or_(place, i32(leading >> 4 << 16))
     return builder.or_(builder.zext(low, I64), ir.Constant(I64, (1 << 62) | (1024 >> 4 << 32)))
-
-
-def by_sides(tiles: WarpgroupTiles, a: Any, b: Any) -> tuple[Any, Any]:
-    """Return what belongs to A and to B, or to rows and to columns, as the instructions have them, or back."""
-    return (b, a) if tiles.turned else (a, b)
 
 
 def tied(builder: ir.IRBuilder, text: str, values: list[ir.Value]) -> list[ir.Value]:

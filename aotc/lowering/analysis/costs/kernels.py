@@ -12,7 +12,7 @@ from math import prod
 
 from aotc.ir.dims import Dim, Expr, Sym
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import operands
+from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import (
     Alloc,
     Apply,
@@ -167,7 +167,8 @@ class _Counter:
                 for buffer, _ in args:
                     self.touch(buffer, self.bytes_of(buffer))
             case Let(var=var, value=value):
-                if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in _parts([value])):
+                inner = scalars_in([value])
+                if any(isinstance(s, Load) or (isinstance(s, Var) and s.name in self.data) for s in inner):
                     self.data[var.name] = loop.var if loop and self.varies(value, loop.var) else ""
                 self.scalars([value], times, loop)
             case Store(buffer=buffer, index=index):
@@ -177,9 +178,9 @@ class _Counter:
 
     def varies(self, value: Scalar, var: str) -> bool:
         """Does ``value`` differ from turn to turn of the loop over ``var``?"""
-        parts = _parts([value])
-        names = {s.name for part in parts if isinstance(part, Load) for e in part.index for s in symbols(e)}
-        names |= {part.name for part in parts if isinstance(part, Var)}
+        inner = scalars_in([value])
+        names = {s.name for part in inner if isinstance(part, Load) for e in part.index for s in symbols(e)}
+        names |= {part.name for part in inner if isinstance(part, Var)}
         return var in names or any(self.data.get(name) == var for name in names)
 
     def loop(self, stmt: For, times: float, loop: _Loop | None) -> None:
@@ -206,13 +207,13 @@ class _Counter:
         if stmt.kind in ("parallel", "thread") or alone or not turns:
             return _Loop(stmt.var, turns)
         own = {s.buffer.name for s in inside if isinstance(s, Alloc)}
-        loads = [x for s in inside for x in _parts(operands(s)) if isinstance(x, Load)]
+        loads = [x for s in inside for x in scalars_in(operands(s)) if isinstance(x, Load)]
         for s in inside:
             if isinstance(s, Store) and not s.reduce and s.buffer.name not in own:
                 here = [x for x in loads if x.buffer.name == s.buffer.name]
                 if any(x.index != s.index or not self.stride(s.buffer, s.index, stmt.var) for x in here):
                     return _Loop(stmt.var, turns, chain=True)
-        widths = [size_of(x.dtype) for s in inside for x in _parts(operands(s)) if isinstance(x, Load | Apply)]
+        widths = [size_of(x.dtype) for s in inside for x in scalars_in(operands(s)) if isinstance(x, Load | Apply)]
         stored = [size_of(s.buffer.dtype) for s in inside if isinstance(s, Store)]
         lanes = max(self.vector_bytes // max([*widths, *stored, 1]), 1)
         while lanes > turns:
@@ -225,7 +226,7 @@ class _Counter:
         self.work.scalar += operations * times * loop.scalar if loop else operations * times
 
     def scalars(self, values: Iterable[Scalar], times: float, loop: _Loop | None) -> None:
-        for part in _parts(values):
+        for part in scalars_in(values):
             if isinstance(part, Apply):
                 self.count(_weight(part), times, loop)
             elif isinstance(part, Load):
@@ -266,19 +267,6 @@ class _Counter:
 
     def touch(self, buffer: Buffer, size: float) -> None:
         self.touched[buffer.name] = self.touched.get(buffer.name, 0.0) + size
-
-
-def _parts(values: Iterable[Scalar]) -> list[Scalar]:
-    """Return every scalar that ``values`` are made of, one that is used twice once."""
-    found: dict[int, Scalar] = {}
-    stack = list(values)
-    while stack:
-        s = stack.pop()
-        if id(s) not in found:
-            found[id(s)] = s
-            if isinstance(s, Apply):
-                stack += s.args
-    return list(found.values())
 
 
 def _is_loop(stmt: Stmt) -> bool:

@@ -13,7 +13,7 @@ from math import prod
 
 from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
-from aotc.ir.loop_access import operands
+from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Load, Store
 from aotc.ir.loop_products import LoopProduct, View, is_multiple
 from aotc.ir.opset import SCALARS
@@ -283,17 +283,11 @@ def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = Non
 def _epilogue(product: LoopProduct) -> tuple[int, int]:
     """Return the bytes that the epilogue of a sum reads of large operands and writes, and its operations."""
     stored = sum(size_of(s.buffer.dtype) for s in product.epilogue if isinstance(s, Store))
-    read, work, seen = 0, 0, set[int]()
-    stack = [x for s in product.epilogue for x in operands(s)]
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    read = work = 0
+    for node in scalars_in(x for s in product.epilogue for x in operands(s)):
         match node:
-            case Apply(fn=fn, args=args):
+            case Apply(fn=fn):
                 work += SCALARS[fn].work
-                stack += args
             case Load(buffer=buffer, index=index) if buffer.space == "global":
                 names = {s.name for i in index for s in symbols(i)}
                 read += size_of(buffer.dtype) if {product.row[0], product.col[0]} <= names else 0

@@ -19,27 +19,24 @@ from dataclasses import replace
 from aotc.ir.dims import is_static, product, static
 from aotc.ir.tensor_ir import Module, Op, Region, Value
 from aotc.lowering.analysis.costs.table_loops import HOISTED_PRODUCT_BYTES, HOISTED_PRODUCT_ROWS, HOISTED_PRODUCT_WASTE
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
 from aotc.options import Options
+from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 
 def hoist_products(module: Module, options: Options) -> Module:
     """Return ``module`` with such products before their loops on GPUs; see the module docstring."""
-    home, kinds = homes_of(module, options)
-    if "cuda" not in kinds:
-        return module
-
-    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        return _hoisted(op, b) if op.name == "while" and home(op).kind == "cuda" else None
-
-    return rewrite_module(module, rule)
+    return rewrite_on_gpus(module, options, _hoisted)
 
 
-def _hoisted(op: Op, b: Builder) -> Sequence[Value] | None:
+def _hoisted(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+    if op.name != "while":
+        return None
     condition, body = op.regions
+    if not any(o.name == "matmul" for o in body.ops):
+        return None
     inside = {*body.params, *(v for o in body.ops for v in o.results)}
     makers = {v: o for o in body.ops for v in o.results}
     known = {v: maker for v, maker in b.definitions.items() if maker.name == "constant"}

@@ -15,7 +15,6 @@ run in order, ``%y = scatter %x, %rows, %u[%numbers] {indices_are_sorted = true}
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
@@ -27,7 +26,7 @@ from aotc.lowering.analysis.scan_windows import combiner
 from aotc.lowering.passes.gpu.scatter_rows import rows_of, windows_last
 from aotc.lowering.passes.gpu.sorts import spread_sort
 from aotc.lowering.passes.gpu.tensor_maths import Maths
-from aotc.lowering.passes.rewrite import Builder, copy_region
+from aotc.lowering.passes.rewrite import Builder, append_region, copy_region
 from aotc.targets import Target
 
 
@@ -100,17 +99,9 @@ def _joined(arrays: Sequence[Value], region: Region, b: Builder) -> Region:
     types = [TensorType(v.type.dtype) for v in arrays]
     (left, *xs), (right, *ys) = ([Value(b.names.fresh(hint), t) for t in types] for hint in "xy")
     inner = Builder(b.names, loc=b.loc)
-    m, both = Maths(inner), copy_region(region, b.names)
-    for one in both.ops:
-        inner.append(replace(one, operands=tuple(_passed(v, both, (*xs, *ys)) for v in one.operands)))
-    results = [_passed(v, both, (*xs, *ys)) for v in both.results]
+    m, results = Maths(inner), append_region(region, (*xs, *ys), inner)
     starts = m("or", m("eq", left, _Mark.NONE), m("eq", right, _Mark.BEGINS))
     ends = m("eq", right, _Mark.NONE)
     found = [m.select(starts, y, m.select(ends, x, z)) for x, y, z in zip(xs, ys, results, strict=True)]
     mark = m("max", left, right)
     return Region((left, *xs, right, *ys), tuple(inner.ops), (mark, *found))
-
-
-def _passed(value: Value, region: Region, values: Sequence[Value]) -> Value:
-    """Return what is passed for a parameter of ``region``, or another value as it is."""
-    return values[region.params.index(value)] if value in region.params else value

@@ -15,30 +15,29 @@ A part of which no term has weight has no mean, and the logarithm of its weight 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
 from aotc.lowering.analysis.gpu.attention_tiles import sizes_of, terms_of_parts
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.gpu.tensor_maths import Maths
-from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def split_attention(module: Module, options: Options) -> Module:
     """Return ``module`` with attention of few queries in parts, on GPUs."""
     if not any(op.name == "attention" for f in module.functions.values() for op in walk(f.body)):
         return module
-    home, _ = homes_of(module, options)
+    return rewrite_on_gpus(module, options, _rule)
 
-    def rule(op: Op, b: Builder) -> tuple[Value, ...] | None:
-        if op.name != "attention" or "part" in op.attrs:
-            return None
-        target = home(op)
-        sizes = sizes_of(tuple(v.type for v in op.operands), op.attrs) if target.kind == "cuda" else None
-        part = terms_of_parts(sizes, target) if sizes is not None else 0
-        return (_in_parts(op, part, b),) if part else None
 
-    return rewrite_module(module, rule)
+def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+    if op.name != "attention" or "part" in op.attrs:
+        return None
+    sizes = sizes_of(tuple(v.type for v in op.operands), op.attrs)
+    part = terms_of_parts(sizes, target) if sizes is not None else 0
+    return (_in_parts(op, part, b),) if part else None
 
 
 def _in_parts(op: Op, part: int, b: Builder) -> Value:

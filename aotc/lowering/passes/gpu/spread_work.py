@@ -10,23 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, Value
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.passes.gpu.scatters import spread_scatter
 from aotc.lowering.passes.gpu.sorts import spread_sort
-from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def spread_work(module: Module, options: Options) -> Module:
     """Rewrite the scatters and sorts of GPUs; see the module docstring."""
-    home, kinds = homes_of(module, options)
-    if "cuda" not in kinds:
-        return module
+    return rewrite_on_gpus(module, options, _rule)
 
-    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        target = home(op)
-        if target.kind != "cuda":
-            return None
-        return spread_scatter(op, target, b) if op.name == "scatter" else spread_sort(op, target, b)
 
-    return rewrite_module(module, rule)
+def _rule(op: Op, b: Builder, target: Target) -> Sequence[Value] | None:
+    return spread_scatter(op, target, b) if op.name == "scatter" else spread_sort(op, target, b)

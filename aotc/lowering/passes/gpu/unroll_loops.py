@@ -13,31 +13,25 @@ JAX writes the rounds of Threefry so. What is small stays: it is one kernel with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from aotc.ir.dims import product
 from aotc.ir.opset import FREE, INLINE
-from aotc.ir.tensor_ir import Module, Op, Region, Value
+from aotc.ir.tensor_ir import Module, Op, Value
 from aotc.lowering.analysis.costs.table_gpu import SHORT_CARRIED, UNROLLED_OPS, UNROLLED_TURNS
-from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.trip_counts import trip_count
-from aotc.lowering.passes.rewrite import Builder, copy_region, rewrite_module
+from aotc.lowering.passes.rewrite import Builder, append_region, rewrite_on_gpus
 from aotc.options import Options
+from aotc.targets import Target
 
 
 def unroll_loops(module: Module, options: Options) -> Module:
     """Return ``module`` without short loops over large arrays on GPUs; see the module docstring."""
-    home, kinds = homes_of(module, options)
-    if "cuda" not in kinds:
-        return module
-
-    def rule(op: Op, b: Builder) -> Sequence[Value] | None:
-        return _unrolled(op, b) if op.name == "while" and home(op).kind == "cuda" else None
-
-    return rewrite_module(module, rule)
+    return rewrite_on_gpus(module, options, _unrolled)
 
 
-def _unrolled(op: Op, b: Builder) -> Sequence[Value] | None:
+def _unrolled(op: Op, b: Builder, _target: Target) -> Sequence[Value] | None:
+    if op.name != "while":
+        return None
     _, body = op.regions
     if all(SHORT_CARRIED.holds(product(v.type.shape)) for v in op.results):
         return None
@@ -50,14 +44,5 @@ def _unrolled(op: Op, b: Builder) -> Sequence[Value] | None:
         return None
     values = list(op.operands)
     for _ in range(turns):
-        values = _turn(body, values, b)
+        values = append_region(body, values, b)
     return values
-
-
-def _turn(body: Region, values: Sequence[Value], b: Builder) -> list[Value]:
-    """Append the ops of one turn; return what it hands on."""
-    copy = copy_region(body, b.names)
-    mapped = dict(zip(copy.params, values, strict=True))
-    for inner in copy.ops:
-        b.append(replace(inner, operands=tuple(mapped.get(v, v) for v in inner.operands)))
-    return [mapped.get(v, v) for v in copy.results]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from aotc.ir.dims import product, static, sym
 from aotc.ir.loop_ir import (
@@ -28,8 +29,10 @@ from aotc.ir.loop_ir import (
     Tile,
     While,
     needs_block,
+    thread_count,
     walk,
 )
+from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.tensor_ir import Function, Op, Region, Value
 from aotc.lowering.analysis.cost import (
     LOOP_BLOCK_BYTES,
@@ -52,8 +55,6 @@ from aotc.lowering.program.loops.small_loops import (
     only_element,
 )
 from aotc.targets import Target
-from aotc.vmfb.abi import ALIGNMENT
-from aotc.vmfb.dtypes import size_of
 
 
 def block_loop(
@@ -103,12 +104,6 @@ def work_of_turn(
     return sum(p[0] for p in parts), sum(p[1] for p in parts)
 
 
-def thread_count(kernel: Kernel) -> int:
-    """Return the threads of a block that a kernel's loops over threads are for."""
-    loops = [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
-    return max((s.end for s in loops if isinstance(s.end, int)), default=0)
-
-
 def common_threads(inner: list[Kernel]) -> int:
     """Return how many threads the block has, 0 if kernels disagree."""
     fixed = {thread_count(k) for k in inner if needs_block(k)}
@@ -123,11 +118,9 @@ _SIZES = [LOOP_BLOCK_THREADS.value >> n for n in range(5)][::-1]
 
 def fits_block(kernel: Kernel, fixed: set[int], target: Target) -> bool:
     """Can a block of the target run it, with as many threads as kernels inside are for?"""
-    memory = {s.buffer.name: s.buffer for s in walk(kernel.body) if isinstance(s, Alloc)}.values()
-    bytes_ = [-(-_bytes(b) // ALIGNMENT) * ALIGNMENT for b in memory if b.space == "shared"]
     count = thread_count(kernel)
     alike = any(a.shape and a.shape[0] == count for a in _own(kernel.body))
-    return count > 0 and fixed <= {count} and not (alike and not fixed) and sum(bytes_) <= target.shared
+    return count > 0 and fixed <= {count} and not (alike and not fixed) and shared_bytes(kernel.body) <= target.shared
 
 
 def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
@@ -137,16 +130,31 @@ def _own(body: tuple[Stmt, ...]) -> list[Buffer]:
     return [s.buffer for s in made if s.buffer.space == "private"]
 
 
-def _bytes(buffer: Buffer) -> int:
-    return static(product(buffer.shape)) * size_of(buffer.dtype)
-
-
 @dataclass
 class TeamLoopWriter(LoopWriter):
     """Writes regions for ``threads`` of a block; ``own`` says whether each thread does the kernel at hand by itself."""
 
+    common: ClassVar[Space]
+    """Where values are that all threads see."""
     threads: int = 0
     own: bool | None = None
+
+    def space(self, value: Value) -> Space:
+        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else self.common
+
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+        """Return a loop whose turns the threads share."""
+        raise NotImplementedError
+
+    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
+        self.count += 1
+        size = static(product(target.shape))
+        if target.space == "private":
+            copy(block, source, target, f"_{self.count}")
+        elif size and source.name != target.name:
+            name = f"e_{self.count}"
+            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
+            block.append(self.shared_out(name, size, (Store(target, place[1], Load(source, place[0])),)))
 
     def takes(self, kernel: Kernel, old: Buffer) -> bool:
         return (old.space == "private") == self.own
@@ -163,13 +171,11 @@ class TeamLoopWriter(LoopWriter):
 class BlockLoopWriter(TeamLoopWriter):
     """Writes regions for one block."""
 
+    common = "shared"
     written: set[str] = field(default_factory=set)  # since the last barrier
     read: set[str] = field(default_factory=set)
     touches: int = 0  # of memory that threads share
     begun: list[int] = field(default_factory=list)  # how many there were when each loop that is being written began
-
-    def space(self, value: Value) -> Space:
-        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else "shared"
 
     def carry(self, value: Value, out: Buffer, block: list[Stmt]) -> Buffer:
         return self.buffer(value, block) if LOOP_BLOCK_VALUE.holds(product(value.type.shape)) else out
@@ -185,21 +191,13 @@ class BlockLoopWriter(TeamLoopWriter):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body)))
             else:
-                block.append(self._shared_out(first.var, static(first.end), first.body))
+                block.append(self.shared_out(first.var, static(first.end), first.body))
         else:
             block += found if needs_block(kernel) else (For(f"one_{self.count}", 0, 1, found, "thread"),)
 
     def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
         self._touch(block, [source], [target])
-        self.count += 1
-        size = static(product(target.shape))
-        if target.space == "private":
-            copy(block, source, target, f"_{self.count}")
-        elif size:
-            name = f"e_{self.count}"
-            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
-            store = Store(target, place[1], Load(source, place[0]))
-            block.append(self._shared_out(name, size, (store,)))
+        super().copy(block, source, target)
 
     def scalar(self, value: Value, block: list[Stmt]) -> Load:
         self._touch(block, [self.memory[value]], [])
@@ -221,8 +219,7 @@ class BlockLoopWriter(TeamLoopWriter):
         super()._case(op, block)
         self._barrier(block)
 
-    def _shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
-        """Return a loop whose turns the threads share."""
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         if count <= self.threads:
             return For(var, 0, count, body, "thread")
         thread = f"t_{var}"

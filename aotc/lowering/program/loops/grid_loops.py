@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from aotc.ir.dims import floordiv, is_static, mod, product, static, sym
-from aotc.ir.loop_ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Load, Space, Stmt, Store, needs_block
+from aotc.ir.dims import floordiv, is_static, mod, static, sym
+from aotc.ir.loop_ir import WARP, Alloc, Barrier, Buffer, For, Kernel, Stmt, needs_block, thread_count
 from aotc.ir.loop_products import read_product
 from aotc.ir.loop_scratch import shared_bytes
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured
-from aotc.lowering.analysis.cost import UNROLLED_STEPS
 from aotc.lowering.analysis.costs.table_loops import (
     LOOP_GRID_BLOCKS,
     LOOP_GRID_BYTES,
@@ -27,11 +26,9 @@ from aotc.lowering.analysis.costs.table_loops import (
     LOOP_STAGE_BYTES,
 )
 from aotc.lowering.analysis.in_place import overwritten
-from aotc.lowering.analysis.index_maps import reshape_index
 from aotc.lowering.program.loops.block_loops import (
     TeamLoopWriter,
     runs_in_block,
-    thread_count,
     work_of_turn,
 )
 from aotc.lowering.program.loops.grid_barriers import BarrierPlacer
@@ -39,7 +36,6 @@ from aotc.lowering.program.loops.grid_products import GridProduct, tile_of
 from aotc.lowering.program.loops.inline_kernels import inline_kernel
 from aotc.lowering.program.loops.small_loops import (
     LoopKernel,
-    copy,
     is_closed,
     kernels_in,
     loop_kernel,
@@ -91,13 +87,11 @@ def _runs_in_grid(kernel: Kernel) -> bool:
 class GridLoopWriter(TeamLoopWriter):
     """Writes regions for ``blocks`` blocks; ``wanted`` says which values are to be made where the state is."""
 
+    common = "global"
     blocks: int = 0
     room: int = 0  # elements of shared memory that a product has
     stages: dict[str, Buffer] = field(default_factory=dict)
     wanted: dict[Value, Buffer] = field(default_factory=dict)
-
-    def space(self, value: Value) -> Space:
-        return "private" if self.own is not False and UNROLLED_STEPS.holds(product(value.type.shape)) else "global"
 
     def buffer(self, value: Value, block: list[Stmt]) -> Buffer:
         if self.space(value) == "private":
@@ -126,7 +120,7 @@ class GridLoopWriter(TeamLoopWriter):
             if needs_block(kernel):
                 block.append(For(first.var, 0, first.end, (Barrier(), *first.body), "blocks"))
             else:
-                block.append(self._items(first.var, static(first.end), first.body))
+                block.append(self.shared_out(first.var, static(first.end), first.body))
         else:
             one = (Barrier(), *found) if needs_block(kernel) else (For(f"one{name}", 0, 1, found, "thread"),)
             block.append(For(f"b{name}", 0, 1, one, "blocks"))
@@ -135,17 +129,7 @@ class GridLoopWriter(TeamLoopWriter):
         """Return the shared memory of all products of a dtype."""
         return self.stages.setdefault(dtype, Buffer(f"stage_{dtype}", dtype, (self.room,), "shared"))
 
-    def copy(self, block: list[Stmt], source: Buffer, target: Buffer) -> None:
-        self.count += 1
-        size = static(product(target.shape))
-        if target.space == "private":
-            copy(block, source, target, f"_{self.count}")
-        elif size and source.name != target.name:
-            name = f"e_{self.count}"
-            place = [reshape_index((sym(name, 0, size),), (size,), b.shape) for b in (source, target)]
-            block.append(self._items(name, size, (Store(target, place[1], Load(source, place[0])),)))
-
-    def _items(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
+    def shared_out(self, var: str, count: int, body: tuple[Stmt, ...]) -> For:
         """Return a loop whose turns all threads share: a warp has neighbours, a block has one of so many warps."""
         block, thread = f"b_{var}", f"t_{var}"
         b, t = sym(block, 0, self.blocks), sym(thread, 0, self.threads)

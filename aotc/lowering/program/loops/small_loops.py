@@ -121,14 +121,14 @@ class LoopKernel(NamedTuple):
 
 @dataclass
 class LoopWriter:
-    """Writes regions as statements; ``memory`` says where each value lives."""
+    """Writes regions as statements; ``memory`` says where each value lives, ``owned`` which may be written over."""
 
     functions: Mapping[str, Function]
     kernels: Mapping[str, Kernel]
     memory: dict[Value, Buffer]
-    constants: list[Value] = field(default_factory=list)
     count: int = 0
     kept: list[Buffer] = field(default_factory=list)
+    owned: set[Value] = field(default_factory=set)
 
     def space(self, value: Value) -> Space:
         """Return what local memory a value that a kernel makes, or that is carried, is in."""
@@ -209,8 +209,6 @@ class LoopWriter:
         names = [b.name for b in (*kernel.inputs, *kernel.outputs)]
         values = [*op.operands[shared:], *op.results]
         self.run(block, kernel, {name: self.memory[v] for name, v in zip(names, values, strict=True)})
-
-    owned: set[Value] = field(default_factory=set)
 
     def write(
         self, op: Op, block: list[Stmt], carries: list[Buffer] | None = None, begin: Sequence[Buffer] = (),

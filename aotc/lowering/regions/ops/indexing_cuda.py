@@ -26,7 +26,7 @@ from aotc.vmfb.dtypes import size_of
 
 
 def lower_scatter_cuda(b: RegionBuilder, op: Op) -> Kernel:
-    """Return the kernel of a scatter whose updates go to places of their own, or are combined in one step."""
+    """Return the kernel of a scatter whose updates have places of their own, combine in one step, or lie in runs."""
     updates = op.operands[len(op.inputs) + 1 :]
     size: Dim = 0 if 0 in op.operands[0].type.shape else product(updates[0].type.shape)
     if size == 0:

@@ -13,7 +13,7 @@ from aotc.ir.loop_ir import WARP, Alloc, Apply, Barrier, Buffer, Const, For, If,
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.lowering.analysis.costs.table_algorithms import COLUMNS_OF_WARP, FACTOR_WARPS
 from aotc.lowering.analysis.index_maps import Index
-from aotc.lowering.regions.elemental import real_and_imaginary
+from aotc.lowering.regions.elemental import constant_scalar, real_and_imaginary
 from aotc.lowering.regions.region import RegionBuilder
 from aotc.vmfb.dtypes import kind_of, real_of
 
@@ -85,8 +85,7 @@ class Columns:
 
     def zero(self, dtype: str = "") -> Scalar:
         """Return 0."""
-        kind = kind_of(dtype or self.dtype)
-        return Const(0 if kind in "iu" else 0j if kind == "c" else 0.0, dtype or self.dtype)
+        return constant_scalar(0, dtype or self.dtype)
 
     # --- loops ---
 

@@ -78,13 +78,15 @@ class LaunchCommand(GpuCommand):
     ) -> None:
         where, rows = executable.where, executable.kernels[number].get("launch", {}).get("maps", ())
         held = [tensor_map.encode_map(where, row, addresses[row["buffer"]], dims[:-1]) for row in rows]
-        moves = [partial(tensor_map.move_map, where, row, one, dims[:-1]) for row, one in zip(rows, held)]
         values = (ctypes.c_int64 * (len(addresses) + len(dims)))(*addresses, *dims)
         start = ctypes.addressof(values)
         places = [*map(ctypes.addressof, held), *(start + 8 * n for n in range(len(values)))]
         table = (ctypes.c_void_p * len(places))(*places)
         cells = [(values, number) for number in range(len(addresses))]
-        self._maps = [(cells[row["buffer"]], move) for row, move in zip(rows, moves)]  # which have what is held
+        self._maps = [  # which have what is held
+            (cells[row["buffer"]], partial(tensor_map.move_map, where, row, one, dims[:-1]))
+            for row, one in zip(rows, held)
+        ]
         super().__init__(executable, ("launch", (executable.functions[number], shape, table)), cells)
 
     def _setter(self, recording: Any, node: int) -> Change:
