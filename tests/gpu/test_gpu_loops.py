@@ -22,7 +22,7 @@ from aotc.vmfb.devices.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 ORDERS = [SimulatedGpu.LATE, SimulatedGpu.EARLY, random.Random(7)]
 W, X = array(12, 12, scale=0.3), array(2, 12)
@@ -119,7 +119,7 @@ def compiled(name, monkeypatch, alone):
     if alone:
         as_graphs(monkeypatch)
     function, arrays = CASES[name]
-    return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True, cache=False)
+    return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True)
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["kernels", "graphs"])
@@ -182,7 +182,7 @@ def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch):
     for module in (small_loops, whole_loops):
         monkeypatch.setattr(module, "LOOP_TURNS", replace(module.LOOP_TURNS, value=2))
     function, arrays = CASES[name]
-    data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", cache=False)
+    data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90")
     arrays = np.int32(turns), *arrays[1:]
     install(monkeypatch, data)
     module = aotc.load(data)
@@ -220,7 +220,7 @@ def test_a_donated_state(alone, monkeypatch):
     if alone:
         as_graphs(monkeypatch)
     function = jax.jit(counted, donate_argnums=1)
-    data = aotc.compile(function, np.int32(3), X, W, target="cuda:sm_90", cache=False)
+    data = aotc.compile(function, np.int32(3), X, W, target="cuda:sm_90")
     install(monkeypatch, data)
     module = aotc.load(data)
     held = module.put(X)
@@ -238,7 +238,7 @@ def test_an_endless_loop_ends(alone, monkeypatch):
     def endless(x, w):
         return jax.lax.while_loop(lambda c: c[0, 0] < 2, lambda c: jnp.sin(c @ w), x)
 
-    data = aotc.compile(jax.jit(endless), X, W, target="cuda:sm_90", cache=False)
+    data = aotc.compile(jax.jit(endless), X, W, target="cuda:sm_90")
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):

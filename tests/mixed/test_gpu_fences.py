@@ -23,7 +23,7 @@ from aotc.vmfb.process.interruption import RUNNING
 from aotc.vmfb.schedule.lane import lane_of
 
 pytest.importorskip("cuda.bindings.nvjitlink")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 PATIENCE = 60
 SMALL = ENDLESS.replace("200", "20")
@@ -70,7 +70,7 @@ def endless(monkeypatch):
     """Functions with loops that a GPU turns, a few turns of a kernel at a time."""
     for owner in (bounded_loops, small_loops, whole_loops):
         monkeypatch.setattr(owner, "LOOP_TURNS", replace(owner.LOOP_TURNS, value=1))
-    data = aotc.compile(SMALL, target="cuda:sm_90", cache=False)
+    data = aotc.compile(SMALL, target="cuda:sm_90")
     install(monkeypatch, data)
     return aotc.load(data)
 
