@@ -253,8 +253,9 @@ def _scalar(row: ScalarOp) -> Callable:
 
 
 def _with_fewer_bits(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    found = quick_precision(x, int(exponent_bits), int(mantissa_bits))
-    return elementwise.with_fewer_bits(np.asarray(x), int(exponent_bits), int(mantissa_bits))[()] if found is None else found
+    bits = int(exponent_bits), int(mantissa_bits)
+    found = quick_precision(x, *bits)
+    return elementwise.with_fewer_bits(np.asarray(x), *bits)[()] if found is None else found
 
 
 def _counted(name: str, function: Callable, executed: Counter[str]) -> Callable:

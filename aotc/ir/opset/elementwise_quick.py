@@ -52,7 +52,7 @@ def quick_convert(source: type, dtype: str, exact: Callable) -> Callable:
     if not issubclass(source, np.generic):
         return exact
     given, wanted, kind = DTYPES[from_numpy(np.dtype(source))], DTYPES[dtype], to_numpy(dtype)
-    whole = given.kind in "iu" and given.bits >= 8 or given.kind == "b"
+    whole = (given.kind in "iu" and given.bits >= 8) or given.kind == "b"
     if whole and (dtype in ("f32", "f64") or (wanted.kind in "iu" and wanted.bits >= 8)):
         return lambda x: x.astype(kind)
     if given.name in ("f16", "bf16", "f32") and dtype in ("f16", "bf16", "f32", "f64"):
