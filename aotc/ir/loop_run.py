@@ -271,6 +271,10 @@ def _literal(dtype: str) -> Callable:
 
 
 def _index(value: int, dtype: str = "i64") -> Any:
+    if dtype == "i64":
+        return np.int64(value)
+    if dtype == "i32" and -(1 << 31) <= value < 1 << 31:
+        return np.int32(value)
     return np.array(value, np.int64).astype(to_numpy(dtype))[()]
 
 

@@ -23,7 +23,7 @@ def values_of(name):
     kind = to_numpy(name)
     with np.errstate(all="ignore"):
         given = np.array(WHOLE if kind_of(name) in "iu" else (0, 1) if kind_of(name) == "b" else REAL)
-        return list(given.astype(kind))
+        return list((given + 1j * given[::-1] / 3 if kind_of(name) == "c" else given).astype(kind))
 
 
 def same(found, want):
@@ -80,3 +80,11 @@ def test_fewer_bits(bits):
             for x in (*values_of(name), *(chosen if name == "f32" else ())):
                 same(function(x, *bits), elementwise.with_fewer_bits(np.asarray(x), *bits))
     assert (quick_precision(np.float32(1.0), *bits) is None) == (bits[0] < 8 or bits[1] == 23)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i32", "i64", "u32", "f32", "f64"])
+def test_places_as_elements(dtype):
+    index = loop_run._functions(0, None, None)["index"]
+    with np.errstate(all="ignore"):
+        for value in WHOLE:
+            same(index(value, dtype), np.array(value, np.int64).astype(to_numpy(dtype)))

@@ -17,6 +17,7 @@ _INFIX: dict[str, Callable] = {
 }  # fmt: skip
 _PREFIX: dict[str, Callable] = {"-": operator.neg, "~": operator.invert}
 _FLOATS = {np.float32, np.float64}
+_COMPLEX = {np.complex64, np.complex128}
 _INTEGERS = {np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64}
 _F32_EXPONENT, _F32_MANTISSA = 8, 23
 
@@ -31,19 +32,36 @@ def quick(scalar: ScalarOp, kinds: tuple[type, ...], exact: Callable) -> Callabl
     if one is int and scalar.result == "bool" and scalar.symbol:
         compare = _INFIX[scalar.symbol]
         return lambda a, b: np.bool_(compare(a, b))
-    if one not in _FLOATS | _INTEGERS | {np.bool_}:
-        return exact
-    if scalar.symbol:
+    if one in _COMPLEX and scalar.symbol == "*":  # which its operator rounds in another way
+        return np.multiply
+    if scalar.symbol and one in _FLOATS | _INTEGERS | _COMPLEX | {np.bool_}:
         return (_PREFIX if scalar.arity == 1 else _INFIX)[scalar.symbol]
-    if scalar.name == "max":
-        return lambda a, b: a if a > b else b if a < b else exact(a, b)
-    if scalar.name == "min":
-        return lambda a, b: a if a < b else b if a > b else exact(a, b)
-    if one in _FLOATS:
-        if scalar.name == "div":
-            return operator.truediv
-        if isinstance(scalar.reference, np.ufunc):
-            return scalar.reference
+    if one in _FLOATS and isinstance(scalar.reference, np.ufunc):
+        return scalar.reference
+    if one in _FLOATS | _INTEGERS:
+        return _checked(scalar.name, one, exact)
+    return exact
+
+
+def _checked(name: str, kind: type, exact: Callable) -> Callable:
+    """Return a function that does at once what most operands allow, and leaves the others to ``exact``."""
+    whole, signed = kind in _INTEGERS, issubclass(kind, np.signedinteger)
+    bits = np.dtype(kind).itemsize * 8
+    match name:
+        case "max":
+            return lambda a, b: a if a > b else b if a < b else exact(a, b)
+        case "min":
+            return lambda a, b: a if a < b else b if a > b else exact(a, b)
+        case "div":
+            return (lambda a, b: a // b if a >= 0 and b > 0 else exact(a, b)) if whole else operator.truediv
+        case "rem" if whole:
+            return lambda a, b: a % b if a >= 0 and b > 0 else exact(a, b)
+        case "shl":
+            return lambda a, b: a << b if 0 <= b < bits else exact(a, b)
+        case "shr_arith" | "shr_logic" if signed == (name == "shr_arith"):
+            return lambda a, b: a >> b if 0 <= b < bits else exact(a, b)
+        case "popcnt" if not signed:
+            return lambda a: kind(int(a).bit_count())
     return exact
 
 
