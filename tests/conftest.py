@@ -75,3 +75,13 @@ def fresh_runtime() -> Iterator[None]:
     before, native._PROCESS = native._PROCESS, native._Process()
     yield
     native._PROCESS = before
+
+
+@pytest.fixture
+def bundles_anew() -> Iterator[None]:
+    """No bundle comes from disk, whose key does not say what tests replace; objects may, whose text says all."""
+    from aotc import bundle_cache
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bundle_cache, "applies", lambda options: False)
+        yield

@@ -10,7 +10,9 @@ import ast
 import keyword
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,13 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_types import LOOPS, OPERATORS
 from aotc.ir.opset import ACCUMULATED, ATOMIC, INFIX, SCALARS, ScalarOp, elementwise
+from aotc.ir.opset.elementwise_quick import quick, quick_convert, quick_precision
 from aotc.ir.opset.linalg_lapack_reference import call
 from aotc.ir.tile_forms import FORMS
 from aotc.vmfb.dtypes import DTYPES, from_numpy, to_numpy
 
 _PREFIX = "call_"
+_NOT_FINITE = {"inf": np.inf, "nan": np.nan}
 
 
 def run_kernel(
@@ -57,8 +61,7 @@ def run_kernel(
     ValueError
         If the number of arrays or a dtype is wrong.
     """
-    text = kernel if isinstance(kernel, str) else print_kernel(kernel)
-    kernel = parse_kernel(text)
+    kernel, code, literals = _program(kernel if isinstance(kernel, str) else print_kernel(kernel))
     values = dict(dims or {})
     parameters = (*kernel.inputs, *kernel.outputs)
     if len(arrays) != len(parameters):
@@ -68,13 +71,19 @@ def run_kernel(
         if array.dtype != to_numpy(buffer.dtype):
             raise ValueError(f"{buffer.name} is {buffer.dtype}, found an array of {array.dtype}")
         names[buffer.name] = _Memory(array)
-    function = ast.parse(text).body[0]
-    lets = {s.var.name for s in walk(kernel.body) if isinstance(s, Let)}
-    program = ast.Module([_Rewrite(lets).visit(s) for s in getattr(function, "body", [])], [])
-    ast.fix_missing_locations(program)
     functions = {_PREFIX + name: made for name, made in _functions(begin, end, executed).items()}
     with np.errstate(all="ignore"):
-        exec(compile(program, f"<kernel {kernel.name}>", "exec"), {**functions, "inf": np.inf, "nan": np.nan, **names})
+        exec(code, {**functions, **literals, **_NOT_FINITE, **names})
+
+
+@lru_cache(maxsize=64)
+def _program(text: str) -> tuple[Kernel, CodeType, Mapping[str, Any]]:
+    """Return a kernel, the code that is run for it, and the literals that this has names for."""
+    kernel = parse_kernel(text)
+    rewrite = _Rewrite({s.var.name for s in walk(kernel.body) if isinstance(s, Let)})
+    program = ast.Module([rewrite.visit(s) for s in getattr(ast.parse(text).body[0], "body", [])], [])
+    code = compile(ast.fix_missing_locations(program), f"<kernel {kernel.name}>", "exec")
+    return kernel, code, rewrite.literals
 
 
 class _Memory:
@@ -85,26 +94,37 @@ class _Memory:
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
 
-    def _check(self, index: Any) -> Any:
-        if any(i < 0 for i in (index if isinstance(index, tuple) else (index,))):
-            raise IndexError(f"index {index} is out of bounds for shape {self.array.shape}")
-        return index
+    def _outside(self, index: Any) -> IndexError:
+        return IndexError(f"index {index} is out of bounds for shape {self.array.shape}")
 
     def __getitem__(self, index: Any) -> Any:
-        return self.array[self._check(index)]
+        if (min(index, default=0) if index.__class__ is tuple else index) < 0:
+            raise self._outside(index)
+        return self.array[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.array[self._check(index)] = value
+        if (min(index, default=0) if index.__class__ is tuple else index) < 0:
+            raise self._outside(index)
+        self.array[index] = value
 
 
 class _Rewrite(ast.NodeTransformer):
     """Keep functions apart from variables of the same name; make scalars in indices Python integers."""
 
     def __init__(self, lets: set[str]) -> None:
-        self.lets = lets
+        self.lets, self.literals = lets, dict[str, Any]()
+
+    def _literal(self, node: ast.Call, dtype: str) -> ast.AST:
+        """Return the name of a literal, which is made once."""
+        parts = [eval(compile(ast.Expression(a), "<literal>", "eval"), dict(_NOT_FINITE)) for a in node.args]
+        name = f"{_PREFIX}{dtype}_{len(self.literals)}"
+        self.literals[name] = _literal(dtype)(*parts)
+        return ast.Name(name, ast.Load())
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in DTYPES:
+            return self._literal(node, name)
         if name in ("index", *LOOPS):
             arguments = [_Integers(self.lets).visit(a) for a in node.args]
             node.args = arguments
@@ -184,7 +204,6 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
     if executed is not None:
         functions = {name: _counted(name, function, executed) for name, function in functions.items()}
     functions |= {f"{name}_": functions[name] for name in SCALARS if keyword.iskeyword(name)}
-    functions |= {name: _literal(name) for name in DTYPES}
     functions |= dict.fromkeys(LOOPS, range)
     functions |= dict.fromkeys(("private", "scratch", "shared"), _allocate)
     functions |= {f"reduce_{name}": functions[name] for name in ACCUMULATED - INFIX.keys()}
@@ -192,7 +211,7 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
     return functions | {
         "parallel": lambda first, last, step=1: range(first, last, step)[begin:end],
         "bitcast": lambda x, dtype: np.asarray(x).reshape(1).view(to_numpy(dtype))[0],
-        "reduce_precision": lambda x, e, m: elementwise.with_fewer_bits(np.asarray(x), int(e), int(m))[()],
+        "reduce_precision": _with_fewer_bits,
         "index": _index,
         "int": int,
         "let": lambda value, dtype=None: value,
@@ -208,16 +227,35 @@ def _functions(begin: int, end: int | None, executed: Counter[str] | None) -> di
 
 
 def _scalar(row: ScalarOp) -> Callable:
-    def call(*arguments: Any) -> Any:
-        if isinstance(arguments[-1], str):
-            return np.asarray(elementwise.apply(row, list(map(np.asarray, arguments[:-1])), arguments[-1])).reshape(())[
-                ()
-            ]
+    """Return a function of the op table as one of scalars; how, is settled once for operands of the same types."""
+    known: dict[Any, Callable] = {}
+
+    def exact(*arguments: Any) -> Any:
         arrays = list(map(np.asarray, arguments))
         dtype = elementwise.result_dtype(row, tuple(from_numpy(a.dtype) for a in arrays), None)
         return np.asarray(elementwise.apply(row, arrays, dtype)).reshape(())[()]
 
-    return call
+    def call(*arguments: Any) -> Any:
+        kinds = (*map(type, arguments),)
+        function = known.get(kinds)
+        if function is None:
+            function = known[kinds] = quick(row, kinds, exact)
+        return function(*arguments)
+
+    def given(x: Any, dtype: str) -> Any:
+        function = known.get((type(x), dtype))
+        if function is None:
+            slow = lambda x: np.asarray(elementwise.apply(row, [np.asarray(x)], dtype)).reshape(())[()]
+            function = known[type(x), dtype] = quick_convert(type(x), dtype, slow)
+        return function(x)
+
+    return given if row.result == "given" else call
+
+
+def _with_fewer_bits(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+    bits = int(exponent_bits), int(mantissa_bits)
+    found = quick_precision(x, *bits)
+    return elementwise.with_fewer_bits(np.asarray(x), *bits)[()] if found is None else found
 
 
 def _counted(name: str, function: Callable, executed: Counter[str]) -> Callable:
@@ -233,6 +271,10 @@ def _literal(dtype: str) -> Callable:
 
 
 def _index(value: int, dtype: str = "i64") -> Any:
+    if dtype == "i64":
+        return np.int64(value)
+    if dtype == "i32" and -(1 << 31) <= value < 1 << 31:
+        return np.int32(value)
     return np.array(value, np.int64).astype(to_numpy(dtype))[()]
 
 

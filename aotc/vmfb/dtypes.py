@@ -91,6 +91,7 @@ def to_numpy(name: str) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, numpy_name))
 
 
+@cache
 def from_numpy(dtype: np.dtype) -> str:
     """Return the dtype name of a NumPy dtype.
 

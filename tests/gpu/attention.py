@@ -1,6 +1,6 @@
 """Attention as kernels with a tiling, and what their templates' Python makes of them."""
 
-from functools import partial
+from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
@@ -109,6 +109,7 @@ def simulate(text, arrays, score=None, rest=None):
     found, tiles, entry = read_attention(kernel), attention_tiles(kernel), attention_launch(kernel)
     names = [found.batch[0], found.row[0], found.col[0]]
 
+    @cache
     def at(e, *place):
         return evaluate(e, dict(zip(names, place)))
 
@@ -124,6 +125,7 @@ def simulate(text, arrays, score=None, rest=None):
             functions |= {START[n - 1]: partial(at, view.start), PITCH[n - 1]: partial(int, view.pitch)}
     names_of_query = found.batch[0], found.row[0], found.depth[0]
 
+    @cache
     def query(*place):
         return arrays[0][tuple(int(evaluate(i, dict(zip(names_of_query, place)))) for i in found.queries.index)]
 

@@ -1,6 +1,6 @@
 """Products of matrices as kernels with a tiling, and what their templates' Python makes of them."""
 
-from functools import partial
+from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
@@ -83,6 +83,7 @@ def simulate(text, arrays, elements=(None, None), store=None):
     product, tiles, entry = read_product(kernel), tiles_of(kernel), launch_entry(kernel)
     names = [name or "z" for name, _ in (product.batch, product.row, product.col)]
 
+    @cache
     def at(e, *place):
         return evaluate(e, dict(zip(names, place)))
 

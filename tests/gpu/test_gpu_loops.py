@@ -21,7 +21,7 @@ from aotc.vmfb.devices.libcuda import graphs as driver_graphs
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 ORDERS = [SimulatedGpu.LATE, SimulatedGpu.EARLY, random.Random(7)]
 W, X = array(12, 12, scale=0.3), array(2, 12)
@@ -123,7 +123,7 @@ def alone(request):
 
 def compiled(name):
     function, arrays = CASES[name]
-    return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True, cache=False)
+    return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,7 +185,7 @@ def test_kernels_do_some_turns_at_a_time(name, turns, monkeypatch, set_costs):
     """So that somebody can end them; a loop whose turns are few and known is one launch."""
     set_costs(LOOP_TURNS=2)
     function, arrays = CASES[name]
-    data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", cache=False)
+    data = aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90")
     arrays = np.int32(turns), *arrays[1:]
     install(monkeypatch, data)
     module = aotc.load(data)
@@ -221,7 +221,7 @@ def test_a_number_of_turns_that_follows_from_a_size(size, monkeypatch):
 @pytest.mark.usefixtures("alone")
 def test_a_donated_state(monkeypatch):
     function = jax.jit(counted, donate_argnums=1)
-    data = aotc.compile(function, np.int32(3), X, W, target="cuda:sm_90", cache=False)
+    data = aotc.compile(function, np.int32(3), X, W, target="cuda:sm_90")
     install(monkeypatch, data)
     module = aotc.load(data)
     held = module.put(X)
@@ -236,7 +236,7 @@ def test_an_endless_loop_ends(monkeypatch, set_costs):
     def endless(x, w):
         return jax.lax.while_loop(lambda c: c[0, 0] < 2, lambda c: jnp.sin(c @ w), x)
 
-    data = aotc.compile(jax.jit(endless), X, W, target="cuda:sm_90", cache=False)
+    data = aotc.compile(jax.jit(endless), X, W, target="cuda:sm_90")
     install(monkeypatch, data)
     module = aotc.load(data)
     for _ in range(2):

@@ -18,7 +18,7 @@ from aotc.vmfb.devices.launch import launch_of
 from aotc.vmfb.errors import VmError
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 
 def cell(n, xs, h, c, w, u):
@@ -50,7 +50,7 @@ def small_grid(set_costs):
 
 def compiled(name):
     function, arrays = ALL[name]
-    return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True, cache=False)
+    return aotc.compile(jax.jit(function), *arrays, target="cuda:sm_90", verify_each=True)
 
 
 def grid_kernels(data):
@@ -116,7 +116,7 @@ def test_an_endless_loop_of_all_blocks_ends(monkeypatch, set_costs):
         return jax.lax.while_loop(lambda c: c[0, 0] < 2, lambda c: jnp.sin(c @ w), x)
 
     x, w = array(4, 12), array(12, 12, seed=1)
-    data = aotc.compile(jax.jit(endless), x, w, target="cuda:sm_90", cache=False)
+    data = aotc.compile(jax.jit(endless), x, w, target="cuda:sm_90")
     assert grid_kernels(data)
     install(monkeypatch, data)
     with pytest.raises(VmError, match="deadline"):

@@ -29,7 +29,10 @@ from aotc.vmfb.machine import cpu_features
 RUNNABLE = [
     name for name, t in TARGETS.items() if name.startswith("cpu:x86-64") and cpu_features().issuperset(t.features)
 ][:3]
-pytestmark = [pytest.mark.cpu, pytest.mark.skipif(len(RUNNABLE) < 2, reason="this machine runs one CPU target only")]
+pytestmark = [
+    pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew"),
+    pytest.mark.skipif(len(RUNNABLE) < 2, reason="this machine runs one CPU target only"),
+]  # fmt: skip
 OLD, NEW = RUNNABLE[-2:] if len(RUNNABLE) > 1 else ("cpu:x86-64-v2", "cpu:x86-64-v3")
 BOTH = {"d0": OLD, "d1": NEW}
 
@@ -76,7 +79,7 @@ def half(number):
 @pytest.mark.parametrize("devices", [BOTH, {"d0": NEW, "d1": OLD}])
 def test_each_stage_is_what_its_target_makes_of_it(devices):
     """Bit for bit the two halves, each compiled alone for its target; the file has the code of both."""
-    data = aotc.compile(stages(), devices=devices, cache=False)
+    data = aotc.compile(stages(), devices=devices)
     module = aotc.load(data)
     x, w0, w1 = inputs_of(module)
     first = aotc.load(aotc.compile(half(0), target=devices["d0"]))(x, w0)
@@ -168,20 +171,20 @@ def test_other_architectures_are_refused():
 
 def test_several_targets_are_several_variants():
     """Devices that are not named are of each ``--target``; the machine takes the best that it runs."""
-    data = aotc.compile(stages(), target=f"{OLD},{NEW}", devices={"d1": OLD}, cache=False)
+    data = aotc.compile(stages(), target=f"{OLD},{NEW}", devices={"d1": OLD})
     assert [v["target"] for v in variants(data)] == [OLD, f"{NEW}+{OLD}"]
     module = aotc.load(data)
     assert module.stats()["target"] == f"{NEW}+{OLD}"
     x, w0, w1 = inputs_of(module)
     alone = aotc.load(aotc.compile(on_one_device(stages()), target=OLD))(x, w0, w1)
     np.testing.assert_allclose(module(x, w0, w1), alone, rtol=1e-4, atol=1e-4)
-    assert aotc.upgrade(data, cache=False) == data
+    assert aotc.upgrade(data) == data
 
 
 def test_a_variant_for_the_same_targets_is_left_out():
-    data = aotc.compile(stages(), target=f"{OLD},{NEW}", devices=BOTH, cache=False)
+    data = aotc.compile(stages(), target=f"{OLD},{NEW}", devices=BOTH)
     assert [v["target"] for v in variants(data)] == [f"{OLD}+{NEW}"]
-    assert aotc.upgrade(data, cache=False) == data
+    assert aotc.upgrade(data) == data
 
 
 def test_what_stands_for_targets():

@@ -21,7 +21,7 @@ from aotc.vmfb.process.interruption import RUNNING
 from aotc.vmfb.schedule.lane import lane_of
 
 pytest.importorskip("cuda.bindings.nvjitlink")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 PATIENCE = 60
 SMALL = ENDLESS.replace("200", "20")
@@ -67,7 +67,7 @@ def ended(module):
 def endless(monkeypatch, set_costs):
     """Functions with loops that a GPU turns, a few turns of a kernel at a time."""
     set_costs(LOOP_TURNS=1)
-    data = aotc.compile(SMALL, target="cuda:sm_90", cache=False)
+    data = aotc.compile(SMALL, target="cuda:sm_90")
     install(monkeypatch, data)
     return aotc.load(data)
 

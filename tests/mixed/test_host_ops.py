@@ -19,7 +19,7 @@ from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.errors import BundleError
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 GPU = "cuda:sm_90a"
 
@@ -87,13 +87,13 @@ def kinds(data):
 
 @pytest.fixture(autouse=True)
 def all_factors_are_the_hosts(monkeypatch):
-    """Small ones are as good as large ones for what is tested here; what is compiled so is never cached."""
+    """Small ones are as good as large ones for what is tested here."""
     monkeypatch.setattr("aotc.lowering.analysis.host.host_only.BLOCK_FACTOR", Limit("none", 0, "elements", "a test"))
 
 
 def simulated(monkeypatch, function, *arrays, **flags):
     """What a function gives as always, whatever order a GPU works in, with its LAPACK calls on the host."""
-    data = aotc.compile(export(function, *arrays), target=GPU, verify_each=True, cache=False, **flags)
+    data = aotc.compile(export(function, *arrays), target=GPU, verify_each=True, **flags)
     want = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arrays))]
     return data, run_everywhere(monkeypatch, data, arrays, want, count=1)
 
@@ -134,7 +134,7 @@ def test_signature_is_that_of_the_gpu_alone(monkeypatch):
 
 @pytest.mark.parametrize("asked", ["cuda", "cuda:0", ["cuda:0"]])
 def test_only_the_gpu_is_named(asked, monkeypatch):
-    data = aotc.compile(export(CASES["det"], square()), target=GPU, cache=False)
+    data = aotc.compile(export(CASES["det"], square()), target=GPU)
     install(monkeypatch, data, count=1)
     assert aotc.load(data, devices=asked, verify=True).home == "cuda:0"
     with pytest.raises(BundleError, match="no GPU 1"):
@@ -142,7 +142,7 @@ def test_only_the_gpu_is_named(asked, monkeypatch):
 
 
 def test_beside_a_cpu_target(monkeypatch):
-    data = aotc.compile(export(CASES["det"], square()), target=f"cpu,{GPU}", cache=False)
+    data = aotc.compile(export(CASES["det"], square()), target=f"cpu,{GPU}")
     module = aotc.load(data, devices="cpu")
     assert module.home == "cpu:0"
     here = open_bundle(data).manifest["variants"][0]["target"]
@@ -157,7 +157,7 @@ def test_sizes_that_a_call_knows(eager, monkeypatch):
     b, n = jax.export.symbolic_shape("b, n", scope=scope)
     function = around(jnp.linalg.inv)
     exported = jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct((b, n, n), "f8"))
-    data = aotc.compile(exported, target=GPU, verify_each=True, cache=False)
+    data = aotc.compile(exported, target=GPU, verify_each=True)
     assert kinds(data)[2]["cuda"] >= 2
     for sizes in ((2, 3), (1, 5), (3, 1)):
         x = square(sizes[0], n=sizes[1])
@@ -212,7 +212,7 @@ def test_functions_of_the_users(native, eager, monkeypatch):
 
     monkeypatch.setattr(custom_calls, "_REGISTRY", {})
     aotc.register_custom_call("mine", mine, native=native)
-    data = aotc.compile(CALL, target=GPU, verify_each=True, cache=False)
+    data = aotc.compile(CALL, target=GPU, verify_each=True)
     assert kinds(data)[0]["on_host"] == [{"function": "main", "op": "custom call @mine", "loc": "<model>:4:8"}]
     install(monkeypatch, data, count=1)
     options = {} if native else {"custom_calls": {"mine": mine}}
@@ -235,9 +235,9 @@ def test_results_are_no_matter_of_luck(n):
 def test_what_is_refused():
     text = export(CASES["two"], square())
     with pytest.raises(CompileError, match="LAPACK's getrf is not supported on target cuda:sm_90a"):
-        aotc.compile(text, target=GPU, host_fallback=False, cache=False)
+        aotc.compile(text, target=GPU, host_fallback=False)
     with pytest.raises(CompileError, match="at most 1 allowed"):
-        aotc.compile(text, target=GPU, max_transfers=1, cache=False)
+        aotc.compile(text, target=GPU, max_transfers=1)
     with pytest.raises(CompileError, match="the host's target is 'cuda'"):
         aotc.compile(text, target=GPU, host_target="cuda")
 
@@ -249,7 +249,7 @@ def test_the_target_of_the_host():
         (GPU, "cpu:x86-64-v2", "cpu:x86-64-v2"),
         (f"cpu:x86-64-v4,cpu:x86-64-v2,{GPU}", "", "cpu:x86-64-v2"),
     ):
-        parts = kinds(aotc.compile(text, target=target, host_target=asked, cache=False))[0]["parts"]
+        parts = kinds(aotc.compile(text, target=target, host_target=asked))[0]["parts"]
         assert parts[0]["target"] == want
 
 

@@ -34,7 +34,7 @@ from aotc.vmfb.devices import driver as cuda_driver
 from aotc.vmfb.errors import BundleError, VmError
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 SMALL = [name for name, row in PROGRAMS.items() if "128" not in row[0]]
 """Programs that the simulated GPU does not take long for."""
@@ -223,8 +223,8 @@ def test_weights_in_a_file_and_the_source(tmp_path, monkeypatch):
       %2 = stablehlo.add %0, %y : tensor<4x32xf32>
       return %2 : tensor<4x32xf32> }}"""
     for devices in HALVES.values():
-        data = aotc.compile(text, devices=devices, target="cpu:x86-64-v3", cache=False)
-        assert aotc.upgrade(data, cache=False) == data
+        data = aotc.compile(text, devices=devices, target="cpu:x86-64-v3")
+        assert aotc.upgrade(data) == data
     x, y = array(4, 64, seed=1), array(4, 32, seed=2)
     path = str(tmp_path / "w.safetensors")
     data = aotc.compile(text, devices=HALVES["cuda, cpu"], weights=path)

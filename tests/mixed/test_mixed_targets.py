@@ -21,7 +21,8 @@ from aotc.vmfb.errors import BundleError
 
 pytest.importorskip("numba_cuda")
 pytestmark = [
-    pytest.mark.cudasim, pytest.mark.skipif(len(RUNNABLE) < 2, reason="this machine runs one CPU target only"),
+    pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew"),
+    pytest.mark.skipif(len(RUNNABLE) < 2, reason="this machine runs one CPU target only"),
 ]  # fmt: skip
 GPU = "cuda:sm_90a"
 
@@ -66,7 +67,7 @@ def test_random_programs(seed, monkeypatch):
 def test_a_bundle_for_several_cpu_targets_and_a_gpu(monkeypatch):
     """The machine takes the variant with the most of its features; a lesser one takes another."""
     text = small_stages()
-    data = aotc.compile(text, target=f"{OLD},{NEW}", devices={"d1": GPU}, cache=False)
+    data = aotc.compile(text, target=f"{OLD},{NEW}", devices={"d1": GPU})
     assert [v["target"] for v in open_bundle(data).manifest["variants"]] == [f"{OLD}+{GPU}", f"{NEW}+{GPU}"]
     install(monkeypatch, data)
     x, w0, w1 = array(2, 12), array(12, 20, seed=1), array(20, 6, seed=2)
@@ -82,7 +83,7 @@ def test_a_bundle_for_several_cpu_targets_and_a_gpu(monkeypatch):
     with pytest.raises(BundleError, match=f"device 'd0' is {OLD}, and this CPU lacks"):
         aotc.load(data)
     monkeypatch.undo()
-    assert aotc.upgrade(data, cache=False) == data
+    assert aotc.upgrade(data) == data
 
 
 def test_variants_have_one_signature():

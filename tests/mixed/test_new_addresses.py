@@ -15,7 +15,7 @@ from aotc.vmfb.devices.gpu import recorded
 from aotc.vmfb.limits import MOVING, RECORDED_ADDRESSES
 
 pytest.importorskip("numba_cuda")
-pytestmark = pytest.mark.cudasim
+pytestmark = [pytest.mark.cudasim, pytest.mark.usefixtures("bundles_anew")]
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_loops_are_not_moved(conditions, monkeypatch, set_costs):
     monkeypatch.setattr(SimulatedGpu, "conditions", conditions)
     set_costs(LOOP_TURNS=1)
     limit, xs = np.float32(6), [array(12, 12, seed=n) / 9 for n in range(4)]
-    data = aotc.compile(jax.jit(until), limit, xs[0], target="cuda:sm_90", cache=False)
+    data = aotc.compile(jax.jit(until), limit, xs[0], target="cuda:sm_90")
     install(monkeypatch, data, order=ORDERS["chance"])
     module = aotc.load(data)
     most, given = module.put(limit), [module.put(x) for x in xs]

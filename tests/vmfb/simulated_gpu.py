@@ -71,9 +71,12 @@ class SimulatedGpu:
         self.mark = Mark(self.handle)
         self.enter()
 
-    def __del__(self):
-        """What it was given is done before anything else; not now, for the collector may have come at any moment."""
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        """What it was given is done before anything else; not now, for the collector may have come at any moment.
+
+        At the end of the interpreter modules may be gone, and ``sys`` with them.
+        """
+        if not is_finalizing():
             if self.queue:
                 self.left.append((self.memory, list(self.queue)))
             self.mark.end()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.growing import GROWING, check_growing
 from support.small_models import MODELS, array, close
+from vmfb import simulated_gpu
 from vmfb.simulated_gpu import SimulatedGpu, install
 
 import aotc
@@ -147,3 +148,11 @@ def test_a_forked_child_gives_nothing_back(made_up, no_collection, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: process + 1)
     del gpu
     assert made_up.calls == []
+
+
+def test_a_gpu_goes_quietly_when_modules_are_gone(monkeypatch):
+    """As at the end of the interpreter, which sets their names to None before it drops what tests hold."""
+    gpu = SimulatedGpu(0)
+    monkeypatch.setattr(simulated_gpu, "sys", None)
+    gpu.__del__()
+    assert not gpu.mark.handle

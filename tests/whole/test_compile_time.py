@@ -66,7 +66,7 @@ def test_time_grows_with_the_length_and_not_with_its_square(make):
     few, many = 400, 3200
     seconds(make(few))
     small = min(seconds(make(few)) for _ in range(3))
-    assert min(seconds(make(many)) for _ in range(3)) / small < 2 * many / few
+    assert any(seconds(make(many)) / small < 2 * many / few for _ in range(3))  # again only if one was disturbed
 
 
 @pytest.mark.slow

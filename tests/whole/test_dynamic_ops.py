@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 ALIKE = [n for n in CASES if n in DIRECT or n in CHLO or n.startswith("chlo.broadcast_")]  # one rule for all of them
 OTHERS = [n for n in CASES if n not in ALIKE and n not in NOT_RUN]
 FIXED = ["stablehlo.add", "chlo.broadcast_add", *(n for n in OTHERS if len(CASES[n]) < 20)]
-PARTS = 4
+PARTS, MANY_PARTS = 2, 12  # each a process that starts XLA and compilers
 
 
 def run(script, *arguments):
@@ -49,21 +49,23 @@ def test_sizes_that_fit_and_that_do_not(part):
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize("part", range(3 * PARTS))
+@pytest.mark.parametrize("part", range(MANY_PARTS))
 def test_every_form_and_many_sizes(part):
-    wrong = run("dynamic_ops.py", "12", "every", *[*ALIKE, *OTHERS][part :: 3 * PARTS])
+    wrong = run("dynamic_ops.py", "12", "every", *[*ALIKE, *OTHERS][part::MANY_PARTS])
     assert not wrong, wrong
 
 
+SLOW = pytest.mark.slow
 MORE = [*EXPORTS, *TEXTS]
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("part", "count"), [(0, "4"), (1, "4"), *(pytest.param(p, "100", marks=pytest.mark.slow) for p in range(2))]
-)
+    ("part", "count"), [(slice(None), "4"), *(pytest.param(slice(p, None, 2), "100", marks=SLOW) for p in range(2))],
+    ids=["all", "0-100", "1-100"],
+)  # fmt: skip
 def test_ops_that_no_row_has(part, count):
-    wrong = run("sizes/dynamic_exports.py", count, *MORE[part::2])
+    wrong = run("sizes/dynamic_exports.py", count, *MORE[part])
     assert not wrong, wrong
 
 

@@ -20,7 +20,7 @@ from aotc.options import Options
 from aotc.vmfb import abi
 from aotc.vmfb.abi import Graph
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew")]
 
 PROGRAMS = Path(__file__).parents[1] / "support" / "programs"
 DIAMOND = (PROGRAMS / "diamond.mlir").read_text().replace("1024x1024", "96x96")
@@ -128,7 +128,7 @@ def test_tiles(seeds, monkeypatch):
     monkeypatch.setattr(tile_edges, "pays", lambda *_: True)
     monkeypatch.setattr(Costs, "is_serial", lambda *_: False)
     arguments = (array(300, 96),)
-    data = aotc.compile(sorts, *arguments, cache=False)
+    data = aotc.compile(sorts, *arguments)
     watched = Watched(data, THREADS).calls(arguments)
     assert any(node.tiled for node, *_ in watched.nodes() if isinstance(node, Graph))
     assert run_bundle(data, "main", arguments, range(seeds)) > seeds // 2

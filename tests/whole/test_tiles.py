@@ -23,7 +23,7 @@ from aotc.vmfb.errors import BundleError
 from aotc_cli.inspect import describe
 from aotc_cli.main import app
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("bundles_anew")]
 PATIENCE = 60
 
 
@@ -70,7 +70,7 @@ def compiled(name):
     function, shapes = PROGRAMS[name]
     rng = np.random.default_rng(0)
     arguments = [rng.standard_normal(s).astype(np.float32) / 4 for s in shapes]
-    return aotc.compile(function, *arguments, verify_each=True, cache=False), arguments, jax.jit(function)(*arguments)
+    return aotc.compile(function, *arguments, verify_each=True), arguments, jax.jit(function)(*arguments)
 
 
 def edges(data):
@@ -123,10 +123,10 @@ def test_sizes_that_only_the_call_knows(name, everywhere, monkeypatch):
     (n,) = jax.export.symbolic_shape("n")
     types = [jax.ShapeDtypeStruct(s, "float32") for s in ((n, *shapes[0][1:]), *shapes[1:])]
     text = of_any_size(function, *types)
-    data = aotc.compile(text, verify_each=True, cache=False)
+    data = aotc.compile(text, verify_each=True)
     assert edges(data)
     monkeypatch.setattr(tile_edges, "pays", lambda *_: False)
-    whole = aotc.load(aotc.compile(text, cache=False), threads=1)
+    whole = aotc.load(aotc.compile(text), threads=1)
     modules = [aotc.load(data, threads=threads) for threads in (1, 2, 8)]
     rng = np.random.default_rng(0)
     for count in (shapes[0][0], 0, 1, 2, 3 * shapes[0][0] + 1):
@@ -144,7 +144,7 @@ def of_any_length(everywhere, monkeypatch):
     monkeypatch.setattr(tile_edges, "begins_early", lambda *_: True)
     shape = jax.export.symbolic_shape("n, m", constraints=["m >= 1"])
     text = of_any_size(jax.nn.softmax, jax.ShapeDtypeStruct(shape, "float32"))
-    return lambda: aotc.compile(text, verify_each=True, cache=False)
+    return lambda: aotc.compile(text, verify_each=True)
 
 
 def test_rows_of_any_length(of_any_length, monkeypatch):

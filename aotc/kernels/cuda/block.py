@@ -8,9 +8,10 @@ of the orders that the machine may take.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -131,14 +132,28 @@ class ThreadBlock:
             count: [threading.Barrier(count, timeout=PATIENCE_SECONDS) for _ in range(threads // count)]
             for count in (WARP, 128)
         }
+        self._locks = [threading.Lock() for _ in range(threads // 128)]
+        self._known: list[dict[Hashable, Any]] = [{} for _ in range(threads // 128)]
 
     @contextmanager
-    def warpgroup(self) -> Iterator[None]:
-        """Do something together with the other threads of the calling one's warpgroup."""
-        meeting = self._groups[128][_HERE.thread // 128]
+    def warpgroup(self) -> Iterator[Callable[[Hashable, Callable[[], Any]], Any]]:
+        """Do something together with the other threads of the calling one's warpgroup.
+
+        What is given returns what a function computes, which is called by one of the threads that give the same key.
+        """
+        group = _HERE.thread // 128
+        meeting = self._groups[128][group]
         meeting.wait()
-        yield
-        meeting.wait()
+        yield partial(self._once, group)
+        if meeting.wait() == 0:
+            self._known[group].clear()
+
+    def _once(self, group: int, key: Hashable, compute: Callable[[], Any]) -> Any:
+        with self._locks[group]:
+            known = self._known[group]
+            if key not in known:
+                known[key] = compute()
+            return known[key]
 
     def exchange(self, value: Any, count: int = WARP) -> list[Any]:
         """Return what each thread of the calling one's warp, or of its warpgroup of 128, has for ``value``."""

@@ -37,11 +37,18 @@ def _record(patch: pytest.MonkeyPatch, touched: dict[int, set[int]]) -> None:
     class Noted(memory):  # type: ignore[misc, valid-type]
         __slots__ = ()
 
-        def _check(self, index: Any) -> Any:
+        def _note(self, index: Any) -> None:
             at = index if isinstance(index, tuple) else (index,)
             if id(self.array) in touched:
                 touched[id(self.array)].add(int(np.ravel_multi_index(at, self.array.shape)) if at else 0)
-            return super()._check(index)
+
+        def __getitem__(self, index: Any) -> Any:
+            self._note(index)
+            return super().__getitem__(index)
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            self._note(index)
+            super().__setitem__(index, value)
 
     def noted_tile(out: Any, a: Any, b: Any, *, rows: int, cols: int, levels: list, form: str, **at: Any) -> None:
         group = FORMS[form].group

@@ -6,6 +6,7 @@ nothing is computed of them before, and nothing put into them: to the compiler t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,11 +93,14 @@ def products(tiles: WarpgroupAttention) -> Any:
 
     @emitted(lambda q, k: kept(INT, INT), generate)
     def begin(q, k):
+        def whole():
+            left = read_lines(q, np.arange(64), tiles.depth, tiles.rows, tiles.operands)
+            right = read_lines(k, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
+            return left.astype(np.float32) @ right.astype(np.float32).T
+
         rows, cols = own_elements(tiles.terms)
-        with here().block.warpgroup():
-            left = read_lines(q, rows + 16 * (here().thread // 32 % 4), tiles.depth, tiles.rows, tiles.operands)
-            right = read_lines(k, cols, tiles.depth, tiles.terms, tiles.operands)
-        return np.einsum("ek,ek->e", left.astype(np.float32), right.astype(np.float32))
+        with here().block.warpgroup() as once:
+            return once((int(q), int(k)), whole)[rows + 16 * (here().thread // 32 % 4), cols]
 
     return begin
 
@@ -131,10 +135,11 @@ def weigh(tiles: WarpgroupAttention) -> Any:
 
     @emitted(lambda *given: kept(kept, weights_type, INT), generate)
     def begin(sums, weights, v):
-        with here().block.warpgroup():
-            whole, lines = whole_rows(weights, tiles.terms), np.arange(tiles.terms)
-            values = read_lines(v, lines, tiles.width, tiles.terms, tiles.operands).astype(np.float32)
-        return sums + (whole @ values)[own_elements(tiles.width)]
+        with here().block.warpgroup() as once:
+            weighed = whole_rows(weights, tiles.terms)
+            given = partial(read_lines, v, np.arange(tiles.terms), tiles.width, tiles.terms, tiles.operands)
+            values = once(int(v), lambda: given().astype(np.float32))
+        return sums + (weighed @ values)[own_elements(tiles.width)]
 
     return begin
 

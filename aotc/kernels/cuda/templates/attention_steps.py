@@ -92,10 +92,9 @@ def tile_order(cuda: Any, tiles: AttentionTiles) -> Any:
 def read_lines(begin: int, lines: np.ndarray, count: int, height: int, dtype: str) -> np.ndarray:
     """Return the first ``count`` elements of lines of a tile in shared memory; chunks are ``height`` lines high."""
     kind = dtype_in_python(dtype)
-    at, size = np.arange(count) * kind.itemsize, kind.itemsize
-    bytes_ = (at % CHUNK)[:, None] + np.arange(size)
-    places = int(begin) + (at // CHUNK * height * CHUNK)[:, None] + swizzled(np.asarray(lines)[:, None, None], bytes_)
-    return here().block.memory[places].view(kind)[..., 0]
+    at = np.arange(count) * kind.itemsize
+    places = int(begin) + at // CHUNK * height * CHUNK + swizzled(np.asarray(lines)[:, None], at % CHUNK)
+    return here().block.memory.view(kind)[places // kind.itemsize]
 
 
 def whole_rows(weights: np.ndarray, terms: int) -> np.ndarray:

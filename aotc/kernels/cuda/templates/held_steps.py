@@ -7,6 +7,7 @@ registers that they use, so that nothing is put into them before.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,11 @@ def _load(b: ir.IRBuilder, place: ir.Value, offset: int) -> ir.Value:
 
 def _own_places() -> tuple[np.ndarray, np.ndarray]:
     """Return the rows, of its warp's 16, and the terms of what the calling thread holds."""
-    lane, n = here().thread % 32, np.arange(4 * _STEPS)
+    return _places(here().thread % 32)
+
+
+def _places(lane: Any) -> tuple[np.ndarray, np.ndarray]:
+    n = np.arange(4 * _STEPS)
     return lane // 4 + 8 * (n % 2), 8 * (n // 4) + lane % 4 + 4 * (n // 2 % 2)
 
 
@@ -122,15 +127,16 @@ def multiply_held(tiles: WarpgroupTiles) -> Any:
 
     @emitted(lambda *given: kept(kept, _HELD, INT, INT), generate)
     def steps(sums, rows, other, turn):
-        own, cols = own_elements(tiles.width)
         by_rows = by_sides(tiles, tiles.a_by_rows, tiles.b_by_rows)[1]
-        with here().block.warpgroup():
-            whole, every = np.zeros((16, tiles.depth), np.float32), here().block.exchange(rows)
-            for lane in range(32):
-                n = np.arange(len(_HELD))
-                whole[lane // 4 + 8 * (n % 2), 8 * (n // 4) + lane % 4 + 4 * (n // 2 % 2)] = every[lane]
-            right = operand_elements(tiles, int(other), by_rows, cols)
-        found = np.einsum("ek,ek->e", whole[own], right)
+
+        def whole(every):
+            held = np.zeros((16, tiles.depth), np.float32)
+            held[_places(np.arange(32)[:, None])] = every
+            return held @ operand_elements(tiles, int(other), by_rows, np.arange(tiles.width)).T
+
+        with here().block.warpgroup() as once:
+            every = here().block.exchange(rows)
+            found = once((here().thread // 32, int(other)), partial(whole, every))[own_elements(tiles.width)]
         return sums + found if turn else found
 
     return steps

@@ -8,6 +8,7 @@ each index of the sum, and as many elements as fill it are a part of their own; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -127,8 +128,21 @@ def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:
 
 def own_elements(cols: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and the columns that the calling thread has the sums of, of its warp's 16 rows."""
-    lane, n = here().thread & 31, np.arange(cols // 2)
+    return _elements_of_lane(here().thread & 31, cols)
+
+
+@lru_cache(maxsize=32 * 32)
+def _elements_of_lane(lane: int, cols: int) -> tuple[np.ndarray, np.ndarray]:
+    n = np.arange(cols // 2)
     return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+
+
+def whole_products(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) -> np.ndarray:
+    """Return the sums of a stage in shared memory for all of so many rows of A and columns of B."""
+    kind = to_numpy(tiles.sum)
+    left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
+    right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols))
+    return left.astype(kind) @ right.astype(kind).T
 
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
@@ -145,14 +159,21 @@ def dtype_in_python(operands: str) -> np.dtype:
 
 def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
     """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
-    i, k = which[:, None], np.arange(tiles.depth)
+    places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
+    memory = here().block.memory.view(dtype_in_python(tiles.operands))
+    return memory[int(begin) // tiles.size + places]
+
+
+@lru_cache(maxsize=64)
+def _element_places(tiles: ProductTiles, by_rows: bool, which: bytes, kind: np.dtype) -> np.ndarray:
+    """Return how many elements after the first of a stage the terms of rows of A, or columns of B, are."""
+    i, k = np.frombuffer(which, kind)[:, None], np.arange(tiles.depth)
     wide = CHUNK // tiles.size
     part, line, at = (i // wide, k, i % wide) if by_rows else (0, i, k)
-    bytes_ = np.asarray(at * tiles.size)[..., None] + np.arange(tiles.size)
+    byte = at * tiles.size
     turn = (line & 3) << 1 if by_rows and tiles.size == 4 and isinstance(tiles, WarpTiles) else line & 7
-    lines = int(begin) + np.asarray(part * tiles.depth * CHUNK + line * CHUNK)[..., None]
-    places = lines + (((bytes_ >> 4) ^ np.asarray(turn)[..., None]) << 4) + (bytes_ & 15)
-    return here().block.memory[places].view(dtype_in_python(tiles.operands))[..., 0]
+    places = part * tiles.depth * CHUNK + line * CHUNK + (((byte >> 4) ^ turn) << 4) + (byte & 15)
+    return np.asarray(places // tiles.size)
 
 
 def store_meaning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.steps import COORDINATE, REGISTERS, by_sides, own_elements, products, store_meaning
+from aotc.kernels.cuda.templates.steps import (
+    COORDINATE,
+    REGISTERS,
+    by_sides,
+    own_elements,
+    store_meaning,
+    whole_products,
+)
 from aotc.kernels.cuda.templates.store_pieces import StorePieces, ask_for_operands
 from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
 from aotc.kernels.cuda.templates.window_steps import boxes, load_window
@@ -124,11 +132,11 @@ def multiply(tiles: WarpgroupTiles) -> Any:
     @emitted(lambda *given: kept(kept, INT, INT, INT), generate)
     def steps(given, a, b, turn):
         rows, cols = own_elements(tiles.width)
-        rows = rows + 16 * (here().thread // 32 % 4)
-        with here().block.warpgroup():
-            places = ((a + p * 64 * CHUNK, b) for p in range(tiles.parts))
-            which = by_sides(tiles, rows, cols)
-            found = np.concatenate([products(tiles, *by_sides(tiles, *place), *which) for place in places])
+        rows, extents = rows + 16 * (here().thread // 32 % 4), by_sides(tiles, 64, tiles.width)
+        with here().block.warpgroup() as once:
+            places = [by_sides(tiles, a + p * 64 * CHUNK, b) for p in range(tiles.parts)]
+            whole = [once(place, partial(whole_products, tiles, *place, *extents)) for place in places]
+        found = np.concatenate([part[by_sides(tiles, rows, cols)] for part in whole])
         return given + found if turn else found
 
     return steps
