@@ -145,7 +145,7 @@ def test_kernels_read_back(name):
         assert parse_kernel(print_kernel(kernel)) == kernel
 
 
-@pytest.mark.parametrize("size, way", [(0, 0), (3, 0), (4, 1), (1 << 40, 1)])
+@pytest.mark.parametrize(("size", "way"), [(0, 0), (3, 0), (4, 1), (1 << 40, 1)])
 def test_the_judge(size, way):
     """The second number is twice the first: both are to be within their bounds."""
     n = sym("n")
