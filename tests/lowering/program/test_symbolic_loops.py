@@ -19,6 +19,8 @@ from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.loop_verify import verify_kernel
+from aotc.ir.program_ir import Branch
+from aotc.ir.program_ir import walk as walk_steps
 from aotc.lowering.analysis.cost import LOOP_ELEMENTS, LOOP_VALUE
 from aotc.lowering.lower import lower
 from aotc.lowering.program.loops.symbolic_loops import Bound, judge
@@ -143,6 +145,23 @@ def test_kernels_read_back(name):
     for kernel in loops:
         assert verify_kernel(kernel) == []
         assert parse_kernel(print_kernel(kernel)) == kernel
+
+
+def judges(function, *shapes):
+    """How many kernels of a function compare sizes."""
+    kernels, steps = lowered(function, *shapes)
+    found = [k.name for k in kernels if k.name.startswith("fits_")]
+    assert len(found) == sum(isinstance(s, Branch) for s in walk_steps(steps))
+    return len(found)
+
+
+def test_a_loop_that_is_large_for_any_size_is_several_kernels():
+    assert judges(cells, "t, b, 4", "b, 4", "4, 4") == 1
+    assert judges(cells, "t, b, 300", "b, 300", "300, 300") == 0
+
+
+def test_nothing_is_asked_where_only_the_turns_are_unknown():
+    assert judges(viterbi, "t + 2, 3", "3, 3") == 0
 
 
 @pytest.mark.parametrize(("size", "way"), [(0, 0), (3, 0), (4, 1), (1 << 40, 1)])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aotc.ir.dims import Dim, Expr, is_static, product
-from aotc.ir.dims_symbols import symbols
+from aotc.ir.dims_symbols import substitute, symbols
 from aotc.ir.loop_ir import Apply, Buffer, Const, Index, Kernel, Scalar, Space, Stmt, Store
 from aotc.ir.tensor_ir import Function, Op, Value, captured, walk
 from aotc.lowering.analysis.cost import LOOP_ELEMENTS, LOOP_VALUE
@@ -36,7 +36,7 @@ def depth_of(op: Op) -> int:
 def bounds_of(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit
 ) -> list[Bound] | None:  # fmt: skip
-    """Return what a call has to look at before it runs a ``while`` as one kernel, None if no call may.
+    """Return what a call has to look at before it runs a ``while`` as one kernel, None if not even the smallest may.
 
     ``limit`` is for what one worker computes in a turn.
     """
@@ -47,9 +47,14 @@ def bounds_of(
     sizes = [product(v.type.shape) for v in _made(op, functions)]
     flops: Dim = sum((k.flops for k in work), 0)
     rows = [*((size, LOOP_VALUE) for size in sizes), (sum(sizes, 0), LOOP_ELEMENTS), (flops, limit)]
-    if any(not isinstance(size, Expr) and not most.holds(size) for size, most in rows):
+    least = {s.name: max(s.lo, 1) for size, _ in rows for s in symbols(size)}
+    if any(not most.holds(_at(size, least)) for size, most in rows):
         return None
     return list(dict.fromkeys(Bound(size, most.value) for size, most in rows if isinstance(size, Expr)))
+
+
+def _at(size: Dim, values: Mapping[str, int]) -> Dim:
+    return substitute(size, values) if isinstance(size, Expr) else size
 
 
 def _made(op: Op, functions: Mapping[str, Function]) -> list[Value]:
