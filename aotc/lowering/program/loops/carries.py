@@ -11,7 +11,7 @@ from aotc.ir.program_ir import Copy, Step, Storage
 from aotc.ir.tensor_ir import Op, Region, Value, captured
 
 
-class Places(Protocol):
+class StatePlaces(Protocol):
     """Where values live while steps are made: what :mod:`aotc.lowering.program.bufferize` knows."""
 
     depth: int
@@ -45,7 +45,7 @@ class Carried:
     held: set[int] = field(default_factory=set)
 
 
-def first_state(places: Places, op: Op, whole: bool) -> Carried:
+def first_state(places: StatePlaces, op: Op, whole: bool) -> Carried:
     """Return where the state of a ``while`` is; ``whole`` if a single kernel for it is to be made too."""
     made = Carried()
     for n, (init, v) in enumerate(zip(op.operands, op.results, strict=True)):
@@ -67,7 +67,7 @@ def first_state(places: Places, op: Op, whole: bool) -> Carried:
     return made
 
 
-def moves(places: Places, body: Region, carries: Collection[Storage]) -> list[Step]:
+def moves(places: StatePlaces, body: Region, carries: Collection[Storage]) -> list[Step]:
     """Return the copies of the next state over the old one; values that sit in another carry are saved first."""
     steps: list[Step] = []
     rows = []
