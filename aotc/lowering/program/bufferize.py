@@ -25,7 +25,7 @@ from aotc.lowering.program.early_results import early_results
 from aotc.lowering.program.loops.bounded_loops import bounded_steps, kept_memory
 from aotc.lowering.program.loops.carries import Carried, first_state, is_first_state, may_overwrite, moves
 from aotc.lowering.program.loops.small_loops import LoopKernel, loop_name, made_in
-from aotc.lowering.program.loops.symbolic_loops import Bound, bounds_of, depth_of, judge, symbolic_kernel
+from aotc.lowering.program.loops.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
 from aotc.lowering.program.loops.whole_loops import one_kernel
 from aotc.lowering.program.memories import Memories, launch
 from aotc.vmfb.abi import MAX_NESTING
@@ -261,7 +261,7 @@ class _Bufferizer:
             return [*made.steps, *made.late, loop]
         return [*made.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*made.late, loop)))]
 
-    def _bounds(self, op: Op) -> list[Bound] | None:
+    def _bounds(self, op: Op) -> list[SizeBound] | None:
         """Return what a call looks at before it runs a loop as one kernel that goes on from its state."""
         limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
         gpus = any(target.kind == "cuda" for target in self.memories.targets_in(op))
@@ -274,7 +274,7 @@ class _Bufferizer:
         known = loop_name(op, self.kernels, self.used), self.functions, self.kernels, self.constant_ops
         return tuple(self._loop_kernel(op, symbolic_kernel(op, *known, made.held), made.places))
 
-    def _judged(self, op: Op, bounds: list[Bound]) -> Launch:
+    def _judged(self, op: Op, bounds: list[SizeBound]) -> Launch:
         """Return the launch that tells whether a call keeps within bounds."""
         kernel = judge(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
         self._use(op, kernel)

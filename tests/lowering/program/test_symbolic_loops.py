@@ -23,7 +23,7 @@ from aotc.ir.program_ir import Branch
 from aotc.ir.program_ir import walk as walk_steps
 from aotc.lowering.analysis.cost import LOOP_ELEMENTS, LOOP_VALUE
 from aotc.lowering.lower import lower
-from aotc.lowering.program.loops.symbolic_loops import Bound, judge
+from aotc.lowering.program.loops.symbolic_loops import SizeBound, judge
 from aotc.options import Options
 from aotc.pipeline import run_passes
 from aotc.targets import resolve
@@ -168,7 +168,7 @@ def test_nothing_is_asked_where_only_the_turns_are_unknown():
 def test_the_judge(size, way):
     """The second number is twice the first: both are to be within their bounds."""
     n = sym("n")
-    kernel = judge("fits", [Bound(n, 4), Bound(2 * n, 7)])
+    kernel = judge("fits", [SizeBound(n, 4), SizeBound(2 * n, 7)])
     out = np.full((), 9, np.int32)
     run_kernel(kernel, [out], {"n": size})
     assert out == way

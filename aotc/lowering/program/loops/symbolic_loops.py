@@ -21,7 +21,7 @@ from aotc.lowering.analysis.in_place import overwritten
 from aotc.lowering.program.loops.small_loops import LoopKernel, LoopWriter, is_whole, kernels_in, loop_kernel, made_in
 
 
-class Bound(NamedTuple):
+class SizeBound(NamedTuple):
     """What is to be at most a number for a loop to be one kernel."""
 
     size: Dim
@@ -35,7 +35,7 @@ def depth_of(op: Op) -> int:
 
 def bounds_of(
     op: Op, functions: Mapping[str, Function], kernels: Mapping[str, Kernel], limit: Limit
-) -> list[Bound] | None:  # fmt: skip
+) -> list[SizeBound] | None:  # fmt: skip
     """Return what a call has to look at before it runs a ``while`` as one kernel, None if not even the smallest may.
 
     ``limit`` is for what one worker computes in a turn.
@@ -50,7 +50,7 @@ def bounds_of(
     least = {s.name: max(s.lo, 1) for size, _ in rows for s in symbols(size)}
     if any(not most.holds(_at(size, least)) for size, most in rows):
         return None
-    return list(dict.fromkeys(Bound(size, most.value) for size, most in rows if isinstance(size, Expr)))
+    return list(dict.fromkeys(SizeBound(size, most.value) for size, most in rows if isinstance(size, Expr)))
 
 
 def _at(size: Dim, values: Mapping[str, int]) -> Dim:
@@ -94,7 +94,7 @@ def symbolic_kernel(
     return loop_kernel(op, name, functions, kernels, constants, SymbolicLoopWriter, held=held)
 
 
-def judge(name: str, bounds: Collection[Bound]) -> Kernel:
+def judge(name: str, bounds: Collection[SizeBound]) -> Kernel:
     """Return the kernel that writes 0 if sizes are within bounds, else 1."""
     fits: Scalar = Const(True, "i1")
     for n, (size, most) in enumerate(bounds):
