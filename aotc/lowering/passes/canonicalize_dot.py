@@ -2,6 +2,9 @@
 
 Dims of one role are put side by side by a transpose and merged by a reshape. A
 transpose that only swaps M with K, or K with N, becomes a flag of the ``matmul``.
+
+A product whose sums have one term each, as an outer product, becomes a multiplication: its time goes to writing its
+elements, and so it is done in the kernel that reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from aotc.options import Options
 
 
 def canonicalize_dot(module: Module, options: Options) -> Module:
-    """Return ``module`` with every ``dot_general`` as a ``matmul``."""
+    """Return ``module`` with every ``dot_general`` as a ``matmul``, or as a multiplication if it sums nothing."""
     return rewrite_module(module, _rule)
 
 
@@ -25,6 +28,8 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     lhs, rhs = op.operands
     pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
     lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])
+    if all(lhs.type.shape[d] == 1 for d, _ in pairs) and {lhs.type.dtype, rhs.type.dtype} == {op.result.type.dtype}:
+        return (_multiplied(op, b),)
     orders = [pairs, sorted(pairs), sorted(pairs, key=lambda p: p[1])]
 
     def moved(order: list[tuple[int, int]]) -> int:
@@ -42,6 +47,20 @@ def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
         attrs["precision"] = op.attrs["precision"]
     result = b.make("matmul", (left, right), attrs, TensorType(op.result.type.dtype, shape))
     return (b.reshape(result, op.result.type.shape),)
+
+
+def _multiplied(op: Op, b: Builder) -> Value:
+    """Return a product of one term for each element: batch dims come first, then those of each side."""
+    shape, batch = op.result.type.shape, len(op.attrs["lhs_batch"])
+    factors = []
+    for x, side in zip(op.operands, ("lhs", "rhs")):
+        own, contract = tuple(op.attrs[f"{side}_batch"]), tuple(op.attrs[f"{side}_contract"])
+        free = _free(x, own, contract)
+        begin = batch if side == "lhs" else len(shape) - len(free)
+        place = {d: n for n, d in enumerate(own)} | {d: begin + n for n, d in enumerate(free)}
+        kept = sorted(place)
+        factors.append(b.broadcast(b.reshape(x, [x.type.shape[d] for d in kept]), [place[d] for d in kept], shape))
+    return b.make("mul", factors)
 
 
 def _free(x: Value, batch: tuple[int, ...], contract: tuple[int, ...]) -> tuple[int, ...]:

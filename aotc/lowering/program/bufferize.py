@@ -16,14 +16,16 @@ from aotc.diagnostics import CompileError
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.opset.control import JUDGED, VIEWS
-from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Loop, Step, Storage
+from aotc.ir.program_ir import Bind, Branch, Buffered, Check, Copy, Launch, Loop, Step, Storage
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, captured, uses, walk
 from aotc.lowering.analysis.cost import LOOP_VALUE
 from aotc.lowering.analysis.in_place import donations, overwritten
 from aotc.lowering.analysis.trip_counts import trip_count
 from aotc.lowering.program.early_results import early_results
 from aotc.lowering.program.loops.bounded_loops import bounded_steps, kept_memory
+from aotc.lowering.program.loops.carries import Carried, first_state, is_first_state, may_overwrite, moves
 from aotc.lowering.program.loops.small_loops import LoopKernel, loop_name, made_in
+from aotc.lowering.program.loops.symbolic_loops import SizeBound, bounds_of, depth_of, judge, symbolic_kernel
 from aotc.lowering.program.loops.whole_loops import one_kernel
 from aotc.lowering.program.memories import Memories, launch
 from aotc.vmfb.abi import MAX_NESTING
@@ -236,32 +238,49 @@ class _Bufferizer:
     def _while(self, op: Op) -> list[Step]:
         in_place = any(self.wanted.get(v) is self.where.get(init, v) for init, v in zip(op.operands, op.results))
         if not in_place and (found := self._one_kernel(op)):
-            return self._loop_kernel(op, found, found.kernel.name)
-        steps: list[Step] = []
-        carries = []
-        for init, v in zip(op.operands, op.results, strict=True):
-            source = self.storage(init)
-            mine = source.kind == "arena" and source.reads_left == 1 and source.depth == self.depth
-            if mine and v not in self.wanted and source not in carries:
-                self.where[v] = source
-                source.reads_left += self.counts.get(v, 0)
-                carries.append(source)
-                continue
-            carry = self.target(v)
-            carries.append(carry)
-            if carry.size != 0 and carry is not source:
-                steps.append(self.copied(source, carry, carry.size))
-        begin, (cond, body) = self.time, op.regions
+            return self._loop_kernel(op, found)
+        bounds = self._bounds(op)
+        made = first_state(self, op, bounds is not None)
+        whole = () if bounds is None else self._whole(op, made)
+        if bounds == []:
+            return [*made.steps, *whole]
+        begin, carries, (cond, body) = self.time, made.places, op.regions
+        chosen = [self._judged(op, bounds)] if bounds else []
         turns = trip_count(op, self.constant_ops, self.functions)
         self._enter(op)
+        self.depth += len(chosen)
         cond_steps = self._carried(cond, carries, {})
         predicate = self.storage(cond.results[0])
         rows = list(zip(body.params, body.results, carries, strict=True))
-        body_steps = [*self._carried(body, carries, self._wishes(body, rows)), *self._moves(body, carries)]
-        self.depth -= 1
+        body_steps = [*self._carried(body, carries, self._wishes(body, rows)), *moves(self, body, carries)]
+        self.depth -= 1 + len(chosen)
         self.time += 1
-        self.extend(begin, op, [*carries, predicate])
-        return [*steps, Loop(predicate, tuple(cond_steps), tuple(body_steps), turns)]
+        self.extend(begin, op, [*carries, predicate, *(one.writes[0] for one in chosen)])
+        loop = Loop(predicate, tuple(cond_steps), tuple(body_steps), turns)
+        if not chosen:
+            return [*made.steps, *made.late, loop]
+        return [*made.steps, *chosen, Branch(chosen[0].writes[0], (whole, (*made.late, loop)))]
+
+    def _bounds(self, op: Op) -> list[SizeBound] | None:
+        """Return what a call looks at before it runs a loop as one kernel that goes on from its state."""
+        limit = self.memories.loop_flops(op, {self.space(v) for v in (*op.results, *made_in(op))})
+        gpus = any(target.kind == "cuda" for target in self.memories.targets_in(op))
+        if limit is None or gpus or not op.results or self.depth + 2 * depth_of(op) > MAX_NESTING:
+            return None
+        return bounds_of(op, self.functions, self.kernels, limit)
+
+    def _whole(self, op: Op, made: Carried) -> tuple[Step, ...]:
+        """Return the launch of a kernel that is a whole loop."""
+        known = loop_name(op, self.kernels, self.used), self.functions, self.kernels, self.constant_ops
+        return tuple(self._loop_kernel(op, symbolic_kernel(op, *known, made.held), made.places))
+
+    def _judged(self, op: Op, bounds: list[SizeBound]) -> Launch:
+        """Return the launch that tells whether a call keeps within bounds."""
+        kernel = judge(f"fits_{loop_name(op, self.kernels, self.used)}", bounds)
+        self._use(op, kernel)
+        self.arena.append(index := Storage("arena", 4, depth=self.depth, space=self.space(op.results[0])))
+        self.touch(index)
+        return launch(kernel, (), (index,), op)
 
     def _one_kernel(self, op: Op) -> LoopKernel | None:
         """Return the kernel for a loop if it works on so little that one is better than many."""
@@ -331,7 +350,8 @@ class _Bufferizer:
                 continue
             updates = overwritten(self.functions[op.attrs["callee"]])
             read_last = last.get(p, -1)
-            here = read_last == made and self._may_overwrite(op, v, p, roots, updates)
+            aliases = self.kernels[op.attrs["callee"]].aliases
+            here = read_last == made and may_overwrite(op, v, p, roots, updates, aliases)
             if read_last < made or here:
                 wishes[v] = carry
         return wishes
@@ -341,43 +361,23 @@ class _Bufferizer:
 
         A loop that could be one kernel copies its state, which is worth it while that is small.
         """
-        readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
-        inner = any(roots.get(v) is old for r in op.regions for v in captured(r))
-        alone = readers == [op.results.index(new)] and not inner
-        return alone and not (LOOP_VALUE.holds(product(new.type.shape)) and self._one_kernel(op) is not None)
+        copied = LOOP_VALUE.holds(product(new.type.shape)) and self._one_kernel(op) is not None
+        return is_first_state(op, new, old, roots) and not copied
 
-    def _may_overwrite(self, op: Op, new: Value, old: Value, roots: Mapping[Value, Value], updates: int) -> bool:
-        n = op.results.index(new)
-        readers = [k for k, v in enumerate(op.operands) if roots.get(v) is old]
-        if updates:
-            return readers == [n] and n < updates
-        aliases = set(self.kernels[op.attrs["callee"]].aliases)
-        return all((n, k) in aliases for k in readers)
+    def _use(self, op: Op, kernel: Kernel) -> None:
+        """Have ``kernel``, which is for a loop, in the bundle."""
+        self.used[kernel.name] = kernel
+        self.memories.made_for.update((kernel.name, target) for target in self.memories.targets_in(op))  # the only one
 
-    def _moves(self, body: Region, carries: list[Storage]) -> list[Step]:
-        """Copy the next state over the old one; values that sit in another carry are saved first."""
-        steps: list[Step] = []
-        moves = []
-        for v, carry in zip(body.results, carries, strict=True):
-            source = self.storage(v)
-            if source is carry or carry.size == 0:
-                continue
-            if source in carries:
-                held = self.fresh(v)
-                steps.append(self.copied(source, held, carry.size))
-                source = held
-            moves.append((source, carry))
-        return steps + [self.copied(source, carry, carry.size) for source, carry in moves]
-
-    def _loop_kernel(self, op: Op, found: LoopKernel, name: str) -> list[Step]:
+    def _loop_kernel(self, op: Op, found: LoopKernel, places: Sequence[Storage] = ()) -> list[Step]:
+        """Return the steps of a loop that is one kernel; ``places`` are where its state is to be, if that is known."""
         self.constant_ops.update((one.result, one) for r in op.regions for one in walk(r) if one.name == "constant")
-        self.used[name] = found.kernel
-        self.memories.made_for.update((name, target) for target in self.memories.targets_in(op))  # the only one
+        self._use(op, found.kernel)
         begin, kept = kept_memory(self, found, self.space(op.results[0]), self.depth)
         if found.bounded:
             turns = trip_count(op, self.constant_ops, self.functions)
             return [*begin, *bounded_steps(self, op, found, kept, turns)]
-        sources, writes = tuple(map(self.storage, found.reads)), (*map(self.target, op.results), *kept)
+        sources, writes = tuple(map(self.storage, found.reads)), (*(places or map(self.target, op.results)), *kept)
         self.touch(*sources, *writes)
         return [*begin, launch(found.kernel, sources, writes, op)]
 

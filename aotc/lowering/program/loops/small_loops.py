@@ -7,11 +7,12 @@ one kernel, its state in private memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aotc.ir.dims import Dim, is_static, product, static, sym
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.limits import PRIVATE_BYTES
 from aotc.ir.loop_ir import (
     Alloc,
@@ -29,6 +30,7 @@ from aotc.ir.loop_ir import (
     While,
     needs_block,
 )
+from aotc.ir.loop_ir import walk as walk_statements
 from aotc.ir.opset import EFFECTS
 from aotc.ir.tensor_ir import Function, Op, Region, Value, captured, uses, walk
 from aotc.lowering.analysis.constant_values import constants_in
@@ -59,12 +61,9 @@ def is_closed(
     elements: Limit = LOOP_ELEMENTS,
 ) -> bool:  # fmt: skip
     """Does a ``while`` work on so few values, all of known and small sizes, that one kernel may hold them?"""
+    if not is_whole(op) or not all(is_static(v.type.shape) for v in made_in(op)):
+        return False
     inner = [o for r in op.regions for o in walk(r)]
-    if any(o.name in EFFECTS or o.name == "transfer" for o in inner):
-        return False
-    values = {v for o in inner for v in o.results} | {p for r in op.regions for p in r.params}
-    if not all(is_static(v.type.shape) for v in values):
-        return False
     made = [
         static(product(v.type.shape))
         for o in inner
@@ -74,8 +73,15 @@ def is_closed(
     ]
     if any(not value.holds(n) for n in made) or not elements.holds(sum(made)):
         return False
+    return not any(k.dims for k in kernels_in(op, kernels))
+
+
+def is_whole(op: Op) -> bool:
+    """Does a ``while`` run where it is, and read and return so few values that they may be those of one kernel?"""
+    if any(o.name in EFFECTS or o.name == "transfer" for r in op.regions for o in walk(r)):
+        return False
     outer = {v for r in op.regions for v in captured(r)} | set(op.operands)
-    return LOOP_BUFFERS.holds(len(outer) + len(op.results)) and not any(k.dims for k in kernels_in(op, kernels))
+    return LOOP_BUFFERS.holds(len(outer) + len(op.results))
 
 
 def made_in(op: Op) -> Iterator[Value]:
@@ -220,7 +226,8 @@ class LoopWriter:
             carries = [self.buffer(v, block) for v in op.results]
             self.owned.update(op.results)
         for source, carry in zip(begin or [self.memory[v] for v in op.operands], carries, strict=True):
-            self.copy(block, source, carry)
+            if source.name != carry.name:
+                self.copy(block, source, carry)
         for region in (cond, body):
             self.memory.update(zip(region.params, carries, strict=True))
         self.owned.update(body.params)
@@ -302,27 +309,35 @@ def copy(block: list[Stmt], source: Buffer, target: Buffer, suffix: str) -> None
     block += body
 
 
+def _allocated(body: tuple[Stmt, ...]) -> list[Buffer]:
+    return [s.buffer for s in walk_statements(body) if isinstance(s, Alloc)]
+
+
 def loop_kernel(
     op: Op, name: str, functions: Mapping[str, Function], kernels: Mapping[str, Kernel],
     constants: Mapping[Value, Op], make: Callable[..., LoopWriter] = LoopWriter,
-    bounded: bool = False,
+    bounded: bool = False, held: Collection[int] = (),
 ) -> LoopKernel:  # fmt: skip
     """Return one kernel for a whole ``while``.
 
     ``constants``, outside of it, may say how often it turns, which is guessed otherwise. A ``bounded`` one does so many
-    turns at most, returns whether there are more too, and what it reads begins with the state, value by value.
+    turns at most, returns whether there are more too, and what it reads begins with the state, value by value. The
+    memory of results of the numbers ``held`` has the state when it begins, and nothing else of that is read.
     """
-    outer = list(dict.fromkeys([*(() if bounded else op.operands), *(v for r in op.regions for v in captured(r))]))
-    made_inside = constants_in(*op.regions)
+    first = [] if bounded else [v for n, v in enumerate(op.operands) if n not in held]
+    outer = list(dict.fromkeys([*first, *(v for r in op.regions for v in captured(r))]))
+    named = {v for r in op.regions for v in uses(r)}
+    made_inside = [v for v in constants_in(*op.regions) if v in named]
     reads = [*outer, *made_inside]
     inputs = [Buffer(f"a{n}", v.type.dtype, v.type.shape) for n, v in enumerate(reads)]
     outputs = [Buffer(f"o{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)]
     begin = [Buffer(f"s{n}", v.type.dtype, v.type.shape) for n, v in enumerate(op.results)] if bounded else []
     more = Buffer("more", "i1", (), "private") if bounded else None
     writer = make(functions, kernels, dict(zip(reads, inputs, strict=True)))
+    state = begin or [outputs[n] if n in held else writer.memory[v] for n, v in enumerate(op.operands)]
     block: list[Stmt] = []
     carries = [writer.carry(v, out, block) for out, v in zip(outputs, op.results, strict=True)]
-    writer.write(op, block, carries, begin, more)
+    writer.write(op, block, carries, state, more)
     if more is not None:
         outputs.append(Buffer("goes_on", "i1", ()))
         carries.append(more)
@@ -332,7 +347,9 @@ def loop_kernel(
     turns = expected_turns(op, constants, functions)
     turns = min(turns, LOOP_TURNS.value) if bounded else turns
     inputs, reads = [*begin, *inputs], [*(op.operands if bounded else ()), *reads]
-    flops = sum(static(k.flops) for k in kernels_in(op, kernels)) * turns
+    flops = sum((k.flops for k in kernels_in(op, kernels)), 0) * turns
     body, kept = tuple(writer.finish(block)), tuple(writer.kept)
-    kernel = Kernel(name, tuple(inputs), (*outputs, *kept), (), 1, body, (), flops, 0)
+    dims = {s.name for b in (*inputs, *outputs, *_allocated(body)) for d in b.shape for s in symbols(d)}
+    dims.update(d for k in kernels_in(op, kernels) for d in k.dims)
+    kernel = Kernel(name, tuple(inputs), (*outputs, *kept), tuple(sorted(dims)), 1, body, (), flops, 0)
     return LoopKernel(kernel, tuple(reads), kept, bounded)
