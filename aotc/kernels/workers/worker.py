@@ -54,11 +54,12 @@ def target_from(fields: list[Any]) -> Target:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     from aotc.kernels.cpu.compile import compile_kernel
-    from aotc.kernels.cpu.compile_executor import compile_executor
 
     try:
         target = target_from(request["target"])
         if request.get("executor"):
+            from aotc.kernels.cpu.compile_executor import compile_executor
+
             return {"id": request["id"], "object": compile_executor(target)}
         if "custom" in request:
             return {"id": request["id"], **_custom(request, target)}
