@@ -10,11 +10,13 @@ from jaxlib.mlir.passmanager import PassManager
 
 try:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-except ImportError:  # of another version of jaxlib
-    _jax_mlir_ext = None
+except ImportError:  # another version's has another name
+    _jax_mlir_ext = None  # type: ignore[assignment]
+
+stablehlo.register_stablehlo_passes()
 
 
-class _Context(ir.Context):
+class _BareContext(ir.Context):
     """A context without the dialects that the base class would load: all that are linked to the bindings."""
 
     def __init__(self) -> None:
@@ -29,7 +31,10 @@ def _threads() -> ir.ThreadPool:
 
 def make_context() -> ir.Context:
     """Return an MLIR context with every dialect that JAX registers; foreign attributes pass."""
-    context = _of_jaxlib() if hasattr(_jax_mlir_ext, "register_dialects") else _of_jax()
+    try:
+        context = _of_jaxlib()
+    except AttributeError:  # as above
+        context = _of_jax()
     context.allow_unregistered_dialects = True
     with context:  # the bindings load dialects only when a pass wants them; this one wants that of !quant types
         PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
@@ -37,7 +42,7 @@ def make_context() -> ir.Context:
 
 
 def _of_jaxlib() -> ir.Context:
-    context = _Context()
+    context = _BareContext()
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context.append_dialect_registry(registry)

@@ -26,8 +26,6 @@ from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 
-stablehlo.register_stablehlo_passes()
-
 NO_KEYWORDS: Mapping[str, Any] = {}
 _READ = (str, bytes, bytearray, memoryview, os.PathLike)
 _BYTECODE_MAGIC = b"ML\xefR"
