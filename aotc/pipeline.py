@@ -280,8 +280,6 @@ def compile(
     """
     chosen = checked_options(options, flags)
     targets = combine(resolve(chosen.target), chosen.devices)
-    if callable(model):  # tracing takes longer than the compilers need to start
-        _start_compilers(chosen)
     with guard("while importing the compiler", chosen):
         from aotc.frontend.mlir import fetch
     return compile_raw(fetch(model, example_args, kwargs or {}), targets, chosen)
@@ -294,7 +292,8 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
         if key and (known := bundle_cache.read(key)) is not None:
             return known
     begin = time.perf_counter()
-    _start_compilers(chosen)
+    with guard("while starting the compiler processes", chosen):
+        start_workers(chosen, len(raw.data))
     models, path = [raw], raw.path
     del raw
     with _without_collection():
@@ -304,12 +303,6 @@ def compile_raw(raw: Raw, targets: tuple[Target, ...], chosen: Options) -> bytes
     if key and time.perf_counter() - begin > WORTH_SECONDS:
         bundle_cache.write(key, data)
     return data
-
-
-def _start_compilers(options: Options) -> None:
-    """Begin starting the compiler processes while the model is being read."""
-    with guard("while starting the compiler processes", options):
-        start_workers(options)
 
 
 @contextmanager

@@ -2,18 +2,25 @@
 
     python benchmarks/compile_time.py                      # all families, 1k to 16k ops
     python benchmarks/compile_time.py mlp --sizes 960 --profile
+    python benchmarks/compile_time.py --start              # a process for a program of one op
 
 Each module is compiled with an empty cache but for the executor, which is the same for all, then
-by XLA, in this process; ``us/op`` is aotc's time over the ops of the StableHLO module.
+by XLA, in this process; ``us/op`` is aotc's time over the ops of the StableHLO module. ``--start`` measures processes
+of ``aotc compile``, with the processor time of all that they started.
 """
 
 from __future__ import annotations
 
 import argparse
 import cProfile
+import ctypes
 import os
 import pstats
+import resource
 import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -123,13 +130,57 @@ def measure(model: Model, started: Path, profile: bool) -> tuple[int, float, flo
     return operations(text), ours, theirs
 
 
+ONE_OP = """func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+  %y = stablehlo.add %x, %x : tensor<3xf32>
+  return %y : tensor<3xf32>
+}
+"""
+BECOME_SUBREAPER = 36
+
+
+def run_whole(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Return the seconds that a process takes, and those of the processor for it and all that it started."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, env=environment, check=True)
+    seconds = time.perf_counter() - begin
+    while True:
+        try:
+            os.wait()  # those that it left behind come here
+        except ChildProcessError:
+            break
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def starts(rounds: int = 3) -> None:
+    """Print what a process takes for one op with an empty cache, with the executor in it, and with the bundle."""
+    ctypes.CDLL(None).prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
+    found: dict[str, list[tuple[float, float]]] = {"empty": [], "executor": [], "bundle": []}
+    code = "from aotc_cli.start import main; main()"
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "AOTC_CACHE_DIR": str(Path(folder) / "cache")}
+            for n, times in enumerate(found.values()):
+                model, made = Path(folder) / f"{min(n, 1)}.mlir", Path(folder) / "out.vmfb"
+                model.write_text(ONE_OP.replace("add", "subtract") if n else ONE_OP)
+                command = [sys.executable, "-c", code, "compile", str(model), "-q", "-o", str(made)]
+                times.append(run_whole(command, environment))
+    for name, times in found.items():
+        seconds, processor = (statistics.median(t[k] for t in times) for k in (0, 1))
+        print(f"cache: {name:9} {seconds:6.2f} s, of the processor {processor:6.2f} s", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--sizes", default="1000,4000,16000", help="about how many ops")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--start", action="store_true", help="measure processes for one op, and nothing else")
     given = parser.parse_args()
+    if given.start:
+        starts()
+        return
     with tempfile.TemporaryDirectory() as started:
         os.environ["AOTC_CACHE_DIR"] = started
         aotc.compile(jax.jit(lambda x: x + 1), np.ones(3, "float32"))

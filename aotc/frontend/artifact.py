@@ -11,8 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from aotc.diagnostics import CompileError, Loc
+from aotc.frontend.contexts import make_context
 from aotc.frontend.limits import PROBE_SECONDS, SHOWN_ELEMENTS
-from aotc.frontend.mlir import Raw, make_context, read_source, upgrade_module
+from aotc.frontend.mlir import Raw, read_source, upgrade_module
 from aotc.source.bytecode import is_portable
 
 

@@ -24,9 +24,9 @@ import jax
 from jax._src import callback as jax_callback
 from jax._src import checkify, debugging
 
+from aotc.frontend.calls.callbacks import TARGET
 from aotc.frontend.checked_errors import checks_of
 
-TARGET = "aotc.host_callback"
 Record = Mapping[str, Any]
 _KINDS = {
     "pure_callback_lowering": "jax.pure_callback",

@@ -18,8 +18,8 @@ from aotc.frontend import from_jax
 from aotc.frontend.checked_errors import checks_of_results
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
 from aotc.frontend.host_callbacks import recording_rules, records_of
+from aotc.frontend.platforms import ONE_DEVICE
 
-ONE_DEVICE = "a bundle runs on one device: trace it without in_shardings and out_shardings, or on a mesh of one device"
 _NO_EXPORT = "jax.export cannot export the function"
 _ANY_CALL = "ALL"  # custom calls that JAX does not promise to keep are the importer's to accept or refuse
 

@@ -13,24 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from aotc.diagnostics import CompileError, Finding, Loc
-from aotc.frontend import from_jax
+from aotc.frontend.contexts import make_context
 from aotc.frontend.importers.shape_broadcasting import PREFIX, check_decomposable, rewrite_broadcasting
 from aotc.frontend.importers.table import IMPORTERS
-from aotc.frontend.jax_program import ONE_DEVICE, from_exported, is_program, program_of
 from aotc.frontend.limits import MOST_BRACES, SHOWN_LINE
-from aotc.frontend.platforms import fold_platform
+from aotc.frontend.platforms import ONE_DEVICE, fold_platform
 from aotc.guard import guard
 from aotc.options import Options
 
-stablehlo.register_stablehlo_passes()
-
 NO_KEYWORDS: Mapping[str, Any] = {}
+_READ = (str, bytes, bytearray, memoryview, os.PathLike)
 _BYTECODE_MAGIC = b"ML\xefR"
 _FILE_LINE = re.compile(r'":(\d+):(\d+)')
 _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that can be read"
@@ -56,15 +53,6 @@ class Source:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-def make_context() -> ir.Context:
-    """Return an MLIR context with every dialect that JAX registers; foreign attributes pass."""
-    context = jax_mlir.make_ir_context()
-    context.allow_unregistered_dialects = True
-    with context:  # the bindings load dialects only when a pass wants them; this one wants that of !quant types
-        PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
-    return context
-
-
 @dataclass(frozen=True, slots=True)
 class Raw:
     """A model as it was handed over: text or bytes, not parsed yet."""
@@ -87,9 +75,12 @@ def fetch(source: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping
 
 
 def _fetch(source: Any, example_args: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Raw:
-    if is_program(source):
-        program = program_of(source, example_args, example_kwargs)
-        return Raw(program.data, "", program.metadata)
+    if not isinstance(source, _READ):  # a model that is read needs no JAX, which takes longer to import than to compile
+        from aotc.frontend.jax_program import is_program, program_of
+
+        if is_program(source):
+            program = program_of(source, example_args, example_kwargs)
+            return Raw(program.data, "", program.metadata)
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):
         path = os.fspath(source)
@@ -164,6 +155,9 @@ def _from_blob(data: bytes, path: str) -> Raw:
     for head, (what, hint) in _OTHER_FILES.items():
         if data.startswith(head):
             raise CompileError.at(Loc(path), f"this is {what}, not a model", hint=hint)
+    from aotc.frontend import from_jax
+    from aotc.frontend.jax_program import from_exported
+
     exported = from_jax.deserialize(data)
     if exported is None:
         what = "neither StableHLO text, MLIR bytecode nor a jax.export blob, or it is damaged"

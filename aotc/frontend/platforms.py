@@ -13,6 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+ONE_DEVICE = "a bundle runs on one device: trace it without in_shardings and out_shardings, or on a mesh of one device"
 LABEL = "jax.global_constant"
 """The attribute of an argument that names the dim that it is, or says that it is the platform's number."""
 

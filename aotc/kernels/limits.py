@@ -189,6 +189,24 @@ why: no more by default however many cores there are: each one loads LLVM and Nu
 from: chosen, not measured
 """
 
+SMALL_MODEL = 4096
+"""unit: bytes of a model's text or bytecode
+why: no process is started for a smaller one before its kernels are known, which may be few enough to do without
+from: chosen: jax.export's bytecode of one op is 0.6 kB, of the training step of a small network 11 kB
+"""
+
+OWN_TEXT = 3000
+"""unit: characters of a kernel's text
+why: a longer one is not compiled in the caller's process, where an interrupt waits for LLVM's answer
+from: 0.1 to 0.2 ms a character in 240 kernels of ten models: at most half a second
+"""
+
+ALONE_TEXT = 4000
+"""unit: characters of the kernels' texts
+why: no more of them are compiled in the caller's process alone: another takes as long to start
+from: a compiler process computes for 0.4 s before its first kernel, a kernel 0.1 ms a character
+"""
+
 LONGEST_TEXT = 1 << 20
 """unit: characters of a kernel's text
 why: what is no kernel counts as one so long: it is started first, for the executor takes longest

@@ -14,7 +14,7 @@ from support.checklists.checklist_all import CASES
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.frontend.mlir import make_context
+from aotc.frontend.contexts import make_context
 
 pytestmark = pytest.mark.cpu
 

@@ -13,8 +13,8 @@ from jax import export
 from support.growth import check_linear
 
 import aotc
+from aotc.frontend.contexts import make_context
 from aotc.frontend.importer import import_model
-from aotc.frontend.mlir import make_context
 from aotc.ir.opset.control import AssertionFailed
 from aotc.ir.tensor_ir import walk
 from aotc.ir.tensor_run import interpret

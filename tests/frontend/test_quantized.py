@@ -28,8 +28,8 @@ from support.quantized import (
 
 import aotc
 from aotc.diagnostics import CompileError
+from aotc.frontend.contexts import make_context
 from aotc.frontend.importer import import_model
-from aotc.frontend.mlir import make_context
 from aotc.frontend.quantized.types import parse_quantization
 from aotc.ir.tensor_run import interpret
 from aotc.vmfb.dtypes import to_numpy

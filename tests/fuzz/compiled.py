@@ -15,7 +15,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 import aotc
 from aotc.diagnostics import CompileError
-from aotc.frontend.mlir import fetch, make_context
+from aotc.frontend.contexts import make_context
+from aotc.frontend.mlir import fetch
 from aotc.frontend.xla import run_xla
 from aotc.vmfb.dtypes import to_numpy
 from aotc.vmfb.errors import VmError

@@ -3,17 +3,20 @@
 import stat
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from aotc.diagnostics import InternalError
+from aotc.diagnostics import CallbackFailed, InternalError
 from aotc.ir.loop_parser import parse_kernel
 from aotc.kernels.cpu import link
 from aotc.kernels.cpu.build import build_executor, build_library
-from aotc.kernels.workers import cache, pool
-from aotc.kernels.workers.worker import target_fields, target_from
+from aotc.kernels.cpu.compile import kernel_module
+from aotc.kernels.limits import OWN_TEXT
+from aotc.kernels.workers import cache, objects, pool
+from aotc.kernels.workers.worker import answer, target_fields, target_from
 from aotc.options import Options
-from aotc.targets import host
+from aotc.targets import TARGETS, host
 
 pytestmark = pytest.mark.cpu
 
@@ -95,6 +98,91 @@ def test_a_kernel_that_does_not_compile_names_itself(compilers):
     with pytest.raises(InternalError, match=r"missing\[i\]"):
         compilers.run([request(BROKEN), request()], 2, quiet)
     assert compilers.run([request()], 1, quiet)[0][:4] == b"\x7fELF"
+
+
+LARGE = KERNEL.replace("    for", f"    # {'long ' * OWN_TEXT}\n    for")
+
+
+def test_a_few_small_kernels_are_compiled_here_to_the_same_bytes(compilers):
+    counts = []
+    texts = [KERNEL.replace("double", f"double{n}") for n in range(3)]
+    here = compilers.run([request(t) for t in texts], 2, counts.append, answer)
+    assert counts == [1, 2, 3]
+    assert compilers._idle == []
+    assert here == compilers.run([request(t) for t in texts], 2, quiet)
+    assert len(compilers._idle) == 2
+
+
+def test_this_process_helps_with_small_kernels_only(compilers):
+    asked = []
+
+    def here(request):
+        asked.append(request["text"])
+        return answer(request)
+
+    objects = compilers.run([request(LARGE), *[request()] * 3], 2, quiet, here)
+    assert [o[:4] for o in objects] == [b"\x7fELF"] * 4
+    assert len(compilers._idle) == 1
+    assert set(asked) <= {KERNEL}
+
+
+@pytest.mark.parametrize(
+    ("texts", "jobs", "here", "want"),
+    [
+        ([KERNEL], 2, True, (0, True)),
+        ([KERNEL], 2, False, (1, False)),
+        ([KERNEL] * 100, 1, True, (0, True)),
+        ([KERNEL] * 100, 2, True, (1, True)),
+        ([KERNEL] * 100, 4, True, (3, True)),
+        ([LARGE], 1, True, (1, False)),
+        ([LARGE, KERNEL], 4, True, (2, True)),
+        ([LARGE, KERNEL], 1, True, (1, False)),
+    ],
+)
+def test_who_compiles(texts, jobs, here, want):
+    assert pool._shares([request(t) for t in texts], jobs, here) == want
+
+
+def test_only_kernels_for_cpus_are_compiled_here():
+    gpu = {**request(), "target": target_fields(TARGETS["cuda:sm_90a"])}
+    assert pool._shares([gpu], 2, True) == (1, True)
+    assert pool._shares([{"executor": True, "target": target_fields(host())}], 2, True) == (1, True)
+    assert not pool._is_small(gpu)
+
+
+def test_what_numba_told_llvm_changes_no_kernel(own_cache, monkeypatch):
+    """Intel's functions are for the process of the user: kernels are compiled in others, which do without."""
+    given = []
+    monkeypatch.setattr(objects.POOL, "run", lambda requests, jobs, done, here: given.append(here) or [b""])
+    named = [objects.Named(KERNEL, host())]
+    for numba in (None, SimpleNamespace(USING_SVML=False), SimpleNamespace(USING_SVML=True)):
+        monkeypatch.setitem(sys.modules, "numba.core.config", numba)
+        objects.compile_texts([request()], named, Options(cache=False))
+    assert given == [answer, answer, None]
+
+
+def test_what_does_not_compile_here_names_itself(compilers):
+    with pytest.raises(InternalError, match=r"missing\[i\]"):
+        compilers.run([request(BROKEN), request()], 2, quiet, answer)
+
+
+def test_a_callback_that_fails_here_comes_out(compilers):
+    def done(count):
+        raise CallbackFailed(KeyError("mine"))
+
+    with pytest.raises(CallbackFailed):
+        compilers.run([request()], 2, done, answer)
+
+
+def test_the_shell_of_one_item_has_no_loop():
+    one = parse_kernel(KERNEL)
+    many = parse_kernel(
+        KERNEL.replace("for i in range(0, 8)", "for p in parallel(0, 8)")
+        .replace("[i]", "[p]")
+        .replace('grid: "1"', 'grid: "8"')
+    )
+    loops = [str(kernel_module(k, host()).get_function("double")).count("phi") for k in (one, many)]
+    assert loops == [0, 2]
 
 
 def test_the_cache_keeps_objects(own_cache):

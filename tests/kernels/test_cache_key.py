@@ -99,7 +99,7 @@ def test_the_linker_of_cubins_is_in_their_key_alone(monkeypatch):
 LOADED = """
 import sys
 from numba import cloudpickle
-from aotc.kernels.workers.worker import _answer, target_fields
+from aotc.kernels.workers import worker
 from aotc.targets import TARGETS
 
 def twice(x, out):
@@ -107,7 +107,7 @@ def twice(x, out):
         out[i] = 2 * x[i]
 
 def answer(target, **request):
-    return _answer({"id": 0, "target": target_fields(TARGETS[target]), **request})
+    return worker.answer({"id": 0, "target": worker.target_fields(TARGETS[target]), **request})
 
 cpu, gpu = "cpu:x86-64-v3", "cuda:sm_90a"
 text = 'def double(a: "f32[8]", /, o: "f32[8]", *, grid: "8", flops: "8", bytes: "64"):\\n'

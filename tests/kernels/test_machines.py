@@ -19,7 +19,7 @@ from aotc.ir.dims import sym
 from aotc.ir.loop_ir import Apply, Buffer, For, Kernel, Load, Store, Tile
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels import numba_aot as aot
+from aotc.kernels import back_end
 from aotc.kernels.cpu import link
 from aotc.kernels.cpu.compile import compile_kernel
 from aotc.kernels.cpu.compile_executor import compile_executor
@@ -111,7 +111,7 @@ def test_tiles_under_qemu(form, a_dtype, target):
 def fma_kernels():
     """Return the library of ``fma32`` and ``fma64``: functions of three arrays, a fourth for results, and a length."""
     module = KernelModule("fma", OLDEST)
-    module.data_layout = str(aot.target_machine(OLDEST).target_data)
+    module.data_layout = str(back_end.target_machine(OLDEST).target_data)
     for bits, kind in ((32, F32), (64, F64)):
         function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 4 + [I64]), f"fma{bits}")
         b = ir.IRBuilder(function.append_basic_block())
@@ -131,8 +131,8 @@ def fma_kernels():
         b.ret_void()
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    aot.optimize(parsed, OLDEST)
-    return loaded(link.link([aot.emit_object(parsed, OLDEST)], OLDEST))
+    back_end.optimize(parsed, OLDEST)
+    return loaded(link.link([back_end.emit_object(parsed, OLDEST)], OLDEST))
 
 
 def nearest(value, bits):

@@ -8,6 +8,7 @@ pytest.importorskip("numba")
 import llvmlite.binding as llvm
 from numba import njit, types
 
+from aotc.kernels import back_end
 from aotc.kernels import numba_aot as aot
 from aotc.targets import TARGETS
 
@@ -31,12 +32,12 @@ def _total(p, n):
 
 def module_for(target):
     module = aot.front_end("total", aot.Export(_total, types.float64, (F64, types.int64)), target)
-    aot.optimize(module, target)
+    back_end.optimize(module, target)
     return module
 
 
 def test_same_bytes_twice():
-    assert aot.emit_object(module_for(V3), V3) == aot.emit_object(module_for(V3), V3)
+    assert back_end.emit_object(module_for(V3), V3) == back_end.emit_object(module_for(V3), V3)
 
 
 def test_needs_nothing_of_python():
@@ -48,7 +49,7 @@ def test_needs_nothing_of_python():
 
 def test_other_machine():
     target = TARGETS["cpu:aarch64"]
-    data = aot.emit_object(module_for(target), target)
+    data = back_end.emit_object(module_for(target), target)
     assert data[:4] == b"\x7fELF"
     assert np.frombuffer(data[18:20], np.uint16)[0] == 183
     assert llvm.Target.from_triple(target.triple).name == "aarch64"

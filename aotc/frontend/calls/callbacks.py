@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from aotc.frontend.calls.lapack import data_operands
-from aotc.frontend.host_callbacks import TARGET
 from aotc.frontend.importers.reduction import sum_over
 from aotc.frontend.mlir_types import config_of, entries, leaf_types
 from aotc.frontend.session import State
@@ -19,6 +18,9 @@ from aotc.ir.tensor_ir import TensorType, Value
 from aotc.vmfb.custom_calls import registered
 from aotc.vmfb.dtypes import DTYPES, kind_of, real_of, to_numpy
 from aotc.vmfb.messages import shown_as
+
+TARGET = "aotc.host_callback"
+"""The custom call that stands for one in a program that aotc has lowered."""
 
 CALLBACKS = frozenset({
     TARGET, "xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback", "xla_ffi_python_gpu_callback",

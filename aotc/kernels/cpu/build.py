@@ -11,6 +11,7 @@ from aotc.ir.dims import Dim
 from aotc.ir.loop_ir import Kernel, imports
 from aotc.ir.loop_scratch import scratch_bytes
 from aotc.kernels.interface import interface, seal
+from aotc.kernels.limits import SMALL_MODEL
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests, name_kernels
 from aotc.kernels.workers.pool import POOL, Refusal
 from aotc.kernels.workers.worker import target_fields
@@ -59,10 +60,12 @@ class NativeCall:
 _EXECUTORS: dict[Target, bytes] = {}
 
 
-def start_workers(options: Options) -> None:
-    """Begin starting compiler processes; they are ready when the model has been read."""
+def start_workers(options: Options, size: int) -> None:
+    """Begin starting compiler processes unless a model of ``size`` is small; they are ready when it has been read."""
     named = (options.target, *options.devices.values())
-    POOL.start(options.jobs, *(["cuda"] if any("cuda" in name for name in named) else []))
+    kinds = ["cuda"] if any("cuda" in name for name in named) else []
+    if kinds or size > SMALL_MODEL:
+        POOL.start(options.jobs, *kinds)
 
 
 def build_library(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 
 from aotc.diagnostics import InternalError
+from aotc.kernels import back_end
 from aotc.kernels import numba_aot as aot
 from aotc.kernels.cpu.atomics import MACHINES
 from aotc.kernels.cpu.executor import EXPORTS
@@ -23,10 +24,10 @@ def compile_executor(target: Target) -> bytes:
     if machine is None:
         raise InternalError(f"no executor for {target.triple}")
     whole = llvm.parse_assembly(machine)
-    aot.retarget(whole, target)
+    back_end.retarget(whole, target)
     for name, row in EXPORTS.items():
         whole.link_in(aot.front_end(name, aot.Export(*row), target))
-    aot.internalize(whole, EXPORTS)
+    back_end.internalize(whole, EXPORTS)
     whole.verify()
-    aot.optimize(whole, target, loops=False)  # a load hashes it, so it is to be small
-    return aot.emit_object(whole, target)
+    back_end.optimize(whole, target, loops=False)  # a load hashes it, so it is to be small
+    return back_end.emit_object(whole, target)

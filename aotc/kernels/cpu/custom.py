@@ -14,6 +14,7 @@ from numba.core import cgutils, errors, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
+from aotc.kernels import back_end
 from aotc.kernels import numba_aot as aot
 from aotc.targets import Target
 from aotc.vmfb.dtypes import DTYPES
@@ -156,14 +157,14 @@ def compile_custom(symbol: str, data: bytes, arrays: Shapes, values: Sequence[An
         module = aot.front_end(symbol, aot.Export(shim, types.void, signature), target)
     except (errors.NumbaError, RuntimeError, NotImplementedError) as error:
         raise Refused(_told(error)) from error
-    aot.optimize(module, target)
+    back_end.optimize(module, target)
     used = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")}
-    foreign = sorted(used - aot.LIBC_ALLOWED - MATH_SYMBOLS)
+    foreign = sorted(used - back_end.LIBC_ALLOWED - MATH_SYMBOLS)
     if any(name.startswith("NRT_") for name in foreign):
         raise Refused("it makes arrays; it must write into those of its results")
     if foreign:
         raise Refused(f"it calls {', '.join(foreign)}, which only a process with Numba has")
-    return aot.emit_object(module, target)
+    return back_end.emit_object(module, target)
 
 
 def _told(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -10,10 +11,12 @@ from typing import Any, NamedTuple
 
 from aotc.ir.loop_ir import Kernel
 from aotc.ir.loop_printer import print_kernel
+from aotc.kernels.limits import WORKER_FRAMES
 from aotc.kernels.workers import cache
 from aotc.kernels.workers.pool import POOL
-from aotc.kernels.workers.worker import target_fields
+from aotc.kernels.workers.worker import answer, target_fields
 from aotc.options import Options
+from aotc.recursion_limit import room_for
 from aotc.targets import Target
 
 _NO_LETTER = re.compile(r"\W")
@@ -50,6 +53,11 @@ def kernel_requests(named: Iterable[Named]) -> list[dict[str, Any]]:
     return [{"text": kernel.text, "target": target_fields(kernel.target)} for kernel in named]
 
 
+def _uses_svml() -> bool:
+    """Has the user's Numba told LLVM, for the whole process, to call Intel's functions of mathematics?"""
+    return bool(getattr(sys.modules.get("numba.core.config"), "USING_SVML", False))
+
+
 def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], options: Options) -> list[bytes]:
     """Return the objects of ``requests``, from the cache where it has them.
 
@@ -63,7 +71,9 @@ def compile_texts(requests: list[dict[str, Any]], named: Sequence[Named], option
     def done(count: int) -> None:
         options.advance(len(found) + count, len(requests), "compiling kernels")
 
-    made = POOL.run([requests[n] for n in missing], options.jobs, done) if missing else []
+    here = None if _uses_svml() else answer
+    with room_for(WORKER_FRAMES):  # some may be compiled here
+        made = POOL.run([requests[n] for n in missing], options.jobs, done, here) if missing else []
     compiled = dict(zip(missing, made, strict=True))
     for n, data in compiled.items():
         if keys[n]:

@@ -6,15 +6,18 @@ import atexit
 import os
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 from aotc.diagnostics import CallbackFailed, InternalError
-from aotc.kernels.limits import LONGEST_TEXT, MOST_JOBS
-from aotc.kernels.workers.worker import START, read_frame, write_frame
+from aotc.kernels.limits import ALONE_TEXT, LONGEST_TEXT, MOST_JOBS, OWN_TEXT
+from aotc.kernels.workers.worker import START, read_frame, target_from, write_frame
 from aotc.vmfb.process.children import python_command
+
+Here: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Answers a request as a compiler process does."""
 
 
 def default_jobs() -> int:
@@ -40,13 +43,18 @@ class CompilerPool:
         os.register_at_fork(after_in_child=self._begin_again)
 
     def start(self, jobs: int, *kinds: str) -> None:
-        """Have at least ``jobs`` processes ready or starting, new ones for ``kinds`` of targets besides CPUs."""
+        """Have ``jobs`` processes, with this one, ready or starting, new ones for ``kinds`` of targets besides CPUs."""
         with self._lock:
-            while len(self._idle) < (jobs or default_jobs()):
+            while len(self._idle) < max((jobs or default_jobs()) - 1, 1):
                 self._idle.append(_spawn(*kinds))
 
-    def run(self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None]) -> list[bytes]:
+    def run(
+        self, requests: Sequence[dict[str, Any]], jobs: int, done: Callable[[int], None], here: Here | None = None
+    ) -> list[bytes]:
         """Answer all requests; the largest go first, before them what is not a kernel.
+
+        Small kernels may be answered ``here``, in this process: all if they take less than to start another, else by
+        the caller's thread, from the smallest on, in place of one of the ``jobs``.
 
         Raises
         ------
@@ -57,53 +65,40 @@ class CompilerPool:
         CallbackFailed
             If ``done`` does.
         """
-        results: list[bytes | None] = [None] * len(requests)
-        errors: list[str | Exception] = []
-        queue = _largest_first(requests)
-        finished = [0]
-        busy: dict[int, subprocess.Popen[bytes]] = {}
+        work = _Waiting(requests, done, self._lock)
+        count, helps = _shares(requests, jobs or default_jobs(), here is not None)
 
         def serve() -> None:
             process = self._take()
             try:
-                while not errors:
-                    n = queue.get_nowait()
-                    busy[get_ident()] = process
-                    answer, process = _ask(process, {**requests[n], "id": n}, errors)
-                    if "refused" in answer:
-                        errors.append(Refusal(requests[n]["symbol"], answer["refused"]))
-                    elif "error" in answer:
-                        errors.append(f"{requests[n].get('text', 'the executor')}\n{answer['error']}")
-                    else:
-                        results[n] = answer["object"]
-                    with self._lock:
-                        finished[0] += 1
-                        done(finished[0])
-            except Empty:
+                while not work.errors and work.queue:
+                    process = work.ask(process)
+            except IndexError:  # the last was taken between the question and now
                 pass
             except CallbackFailed as error:
-                errors.append(error)
+                work.errors.append(error)
             except Exception as error:  # whatever it is, the caller must hear of it: threads have no other way
-                errors.append(str(error))
+                work.errors.append(str(error))
             finally:
                 with self._lock:
                     self._idle.append(process)
 
-        count = min(jobs or default_jobs(), len(requests))
         threads = [threading.Thread(target=serve, daemon=True) for _ in range(count)]
         try:
             for t in threads:
                 t.start()
+            if helps and here is not None:
+                work.help(here)
             for t in threads:
                 t.join()
         except BaseException:  # an interrupt: what is being compiled is not wanted any more
-            errors.append("interrupted")
-            for process in list(busy.values()):
+            work.errors.append("interrupted")
+            for process in list(work.busy.values()):
                 process.kill()
             raise
-        if errors:
-            raise _failure(errors[0])
-        return [r for r in results if r is not None]
+        if work.errors:
+            raise _failure(work.errors[0])
+        return [r for r in work.results if r is not None]
 
     def _take(self) -> subprocess.Popen[bytes]:
         with self._lock:
@@ -125,13 +120,66 @@ class CompilerPool:
         self._idle.clear()
 
 
-def _largest_first(requests: Sequence[dict[str, Any]]) -> SimpleQueue[int]:
-    """Return the numbers of the requests, in the order in which they are to be begun."""
-    sizes = [len(r["text"]) if "text" in r else LONGEST_TEXT for r in requests]
-    queue: SimpleQueue[int] = SimpleQueue()
-    for n in sorted(range(len(requests)), key=lambda n: -sizes[n]):
-        queue.put(n)
-    return queue
+class _Waiting:
+    """The requests of one run: which wait, the largest first, who is at one, and what came of the others."""
+
+    def __init__(self, requests: Sequence[dict[str, Any]], done: Callable[[int], None], lock: threading.Lock) -> None:
+        self.requests, self.done, self.lock = requests, done, lock
+        self.queue = deque(sorted(range(len(requests)), key=lambda n: -_size(requests[n])))
+        self.results: list[bytes | None] = [None] * len(requests)
+        self.errors: list[str | Exception] = []
+        self.busy: dict[int, subprocess.Popen[bytes]] = {}
+        self.finished = 0
+
+    def ask(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """Have ``process`` answer the largest that waits, and return the process that did."""
+        n = self.queue.popleft()
+        self.busy[get_ident()] = process
+        answer, process = _ask(process, {**self.requests[n], "id": n}, self.errors)
+        self.settle(n, answer)
+        return process
+
+    def help(self, here: Here) -> None:
+        """Answer ``here`` the smallest that waits, again and again, while it is small enough."""
+        try:
+            while not self.errors and _is_small(self.requests[self.queue[-1]]):  # nobody else takes from this end
+                n = self.queue.pop()
+                self.settle(n, here({**self.requests[n], "id": n}))
+        except IndexError:  # none waits
+            return
+        except CallbackFailed as error:
+            self.errors.append(error)
+
+    def settle(self, n: int, answer: dict[str, Any]) -> None:
+        """Keep the answer to a request, or what it says is wrong."""
+        if "refused" in answer:
+            self.errors.append(Refusal(self.requests[n]["symbol"], answer["refused"]))
+        elif "error" in answer:
+            self.errors.append(f"{self.requests[n].get('text', 'the executor')}\n{answer['error']}")
+        else:
+            self.results[n] = answer["object"]
+        with self.lock:
+            self.finished += 1
+            self.done(self.finished)
+
+
+def _size(request: dict[str, Any]) -> int:
+    return len(request["text"]) if "text" in request else LONGEST_TEXT
+
+
+def _is_small(request: dict[str, Any]) -> bool:
+    """Is this a kernel for a CPU whose compilation no interrupt need wait for?"""
+    return _size(request) <= OWN_TEXT and target_from(request["target"]).kind == "cpu"
+
+
+def _shares(requests: Sequence[dict[str, Any]], jobs: int, here: bool) -> tuple[int, bool]:
+    """Return how many processes answer the requests, and whether this one helps them."""
+    small = here and all(map(_is_small, requests))
+    if small and (jobs == 1 or sum(map(_size, requests)) <= ALONE_TEXT):
+        return 0, True
+    if not here or jobs == 1:
+        return min(jobs, len(requests)), False
+    return min(jobs - 1, len(requests)), True
 
 
 def _failure(found: str | Exception) -> Exception:
@@ -141,6 +189,7 @@ def _failure(found: str | Exception) -> Exception:
 def _spawn(*kinds: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         python_command(START, *kinds),
+        env={**os.environ, "NUMBA_DISABLE_INTEL_SVML": "1"},  # LLVM would call functions that no bundle has
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         process_group=0,  # Ctrl-C is for this process, which ends that one

@@ -1,0 +1,60 @@
+"""MLIR contexts with the dialects of JAX, made of jaxlib alone: to import JAX takes longer than many a compilation."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
+from jaxlib.mlir.passmanager import PassManager
+
+try:
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+except ImportError:  # another version's has another name
+    _jax_mlir_ext = None  # type: ignore[assignment]
+
+stablehlo.register_stablehlo_passes()
+
+
+class _BareContext(ir.Context):
+    """A context without the dialects that the base class would load: all that are linked to the bindings."""
+
+    def __init__(self) -> None:
+        super(ir.Context, self).__init__()
+
+
+@cache
+def _threads() -> ir.ThreadPool:
+    """Return the threads of all contexts: each would have its own."""
+    return ir.ThreadPool()
+
+
+def make_context() -> ir.Context:
+    """Return an MLIR context with every dialect that JAX registers; foreign attributes pass."""
+    try:
+        context = _of_jaxlib()
+    except AttributeError:  # as above
+        context = _of_jax()
+    context.allow_unregistered_dialects = True
+    with context:  # the bindings load dialects only when a pass wants them; this one wants that of !quant types
+        PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(ir.Module.parse("module {}").operation)
+    return context
+
+
+def _of_jaxlib() -> ir.Context:
+    context = _BareContext()
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    context.set_thread_pool(_threads())
+    for dialect in (sdy, mpmd, chlo, stablehlo):
+        dialect.register_dialect(context)
+    mhlo.register_mhlo_dialect(context)
+    return context
+
+
+def _of_jax() -> ir.Context:
+    from jax._src.interpreters import mlir
+
+    return mlir.make_ir_context()

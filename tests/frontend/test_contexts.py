@@ -1,0 +1,27 @@
+"""MLIR contexts of jaxlib alone: the same dialects as in JAX's own."""
+
+from jax._src.interpreters import mlir as jax_mlir
+
+from aotc.frontend import contexts
+
+NAMES = (
+    "arith.addi", "builtin.module", "cf.br", "chlo.erf", "func.func", "gpu.launch", "llvm.add", "math.erf",
+    "memref.alloc", "mhlo.add", "mpmd.named_computation", "scf.if", "sdy.mesh", "stablehlo.add", "tensor.empty",
+    "vector.broadcast", "vhlo.add_v1", "no.such_op",
+)  # fmt: skip
+
+
+def registered(context):
+    return {name for name in NAMES if context.is_registered_operation(name)}
+
+
+def test_the_dialects_are_those_of_jax():
+    ours, theirs = contexts._of_jaxlib(), jax_mlir.make_ir_context()
+    assert registered(ours) == registered(theirs)
+    assert {"stablehlo.add", "chlo.erf", "sdy.mesh"} <= registered(ours)
+    assert "no.such_op" not in registered(ours)
+
+
+def test_another_versions_context_is_jaxs(monkeypatch):
+    monkeypatch.setattr(contexts, "_jax_mlir_ext", None)
+    assert registered(contexts.make_context()) >= {"stablehlo.add", "chlo.erf", "sdy.mesh"}
