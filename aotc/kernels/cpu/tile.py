@@ -21,7 +21,9 @@ first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 ``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.
 
 Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
-processor without FMA they are a multiplication and an addition.
+processor without FMA they are a multiplication and an addition. With AVX512-BF16
+pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
+subnormal, of operands, products and sums, is 0.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -108,9 +110,12 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
 
 def _isa(target: Target) -> str:
-    """Return which instructions may be named: ``x86``, with ``+fma`` and ``+vnni``, or ``fma`` alone."""
+    """Return which instructions may be named: ``x86``, with ``+fma``, ``+vnni`` and ``+bf16``, or ``fma`` alone."""
     fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
         return fma
-    vnni = "+vnni" if "avx512_vnni" in target.features and target.vector_bytes == 64 else ""
-    return f"x86{fma}{vnni}"
+    units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
+    return f"x86{fma}{units}"
+
+
+_INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

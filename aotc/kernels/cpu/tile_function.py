@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.limits import UNROLL
-from aotc.kernels.llvm_types import F32, F64, I8, I16, I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import BFLOAT, F32, F64, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
@@ -225,6 +225,8 @@ class _TileWriter:
     def step_bf16(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         words_type = ir.VectorType(I32, self.shape.lanes)
         words = self.b_vectors(panel, words_type)
+        if "+bf16" in self.shape.isa and self.shape.a_dtype == "bf16":
+            return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], words)
         shift, mask = self.splat(16, words_type), self.splat(-0x10000, words_type)
         for half in (0, 1):
             bits = [self.b.and_(x, mask) if half else self.b.shl(x, shift) for x in words]
@@ -232,6 +234,20 @@ class _TileWriter:
             start = self.at(a, self.times(self.a_inner, half))
             state = self.product(state, [self.widened(self.at(start, x)) for x in self.row_offsets], b)
         return state
+
+    def pairs_of_bf16(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
+        """Return the accumulators plus both products of each pair, by one instruction each."""
+        kind = ir.VectorType(BFLOAT, 2 * self.shape.lanes)
+        left, right = ([self.b.bitcast(self.broadcast(x), kind) for x in a], [self.b.bitcast(x, kind) for x in b])
+        n, name = len(b), "llvm.x86.avx512bf16.dpbf16ps.512"
+        return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
+
+    def pair(self, pointer: ir.Value) -> ir.Value:
+        """Return the bf16 at ``pointer`` and its neighbour in k as one word, the first one in the low bits."""
+        if self.shape.a_inner == size_of("bf16"):
+            return self.load(pointer, I32, 2)
+        low, high = (self.b.zext(self.load(p, I16, 2), I32) for p in (pointer, self.at(pointer, self.a_inner)))
+        return self.b.or_(low, self.b.shl(high, ir.Constant(I32, 16)))
 
     def widened(self, pointer: ir.Value) -> ir.Value:
         """Return the bf16 or f32 at ``pointer`` as a vector of equal f32."""

@@ -311,12 +311,12 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
     a, packed = b.buffers[lhs], b.buffers[panels]
     shape, strides = lhs.type.shape, op.attrs["strides"]
     kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
-    c = shape[-1]
-    cols = static(panels.type.shape[-1])
+    c, group = shape[-1], op.attrs.get("group", 1)
+    cols = static(panels.type.shape[-1]) // group
     steps: list[Dim] = [c]
     for extent in reversed(shape[2:-1]):
         steps.insert(0, steps[0] * extent)
-    levels: list[tuple[Dim, Dim, Dim]] = [(c, 1, cols)]
+    levels: list[tuple[Dim, Dim, Dim]] = [(c, 1, cols)]  # in single terms
     size: Dim = c
     for extent, step, gap in reversed(list(zip(kernel, steps, dilation, strict=True))):
         if len(levels) == 1 and step * gap == c and size == levels[0][0] and extent * c:
@@ -324,6 +324,8 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
         elif extent != 1:
             levels.insert(0, (extent, step * gap, size * cols))
         size = size * extent
+    terms, a_step, b_step = levels[-1]
+    levels[-1] = (terms // group, a_step * group, b_step * group)
     n_images, *spatial, n = op.result.type.shape
     image = product(shape[1:])
     outer = (n_images, *spatial[:-1])
