@@ -33,7 +33,7 @@ RUNNABLE = [
     for t in TARGETS.values()
     if t.kind == "cpu" and t.triple.startswith("x86_64") and cpu_features().issuperset(t.features)
 ]
-DTYPES = {"f32": ("f32", "f32"), "f64": ("f64", "f64"), "bf16": ("bf16", "bf16"), "i8": ("i8", "i8")}
+DTYPES = {form: (form, form) for form in FORMS} | {"f32_bf16": ("f32", "bf16")}
 
 
 @dataclass

@@ -6,17 +6,18 @@ extents...)``, which :mod:`aotc.kernels.cpu.tile_function` writes.
 Layouts of ``b``; a *step* is one iteration of the innermost level, and its
 ``cols`` groups are contiguous:
 
-====== ============ ==================================================== =========
-form   k in a step  one step of ``b``                                    ``out``
-====== ============ ==================================================== =========
-f32    1            ``cols`` f32                                         f32
-f64    1            ``cols`` f64                                         f64
-bf16   2            ``cols`` words: even k in the low 16 bits, odd high  f32
-i8     4            ``cols`` words: k in the order of the bytes          i32
-====== ============ ==================================================== =========
+======== ============ ==================================================== =========
+form     k in a step  one step of ``b``                                    ``out``
+======== ============ ==================================================== =========
+f32      1            ``cols`` f32                                         f32
+f32_bf16 1            ``cols`` bf16                                        f32
+f64      1            ``cols`` f64                                         f64
+bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
+i8       4            ``cols`` words: k in the order of the bytes          i32
+======== ============ ==================================================== =========
 
-``a`` of form ``bf16`` is bf16 or f32 (faster: widen it while packing), of form
-``i8`` it is i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
+``a`` of form ``f32_bf16`` is f32, of form ``bf16`` bf16 or f32 (faster without its
+instruction: widen it while packing), of form ``i8`` i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
 first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 ``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.
 

@@ -103,7 +103,9 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
             return _dot_products(op, wide, k, b)
         case "in_place":
             attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
-            return _product(op, "matmul", (b.convert(lhs, wide), b.convert(rhs, wide)), FORMS[wide].out, attrs, b)
+            if (wide, rhs.type.dtype) != ("f32", "bf16"):  # which tiles widen
+                rhs = b.convert(rhs, wide)
+            return _product(op, "matmul", (b.convert(lhs, wide), rhs), FORMS[wide].out, attrs, b)
         case "packed":
             cols = _panel_cols(m, static(n), static(k), form, constant, target)
             return _packed_matmul(op, form, cols, static(n), static(k), b)

@@ -296,8 +296,9 @@ def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     *batch, m, n = op.result.type.shape
     k, cols = rhs.type.shape[-2], op.attrs["cols"]
     a_row, a_step = (1, m) if op.attrs["lhs_transposed"] else (k, 1)
+    form = lhs.type.dtype if lhs.type.dtype == rhs.type.dtype else f"{lhs.type.dtype}_{rhs.type.dtype}"
     return TiledProduct(
-        lhs.type.dtype, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
+        form, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
         ((k, a_step, n),),
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: (outer[0] * k * n if outer else 0) + panel * cols,
