@@ -132,16 +132,41 @@ def llama_prefill() -> Model:
 @model
 def gpt2_decode() -> Model:
     """One step of generation with a cache of 256 positions, 19 of them filled."""
+    step, past, token, mask, position = _gpt2_step("float32")
+    return Model(step, (past, token, mask, position))
+
+
+@model
+def gpt2_decode_bf16() -> Model:
+    """The same step in bf16, which files of inputs do not know: the cache is a constant, the logits are f32."""
+    step, past, *inputs = _gpt2_step("bfloat16")
+    return Model(lambda *x: step(past, *x)[0].astype(jnp.float32), tuple(inputs), tolerance=6e-2)
+
+
+@model
+def gpt2_bf16() -> Model:
+    """A prompt of 64 tokens, weights and activations in bf16."""
     import transformers
 
-    network = transformers.FlaxGPT2LMHeadModel(transformers.GPT2Config(n_layer=6), seed=0)
+    network = transformers.FlaxGPT2LMHeadModel(transformers.GPT2Config(n_layer=6), seed=0, dtype=jnp.bfloat16)
+    weights = network.to_bf16(jitter(network.params))
+    logits = lambda x: network(x, params=weights, train=False).logits.astype(jnp.float32)
+    return Model(logits, (integers(50000, 1, 64),), tolerance=6e-2)
+
+
+def _gpt2_step(dtype: str) -> tuple[Any, ...]:
+    """Return a step of a decoder, and its arguments."""
+    import transformers
+
+    network = transformers.FlaxGPT2LMHeadModel(transformers.GPT2Config(n_layer=6), seed=0, dtype=jnp.dtype(dtype))
     weights, filled = jitter(network.params), np.arange(256) < 19
+    weights = network.to_bf16(weights) if dtype == "bfloat16" else weights
 
     def fill(leaf: Any) -> np.ndarray:
         shape = np.shape(leaf)
         if not shape:
             return np.asarray(19, np.asarray(leaf).dtype)
-        return np.where(filled.reshape((1, 256) + (1,) * (len(shape) - 2)), normal(*shape, seed=5), 0).astype("float32")
+        return np.where(filled.reshape((1, 256) + (1,) * (len(shape) - 2)), normal(*shape, seed=5), 0).astype(dtype)
 
     past = jax.tree.map(fill, network.init_cache(1, 256))
     mask = (np.arange(256) < 20).astype("int32")[None]
@@ -150,7 +175,7 @@ def gpt2_decode() -> Model:
         out = network(token, params=weights, past_key_values=past, attention_mask=mask, position_ids=position)
         return out.logits, out.past_key_values
 
-    return Model(step, (past, integers(50000, 1, 1), mask, np.array([[19]], "int32")))
+    return step, past, integers(50000, 1, 1), mask, np.array([[19]], "int32")
 
 
 # ---------------------------------------------------------------- recurrent, training, scientific

@@ -109,8 +109,8 @@ def compile_for(engine: str, folder: Path) -> dict[str, Any]:
     if engine == "iree":
         flags = ["--iree-hal-target-backends=llvm-cpu", "--iree-llvmcpu-target-cpu=host", "--iree-opt-data-tiling"]
         flags += ["--iree-input-type=stablehlo", "--iree-input-demote-i64-to-i32=false", "-o", folder / "model.iree"]
-        tool = Path(sys.executable).parent / "iree-compile"
-        subprocess.run([tool, folder / "model.mlirbc", *flags], check=True, stderr=subprocess.PIPE, text=True)
+        tool = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile"]
+        subprocess.run([*tool, folder / "model.mlirbc", *flags], check=True, stderr=subprocess.PIPE, text=True)
         return {"compile": time.perf_counter() - start, "bytes": (folder / "model.iree").stat().st_size}
     return {}
 

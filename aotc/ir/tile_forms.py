@@ -12,4 +12,10 @@ class Form(NamedTuple):
     group: int
 
 
-FORMS = {"f32": Form("f32", 1), "f64": Form("f64", 1), "bf16": Form("f32", 2), "i8": Form("i32", 4)}
+FORMS = {
+    "f32": Form("f32", 1),
+    "f32_bf16": Form("f32", 1),
+    "f64": Form("f64", 1),
+    "bf16": Form("f32", 2),
+    "i8": Form("i32", 4),
+}

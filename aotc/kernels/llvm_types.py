@@ -20,6 +20,22 @@ from aotc.vmfb.dtypes import DTYPES, real_of
 
 I1, I8, I16, I32, I64, I128 = (ir.IntType(n) for n in (1, 8, 16, 32, 64, 128))
 F32, F64, HALF = ir.FloatType(), ir.DoubleType(), ir.HalfType()
+
+
+class _BFloat(ir.Type):
+    """LLVM's ``bfloat``, which llvmlite lacks: for operands of intrinsics; kernels keep bf16 as said above."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+BFLOAT = _BFloat()
 PTR = ir.PointerType()
 VOID = ir.VoidType()
 

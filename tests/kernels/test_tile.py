@@ -33,7 +33,7 @@ RUNNABLE = [
     for t in TARGETS.values()
     if t.kind == "cpu" and t.triple.startswith("x86_64") and cpu_features().issuperset(t.features)
 ]
-DTYPES = {"f32": ("f32", "f32"), "f64": ("f64", "f64"), "bf16": ("bf16", "bf16"), "i8": ("i8", "i8")}
+DTYPES = {form: (form, form) for form in FORMS} | {"f32_bf16": ("f32", "bf16")}
 
 
 @dataclass
@@ -160,6 +160,27 @@ def test_remainders(k: int) -> None:
     out = numbers(rng, (2, cols), "f32")
     Native(build([tile_of("f32", 2, cols, k, cols)], target), target)(a, pack_panels(b, cols, "f32"), out)
     check(out, a[:, :k].reshape(2, k), b)
+
+
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("k", [0, 2, 4, 6, 8, 10, 18])
+def test_remainders_of_pairs(k: int, target: Target) -> None:
+    cols = target.vector_bytes // 4
+    rng = np.random.default_rng(k)
+    a, b = numbers(rng, (2, max(k, 1)), "bf16"), numbers(rng, (k, cols), "bf16")
+    out = numbers(rng, (2, cols), "f32")
+    Native(build([tile_of("bf16", 2, cols, k, cols)], target), target)(a, pack_panels(b, cols, "bf16"), out)
+    check(out, a[:, :k].reshape(2, k), b)
+
+
+@pytest.mark.parametrize("a_dtype", ["bf16", "f32"])
+def test_pairs_by_one_instruction(a_dtype: str) -> None:
+    """Of each pair of vectors, where both operands are bf16 and the target has it."""
+    for target in (t for t in TARGETS.values() if t.kind == "cpu"):
+        text = str(build([tile_of("bf16", 3, 2 * target.vector_bytes // 4, 8, 32, a_dtype)], target))
+        one = target.name == "cpu:x86-64-v4-bf16" and a_dtype == "bf16"
+        assert (text.count("call <16 x float> @\"llvm.x86.avx512bf16.dpbf16ps.512\"") > 0) == one
+        assert ("fma" in text or "fmul" in text) != one
 
 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)

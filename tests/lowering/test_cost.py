@@ -19,6 +19,7 @@ from aotc.targets import resolve
 pytestmark = pytest.mark.ir
 
 CPU, GPU = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
+PAIRS = resolve("cpu:x86-64-v4-bf16")[0]
 B = sym("b")
 STRATEGIES = {
     "constant-weights": ((128, 64, 768), "f32", False, True, "packed"),
@@ -47,7 +48,39 @@ def test_strategy_of_a_matmul(name):
     lhs = Value("a", TensorType(dtype, (m, k)))
     rhs = Value("b", TensorType(dtype, (n, k) if by_columns else (k, n)))
     op = Op("matmul", (lhs, rhs), (Value("c", result),), {"lhs_transposed": False, "rhs_transposed": by_columns})
-    assert matmul_strategy(op, form_of(dtype, dtype, result.dtype), constant, CPU) == strategy
+    assert matmul_strategy(op, form_of(dtype, dtype, result.dtype, CPU), constant, CPU) == strategy
+
+
+FEW, SMALL = STREAM_ROWS.value, 64
+PAIRED = {  # the shape, are columns contiguous, is the right operand constant; beside what a CPU without the unit does
+    "few-rows": ((FEW, 512, 768), False, False, "in_place", "in_place"),
+    "few-rows-by-columns": ((FEW, 512, 768), True, False, "dots", "dots"),
+    "few-rows-by-constant-columns": ((FEW, 512, 768), True, True, "packed", "dots"),
+    "more-rows": ((FEW + 1, 512, 768), True, False, "packed", "packed"),
+    "small": ((128, SMALL, 96), False, False, "packed", "in_place"),
+    "small-odd": ((128, SMALL + 1, 96), False, False, "in_place", "in_place"),
+    "large-odd": ((128, 769, 768), False, False, "packed", "packed"),
+    "any-rows": ((B, SMALL, 96), False, False, "packed", "in_place"),
+    "any-columns": ((128, SMALL, B), False, False, "loops", "loops"),
+    "any-terms": ((128, B, 2048), False, False, "loops", "loops"),
+    "tiny": ((8, 8, 16), False, True, "loops", "loops"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_strategy_of_a_product_of_bf16(name):
+    (m, k, n), by_columns, constant, *strategies = PAIRED[name]
+    lhs, rhs = Value("a", TensorType("bf16", (m, k))), Value("b", TensorType("bf16", (n, k) if by_columns else (k, n)))
+    flags = {"lhs_transposed": False, "rhs_transposed": by_columns}
+    op = Op("matmul", (lhs, rhs), (Value("c", TensorType("bf16", (m, n))),), flags)
+    for target, strategy in zip((PAIRS, CPU), strategies, strict=True):
+        assert matmul_strategy(op, form_of("bf16", "bf16", "bf16", target), constant, target) == strategy
+
+
+def test_the_unit_decides_the_form():
+    assert [form_of("bf16", "bf16", result, PAIRS) for result in ("bf16", "f32", "f64")] == ["bf16", "bf16", "f64"]
+    assert form_of("bf16", "f32", "f32", PAIRS) == form_of("f16", "f16", "f16", PAIRS) == "f32"
+    assert form_of("bf16", "bf16", "bf16", CPU) == "f32"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +97,7 @@ def test_strategy_of_a_convolution(dtype, groups, channels, strategy):
     lhs, rhs = TensorType(dtype, (1, 9, 9, channels)), TensorType(dtype, (3, 3, channels, 16))
     result = Value("c", TensorType(dtype, (1, 7, 7, 16)))
     op = Op("conv", (Value("a", lhs), Value("b", rhs)), (result,), {"feature_groups": groups})
-    assert conv_strategy(op, form_of(dtype, dtype, dtype)) == strategy
+    assert conv_strategy(op, form_of(dtype, dtype, dtype, CPU)) == strategy
 
 
 def test_an_unknown_size_is_large():

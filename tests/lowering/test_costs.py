@@ -24,6 +24,7 @@ from aotc.vmfb.costs.record import digest_of
 
 pytestmark = pytest.mark.ir
 V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90a"]
+PAIRS = TARGETS["cpu:x86-64-v4-bf16"]
 
 
 def kernels(function, *shapes, dtype="float32", target=V4):
@@ -70,6 +71,12 @@ def test_a_product_is_its_multiplications():
     assert found.tile == 2 * 64**3
     with jax.enable_x64(True):
         assert work(lambda x, y: x @ y, (64, 64), (64, 64), dtype="float64").tile == 4 * 64**3
+
+
+def test_a_product_of_pairs_takes_half():
+    """Packing the right operand is a kernel of its own."""
+    found = kernels(lambda x, y: x @ y, (64, 64), (64, 64), dtype="bfloat16", target=PAIRS)
+    assert [work_of_kernel(k, 64).tile for k in found] == [0, 2 * 64**3 * machines.PAIRS_WORK.value / 100]
 
 
 def test_a_gather_touches_memory_anywhere():
@@ -136,6 +143,7 @@ def test_levels_of_memory():
 PROGRAMS = [
     (jnp.exp, (3000,)),
     (lambda x: x @ x, (1024, 1024)),
+    (lambda x: x.astype("bfloat16") @ x.astype("bfloat16"), (1024, 1024)),
     (lambda x: jax.lax.div(x.astype("int32"), 3), (300,)),
     (jnp.cumsum, (300,)),
     (lambda x: x[:, ::2] * 2, (1000, 1000)),
@@ -160,7 +168,7 @@ def times(target):
 def test_each_number_of_a_machine_counts(row):
     if row is machines.MEMORY_BOUND or row is machines.GPU_ITEM:
         return  # a decision, tested below; nothing
-    target = GPU if row.name.startswith("cuda_") else V4
+    target = GPU if row.name.startswith("cuda_") else PAIRS if row is machines.PAIRS_WORK else V4
     before = times(target)
     value = row.value
     try:

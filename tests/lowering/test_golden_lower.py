@@ -28,7 +28,7 @@ pytestmark = pytest.mark.ir
 
 CASES = sorted((FOLDER / "lower").glob("*/*.txt"))
 ELSEWHERE = {"custom_call"}  # its function is the user's: tests/vmfb/test_custom_calls.py
-CPU, CUDA = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
+CPU, PAIRS, CUDA = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cpu:x86-64-v4-bf16", "cuda:sm_90"))
 
 
 def positive_definite(op, arrays):
@@ -100,7 +100,8 @@ def test_golden(case, update):
     module = parse_module(before)
     assert verify(module) == []
     function = module.functions["k"]
-    kernel = lower_region(function, CUDA if case.parent.name.endswith("_cuda") else CPU)
+    cpu = PAIRS if case.stem.startswith("pairs_") else CPU
+    kernel = lower_region(function, CUDA if case.parent.name.endswith("_cuda") else cpu)
     assert verify_kernel(kernel) == []
     op, arrays = function.body.ops[-1], arguments([p.type for p in function.body.params])
     if function.attrs["kind"] == "single" and op.name in PREPARE:

@@ -28,6 +28,8 @@ TARGET = "cpu:x86-64-v4"  # tiles are as wide as the target's vectors
 # Of passes for others.
 TARGETS = {"spread_work": "cuda:sm_90", "unroll_loops": "cuda:sm_90", "split_attention": "cuda:sm_90a"}
 TARGETS["hoist_products"] = "cuda:sm_90"
+PAIRS = ("pairs_of_bf16", "pairs_of_channels", "odd_channels_are_widened")  # cases of a CPU that multiplies them
+TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-v4-bf16" for case in PAIRS}
 STEPS = {step.run.__name__: step.run for step in PASSES}
 GIVEN = {"specialize": {"b": (2, 3)}}
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
@@ -58,7 +60,8 @@ def test_golden(case, update):
     module = parse_module(before)
     assert verify(module) == []
     name = case.parent.name
-    options = Options(target=TARGETS.get(name, TARGET), specialize=GIVEN.get(name, {}))
+    target = TARGETS.get(f"{name}/{case.stem}") or TARGETS.get(name, TARGET)
+    options = Options(target=target, specialize=GIVEN.get(name, {}))
     changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     arrays = inputs_of(module)

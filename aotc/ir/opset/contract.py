@@ -117,7 +117,7 @@ def _infer_packed_conv(types: Types, attrs: Attrs, regions: tuple, given: Types)
 
 def _packed_conv(arrays: Arrays, attrs: Attrs, regions: tuple, types: Types) -> list[np.ndarray]:
     lhs, panels = arrays
-    rhs = _unpacked(panels, 1, attrs["n"]).reshape(*attrs["kernel"], lhs.shape[-1], attrs["n"])
+    rhs = _unpacked(panels, attrs.get("group", 1), attrs["n"]).reshape(*attrs["kernel"], lhs.shape[-1], attrs["n"])
     return _conv([lhs, rhs], {**attrs, "feature_groups": 1}, regions, types)
 
 

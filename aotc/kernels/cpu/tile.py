@@ -6,22 +6,25 @@ extents...)``, which :mod:`aotc.kernels.cpu.tile_function` writes.
 Layouts of ``b``; a *step* is one iteration of the innermost level, and its
 ``cols`` groups are contiguous:
 
-====== ============ ==================================================== =========
-form   k in a step  one step of ``b``                                    ``out``
-====== ============ ==================================================== =========
-f32    1            ``cols`` f32                                         f32
-f64    1            ``cols`` f64                                         f64
-bf16   2            ``cols`` words: even k in the low 16 bits, odd high  f32
-i8     4            ``cols`` words: k in the order of the bytes          i32
-====== ============ ==================================================== =========
+======== ============ ==================================================== =========
+form     k in a step  one step of ``b``                                    ``out``
+======== ============ ==================================================== =========
+f32      1            ``cols`` f32                                         f32
+f32_bf16 1            ``cols`` bf16                                        f32
+f64      1            ``cols`` f64                                         f64
+bf16     2            ``cols`` words: even k in the low 16 bits, odd high  f32
+i8       4            ``cols`` words: k in the order of the bytes          i32
+======== ============ ==================================================== =========
 
-``a`` of form ``bf16`` is bf16 or f32 (faster: widen it while packing), of form
-``i8`` it is i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
+``a`` of form ``f32_bf16`` is f32, of form ``bf16`` bf16 or f32 (faster without its
+instruction: widen it while packing), of form ``i8`` i8 or u8. Element ``t`` of a group is ``t * a_inner`` after its
 first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 ``b`` is 0 and ``a`` must be readable there, and for ``bf16`` finite: pack ``a``.
 
 Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
-processor without FMA they are a multiplication and an addition.
+processor without FMA they are a multiplication and an addition. With AVX512-BF16
+pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
+subnormal, of operands, products and sums, is 0.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -108,9 +111,12 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
 
 def _isa(target: Target) -> str:
-    """Return which instructions may be named: ``x86``, with ``+fma`` and ``+vnni``, or ``fma`` alone."""
+    """Return which instructions may be named: ``x86``, with ``+fma``, ``+vnni`` and ``+bf16``, or ``fma`` alone."""
     fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
         return fma
-    vnni = "+vnni" if "avx512_vnni" in target.features and target.vector_bytes == 64 else ""
-    return f"x86{fma}{vnni}"
+    units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
+    return f"x86{fma}{units}"
+
+
+_INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

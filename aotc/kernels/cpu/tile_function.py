@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from aotc.ir.tile_forms import FORMS
 from aotc.kernels.limits import UNROLL
-from aotc.kernels.llvm_types import F32, F64, I8, I16, I32, I64, PTR, VOID
+from aotc.kernels.llvm_types import BFLOAT, F32, F64, I8, I16, I32, I64, PTR, VOID
 from aotc.vmfb.dtypes import size_of
 
 ELEMENTS = {"f32": F32, "f64": F64, "i32": I32}
@@ -81,7 +81,7 @@ class _TileWriter:
         self.a_row, self.a_inner, self.out_row = (value(x) for x in (shape.a_row, shape.a_inner, shape.out_row))
         self.levels = [tuple(value(x) for x in level) for level in shape.levels]
         self.element = ELEMENTS[FORMS[shape.form].out]
-        self.vector = ir.VectorType(self.element, shape.lanes)
+        self.vector, self.size = ir.VectorType(self.element, shape.lanes), size_of(FORMS[shape.form].out)
         self.accumulators = shape.rows * shape.vectors
         self.row_offsets = [self.times(self.a_row, i) for i in range(shape.rows)]
 
@@ -95,7 +95,7 @@ class _TileWriter:
         for i in range(self.shape.rows):
             row = self.at(self.out, self.times(self.out_row, i))
             for j in range(self.shape.vectors):
-                self.store(state[i * self.shape.vectors + j], self.vector_at(row, j))
+                self.store(state[i * self.shape.vectors + j], self.vector_at(row, j, self.size))
         self.b.ret_void()
 
     @property
@@ -115,8 +115,8 @@ class _TileWriter:
             return pointer
         return self.b.gep(pointer, [offset], source_etype=I8)
 
-    def vector_at(self, pointer: ir.Value, j: int) -> ir.Value:
-        return self.at(pointer, ir.Constant(I64, j * self.shape.lanes * (64 if self.shape.form == "f64" else 32) // 8))
+    def vector_at(self, pointer: ir.Value, j: int, size: int) -> ir.Value:
+        return self.at(pointer, ir.Constant(I64, j * self.shape.lanes * size))
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         module = self.b.module
@@ -136,8 +136,7 @@ class _TileWriter:
         return self.b.load(pointer, align=align, typ=kind)
 
     def store(self, value: ir.Value, pointer: ir.Value) -> None:
-        align = 8 if self.shape.form == "f64" else 4
-        self.b.store(value, pointer, align=align)
+        self.b.store(value, pointer, align=self.size)
 
     def splat(self, number: int, kind: ir.VectorType) -> ir.Constant:
         return ir.Constant(kind, [number] * kind.count)
@@ -196,14 +195,14 @@ class _TileWriter:
 
     # --- one step of k ---
 
-    def b_vectors(self, panel: ir.Value, kind: ir.Type) -> list[ir.Value]:
-        size = 8 if self.shape.form == "f64" else 4
+    def b_vectors(self, panel: ir.Value, kind: ir.Type, size: int = 0) -> list[ir.Value]:
+        size = size or self.size
         if self.shape.prefetch:
             for offset in range(0, self.shape.vectors * self.shape.lanes * size, LINE):
                 ahead = self.at(self.at(panel, ir.Constant(I64, self.shape.prefetch)), ir.Constant(I64, offset))
                 hints = [ir.Constant(I32, x) for x in (0, 3, 1)]
                 self.call("llvm.prefetch.p0", VOID, ahead, *hints)
-        return [self.load(self.vector_at(panel, j), kind, size) for j in range(self.shape.vectors)]
+        return [self.load(self.vector_at(panel, j, size), kind, size) for j in range(self.shape.vectors)]
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
         if "+fma" not in self.shape.isa:
@@ -217,14 +216,24 @@ class _TileWriter:
         return [self.fma(a[i // n], b[i % n], x) for i, x in enumerate(state)]
 
     def step_float(self, state: State, a: ir.Value, panel: ir.Value) -> State:
-        b = self.b_vectors(panel, self.vector)
-        align = size_of(self.shape.form)
-        rows = (self.broadcast(self.load(self.at(a, x), self.element, align)) for x in self.row_offsets)
+        return self.outer_product(state, a, self.b_vectors(panel, self.vector))
+
+    def step_widening(self, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """``b`` is bf16, whose bits are the upper half of an f32's."""
+        words = ir.VectorType(I32, self.shape.lanes)
+        narrow = self.b_vectors(panel, ir.VectorType(I16, self.shape.lanes), size_of("bf16"))
+        wide = [self.b.shl(self.b.zext(x, words), self.splat(16, words)) for x in narrow]
+        return self.outer_product(state, a, [self.b.bitcast(x, self.vector) for x in wide])
+
+    def outer_product(self, state: State, a: ir.Value, b: list[ir.Value]) -> State:
+        rows = (self.broadcast(self.load(self.at(a, x), self.element, self.size)) for x in self.row_offsets)
         return self.product(state, list(rows), b)
 
     def step_bf16(self, state: State, a: ir.Value, panel: ir.Value) -> State:
         words_type = ir.VectorType(I32, self.shape.lanes)
         words = self.b_vectors(panel, words_type)
+        if "+bf16" in self.shape.isa and self.shape.a_dtype == "bf16":
+            return self.pairs_of_bf16(state, [self.pair(self.at(a, x)) for x in self.row_offsets], words)
         shift, mask = self.splat(16, words_type), self.splat(-0x10000, words_type)
         for half in (0, 1):
             bits = [self.b.and_(x, mask) if half else self.b.shl(x, shift) for x in words]
@@ -232,6 +241,20 @@ class _TileWriter:
             start = self.at(a, self.times(self.a_inner, half))
             state = self.product(state, [self.widened(self.at(start, x)) for x in self.row_offsets], b)
         return state
+
+    def pairs_of_bf16(self, state: State, a: list[ir.Value], b: list[ir.Value]) -> State:
+        """Return the accumulators plus both products of each pair, by one instruction each."""
+        kind = ir.VectorType(BFLOAT, 2 * self.shape.lanes)
+        left, right = ([self.b.bitcast(self.broadcast(x), kind) for x in a], [self.b.bitcast(x, kind) for x in b])
+        n, name = len(b), "llvm.x86.avx512bf16.dpbf16ps.512"
+        return [self.call(name, self.vector, x, left[i // n], right[i % n]) for i, x in enumerate(state)]
+
+    def pair(self, pointer: ir.Value) -> ir.Value:
+        """Return the bf16 at ``pointer`` and its neighbour in k as one word, the first one in the low bits."""
+        if self.shape.a_inner == size_of("bf16"):
+            return self.load(pointer, I32, 2)
+        low, high = (self.b.zext(self.load(p, I16, 2), I32) for p in (pointer, self.at(pointer, self.a_inner)))
+        return self.b.or_(low, self.b.shl(high, ir.Constant(I32, 16)))
 
     def widened(self, pointer: ir.Value) -> ir.Value:
         """Return the bf16 or f32 at ``pointer`` as a vector of equal f32."""
@@ -290,6 +313,7 @@ class _TileWriter:
 
 STEPS = {
     "f32": _TileWriter.step_float,
+    "f32_bf16": _TileWriter.step_widening,
     "f64": _TileWriter.step_float,
     "bf16": _TileWriter.step_bf16,
     "i8": _TileWriter.step_i8,

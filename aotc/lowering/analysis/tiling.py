@@ -46,7 +46,7 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
         vectors = 3
     most = TILE_ROWS if vectors > 1 else COLUMN_TILE_ROWS
     rows = min((room - vectors) // vectors, most.value)
-    if form in ("bf16", "i8"):
+    if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
 
@@ -66,7 +66,7 @@ def split_rows(m: int, rows_max: int) -> tuple[tuple[int, int], ...]:
 
 def in_place_cols(m: Dim, n: int, k: Dim, form: str, target: Target) -> int:
     """Return the columns of a tile that reads its right operand where it lies: a divisor of ``n``, in whole vectors."""
-    lanes = target.vector_bytes // size_of(form)
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
     _, cols = best_tile(m, n, k, form, target)
     return next(c for c in range(min(cols, n), 0, -lanes) if n % c == 0)
 

@@ -34,15 +34,21 @@ from aotc.lowering.passes.gpu.tensor_products import prepare_matmul
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
 from aotc.options import Options
 from aotc.targets import Target
+from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
 _WIDENED = frozenset({"f16", "bf16", "f32", *SMALL_FLOATS})
 
 
-def form_of(lhs: str, rhs: str, result: str) -> str:
-    """Return the tile form for the dtypes of operands and result, or the empty string."""
+def form_of(lhs: str, rhs: str, result: str, target: Target) -> str:
+    """Return the tile form for the dtypes of operands and result, or the empty string.
+
+    bf16 is widened to f32 on a CPU without an instruction for pairs of it, and where tiles read it as it lies.
+    """
     if result == "f64" and {lhs, rhs} <= _WIDENED:
         return result
+    if lhs == rhs == "bf16" and "bf16" in target.units:
+        return lhs
     if lhs == rhs and lhs in ("f32", "f64", "i8"):
         return lhs
     return "f32" if {lhs, rhs} <= _WIDENED else ""
@@ -87,18 +93,22 @@ def _swapped(rank: int) -> tuple[int, ...]:
 def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
     op = _stored(op, b)
     lhs, rhs = op.operands
-    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype)
+    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
+    wide = "f32" if form == "bf16" else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     constant = constant_of(rhs, b.definitions) is not None
     match matmul_strategy(op, form, constant, target, memory_limit):
         case "dots":
-            return _dot_products(op, form, k, b)
+            return _dot_products(op, wide, k, b)
         case "in_place":
-            attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, form, target)}
-            return _product(op, "matmul", (b.convert(lhs, form), b.convert(rhs, form)), FORMS[form].out, attrs, b)
+            attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
+            if (wide, rhs.type.dtype) != ("f32", "bf16"):  # which tiles widen
+                rhs = b.convert(rhs, wide)
+            return _product(op, "matmul", (b.convert(lhs, wide), rhs), FORMS[wide].out, attrs, b)
         case "packed":
-            return _packed_matmul(op, form, m, static(n), static(k), b, target)
+            cols = _panel_cols(m, static(n), static(k), form, constant, target)
+            return _packed_matmul(op, form, cols, static(n), static(k), b)
     return b.append(op)
 
 
@@ -117,14 +127,21 @@ def _swaps_matrix(op: Op) -> bool:
     return op.name == "transpose" and tuple(op.attrs["perm"]) == _swapped(op.result.type.rank)
 
 
-def _packed_matmul(op: Op, form: str, m: Dim, n: int, k: int, b: Builder, target: Target) -> Sequence[Value]:
+def _panel_cols(m: Dim, n: int, k: int, form: str, constant: bool, target: Target) -> int:
+    """Return the columns of a panel: of bf16 that each call packs they divide ``n``, as padding takes longer."""
+    whole = n % (target.vector_bytes // size_of(FORMS[form].out)) == 0
+    if form == "bf16" and whole and not constant:
+        return in_place_cols(m, n, k, form, target)
+    return best_tile(m, n, k, form, target)[1]
+
+
+def _packed_matmul(op: Op, form: str, cols: int, n: int, k: int, b: Builder) -> Sequence[Value]:
     group = FORMS[form].group
     lhs, rhs = (b.convert(v, form) for v in op.operands)
     lhs_transposed = bool(op.attrs["lhs_transposed"])
     if group > 1 and lhs_transposed:
         lhs, lhs_transposed = b.transpose(lhs, _swapped(lhs.type.rank)), False
     lhs = _pad_to(lhs, lhs.type.rank - (2 if lhs_transposed else 1), -(-k // group) * group, b)
-    _, cols = best_tile(m, n, k, form, target)
     panels = _pack(rhs, cols, group, bool(op.attrs["rhs_transposed"]), b)
     attrs = {"n": n, "group": group, "lhs_transposed": lhs_transposed}
     return _product(op, "packed_matmul", (lhs, panels), FORMS[form].out, attrs, b)
@@ -173,15 +190,19 @@ def _dot_products(op: Op, form: str, k: Dim, b: Builder) -> Sequence[Value]:
 
 def _conv(op: Op, b: Builder, target: Target) -> Sequence[Value]:
     lhs, rhs = op.operands
-    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype)
+    form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
     *kernel, c, n = rhs.type.shape
+    if form == "bf16" and (conv_strategy(op, form) == "loops" or c % FORMS[form].group != 0):
+        form = "f32"
     if conv_strategy(op, form) == "loops":
         return _plain_conv(op, form, b)
+    group = FORMS[form].group
     lhs, rhs = b.convert(lhs, form), b.convert(rhs, form)
     k = static(product((*kernel, c)))
     _, cols = best_tile(op.result.type.shape[-2], n, k, form, target)
-    panels = _pack(b.reshape(rhs, (k, n)), cols, 1, False, b)
+    panels = _pack(b.reshape(rhs, (k, n)), cols, group, False, b)
     attrs = {"kernel": tuple(kernel), "strides": op.attrs["strides"], "rhs_dilation": op.attrs["rhs_dilation"], "n": n}
+    attrs |= {"group": group} if group > 1 else {}
     return _product(op, "packed_conv", (lhs, panels), FORMS[form].out, attrs, b)
 
 

@@ -296,8 +296,9 @@ def _matmul(b: RegionBuilder, op: Op) -> TiledProduct:
     *batch, m, n = op.result.type.shape
     k, cols = rhs.type.shape[-2], op.attrs["cols"]
     a_row, a_step = (1, m) if op.attrs["lhs_transposed"] else (k, 1)
+    form = lhs.type.dtype if lhs.type.dtype == rhs.type.dtype else f"{lhs.type.dtype}_{rhs.type.dtype}"
     return TiledProduct(
-        lhs.type.dtype, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
+        form, b.buffers[lhs], b.buffers[rhs], tuple(batch), m, n, cols, k, a_row, a_step,
         ((k, a_step, n),),
         lambda outer, row: (outer[0] * m * k if outer else 0) + row * a_row,
         lambda outer, panel: (outer[0] * k * n if outer else 0) + panel * cols,
@@ -311,12 +312,12 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
     a, packed = b.buffers[lhs], b.buffers[panels]
     shape, strides = lhs.type.shape, op.attrs["strides"]
     kernel, dilation = op.attrs["kernel"], op.attrs["rhs_dilation"]
-    c = shape[-1]
-    cols = static(panels.type.shape[-1])
+    c, group = shape[-1], op.attrs.get("group", 1)
+    cols = static(panels.type.shape[-1]) // group
     steps: list[Dim] = [c]
     for extent in reversed(shape[2:-1]):
         steps.insert(0, steps[0] * extent)
-    levels: list[tuple[Dim, Dim, Dim]] = [(c, 1, cols)]
+    levels: list[tuple[Dim, Dim, Dim]] = [(c, 1, cols)]  # in single terms
     size: Dim = c
     for extent, step, gap in reversed(list(zip(kernel, steps, dilation, strict=True))):
         if len(levels) == 1 and step * gap == c and size == levels[0][0] and extent * c:
@@ -324,6 +325,8 @@ def _packed_conv(b: RegionBuilder, op: Op) -> TiledProduct:
         elif extent != 1:
             levels.insert(0, (extent, step * gap, size * cols))
         size = size * extent
+    terms, a_step, b_step = levels[-1]
+    levels[-1] = (terms // group, a_step * group, b_step * group)
     n_images, *spatial, n = op.result.type.shape
     image = product(shape[1:])
     outer = (n_images, *spatial[:-1])

@@ -38,6 +38,7 @@ from aotc.lowering.analysis.costs.machines import (
     INTEGER_DIVISION,
     LINE,
     LOOP_ENTRY,
+    PAIRS_WORK,
     TENSOR_WORK,
 )
 from aotc.lowering.analysis.costs.work import UNKNOWN_SIZE
@@ -160,7 +161,8 @@ class _Counter:
                 self.scalars(operands(stmt), times, None)
                 self.block(body, times, None)
             case Tile():
-                self.tiles = max(self.tiles, size_of(stmt.b.dtype) / 4, 1.0)
+                one = PAIRS_WORK.value / 100 if stmt.form == "bf16" else max(size_of(stmt.b.dtype) / 4, 1.0)
+                self.tiles = max(self.tiles, one)
                 for buffer in (stmt.a, stmt.b, stmt.out):
                     self.touch(buffer, self.bytes_of(buffer))
             case ExternalCall(args=args):

@@ -30,6 +30,10 @@ TILE_RATE = Estimate(
     "cpu_tile_rate", 200_000, "operations of register tiles of f32 in a microsecond, with vectors of 512 bits",
     "benchmarks/cost_model.py, a Zen 5; a Zen 4 reaches 115 (decision 14)",
 )
+PAIRS_WORK = Estimate(
+    "pairs_work", 50, "hundredths of an operation of tiles of f32 that one of tiles of bf16 is",
+    "benchmarks/narrow_products.py on a Zen 5: vdpbf16ps has twice the rate; only such targets have these tiles",
+)
 L2_BYTES = Estimate("cpu_l2_bytes", 200, "bytes of the second-level cache in a nanosecond", "benchmarks/cost_model.py")
 L3_BYTES = Estimate("cpu_l3_bytes", 90, "bytes of the last-level cache in a nanosecond", "benchmarks/cost_model.py")
 MEMORY_BYTES = Estimate("cpu_memory_bytes", 45, "bytes of memory in a nanosecond", "benchmarks/cost_model.py")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from aotc.ir.dims import Dim, product
 from aotc.ir.tensor_ir import Op
+from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.costs.row import BlockSize, Limit, rows_in
 from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
@@ -157,15 +158,16 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     k = lhs.shape[-2 if op.attrs["lhs_transposed"] else -1]
     if not form or k == 0 or (form == "i8" and result.dtype != "i32"):
         return "loops"
-    if op.attrs["rhs_transposed"] and form != "i8" and streams(m):
+    if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
         return "dots"
     if is_tiny(result.shape, k):
         return "loops"
-    lanes = target.vector_bytes // size_of(form)
+    lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
-    if by_rows and not constant and (streams(m) or IN_PLACE_ELEMENTS.holds(k * n)):
+    pairs = form == "bf16" and k % FORMS[form].group == 0  # quick to pack
+    if by_rows and not constant and (streams(m) or (not pairs and IN_PLACE_ELEMENTS.holds(k * n))):
         return "in_place"
-    in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form}
+    in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
     if in_form and memory_limit and not constant:
         copied = product(rhs.shape) * size_of(form)
         if not PACKED_PERCENT.holds(copied * 100 // memory_limit):
@@ -178,5 +180,5 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
 def conv_strategy(op: Op, form: str) -> Strategy:
     """Return how a CPU computes a ``conv``: ``packed``, by tiles over panels of the kernel, or ``loops``."""
     size = product(op.operands[1].type.shape)
-    plain = form in ("f32", "f64") and op.attrs["feature_groups"] == 1
+    plain = form in ("f32", "f64", "bf16") and op.attrs["feature_groups"] == 1
     return "packed" if plain and isinstance(size, int) and size else "loops"
