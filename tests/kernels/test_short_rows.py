@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import llvmlite.binding
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import aotc
 from aotc.frontend.importer import import_raw
 from aotc.frontend.mlir import fetch
 from aotc.kernels.cpu.compile import optimized_module
+from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import run_passes
@@ -71,3 +73,41 @@ def test_rows_of_any_length(dtype):
             with np.errstate(invalid="ignore"):
                 a, limit = np.asarray(a, "float64"), 32 * eps * np.broadcast_to(size, b.shape)
                 assert ((a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= limit)).all(), (dtype, x.shape)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.int8, np.int16], ids=str)
+def test_the_last_lane_alone_writes_no_more_than_itself(dtype):
+    """Rows that are written over where they are read: what the row before wrote beyond its end would be read."""
+
+    def function(xs, y):
+        return [(jnp.exp(x.astype("float32") - y) * 8).astype(x.dtype) for x in xs]
+
+    lengths = (*range(1, 9), *range(15, 19), *range(31, 35), *range(63, 67), 129)
+    xs = [np.random.default_rng(n).integers(-9, 3, (5, n)).astype(dtype) for n in lengths]
+    y = np.arange(5, dtype="float32")[:, None]
+    given = jax.jit(function, donate_argnums=0)
+    want = jax.jit(function)(xs, y)
+    for level in (1, 2):
+        module = aotc.load(aotc.compile(given, xs, y, opt_level=level))
+        got = module.invoke("main", *[x.copy() for x in xs], y, donate=True)
+        for n, a, b in zip(lengths, got, want, strict=True):
+            np.testing.assert_allclose(a.astype("f8"), np.asarray(b).astype("f8"), rtol=0.01, err_msg=str(n))
+
+
+ONE_LANE = """
+define void @f(ptr %p, <16 x i32> %v) {
+  %t = trunc <16 x i32> %v to <16 x i16>
+  call void @llvm.masked.store.v16i16.p0(<16 x i16> %t, ptr align 2 %p, <16 x i1> <LANES>)
+  ret void
+}
+declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, <16 x i1>)
+"""
+
+
+@pytest.mark.parametrize("lanes", [(0,), (3,), (0, 1), ()])
+def test_stores_of_one_lane_are_plain(lanes):
+    mask = ", ".join(f"i1 {str(n in lanes).lower()}" for n in range(16))
+    before = llvmlite.binding.parse_assembly(ONE_LANE.replace("LANES", mask))
+    text = str(without_one_lane_stores(before))
+    assert ("call void @llvm.masked.store" in text) == (len(lanes) != 1)
+    assert ("store i16" in text) == (len(lanes) == 1)

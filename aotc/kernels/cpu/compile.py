@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 from aotc.diagnostics import InternalError
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
+from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
 from aotc.kernels.emit.metadata import assembly_text
@@ -89,7 +90,7 @@ def optimized_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     back_end.optimize(module, target)
     if define(module, target):
         back_end.inline_late(module, target)
-    return module
+    return without_one_lane_stores(module)
 
 
 def compile_kernel(kernel: Kernel, target: Target) -> bytes:

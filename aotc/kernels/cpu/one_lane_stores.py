@@ -1,0 +1,48 @@
+"""Stores of one lane of a vector of 8 or 16 bits, which LLVM 22 writes as 32 bits for x86, over what lies behind it.
+
+A loop whose last turns fill a vector but for a mask has such a store where one turn is left, with a constant mask. LLVM
+makes a plain store of the lane (``reduceMaskedStoreToScalarStore``), also of a vector that it has joined with the
+truncation before: then it stores the lane as wide as it was. Here the lane is taken out before LLVM sees to it::
+
+    call void @llvm.masked.store.v16i16.p0(<16 x i16> %x, ptr align 2 %p, <16 x i1> <i1 true, i1 false, ...>)
+    ->
+    %lane.1 = extractelement <16 x i16> %x, i64 0
+    %place.1 = getelementptr i16, ptr %p, i64 0
+    store i16 %lane.1, ptr %place.1, align 2
+"""
+
+from __future__ import annotations
+
+import re
+
+import llvmlite.binding as llvm
+
+_STORED = re.compile(r"^llvm\.masked\.store\.v\d+i(8|16)\.")
+_CALL = re.compile(
+    r"^ *(?:tail )?call void @llvm\.masked\.store\.v\d+i(?:8|16)\.p0"
+    r"\((?P<vector><\d+ x (?P<type>i8|i16)>) (?P<value>[^,]+), ptr (?P<align>align \d+) (?P<place>[^,]+), "
+    r"<\d+ x i1> <(?P<mask>i1 (?:true|false)(?:, i1 (?:true|false))*)>\)(?P<metadata>.*)$",
+    re.MULTILINE,
+)
+
+
+def without_one_lane_stores(module: llvm.ModuleRef) -> llvm.ModuleRef:
+    """Return ``module``, or one with the same meaning that has no such store."""
+    if not any(_STORED.match(function.name) for function in module.functions):
+        return module
+    text, before = "", str(module)
+    ends = 0
+    for number, found in enumerate(_CALL.finditer(before)):
+        lanes = found["mask"].split(", ")
+        if lanes.count("i1 true") == 1:
+            text += before[ends : found.start()] + _plain(found, lanes.index("i1 true"), number)
+            ends = found.end()
+    return llvm.parse_assembly(text + before[ends:]) if ends else module
+
+
+def _plain(found: re.Match[str], lane: int, number: int) -> str:
+    return (
+        f"  %lane.{number} = extractelement {found['vector']} {found['value']}, i64 {lane}\n"
+        f"  %place.{number} = getelementptr {found['type']}, ptr {found['place']}, i64 {lane}\n"
+        f"  store {found['type']} %lane.{number}, ptr %place.{number}, {found['align']}{found['metadata']}"
+    )
