@@ -39,11 +39,18 @@ MODEL = (
     "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{\n"
     "  %y = stablehlo.{} : tensor<4xf32>\n  return %y : tensor<4xf32>\n}}\n"
 )
+# So many that compiling them takes longer than what is not worth to be kept.
+PRODUCT = """
+func.func public @f{0}(%x: tensor<{0}x{0}xf32>) -> tensor<{0}x{0}xf32> {{
+  %d = stablehlo.dot_general %x, %x, contracting_dims = [1] x [0]
+    : (tensor<{0}x{0}xf32>, tensor<{0}x{0}xf32>) -> tensor<{0}x{0}xf32>
+  return %d : tensor<{0}x{0}xf32>
+}}"""
 UNKNOWN_CALL = "a_custom_call_whose_name_is_longer_than_the_terminal_has_columns_for_in_a_table"
 FILES = {
     "m.mlir": MODEL.format("sine %x"),
     "devices.mlir": MODEL.format("cosine %x").replace("tensor<4xf32>)", 'tensor<4xf32> {aotc.affinity = "d0"})', 1),
-    "two.mlir": MODEL.format("cosine %x"),
+    "many.mlir": "".join(map(PRODUCT.format, range(100, 180))),
     "call.mlir": MODEL.format(f"custom_call @{UNKNOWN_CALL}(%x)").replace(" : ", " : (tensor<4xf32>) -> ", 1),
 }
 # The example of RFC 8410.
@@ -242,7 +249,7 @@ def test_help():
 @pytest.mark.cpu
 def test_compile_cold_and_warm(folder):
     """With default flags: a bar while it works, which leaves nothing, then the summary."""
-    words = ("compile", "two.mlir", "-o", "two.vmfb")
+    words = ("compile", "many.mlir", "-o", "many.vmfb")
     for steps, more in (({"join-devices", "compiling kernels"}, {}), (set(), {}), (set(), {"NO_COLOR": "1"})):
         seen = on_terminal(folder, *words, **more)
         assert seen.code == 0, seen.text
@@ -250,7 +257,7 @@ def test_compile_cold_and_warm(folder):
         assert {step for step in ("join-devices", "compiling kernels") if step in seen.raw} == steps
         assert bool(COLOUR.search(seen.raw)) == (not more)
         assert seen.raw.rindex("\x1b[?25h") > seen.raw.rindex("\x1b[?25l"), "the cursor stays hidden"
-        assert re.fullmatch(r"two\.vmfb: [\d.]+ kB, 1 kernel, memory peak \d+ B, [\d.]+ m?s\n", seen.text)
+        assert re.fullmatch(r"many\.vmfb: [\d.]+ [kM]B, \d+ kernels, memory peak [\d.]+ [kM]?B, .*s\n", seen.text)
     assert len(list((folder / "cache" / "bundles").iterdir())) >= 1
 
 

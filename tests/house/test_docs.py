@@ -55,7 +55,7 @@ def test_links_and_paths_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_exist(page):
-    others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py")
+    others = (ROOT / "tests/conftest.py", ROOT / "tests/fuzz/run.py", *(ROOT / "benchmarks").glob("*.py"))
     source = "".join(path.read_text() for path in (*(ROOT / "cli").rglob("*.py"), *others))
     known = {*re.findall(r'"(--[a-z][\w-]*)"', source), *(f"--{kind}" for kind in KINDS)}
     known |= {

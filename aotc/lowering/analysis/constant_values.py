@@ -1,4 +1,4 @@
-"""What is known about a value at compile time: the constant that it is, the one number that fills it."""
+"""What is known about a value at compile time: the constant that it is, what fills it, whether it numbers its places."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from aotc.ir.dims import Dim, is_static, static
 from aotc.ir.opset import MOVES
-from aotc.ir.tensor_ir import Op, Region, Value, walk
+from aotc.ir.tensor_ir import Op, Region, TensorType, Value, walk
 from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
+from aotc.vmfb.dtypes import DTYPES, kind_of
 
 
 def constants_in(*regions: Region) -> dict[Value, Op]:
@@ -43,3 +45,65 @@ def integer_of(v: Value, definitions: Mapping[Value, Op]) -> int | None:
     """Return the integer that the scalar ``v`` is, or None."""
     value = splat_of(v, definitions)
     return int(value) if value is not None and v.type.rank == 0 else None
+
+
+def numbered_dim(v: Value, definitions: Mapping[Value, Op]) -> int | None:
+    """Return the dim ``d`` for which each element of ``v`` is its place along ``d``, or None.
+
+    Dims of size 1 have no such number: all of their places are 0.
+    """
+    op = definitions.get(v)
+    if op is None or kind_of(v.type.dtype) not in "iu":
+        return None
+    match op.name:
+        case "iota":
+            return _if_held(op.attrs["dim"], v.type)
+        case "constant":
+            return _of_constant(op.attrs["value"], v.type)
+        case "convert":
+            dim = numbered_dim(op.operands[0], definitions)
+            return None if dim is None else _if_held(dim, v.type)
+        case "broadcast":
+            dim = numbered_dim(op.operands[0], definitions)
+            if dim is None or op.operands[0].type.shape[dim] != v.type.shape[op.attrs["dims"][dim]]:
+                return None
+            return int(op.attrs["dims"][dim])
+        case "reshape":
+            return _of_reshape(op, numbered_dim(op.operands[0], definitions))
+    return None
+
+
+def has_numbers(dtype: str, size: Dim) -> bool:
+    """Has an integer type a number for each place of a dim? One that only a call knows may be of any size."""
+    info = DTYPES[dtype]
+    largest = 2 ** (info.bits - (info.kind == "i")) - 1
+    return static(size) - 1 <= largest if is_static((size,)) else info.bits == 64
+
+
+def _if_held(dim: int, type_: TensorType) -> int | None:
+    size = type_.shape[dim]
+    return dim if size != 1 and has_numbers(type_.dtype, size) else None
+
+
+def _of_constant(value: np.ndarray, type_: TensorType) -> int | None:
+    if value.ndim != type_.rank or not value.size:
+        return None
+    for dim, size in enumerate(value.shape):
+        line = np.arange(size).reshape([size if d == dim else 1 for d in range(value.ndim)])
+        if size > 1 and np.array_equal(value, np.broadcast_to(line, value.shape)):
+            return dim
+    return None
+
+
+def _of_reshape(op: Op, dim: int | None) -> int | None:
+    """Follow a dim through a reshape that adds and removes dims of size 1."""
+    if dim is None:
+        return None
+    before, after = _large(op.operands[0].type.shape), _large(op.result.type.shape)
+    if [d for _, d in before] != [d for _, d in after]:
+        return None
+    return after[[n for n, _ in before].index(dim)][0]
+
+
+def _large(shape: tuple[Dim, ...]) -> list[tuple[int, Dim]]:
+    return [(n, d) for n, d in enumerate(shape) if d != 1]

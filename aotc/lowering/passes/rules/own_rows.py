@@ -18,8 +18,7 @@ from functools import reduce
 from aotc.ir.dims import Dim
 from aotc.ir.opset import SCALARS
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.constant_values import splat_of
-from aotc.lowering.analysis.numbering import has_numbers, numbered_dim
+from aotc.lowering.analysis.constant_values import has_numbers, numbered_dim, splat_of
 from aotc.lowering.analysis.scatters import is_apart
 from aotc.lowering.passes.rewrite import Builder, lift_region
 

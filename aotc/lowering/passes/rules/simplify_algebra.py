@@ -11,9 +11,8 @@ import numpy as np
 
 from aotc.ir.opset import COMMUTATIVE
 from aotc.ir.tensor_ir import Op, Value
-from aotc.lowering.analysis.constant_values import splat_of
+from aotc.lowering.analysis.constant_values import numbered_dim, splat_of
 from aotc.lowering.analysis.limits import EXACT_EXPONENT
-from aotc.lowering.analysis.numbering import numbered_dim
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import DTYPES, kind_of
 from aotc.vmfb.float_formats import SMALL_FLOATS

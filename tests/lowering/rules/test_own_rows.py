@@ -10,7 +10,7 @@ from aotc.ir.tensor_ir import TensorType, Value, walk
 from aotc.ir.tensor_run import interpret
 from aotc.ir.tensor_text import parse_module
 from aotc.ir.tensor_verify import verify
-from aotc.lowering.analysis.numbering import numbered_dim
+from aotc.lowering.analysis.constant_values import numbered_dim
 from aotc.lowering.passes.canonicalize import canonicalize
 from aotc.lowering.passes.inline import inline
 from aotc.options import Options
