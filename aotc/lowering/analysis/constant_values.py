@@ -1,4 +1,4 @@
-"""What is known about a value at compile time: the constant that it is, what fills it, whether it numbers its places."""
+"""What is known about a value at compile time: the constant that it is, what fills it, if it numbers its places."""
 
 from __future__ import annotations
 
