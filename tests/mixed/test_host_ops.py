@@ -71,6 +71,7 @@ CASES = {
     "eigh": around(symmetric(jnp.linalg.eigvalsh)),
     "svd": around(lambda x: jnp.linalg.svd(x, compute_uv=False)),
     "two": around(lambda x: jnp.linalg.inv(jnp.cos(jnp.linalg.inv(x)))),
+    "tridiagonal": around(lambda x: jax.lax.linalg.tridiagonal_solve(x[0], x[1] + 4, x[2], x[:, :2])),
 }
 
 

@@ -174,6 +174,7 @@ class _TurnedTiles:
     ) -> Stmt:
         threads = BLOCK_THREADS.value
         count = self.rows * self.columns // threads
+        width = min(width, count)
         t, u = sym(self.thread, 0, threads), sym(self.lane, 0, count)
         flat = ((u // width) * threads + t) * width + u % width
         along = self.rows if along_rows else self.columns

@@ -29,9 +29,10 @@ def host_only(op: Op) -> HostOnly | None:
 
 def _lapack(op: Op) -> HostOnly | None:
     """Small matrices a block of threads factors."""
-    *_, columns, rows = op.operands[0].type.shape
-    if op.attrs["routine"] in BLOCK_ROUTINES and BLOCK_FACTOR.holds(columns * rows):
-        return None
+    if op.attrs["routine"] in BLOCK_ROUTINES:
+        *_, columns, rows = op.operands[0].type.shape
+        if BLOCK_FACTOR.holds(columns * rows):
+            return None
     hint = "a CPU target or device, or let the host run it: --host-fallback"
     return HostOnly(f"LAPACK's {op.attrs['routine']}", hint)
 
