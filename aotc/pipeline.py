@@ -51,6 +51,7 @@ from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
 from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.passes.gpu.hoist_products import hoist_products
+from aotc.lowering.passes.gpu.mark_concurrent import mark_concurrent
 from aotc.lowering.passes.gpu.split_attention import split_attention
 from aotc.lowering.passes.gpu.spread_work import spread_work
 from aotc.lowering.passes.gpu.unroll_loops import unroll_loops
@@ -126,6 +127,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(dce),
     Pass(advance_checks, required=True, establishes=invariants.checks_are_first),
     Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
+    Pass(mark_concurrent),
     Pass(join_devices, required=True, establishes=invariants.removed_by(join_devices)),
 )
 
@@ -143,6 +145,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (assign_devices, isolate_devices, "regions are of the devices that it assigns"),
     (isolate_devices, canonicalize_dot, "what that makes of an op is on its device because it stands in its region"),
     (isolate_devices, fuse, "a kernel would hold ops of several devices"),
+    (fuse, mark_concurrent, "only of kernels it is known what others they do not need"),
+    (mark_concurrent, join_devices, "the region that an op stands in tells its device"),
     (fuse, join_devices, "only a dispatch says where it runs"),
     (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
     (canonicalize_dot, pack_contractions, "only matmul is packed"),
