@@ -7,10 +7,10 @@ After::
 
     o[i] = convert(convert(a[i], "f32") * convert(b[i], "f32") + convert(c[i], "f32"), "bf16")
 
-XLA does so too (``xla_allow_excess_precision``), and also where the model itself converts, which is kept here. Functions
-that jump or end (comparisons, ``floor``, ``sqrt``) get operands that are rounded: what is equal stays so, and what is 0
-does not become negative. A GPU's own instructions for dear functions are as good as bf16 needs, so these stay what they
-are there.
+XLA does so too (``xla_allow_excess_precision``), and also where the model itself converts, which is kept here.
+Functions that jump or end (comparisons, ``floor``, ``sqrt``) get operands that are rounded: what is equal stays so, and
+what is 0 does not become negative. A GPU's own instructions for dear functions are as good as bf16 needs, so these stay
+what they are there.
 """
 
 from __future__ import annotations

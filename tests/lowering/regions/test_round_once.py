@@ -64,5 +64,5 @@ def test_functions_that_end(level):
 def test_a_conversion_of_the_model_rounds(level):
     """A model that rounds on purpose gets what it asks for."""
     x = np.float32(1 + 2.0**-10) * np.arange(1, 20, dtype="float32")
-    rounded = lambda x: x.astype("bfloat16").astype("float32") + 0  # noqa: E731
+    rounded = lambda x: x.astype("bfloat16").astype("float32") + 0
     np.testing.assert_array_equal(run(rounded, x, level), np.asarray(jnp.asarray(x, "bfloat16"), "float64"))
