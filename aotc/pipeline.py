@@ -60,6 +60,7 @@ from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.lowering.passes.join_devices import join_devices
 from aotc.lowering.passes.licm import licm
+from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
@@ -119,6 +120,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(pack_contractions),
     Pass(fold_constants),
     Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
+    Pass(locate_extremes),
     Pass(split_windows),
     Pass(split_rows),
     Pass(split_reductions),
@@ -159,6 +161,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
+    (locate_extremes, split_reductions, "of a long row each of the two reductions is cut in parts"),
     (split_rows, split_reductions, "each of two reductions of a row would be cut by itself, and not be known any more"),
     (split_rows, fuse, "the parts are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),

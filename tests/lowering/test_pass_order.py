@@ -213,6 +213,7 @@ REASONS = {
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
     ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),
+    ("locate_extremes", "split_reductions"): (lambda x: x.argmax(), (LONG,), {}, kernels(4)),
     ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),

@@ -7,6 +7,7 @@ import pytest
 from support.differential import LEVELS
 
 import aotc
+from aotc.vmfb.bundle import open_bundle
 
 pytestmark = pytest.mark.cpu
 
@@ -66,3 +67,15 @@ def test_a_conversion_of_the_model_rounds(level):
     x = np.float32(1 + 2.0**-10) * np.arange(1, 20, dtype="float32")
     rounded = lambda x: x.astype("bfloat16").astype("float32") + 0
     np.testing.assert_array_equal(run(rounded, x, level), np.asarray(jnp.asarray(x, "bfloat16"), "float64"))
+
+
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_extremes_are_kept_in_f32(dtype, reduce):
+    """From one element to the next, in registers; whatever is the largest is the same."""
+    x = jnp.asarray(np.r_[X, np.nan, 0.0].reshape(17, 59), dtype)
+    data = aotc.compile(jax.jit(lambda x: reduce(x, -1)), x)
+    (text,) = (k["text"] for k in open_bundle(data).manifest["debug"]["kernels"].values())
+    assert 'private("f32[]")' in text
+    (found,) = aotc.load(data).invoke("main", np.asarray(x))
+    np.testing.assert_array_equal(found.astype("float32"), np.asarray(reduce(x, -1)).astype("float32"))
