@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from math import isnan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -252,7 +251,7 @@ class Fence:
 
 def _check_timeout(timeout: Any) -> None:
     number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
-    if not number or isnan(timeout):
+    if not number or timeout != timeout:  # NaN
         raise VmError("", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end")
 
 

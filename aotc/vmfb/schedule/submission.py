@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from collections.abc import Iterable, Sequence
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult, quick
 from aotc.vmfb.schedule.lane import Lane, lane_of
-from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
+from aotc.vmfb.schedule.memory_order import Lies, Touch, Turn, give_away, place, taker, touched
 from aotc.vmfb.schedule.slots import lane_of_devices
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
@@ -35,8 +35,8 @@ class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_remote", "_rows",
-        "_tokens", "_turn", "_values", "_where",
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out", "_remote",
+        "_rows", "_tokens", "_turn", "_values", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
@@ -50,6 +50,7 @@ class Submission(Fence):
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
+        self._lies: Lies | None = None  # where its results lie, if that is memory of the caller's
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
         self._fate: dict[int, VmError | None] = {}  # set once: None by the end of the call, else why it is to end
 
@@ -129,15 +130,18 @@ class Submission(Fence):
 
     # ------------------------------------------------------------ how it becomes ready
 
-    def start_when(self, fences: Iterable[Fence]) -> None:
-        """Become ready when all fences are settled."""
-        unsettled = [fence for fence in fences if fence._outcome is None or fence._root is not None]
-        if not unsettled:
+    def start_when(self, fences: Iterable[Fence], before: Iterable[Fence] = ()) -> None:
+        """Become ready when all fences are settled; if one of the first fails, so does this one."""
+        needed = [fence for fence in dict.fromkeys(fences) if fence._outcome is None or fence._root is not None]
+        others = [fence for fence in dict.fromkeys(before) if fence._outcome is None] if before else ()
+        if not needed and not others:
             self._post()
             return
-        self._tokens.extend(range(len(unsettled) + 1))  # the last is this function's
-        for fence in unsettled:
+        self._tokens.extend(range(len(needed) + len(others) + 1))  # the last is this function's
+        for fence in needed:
             fence.add_done_callback(self._hear)
+        for fence in others:
+            fence.add_done_callback(self._pass)
         if self._tokens.pop() == 0:
             self._post()
 
@@ -149,8 +153,18 @@ class Submission(Fence):
                 self._root = fence._root
                 self._end((), _consequence(self._where, fence._root))
             return
+        self._pass(fence)
+
+    @quick
+    def _pass(self, _: Fence) -> None:
+        """Memory that this one writes to is no longer touched."""
         if self._tokens.pop() == 0:
             self._post()
+
+    def lies_of(self, result: int, writes: bool) -> list[Touch]:
+        """Return what memory of the caller's who is given this result touches, too."""
+        lies = self._lies
+        return [] if lies is None else lies.touches(result, writes)
 
     @property
     def _queue(self) -> Lane | Dispatchers:
@@ -277,14 +291,9 @@ def submit(
     made = Submission(call, prepared, out, donate)
     fences += [v.fence for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
-    if donate and call.donates:
-        touches = [Touch(v, a.donated) for v, a in zip(prepared, call.arguments)]
-    else:
-        touches = [Touch(v, False) for v in prepared]
-    if out is not None:
-        from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
-        touches += [Touch(x, True) for x in map(buffer_of, out) if x is not None]
-    fences += turn.enter(made, touches)
+    taken = [donate and a.donated for a in call.arguments]
+    touches, made._lies = touched(turn.number, prepared, taken, _buffers(where, out))
+    needed, before = turn.enter(made, touches)
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
@@ -297,8 +306,22 @@ def submit(
         _note_given(call, given)
         _note_given(call, prepared)
         take_over(call.arguments, prepared, prepared, donate)
-    made.start_when(fences)
+    made.start_when(fences + needed, before)
     return made
+
+
+def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
+    """Return the arrays that results are to be written to, None for those without one; none was given away."""
+    if out is None:
+        return []
+    from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
+    buffers = [buffer_of(x) for x in out]
+    for n, (x, buffer) in enumerate(zip(out, buffers)):
+        label = taker(x) or taker(buffer)
+        if label:
+            what, hint = f"out[{n}] was given to {label} with donate=True", "the result that is in its memory"
+            raise VmError(where, what, expected="an array that is the caller's", hint=hint)
+    return buffers
 
 
 def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
@@ -326,8 +349,8 @@ def _check_fence(where: str, fence: Fence) -> None:
 
 def _checked_deadline(where: str, deadline: Any) -> float:
     number = isinstance(deadline, int | float | np.integer | np.floating) and not isinstance(deadline, bool)
-    if not number or not isfinite(deadline) or deadline < 0:
-        raise VmError(where, "the deadline is no time to come", repr(deadline), "seconds from now, 0 or more")
+    if not number or not 0 <= deadline <= float_info.max:  # which NaN is not either
+        raise VmError(where, "the deadline is no time to come", repr(deadline)[:80], "seconds from now, 0 or more")
     return float(deadline)
 
 
