@@ -34,12 +34,13 @@ class Fence:
     coroutine, without a thread. All methods may be called from any thread, and from signal handlers.
     """
 
-    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_root")
+    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_placed", "_root")
 
     def __init__(self) -> None:
         self._box: list[Any] = [self]  # whoever takes it out settles this fence
         self._callbacks: list[Callable[[Fence], None]] = []
         self._outcome: tuple[tuple[Any, ...], BaseException | None] | None = None
+        self._placed: tuple[Any, ...] = ()  # its results, as soon as their memory is known to the order of submissions
         self._root: tuple[str, BaseException] | None = None  # what failed first, and why
 
     # ------------------------------------------------------------ the user's own

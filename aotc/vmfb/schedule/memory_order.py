@@ -20,6 +20,7 @@ from weakref import ref
 
 import numpy as np
 
+from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.pointers import address_of
 from aotc.vmfb.process.locks import after_fork, new_recursive_lock
 from aotc.vmfb.schedule.fence import Fence, FenceResult
@@ -231,7 +232,7 @@ def place(fence: Fence, results: Sequence[Any]) -> None:
                         there.append((user, t.begin, t.end))
                         other = user()
                         if other is not None:
-                            other.follow(t.key)
+                            other.follow(t.key, fence, number, value)
 
 
 def give_away(value: Any, label: str) -> None:
@@ -248,6 +249,15 @@ def taker(value: Any) -> str:
     holder, key = _identity(value)
     row = _GIVEN.get(key)
     return row[1] if row is not None and row[0]() is holder else ""
+
+
+def still_owned(value: Any) -> Any:
+    """Return a result; one whose object was given away, as an argument, is another object of the same memory."""
+    found = value.numpy() if isinstance(value, DeviceArray) and value.ordinal < 0 else value
+    if not isinstance(found, np.ndarray) or not taker(found):
+        return value
+    view = found.view()
+    return view if found is value else DeviceArray(view, value.device)
 
 
 def _identity(value: Any) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult, quick
 from aotc.vmfb.schedule.lane import Lane, lane_of
-from aotc.vmfb.schedule.memory_order import Lies, Touch, Turn, give_away, place, taker, touched
+from aotc.vmfb.schedule.memory_order import Lies, Touch, Turn, give_away, place, still_owned, taker, touched
 from aotc.vmfb.schedule.slots import lane_of_devices
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
@@ -224,9 +224,7 @@ class Submission(Fence):
                 RUNNING.pop(me, None)
             else:
                 RUNNING[me] = outer
-        if self._donate:  # an array that was given away is not the result's object, though its memory is
-            made = [x.view() if any(x is v for v in values) else x for x in made]
-        return made
+        return [still_owned(x) for x in made] if self._donate else made
 
     def _end(self, results: tuple[Any, ...], error: BaseException | None) -> None:
         if self._turn is not None:
@@ -238,15 +236,22 @@ class Submission(Fence):
             results = ()
         if isinstance(error, _EXPECTED):
             error.__traceback__ = None  # its frames hold the arguments
+        self._placed = results
         place(self, results)
         if self._outcome is None:  # else nobody waited for its end
             self._settle(results, error)
 
-    def follow(self, key: Any) -> None:
-        """An argument that did not exist is in memory that is found under this key, see :mod:`.memory_order`."""
-        turn = self._turn
-        if turn is not None:
-            turn.follow(key)
+    def follow(self, key: Any, fence: Fence, number: int, value: Any) -> None:
+        """Note that an argument is there, ``value``, in memory that is found under this key by :mod:`.memory_order`."""
+        turn, call = self._turn, self._call
+        if turn is None or call is None:
+            return
+        turn.follow(key)
+        if isinstance(value, DeviceArray):  # which may be given away before this one runs
+            for n, (a, v) in enumerate(zip(call.arguments, self._values)):
+                is_it = type(v) is FenceResult and v.fence is fence and v.number == number
+                if is_it and not (self._donate and a.donated):
+                    self._values[n] = value.reader()
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
@@ -284,16 +289,24 @@ def submit(
     given: Sequence[Any] = values
     if any(isinstance(v, Fence) for v in values):
         given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
-    prepared = [_prepared(where, a, v) for a, v in zip(call.arguments, given)]
+    taken = [donate and a.donated for a in call.arguments]
+    prepared = [_prepared(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
     made = Submission(call, prepared, out, donate)
     fences += [v.fence for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
-    taken = [donate and a.donated for a in call.arguments]
-    touches, made._lies = touched(turn.number, prepared, taken, _buffers(where, out))
-    needed, before = turn.enter(made, touches)
+    buffers, late = _buffers(where, out), [0]
+    while late:  # results may be made meanwhile, and were placed without this one
+        touches, made._lies = touched(turn.number, prepared, taken, buffers)
+        needed, before = turn.enter(made, touches)
+        late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed]
+        if late:
+            turn.leave()
+        for n in late:
+            value = prepared[n].fence._placed[prepared[n].number]
+            prepared[n] = _prepared(where, call.arguments[n], value, taken[n])
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
@@ -305,7 +318,7 @@ def submit(
     if donate:
         _note_given(call, given)
         _note_given(call, prepared)
-        take_over(call.arguments, prepared, prepared, donate)
+        take_over(call.arguments, prepared, prepared, donate, now=False)
     made.start_when(fences + needed, before)
     return made
 
@@ -364,7 +377,7 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
     return results[0]
 
 
-def _prepared(where: str, argument: Argument, value: Any) -> Any:
+def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
     """Return an argument as an array, or as the result that it will be; what is known of it fits."""
     label = taker(value)
     if label:
@@ -375,11 +388,11 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if isinstance(value, DeviceArray):  # the call takes it where it is
         argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
-        return value
+        return value if is_taken else value.reader()
     if not isinstance(value, FenceResult):
         return argument.prepare(value, where)
     _check_fence(where, value.fence)
     if value.fence.done:
-        return _prepared(where, argument, value.fence.result()[value.number])
+        return _prepared(where, argument, value.fence.result()[value.number], is_taken)
     argument.check_type(value.dtype, value.dims, where)
     return value

@@ -12,7 +12,7 @@ import aotc
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.module import load
 from aotc.vmfb.schedule.dispatch import PROCESS
-from aotc.vmfb.schedule.memory_order import _GIVEN, _READERS, _WRITERS
+from aotc.vmfb.schedule.memory_order import _GIVEN, _READERS, _WRITERS, Turn
 
 pytestmark = pytest.mark.ir
 
@@ -118,6 +118,57 @@ def test_who_only_writes_runs_however_the_earlier_ones_end(module):
     with pytest.raises(aotc.VmError, match="which failed: FenceCancelled"):
         reading_nothing.result(PATIENCE)
     assert {**_READERS, **_WRITERS} == {}
+
+
+@pytest.mark.parametrize("when", ["there", "done", "to come"])
+def test_earlier_readers_of_a_device_array_come_before_who_is_given_it(module, when):
+    start, held = aotc.Fence(), aotc.Fence()
+    value = DeviceArray(X + Y, "d0")
+    if when != "there":
+        value = module.submit("main", X, Y, results="device", wait=[start])
+    if when == "done":
+        start.signal(), value.wait()
+    reader = module.submit("main", value, Y, wait=[held])
+    start.signal()
+    if when == "to come":
+        value.wait()
+    taking = module.submit("update", value, Y, donate=True, results="device")
+    assert (value if when == "there" else value.result()[0]).donated
+    with pytest.raises(aotc.VmError, match="was given to"):
+        module.submit("main", value, Y)
+    held.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    assert taking.result(PATIENCE)[0].numpy().tolist() == (X + 2 * Y).tolist()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "device"])
+def test_a_result_that_is_made_while_its_reader_is_submitted(module, monkeypatch, kind):
+    start, held = aotc.Fence(), aotc.Fence()
+    value = module.submit("main", X, Y, results=kind, wait=[start])
+    enter = Turn.enter
+
+    def late(turn, *rest):
+        start.signal(), value.wait(PATIENCE)
+        return enter(turn, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Turn, "enter", late)
+        reader = module.submit("main", value, Y, wait=[held])
+    writer = module.submit("update", value, Y, donate=True)
+    with pytest.raises(TimeoutError):
+        writer.result(0.05)
+    held.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    assert writer.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+
+
+def test_a_call_that_is_given_a_device_array_waits_for_no_readers(module):
+    start, value = aotc.Fence(), DeviceArray(X.copy(), "d0")
+    reader = module.submit("main", value, Y, wait=[start])
+    module.invoke("update", value, Y, donate=True)
+    start.signal()
+    with pytest.raises(aotc.VmError, match="was donated to a call"):
+        reader.result(PATIENCE)
 
 
 def test_what_was_given_away_is_no_buffer_either(module):

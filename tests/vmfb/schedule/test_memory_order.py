@@ -88,3 +88,15 @@ def test_they_compute_what_calls_one_after_the_other_do(modules, seed):
             np.testing.assert_array_equal(result, made)
     np.testing.assert_array_equal(program.memory, program.expected)
     assert {**_READERS, **_WRITERS} == {}
+
+
+def test_a_result_in_memory_that_was_given_away_is_the_callers(modules):
+    value, (module, _) = np.ones(SIZE, np.float32), modules
+    for kind in ("device", "numpy", "device", "numpy", "numpy"):
+        given = value
+        (value,) = module.submit("update", given, np.ones(SIZE, np.float32), donate=True, results=kind).result()
+        assert value is not given
+        module.submit("main", np.asarray(value), value).wait(PATIENCE)
+        with pytest.raises(aotc.VmError, match="was given to"):
+            module.submit("main", given, value)
+    assert np.asarray(value).tolist() == [6, 6, 6, 6]
