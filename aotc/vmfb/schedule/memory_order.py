@@ -116,17 +116,20 @@ def touched(
     touches: list[Touch] = []
     theirs: list[Touch] = []
     for value, writes in zip(values, given):
-        its = [Touch(value, writes)]
-        if isinstance(value, FenceResult):
+        touch = Touch(value, writes)
+        touches.append(touch)
+        if type(value) is FenceResult:
             fence: Any = value.fence
-            its += fence.lies_of(value.number, writes)
-            theirs += its[1:] if writes else ()
+            its = fence.lies_of(value.number, writes)
+            touches += its
+            theirs += its if writes else ()
         elif writes:
-            theirs += its
-        touches += its
+            theirs.append(touch)
+    if not buffers and not theirs:
+        return touches, None
     out = {n: Touch(x, True, False) for n, x in enumerate(buffers) if x is not None}
     touches += out.values()
-    return touches, Lies(number, theirs, out) if theirs or out else None
+    return touches, Lies(number, theirs, out)
 
 
 class Turn:
@@ -160,7 +163,7 @@ class Turn:
             while _LOST:
                 _forget(*_LOST.pop())
             for t in touches:
-                if _WRITERS:
+                if _WRITERS and t.key in _WRITERS:
                     writers = self._overlapping(_WRITERS, t)
                     count = _last_that_covers(writers, t) if t.reads else 0
                     needed += [fence for _, fence, _, _ in writers[:count]]

@@ -9,7 +9,7 @@ and is told as each is settled; then it is ready, and a dispatcher runs it, or w
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from sys import float_info
 from typing import Any
 
@@ -130,10 +130,10 @@ class Submission(Fence):
 
     # ------------------------------------------------------------ how it becomes ready
 
-    def start_when(self, fences: Iterable[Fence], before: Iterable[Fence] = ()) -> None:
+    def start_when(self, fences: Collection[Fence], before: Collection[Fence]) -> None:
         """Become ready when all fences are settled; if one of the first fails, so does this one."""
-        needed = [fence for fence in dict.fromkeys(fences) if fence._outcome is None or fence._root is not None]
-        others = [fence for fence in dict.fromkeys(before) if fence._outcome is None] if before else ()
+        needed = [f for f in dict.fromkeys(fences) if f._outcome is None or f._root is not None] if fences else []
+        others = [f for f in dict.fromkeys(before) if f._outcome is None] if before else []
         if not needed and not others:
             self._post()
             return
@@ -289,19 +289,19 @@ def submit(
     given: Sequence[Any] = values
     if any(isinstance(v, Fence) for v in values):
         given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
-    taken = [donate and a.donated for a in call.arguments]
+    taken = [a.donated for a in call.arguments] if donate else [False] * len(given)
     prepared = [_prepared(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
     made = Submission(call, prepared, out, donate)
-    fences += [v.fence for v in prepared if type(v) is FenceResult]
+    coming = [v.fence for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
     buffers, late = _buffers(where, out), [0]
     while late:  # results may be made meanwhile, and were placed without this one
         touches, made._lies = touched(turn.number, prepared, taken, buffers)
         needed, before = turn.enter(made, touches)
-        late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed]
+        late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed] if coming else []
         if late:
             turn.leave()
         for n in late:
@@ -319,7 +319,7 @@ def submit(
         _note_given(call, given)
         _note_given(call, prepared)
         take_over(call.arguments, prepared, prepared, donate, now=False)
-    made.start_when(fences + needed, before)
+    made.start_when(fences + coming + needed, before)
     return made
 
 
