@@ -243,7 +243,7 @@ def _opened(source: Any, flags: dict[str, Any]) -> tuple[Bundle, str]:
 
     if not is_bundle(source):
         made = open_bundle(aotc.compile(source, **flags))
-        made.where = str(source) if isinstance(source, Path) else "stdin"
+        made.where = str(source) if isinstance(source, Path) else "<model>"
         return made, ""
     target = flags.pop("target", "")
     if flags:
