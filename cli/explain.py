@@ -242,7 +242,9 @@ def _opened(source: Any, flags: dict[str, Any]) -> tuple[Bundle, str]:
     from aotc.vmfb.bundle import open_bundle
 
     if not is_bundle(source):
-        return open_bundle(aotc.compile(source, **flags)), ""
+        made = open_bundle(aotc.compile(source, **flags))
+        made.where = str(source) if isinstance(source, Path) else "<model>"
+        return made, ""
     target = flags.pop("target", "")
     if flags:
         options = ", ".join(f"--{name.replace('_', '-').replace('devices', 'device')}" for name in flags)

@@ -57,6 +57,10 @@ def command(
     if apply and is_json:
         raise typer.BadParameter("with --apply it is a bundle", param_hint="--output")
     check_output(written)
+    if apply:
+        from aotc.source.restore import restore
+
+        restore(open_bundle(str(bundle)))  # without a source nothing need be measured
     register_from(custom_calls)
     record = _measured(bundle, function, inputs, dims, device, repeat)
     if not quiet:

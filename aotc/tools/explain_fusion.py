@@ -8,7 +8,7 @@ from typing import Any
 
 from aotc.guard import guard
 from aotc.ir.dims import Dim, product
-from aotc.ir.loop_ir import Alloc, Buffer, Kernel, thread_count, walk
+from aotc.ir.loop_ir import Alloc, Buffer, For, Kernel, thread_count, walk
 from aotc.ir.opset import FREE
 from aotc.ir.products.attention import shared_of
 from aotc.ir.tensor_ir import Function, Module, Op, Region
@@ -208,11 +208,14 @@ def _bytes(buffers: tuple[Buffer, ...]) -> Dim:
 def _memory(kernel: Kernel, target: Target) -> dict[str, tuple[int, int]]:
     """Return the bytes of the arrays that a kernel makes, by the name of the memory, each with how many there are."""
     made = {s.buffer for s in walk(kernel.body) if isinstance(s, Alloc) and s.buffer.shape}
+    threads, loops = thread_count(kernel), [s for s in walk(kernel.body) if isinstance(s, For) and s.kind == "thread"]
+    inside = {s.buffer for loop in loops for s in walk(loop.body) if isinstance(s, Alloc)}
+    each = {b for b in made - inside if b.space == "private" and b.shape[0] == threads}  # an element, or more, a thread
     found: dict[str, tuple[int, int]] = {}
     for space, (name, limit) in memory_limits(target).items():
-        used = [_bytes((b,)) for b in made if b.space == space]
+        used = [(_bytes((b,)), b) for b in made if b.space == space]
         if used:
-            found[name] = int(sum(n for n in used if isinstance(n, int))), limit
+            found[name] = sum(n // threads if b in each else n for n, b in used if isinstance(n, int)), limit
     if kernel.tiling is not None:
         name, limit = memory_limits(target)["shared"]
         found[name] = shared_of(kernel), limit

@@ -208,17 +208,19 @@ def _own_donated(arguments: Sequence[Argument], arrays: list[Any], given: bool) 
             arrays[i] = x.copy()
 
 
-def take_over(arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool) -> None:
+def take_over(
+    arguments: Sequence[Argument], values: Sequence[Any], arrays: list[Any], donate: bool, now: bool = True
+) -> None:
     """Take from the caller the arrays of devices that donated arguments were given: they cannot be used any more.
 
     Those of ``arrays`` that are among them are replaced in place. That a call need not overwrite one, as it copied it,
-    makes no difference: whoever donates must not depend on it.
+    makes no difference: whoever donates must not depend on it. If that is not ``now``, earlier submissions read them.
     """
     if not donate:
         return
     given = {id(v): v for a, v in zip(arguments, values) if a.donated and isinstance(v, DeviceArray)}
     for value in given.values():
-        other = value.give_away()
+        other = value.give_away(now)
         arrays[:] = [other if x is value else x for x in arrays]
 
 

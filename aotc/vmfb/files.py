@@ -207,7 +207,8 @@ def work_folder() -> Iterator[Path]:
     descriptor = -1
     while descriptor < 0:
         path = _fresh_folder(home, _WORK)
-        descriptor = _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        with suppress(FileNotFoundError):  # somebody took it for a stale one, and removed it
+            descriptor = _held(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         yield Path(path)
     finally:

@@ -267,5 +267,11 @@ def test_costs_that_cannot_be_used(files, tmp_path):
         assert message in str(done.exception)
     done = CliRunner().invoke(app, ["profile", str(files / "m.vmfb"), "--apply", "-o", str(record)])
     assert done.exit_code == 2
+    (tmp_path / "bare.vmfb").write_bytes(aotc.compile(branches, X, source=False))
+    done = CliRunner().invoke(app, ["profile", str(tmp_path / "bare.vmfb"), "--apply"])
+    assert "the bundle has no source" in str(done.exception)
+    assert not done.output  # nothing was measured
+    done = CliRunner().invoke(app, ["explain", "schedule", str(files / "m.mlir"), "--function=f"])
+    assert f"{files / 'm.mlir'}: error: no function 'f'" in str(done.exception)
     done = CliRunner().invoke(app, ["explain", "memory", str(files / "m.vmfb"), "--dim=n"])
     assert "cannot read --dim=n" in str(done.exception)

@@ -49,6 +49,8 @@ def test_rows_that_are_read_in_parts():
         assert region.threads in (128, 256, 512, 1024)
         assert 0 < region.registers < 64
         assert 0 < region.occupancy <= 100
+        assert all(used <= limit for used, limit in region.memory.values())
+    assert 0 < report.regions[0].memory["a thread's memory"][0] < 1024
 
 
 def test_what_would_be_computed_twice():

@@ -166,6 +166,20 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path / f"aotc-{os.geteuid()}"
 
 
+def test_a_work_folder_that_is_taken_for_a_stale_one_is_made_again(temporary, monkeypatch):
+    made, fresh = [], files._fresh_folder
+
+    def made_late(home, prefix):
+        made.append(fresh(home, prefix))
+        if len(made) == 1:
+            files.remove_stale(home, prefix)  # another process, between the folder and its lock
+        return made[-1]
+
+    monkeypatch.setattr(files, "_fresh_folder", made_late)
+    with files.work_folder() as folder:
+        assert str(folder) == made[1]
+
+
 def test_a_work_folder_goes_with_its_process(temporary):
     kill_while("with files.work_folder() as folder: (folder / 'x').touch(); list(parts())")
     assert len(list(temporary.iterdir())) == 1

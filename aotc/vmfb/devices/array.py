@@ -47,12 +47,13 @@ class DeviceArray:
         The number of the GPU in whose memory it is, or -1.
     """
 
-    __slots__ = ("__weakref__", "_array", "_dtype", "_shape", "device")
+    __slots__ = ("__weakref__", "_array", "_dtype", "_reader", "_shape", "device")
     ordinal: int = -1
     kind: Any = None
 
     def __init__(self, array: np.ndarray, device: str) -> None:
         self._array: np.ndarray | None = array
+        self._reader: DeviceArray | None = None
         self._shape, self._dtype, self.device = array.shape, array.dtype, device
 
     @property
@@ -114,11 +115,31 @@ class DeviceArray:
         """Copy the elements of an array of the same shape and dtype into this one."""
         self.numpy()[...] = value
 
-    def give_away(self) -> DeviceArray:
-        """Return another array of the same memory; this one cannot be used any more."""
-        other = DeviceArray(self.numpy(), self.device)
-        self._array = None
+    def reader(self) -> DeviceArray:
+        """Return an array of the same memory for a submission: it can be read though this one is given to a later."""
+        if self._reader is None:
+            self._reader = self._twin()
+        return self._reader
+
+    def give_away(self, now: bool = True) -> DeviceArray:
+        """Return another array of the same memory; this one cannot be used any more.
+
+        Nor can its reader, unless that is not ``now``: the memory is written when earlier submissions have read it.
+        """
+        other = self._twin()
+        if not now:
+            self._reader = None
+        self.lose()
         return other
+
+    def lose(self) -> None:
+        """Note that the memory was given away."""
+        reader, self._reader, self._array = self._reader, None, None
+        if reader is not None:
+            reader.lose()
+
+    def _twin(self) -> DeviceArray:
+        return DeviceArray(self.numpy(), self.device)
 
     def _refusal(self) -> VmError:
         text = f"{from_numpy(self.dtype)}{list(self.shape)} on {self.device}"

@@ -190,6 +190,7 @@ class CudaArray(DeviceArray):
 
     def __init__(self, buffer: CudaBuffer, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
         self._buffer: CudaBuffer | None = buffer
+        self._reader = None
         self._type = array_type(tuple(shape), dtype, buffer.owner.ordinal)
         self.kind = None if buffer.shared else self._type
         self.device = device
@@ -266,21 +267,21 @@ class CudaArray(DeviceArray):
         else:
             keeper(self.ordinal).write(self.buffer, value)
 
-    def give_away(self) -> CudaArray:
-        """Return another array of the same memory; this one cannot be used any more."""
-        other = CudaArray(self.buffer, self.shape, self.dtype, self.device)
-        self.lose()
-        return other
-
     def lose(self) -> None:
         """Note that the memory was given away."""
         self._buffer = self.kind = None
+        super().lose()
         changed()
+
+    def _twin(self) -> CudaArray:
+        return CudaArray(self.buffer, self.shape, self.dtype, self.device)
 
     def _share(self) -> CudaBuffer:
         """Return the memory, which another library is given."""
         buffer = self.buffer
         buffer.shared, self.kind = True, None
+        if self._reader is not None:
+            self._reader.kind = None
         changed()
         return buffer
 

@@ -8,6 +8,7 @@ runs at a time, and what it asks for comes first, so that no two wait for each o
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from weakref import WeakSet, ref
 
 from aotc.vmfb.arena import Arena, ArenaPool
@@ -114,13 +115,13 @@ class LimitedPool(ArenaPool):
         return {**super().stats(), "limit": self.limit, "waiting": self.waiting()}
 
     def _wait(self, waiter: _Waiter, first: bool) -> _Waiter:
-        with self._lock:
-            if first:
-                self._queue.appendleft(waiter)
-            else:
-                self._queue.append(waiter)
-            self._serve()
         try:
+            with self._lock:
+                if first:
+                    self._queue.appendleft(waiter)
+                else:
+                    self._queue.append(waiter)
+                self._serve()
             while not waiter.granted and not waiter.gate.acquire(timeout=NOTICE_NANOSECONDS / 1e9):
                 notice()
                 with self._lock:
@@ -134,7 +135,8 @@ class LimitedPool(ArenaPool):
         """Forget a request whose call was ended while it waited."""
         with self._lock:
             if not waiter.granted:
-                self._queue.remove(waiter)
+                with suppress(ValueError):  # it was not there yet
+                    self._queue.remove(waiter)
             elif waiter.grows:
                 self._growing = False
             elif waiter.arena is not None:

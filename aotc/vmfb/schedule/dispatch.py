@@ -259,8 +259,11 @@ class Dispatchers:
             task.stop(VmError("", "the interpreter ends"))
         end = monotonic() + EXIT_SECONDS
         while self._idents and monotonic() < end:
-            with suppress(IndexError):
+            self._coming.append(None)
+            try:
                 self._idle.pop().ring()
+            except IndexError:
+                self._coming.pop()
             sleep(0.001)
 
 

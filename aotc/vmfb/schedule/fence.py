@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from math import isnan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,12 +34,13 @@ class Fence:
     coroutine, without a thread. All methods may be called from any thread, and from signal handlers.
     """
 
-    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_root")
+    __slots__ = ("__weakref__", "_box", "_callbacks", "_outcome", "_placed", "_root")
 
     def __init__(self) -> None:
         self._box: list[Any] = [self]  # whoever takes it out settles this fence
         self._callbacks: list[Callable[[Fence], None]] = []
         self._outcome: tuple[tuple[Any, ...], BaseException | None] | None = None
+        self._placed: tuple[Any, ...] = ()  # its results, as soon as their memory is known to the order of submissions
         self._root: tuple[str, BaseException] | None = None  # what failed first, and why
 
     # ------------------------------------------------------------ the user's own
@@ -252,7 +252,7 @@ class Fence:
 
 def _check_timeout(timeout: Any) -> None:
     number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
-    if not number or isnan(timeout):
+    if not number or timeout != timeout:  # NaN
         raise VmError("", "the timeout is no time to wait", repr(timeout)[:80], "seconds, or None to wait for the end")
 
 

@@ -9,8 +9,8 @@ and is told as each is settled; then it is ready, and a dispatcher runs it, or w
 from __future__ import annotations
 
 from _thread import get_ident
-from collections.abc import Iterable, Sequence
-from math import isfinite
+from collections.abc import Collection, Sequence
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from aotc.vmfb.schedule.clock import CLOCK
 from aotc.vmfb.schedule.dispatch import PROCESS, Box, Dispatchers, take
 from aotc.vmfb.schedule.fence import Fence, FenceResult, quick
 from aotc.vmfb.schedule.lane import Lane, lane_of
-from aotc.vmfb.schedule.memory_order import Touch, Turn, give_away, place, taker
+from aotc.vmfb.schedule.memory_order import Lies, Touch, Turn, give_away, place, still_owned, taker, touched
 from aotc.vmfb.schedule.slots import lane_of_devices
 
 # What a call raises; anything else is a mistake of ours, or meant for the thread.
@@ -35,8 +35,8 @@ class Submission(Fence):
     """The fence of a call that was submitted; see :class:`Fence` for how to wait for it."""
 
     __slots__ = (
-        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_mortal", "_out", "_remote", "_rows",
-        "_tokens", "_turn", "_values", "_where",
+        "_call", "_donate", "_fate", "_generation", "_hidden", "_home", "_lane", "_lies", "_mortal", "_out", "_remote",
+        "_rows", "_tokens", "_turn", "_values", "_where",
     )  # fmt: skip
 
     def __init__(self, call: SubmittedCall, values: list[Any], out: Sequence[Any] | None, donate: bool) -> None:
@@ -50,6 +50,7 @@ class Submission(Fence):
         self._hidden = self._remote and _writes_are_hidden(call, values, out, donate)
         self._mortal = False  # has it a deadline?
         self._turn: Turn | None = None
+        self._lies: Lies | None = None  # where its results lie, if that is memory of the caller's
         self._tokens: list[int] = []  # one for each settled fence that is still to be heard of; 0 goes last
         self._fate: dict[int, VmError | None] = {}  # set once: None by the end of the call, else why it is to end
 
@@ -129,15 +130,18 @@ class Submission(Fence):
 
     # ------------------------------------------------------------ how it becomes ready
 
-    def start_when(self, fences: Iterable[Fence]) -> None:
-        """Become ready when all fences are settled."""
-        unsettled = [fence for fence in fences if fence._outcome is None or fence._root is not None]
-        if not unsettled:
+    def start_when(self, fences: Collection[Fence], before: Collection[Fence]) -> None:
+        """Become ready when all fences are settled; if one of the first fails, so does this one."""
+        needed = [f for f in dict.fromkeys(fences) if f._outcome is None or f._root is not None] if fences else []
+        others = [f for f in dict.fromkeys(before) if f._outcome is None] if before else []
+        if not needed and not others:
             self._post()
             return
-        self._tokens.extend(range(len(unsettled) + 1))  # the last is this function's
-        for fence in unsettled:
+        self._tokens.extend(range(len(needed) + len(others) + 1))  # the last is this function's
+        for fence in needed:
             fence.add_done_callback(self._hear)
+        for fence in others:
+            fence.add_done_callback(self._pass)
         if self._tokens.pop() == 0:
             self._post()
 
@@ -149,8 +153,18 @@ class Submission(Fence):
                 self._root = fence._root
                 self._end((), _consequence(self._where, fence._root))
             return
+        self._pass(fence)
+
+    @quick
+    def _pass(self, _: Fence) -> None:
+        """Memory that this one writes to is no longer touched."""
         if self._tokens.pop() == 0:
             self._post()
+
+    def lies_of(self, result: int, writes: bool) -> list[Touch]:
+        """Return what memory of the caller's who is given this result touches, too."""
+        lies = self._lies
+        return [] if lies is None else lies.touches(result, writes)
 
     @property
     def _queue(self) -> Lane | Dispatchers:
@@ -210,9 +224,7 @@ class Submission(Fence):
                 RUNNING.pop(me, None)
             else:
                 RUNNING[me] = outer
-        if self._donate:  # an array that was given away is not the result's object, though its memory is
-            made = [x.view() if any(x is v for v in values) else x for x in made]
-        return made
+        return [still_owned(x) for x in made] if self._donate else made
 
     def _end(self, results: tuple[Any, ...], error: BaseException | None) -> None:
         if self._turn is not None:
@@ -224,15 +236,22 @@ class Submission(Fence):
             results = ()
         if isinstance(error, _EXPECTED):
             error.__traceback__ = None  # its frames hold the arguments
+        self._placed = results
         place(self, results)
         if self._outcome is None:  # else nobody waited for its end
             self._settle(results, error)
 
-    def follow(self, key: Any) -> None:
-        """An argument that did not exist is in memory that is found under this key, see :mod:`.memory_order`."""
-        turn = self._turn
-        if turn is not None:
-            turn.follow(key)
+    def follow(self, key: Any, fence: Fence, number: int, value: Any) -> None:
+        """Note that an argument is there, ``value``, in memory that is found under this key by :mod:`.memory_order`."""
+        turn, call = self._turn, self._call
+        if turn is None or call is None:
+            return
+        turn.follow(key)
+        if isinstance(value, DeviceArray):  # which may be given away before this one runs
+            for n, (a, v) in enumerate(zip(call.arguments, self._values)):
+                is_it = type(v) is FenceResult and v.fence is fence and v.number == number
+                if is_it and not (self._donate and a.donated):
+                    self._values[n] = value.reader()
 
 
 def _writes_are_hidden(call: SubmittedCall, values: Sequence[Any], out: Sequence[Any] | None, donate: bool) -> bool:
@@ -270,21 +289,24 @@ def submit(
     given: Sequence[Any] = values
     if any(isinstance(v, Fence) for v in values):
         given = [_single(where, a, v) if isinstance(v, Fence) else v for a, v in zip(call.arguments, values)]
-    prepared = [_prepared(where, a, v) for a, v in zip(call.arguments, given)]
+    taken = [a.donated for a in call.arguments] if donate else [False] * len(given)
+    prepared = [_prepared(where, a, v, t) for a, v, t in zip(call.arguments, given, taken)]
     if out is not None and (not isinstance(out, list | tuple) or len(out) != len(call.results)):
         found = len(out) if isinstance(out, list | tuple) else type(out).__name__
         raise VmError(where, "out is no list of buffers", found, f"{len(call.results)}, None where none is given")
     made = Submission(call, prepared, out, donate)
-    fences += [v.fence for v in prepared if type(v) is FenceResult]
+    coming = [v.fence for v in prepared if type(v) is FenceResult]
     made._turn = turn = Turn()
-    if donate and call.donates:
-        touches = [Touch(v, a.donated) for v, a in zip(prepared, call.arguments)]
-    else:
-        touches = [Touch(v, False) for v in prepared]
-    if out is not None:
-        from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
-        touches += [Touch(x, True) for x in map(buffer_of, out) if x is not None]
-    fences += turn.enter(made, touches)
+    buffers, late = _buffers(where, out), [0]
+    while late:  # results may be made meanwhile, and were placed without this one
+        touches, made._lies = touched(turn.number, prepared, taken, buffers)
+        needed, before = turn.enter(made, touches)
+        late = [n for n, v in enumerate(prepared) if type(v) is FenceResult and v.fence._placed] if coming else []
+        if late:
+            turn.leave()
+        for n in late:
+            value = prepared[n].fence._placed[prepared[n].number]
+            prepared[n] = _prepared(where, call.arguments[n], value, taken[n])
     try:
         PROCESS.dispatchers.have_one()
         if seconds is not None:
@@ -296,9 +318,23 @@ def submit(
     if donate:
         _note_given(call, given)
         _note_given(call, prepared)
-        take_over(call.arguments, prepared, prepared, donate)
-    made.start_when(fences)
+        take_over(call.arguments, prepared, prepared, donate, now=False)
+    made.start_when(fences + coming + needed, before)
     return made
+
+
+def _buffers(where: str, out: Sequence[Any] | None) -> list[Any]:
+    """Return the arrays that results are to be written to, None for those without one; none was given away."""
+    if out is None:
+        return []
+    from aotc.vmfb.devices.interop.foreign import buffer_of  # for those who have such arrays
+    buffers = [buffer_of(x) for x in out]
+    for n, (x, buffer) in enumerate(zip(out, buffers)):
+        label = taker(x) or taker(buffer)
+        if label:
+            what, hint = f"out[{n}] was given to {label} with donate=True", "the result that is in its memory"
+            raise VmError(where, what, expected="an array that is the caller's", hint=hint)
+    return buffers
 
 
 def _note_given(call: SubmittedCall, values: Sequence[Any]) -> None:
@@ -326,8 +362,8 @@ def _check_fence(where: str, fence: Fence) -> None:
 
 def _checked_deadline(where: str, deadline: Any) -> float:
     number = isinstance(deadline, int | float | np.integer | np.floating) and not isinstance(deadline, bool)
-    if not number or not isfinite(deadline) or deadline < 0:
-        raise VmError(where, "the deadline is no time to come", repr(deadline), "seconds from now, 0 or more")
+    if not number or not 0 <= deadline <= float_info.max:  # which NaN is not either
+        raise VmError(where, "the deadline is no time to come", repr(deadline)[:80], "seconds from now, 0 or more")
     return float(deadline)
 
 
@@ -341,7 +377,7 @@ def _single(where: str, argument: Argument, fence: Fence) -> FenceResult:
     return results[0]
 
 
-def _prepared(where: str, argument: Argument, value: Any) -> Any:
+def _prepared(where: str, argument: Argument, value: Any, is_taken: bool) -> Any:
     """Return an argument as an array, or as the result that it will be; what is known of it fits."""
     label = taker(value)
     if label:
@@ -352,11 +388,11 @@ def _prepared(where: str, argument: Argument, value: Any) -> Any:
     if isinstance(value, DeviceArray):  # the call takes it where it is
         argument.check_kept(value, where)
         argument.check_type(dtype_text(value.dtype), value.shape, where)
-        return value
+        return value if is_taken else value.reader()
     if not isinstance(value, FenceResult):
         return argument.prepare(value, where)
     _check_fence(where, value.fence)
     if value.fence.done:
-        return _prepared(where, argument, value.fence.result()[value.number])
+        return _prepared(where, argument, value.fence.result()[value.number], is_taken)
     argument.check_type(value.dtype, value.dims, where)
     return value

@@ -136,6 +136,23 @@ def test_an_interrupt_ends_a_wait():
     assert pool.take(1000) is first
 
 
+def test_an_interrupt_that_comes_as_a_wait_begins_leaves_nothing_behind(monkeypatch):
+    pool = LimitedPool(1000)
+    held = pool.take(1000)
+    serve = pool._serve
+
+    def interrupted():
+        monkeypatch.setattr(pool, "_serve", serve)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "_serve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.take(600)
+    assert pool.waiting() == 0
+    pool.give(held)
+    pool.give(pool.take(1000))
+
+
 def test_a_forked_child_waits_for_nobody():
     pool = LimitedPool(1000)
     held = pool.take(1000)

@@ -2,13 +2,14 @@
 
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import aotc
-from aotc.vmfb.schedule import slots
-from aotc.vmfb.schedule.dispatch import PROCESS
+from aotc.vmfb.schedule import dispatch, slots
+from aotc.vmfb.schedule.dispatch import PROCESS, Dispatchers
 from aotc.vmfb.schedule.submission import Submission
 
 pytestmark = pytest.mark.cpu
@@ -41,6 +42,34 @@ def runs(monkeypatch):
 
     monkeypatch.setattr(Submission, "_made", recorded)
     return found
+
+
+def test_threads_end_in_silence_whatever_they_wait_for(monkeypatch):
+    monkeypatch.setattr(dispatch, "LINGER_SECONDS", 0.2)
+    raised, both = [], threading.Barrier(3)
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    class Meeting:
+        def run(self):
+            both.wait(LIMIT)
+
+    mine = Dispatchers()
+    mine.post([Meeting()])
+    mine.post([Meeting()])
+    both.wait(LIMIT)
+    until(lambda: len(mine._idle) == 2)
+    mine.post([])  # one wakes in vain, and looks again a little later
+    until(lambda: mine._lingering)
+    mine.end()
+    until(lambda: not mine._idents)
+    assert raised == mine._coming == []
+
+
+def until(condition):
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])

@@ -195,6 +195,7 @@ REFUSED = {
     "negative": (("main", X, Y), {"deadline": -1}, "the deadline is no time to come"),
     "not a number": (("main", X, Y), {"deadline": float("nan")}, "the deadline is no time to come"),
     "a word": (("main", X, Y), {"deadline": "soon"}, "the deadline is no time to come"),
+    "no float": (("main", X, Y), {"deadline": 10**400}, "the deadline is no time to come"),
     "out": (("main", X, Y), {"out": [None, None]}, "out is no list of buffers"),
     "user's fence": (("main", X, aotc.Fence()), {}, "a fence with 0 results"),
 }

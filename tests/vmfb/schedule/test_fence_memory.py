@@ -12,7 +12,7 @@ import aotc
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.module import load
 from aotc.vmfb.schedule.dispatch import PROCESS
-from aotc.vmfb.schedule.memory_order import _GIVEN, _READERS, _WRITERS
+from aotc.vmfb.schedule.memory_order import _GIVEN, _READERS, _WRITERS, Turn
 
 pytestmark = pytest.mark.ir
 
@@ -76,6 +76,108 @@ def test_readers_of_a_result_come_before_its_writer(module):
     start.signal()
     assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
     assert writer.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+
+
+@pytest.mark.parametrize("how", ["out", "donate"])
+def test_a_result_that_does_not_exist_lies_in_memory_of_the_callers(module, how):
+    start, held, memory = aotc.Fence(), aotc.Fence(), np.zeros(8, np.float32)
+    if how == "out":
+        value = module.submit("main", X, Y, out=[memory[:4]], wait=[start])
+    else:
+        memory[:4] = X
+        given = module.submit("update", memory[:4], np.zeros(4, "f4"), donate=True, wait=[start])
+        value = module.submit("update", given, Y, donate=True)
+    reader = module.submit("main", value, Y, wait=[held])
+    writer = module.submit("main", X, X, out=[memory[2:6]])
+    beside = module.submit("main", X, X, out=[memory[4:]], wait=[held])
+    start.signal()
+    assert value.result(PATIENCE)[0].tolist() == (X + Y).tolist()
+    with pytest.raises(TimeoutError):
+        writer.result(0.05)
+    held.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    writer.wait(PATIENCE), beside.wait(PATIENCE)
+    assert memory[2:4].tolist() == [0, 2]
+    assert {**_READERS, **_WRITERS} == {}
+
+
+def test_who_only_writes_runs_however_the_earlier_ones_end(module):
+    start, x, out = aotc.Fence(), X.copy(), np.zeros(4, np.float32)
+    reader, writer = module.submit("main", x, Y, wait=[start]), module.submit("main", X, Y, out=[out], wait=[start])
+    taking = module.submit("update", x, Y, donate=True)
+    again = module.submit("main", Y, Y, out=[out])
+    reading = module.submit("main", out, Y)
+    both = np.zeros(8, np.float32)
+    writer_of_nothing = module.submit("main", X, Y, out=[both[:4]], wait=[start])
+    module.submit("main", X, Y, out=[both[2:6]])
+    reading_nothing = module.submit("main", both[1:5], Y)
+    assert all(fence.cancel() for fence in (reader, writer, writer_of_nothing))
+    assert taking.result(PATIENCE)[0].tolist() == (X + Y).tolist()
+    assert again.result(PATIENCE)[0].tolist() == (2 * Y).tolist()
+    assert reading.result(PATIENCE)[0].tolist() == (3 * Y).tolist()  # what the second wrote
+    with pytest.raises(aotc.VmError, match="which failed: FenceCancelled"):
+        reading_nothing.result(PATIENCE)
+    assert {**_READERS, **_WRITERS} == {}
+
+
+@pytest.mark.parametrize("when", ["there", "done", "to come"])
+def test_earlier_readers_of_a_device_array_come_before_who_is_given_it(module, when):
+    start, held = aotc.Fence(), aotc.Fence()
+    value = DeviceArray(X + Y, "d0")
+    if when != "there":
+        value = module.submit("main", X, Y, results="device", wait=[start])
+    if when == "done":
+        start.signal(), value.wait()
+    reader = module.submit("main", value, Y, wait=[held])
+    start.signal()
+    if when == "to come":
+        value.wait()
+    taking = module.submit("update", value, Y, donate=True, results="device")
+    assert (value if when == "there" else value.result()[0]).donated
+    with pytest.raises(aotc.VmError, match="was given to"):
+        module.submit("main", value, Y)
+    held.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    assert taking.result(PATIENCE)[0].numpy().tolist() == (X + 2 * Y).tolist()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "device"])
+def test_a_result_that_is_made_while_its_reader_is_submitted(module, monkeypatch, kind):
+    start, held = aotc.Fence(), aotc.Fence()
+    value = module.submit("main", X, Y, results=kind, wait=[start])
+    enter = Turn.enter
+
+    def late(turn, *rest):
+        start.signal(), value.wait(PATIENCE)
+        return enter(turn, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Turn, "enter", late)
+        reader = module.submit("main", value, Y, wait=[held])
+    writer = module.submit("update", value, Y, donate=True)
+    with pytest.raises(TimeoutError):
+        writer.result(0.05)
+    held.signal()
+    assert reader.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+    assert writer.result(PATIENCE)[0].tolist() == (X + 2 * Y).tolist()
+
+
+def test_a_call_that_is_given_a_device_array_waits_for_no_readers(module):
+    start, value = aotc.Fence(), DeviceArray(X.copy(), "d0")
+    reader = module.submit("main", value, Y, wait=[start])
+    module.invoke("update", value, Y, donate=True)
+    start.signal()
+    with pytest.raises(aotc.VmError, match="was donated to a call"):
+        reader.result(PATIENCE)
+
+
+def test_what_was_given_away_is_no_buffer_either(module):
+    start, x, kept = aotc.Fence(), X.copy(), DeviceArray(X.copy(), "d0")
+    for given in (x, kept):
+        module.submit("update", given, Y, donate=True, wait=[start])
+        with pytest.raises(aotc.VmError, match=r"out.0. was given to tiny: update with donate=True"):
+            module.submit("main", X, Y, out=[given])
+    start.signal()
 
 
 def test_an_error_holds_no_arguments(module):

@@ -233,7 +233,7 @@ class ResidentCall:
             else:
                 buffer = self._block(kind.size, mark) if where == _FRESH else buffers[number]
                 x = CudaArray.__new__(CudaArray)
-                x._buffer, x._type, x.kind, x.device = buffer, kind, kind, device
+                x._buffer, x._type, x.kind, x.device, x._reader = buffer, kind, kind, device, None
             made.append(x)
             written.append(buffer)
         return made, written
