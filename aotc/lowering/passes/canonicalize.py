@@ -77,6 +77,9 @@ def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
 
 def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
     a = op.attrs
+    if any(0 in v.type.shape for v in op.operands):
+        inits = op.operands[len(op.results) :]
+        return [b.broadcast(init, (), v.type.shape) for init, v in zip(inits, op.results, strict=True)]
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
     if not trivial or any(w for pair in a["padding"] for w in pair):
         value = simplify_shape(op, b) if len(op.results) == 1 else None

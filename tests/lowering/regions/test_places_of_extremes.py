@@ -20,7 +20,8 @@ DTYPES = ("float16", "bfloat16", "float32", "float8_e4m3fn", "int8", "int32", "u
 def hard_rows():
     """Rows with ties, of infinities, with NaN at every place, with zeros of both signs."""
     inf, nan = np.inf, np.nan
-    rows = [[1, 3, 3, 2, 3], [-inf] * 5, [inf] * 5, [nan, 1, 2, inf, nan], [-inf, 2, nan, nan, 5], [0.0, -0.0, 0, -0.0, 0]]
+    zeros = [0.0, -0.0, 0, -0.0, 0]
+    rows = [[1, 3, 3, 2, 3], [-inf] * 5, [inf] * 5, [nan, 1, 2, inf, nan], [-inf, 2, nan, nan, 5], zeros]
     return np.array(rows, "float32")
 
 
