@@ -164,7 +164,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "loops"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
-    pairs = form == "bf16" and k % FORMS[form].group == 0  # quick to pack
+    quick = k % FORMS[form].group == 0 or form in target.matrices
+    pairs = form == "bf16" and quick  # to pack, for what is gained
     if by_rows and not constant and (streams(m) or (not pairs and IN_PLACE_ELEMENTS.holds(k * n))):
         return "in_place"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
