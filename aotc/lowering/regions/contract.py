@@ -23,6 +23,7 @@ from aotc.lowering.analysis.costs.table_products import (
     ITEM_FLOPS,
     LARGE_ITEMS,
     MANY_ITEMS,
+    MATRIX_ITEM_FLOPS,
     MIN_ITEMS,
     SET_BYTES,
     SPREAD_HEIGHT,
@@ -141,11 +142,10 @@ class _Tiles:
         tiles, panels, outer = (n if isinstance(n, int) else UNKNOWN_TILES.value for n in extents)
         total = tile_flops * tiles * panels * outer
         matrix = p.form in self.target.matrices
-        rate = 100 // MATRIX_WORK.value if matrix else 1
-        least = ITEM_FLOPS.value * rate
+        least = (MATRIX_ITEM_FLOPS if matrix else ITEM_FLOPS).value
         want = max(total // MANY_ITEMS.value, least)
         want = min(want, LARGE_ITEMS.value * least, max(total // MIN_ITEMS.value, 1))
-        if WHOLE_FLOPS.holds(total // rate):
+        if WHOLE_FLOPS.holds(total * MATRIX_WORK.value // 100 if matrix else total):
             want = total + 1
         fits = max(self.target.l2 // 2 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
         some = want // max(tile_flops, 1)

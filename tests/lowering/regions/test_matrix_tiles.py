@@ -52,7 +52,8 @@ def product_of(formula, dtype="bf16"):
 
 
 def loaded(function, *args, threads=None, **more):
-    return aotc.load(aotc.compile(jax.jit(function), *args, target=TARGET.name, verify_each=True, **more), threads)
+    data = aotc.compile(jax.jit(function), *args, target=TARGET.name, verify_each=True, **more)
+    return aotc.load(data, threads=threads)
 
 
 def lowered(function, *args):
@@ -156,11 +157,39 @@ def test_which_products():
     assert not tiles_of(lowered(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.int8), x, y))
 
 
-@played
-def test_no_terms_and_no_rows():
-    """Nothing is asked of the unit."""
-    for m, k, n in ((9, 0, 16), (0, 64, 64), (40, 64, 0)):
-        assert not tiles_of(lowered(product_of(ROWS), array(m, k), array(k, n))) or 0 in (m, n)
+EMPTY = [(9, 0, 16), (0, 64, 64), (40, 64, 0)]
+
+
+@pytest.mark.parametrize("size", EMPTY)
+def test_nothing_is_asked_of_the_unit(size):
+    m, k, n = size
+    for kernel in lowered(product_of(ROWS), array(m, k), array(k, n)):
+        assert kernel.grid == 0 or not tiles_of([kernel])
+
+
+@runs_here
+@pytest.mark.parametrize("size", EMPTY)
+def test_empty_products(size):
+    m, k, n = size
+    got = loaded(product_of(ROWS), array(m, k), array(k, n))(array(m, k), array(k, n))
+    assert got.shape == (m, n)
+    assert not got.any()
+
+
+def test_items_are_large_and_use_rows_and_panels_several_times():
+    """Beside those of a CPU without the unit."""
+
+    def grid(size, target):
+        types = [jax.ShapeDtypeStruct((size, size), "bfloat16")] * 2
+        exported = jax.export.export(jax.jit(product_of(ROWS)), platforms=["cpu"])(*types)
+        options = Options(target=target.name)
+        *_, kernel = lower(run_passes(import_model(exported), options), target, options).kernels
+        return kernel.grid
+
+    pairs = TARGETS["cpu:x86-64-v4-bf16"]
+    assert 8 <= grid(1024, TARGET) <= 24 < grid(1024, pairs)
+    assert grid(512, TARGET) >= 8
+    assert grid(128, TARGET) == 1 < grid(128, pairs)
 
 
 def epilogue(x, w, b):
