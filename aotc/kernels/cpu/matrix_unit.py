@@ -19,7 +19,7 @@ from aotc.kernels.llvm_types import I1, I8, I32, I64, PTR, VOID
 
 ROWS, WORDS, REGISTERS = 16, 16, 8
 """Rows of a tile register, its 4-byte words in a row, and how many registers there are."""
-_SUMS = 4  # registers; beside them two at least for ``a`` and ``b``
+_SUMS = REGISTERS // 2  # beside them one or two for ``a``, and two or three for ``b``
 _PRODUCTS = {"bf16": "tdpbf16ps", "i8": "tdpbssd", "u8": "tdpbusd"}  # by the dtype of ``a``
 _NOW = "matrix_tiles_now"
 
