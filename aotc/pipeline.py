@@ -51,6 +51,7 @@ from aotc.lowering.passes.fold_constants import fold_constants
 from aotc.lowering.passes.fuse import fuse
 from aotc.lowering.passes.fuse_attention import fuse_attention
 from aotc.lowering.passes.gpu.hoist_products import hoist_products
+from aotc.lowering.passes.gpu.mark_concurrent import mark_concurrent
 from aotc.lowering.passes.gpu.split_attention import split_attention
 from aotc.lowering.passes.gpu.spread_work import spread_work
 from aotc.lowering.passes.gpu.unroll_loops import unroll_loops
@@ -59,6 +60,7 @@ from aotc.lowering.passes.inline import inline
 from aotc.lowering.passes.isolate_devices import isolate_devices
 from aotc.lowering.passes.join_devices import join_devices
 from aotc.lowering.passes.licm import licm
+from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
 from aotc.lowering.passes.specialize import specialize
@@ -118,6 +120,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(pack_contractions),
     Pass(fold_constants),
     Pass(spread_work, required=True, establishes=invariants.runs_are_sorted),
+    Pass(locate_extremes),
     Pass(split_windows),
     Pass(split_rows),
     Pass(split_reductions),
@@ -126,6 +129,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(dce),
     Pass(advance_checks, required=True, establishes=invariants.checks_are_first),
     Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
+    Pass(mark_concurrent),
     Pass(join_devices, required=True, establishes=invariants.removed_by(join_devices)),
 )
 
@@ -143,6 +147,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (assign_devices, isolate_devices, "regions are of the devices that it assigns"),
     (isolate_devices, canonicalize_dot, "what that makes of an op is on its device because it stands in its region"),
     (isolate_devices, fuse, "a kernel would hold ops of several devices"),
+    (fuse, mark_concurrent, "only of kernels it is known what others they do not need"),
+    (mark_concurrent, join_devices, "the region that an op stands in tells its device"),
     (fuse, join_devices, "only a dispatch says where it runs"),
     (licm, fuse, "what does not change in a loop would be part of a kernel that runs in each iteration"),
     (canonicalize_dot, pack_contractions, "only matmul is packed"),
@@ -155,6 +161,7 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
+    (locate_extremes, split_reductions, "of a long row each of the two reductions is cut in parts"),
     (split_rows, split_reductions, "each of two reductions of a row would be cut by itself, and not be known any more"),
     (split_rows, fuse, "the parts are to become kernels"),
     (split_reductions, fuse, "the steps are to become kernels"),

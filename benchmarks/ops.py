@@ -156,7 +156,28 @@ def elementwise() -> Iterator[Case]:
             yield Case(f"{name} {dtype} [100000]", getattr(jax.lax, name), (a, b), 1e-3)
 
 
-GROUPS = (sorting, selection, indexing, scans, randomness, transforms, elementwise)
+def rows() -> Iterator[Case]:
+    import jax
+    import jax.numpy as jnp
+    import ml_dtypes
+    import numpy as np
+
+    rng = np.random.default_rng(6)
+    x, image = rng.standard_normal((512, 2048)), rng.standard_normal((8, 56, 56, 64))
+    window = (1, 3, 3, 1), (1, 2, 2, 1), "SAME"
+    whole: dict[str, Callable[..., Any]] = {
+        "max": lambda x: x.max(-1), "argmax": lambda x: x.argmax(-1), "softmax": jax.nn.softmax,
+        "log_softmax": jax.nn.log_softmax, "logsumexp": lambda x: jax.nn.logsumexp(x, -1), "gelu": jax.nn.gelu,
+        "standardize": lambda x: jax.nn.standardize(x, -1),
+    }  # fmt: skip
+    for name, dtype, tolerance in (("f32", "float32", 1e-5), ("bf16", ml_dtypes.bfloat16, 2e-2)):
+        for function, call in whole.items():
+            yield Case(f"{function} {name} [512, 2048]", call, (x.astype(dtype),), tolerance)
+        pooled = lambda x: jax.lax.reduce_window(x, jnp.array(-jnp.inf, x.dtype), jax.lax.max, *window)
+        yield Case(f"pooling {name} [8, 56, 56, 64]", pooled, (image.astype(dtype),), 0)
+
+
+GROUPS = (sorting, selection, indexing, scans, randomness, transforms, elementwise, rows)
 
 
 def error_of(got: Any, want: Any) -> float:

@@ -107,7 +107,8 @@ def test_golden(case, update):
     op, arrays = function.body.ops[-1], arguments([p.type for p in function.body.params])
     if function.attrs["kind"] == "single" and op.name in PREPARE:
         arrays = PREPARE[op.name](op, arrays)
-    close(run(function, kernel, arrays), interpret(module, *arrays, function="k"))
+    rounding = 2**-5 if case.stem.startswith("short_floats") else 0.0
+    close(run(function, kernel, arrays), interpret(module, *arrays, function="k"), rounding)
     text = print_kernel(kernel)
     if update:
         case.write_text(f"{head}{before}====\n{text}")

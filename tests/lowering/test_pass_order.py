@@ -18,12 +18,14 @@ from aotc.ir.tensor_verify import verify
 from aotc.lowering.lower import lower
 from aotc.options import Options
 from aotc.pipeline import MUST_PRECEDE, PASSES, run_passes
-from aotc.targets import resolve
+from aotc.targets import combine, resolve
 
 pytestmark = pytest.mark.ir
 
 TARGET = "cpu:x86-64-v3"
-TARGETS = {("spread_work", "fuse"): "cuda:sm_90"}  # of pairs that others do not need
+GPU = "cuda:sm_90"
+TARGETS = {("spread_work", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
+DEVICES = {("mark_concurrent", "join_devices"): {"d1": GPU}}
 
 
 def f32(*shape):
@@ -54,6 +56,17 @@ TWO_DEVICES = """func.func public @main(%x: tensor<8x8xf32> {aotc.affinity = "d0
   %1 = stablehlo.custom_call @aotc.transfer(%0) {aotc.to = "d1"} : (tensor<8x8xf32>) -> tensor<8x8xf32>
   %2 = stablehlo.multiply %1, %w : tensor<8x8xf32>
   return %2 : tensor<8x8xf32>
+}"""
+
+PRODUCTS_OVER_THERE = """func.func public @main(%x: tensor<64x64xf32> {aotc.affinity = "d0"},
+    %a: tensor<64x64xf32> {aotc.affinity = "d1"}, %b: tensor<64x64xf32> {aotc.affinity = "d1"})
+    -> (tensor<64x64xf32>, tensor<64x64xf32>) {
+  %0 = stablehlo.custom_call @aotc.transfer(%x) {aotc.to = "d1"} : (tensor<64x64xf32>) -> tensor<64x64xf32>
+  %1 = stablehlo.dot_general %0, %a, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %2 = stablehlo.dot_general %0, %b, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  return %1, %2 : tensor<64x64xf32>, tensor<64x64xf32>
 }"""
 
 LOOP_OVER_DEVICES = """func.func public @main(%x: tensor<8xf32> {aotc.affinity = "d0"},
@@ -170,6 +183,11 @@ def all_know_their_device(module, count):
     return all("device" in op.attrs for op in walk(module.functions["main"].body) if op.name == "dispatch")
 
 
+def concurrent(number):
+    """Are so many products marked as concurrent?"""
+    return lambda module, count: [f.attrs.get("concurrent") for f in module.functions.values()].count(number) == number
+
+
 # For each pair: a model, what is true of it after the passes in the table's order and not with the pair reversed.
 REASONS = {
     ("inline", "licm"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
@@ -195,6 +213,7 @@ REASONS = {
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
     ("split_windows", "fuse"): (jnp.cumsum, (LONG,), {}, kernels(4)),
     ("spread_work", "fuse"): (jnp.sort, (LONG,), {}, kernels(12)),
+    ("locate_extremes", "split_reductions"): (lambda x: x.argmax(), (LONG,), {}, kernels(4)),
     ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),
@@ -204,6 +223,8 @@ REASONS = {
     ("isolate_devices", "canonicalize_dot"): (TWO_DEVICES, (), {}, all_know_their_device),
     ("isolate_devices", "fuse"): (TWO_DEVICES, (), {}, all_know_their_device),
     ("fuse", "join_devices"): (TWO_DEVICES, (), {}, all_know_their_device),
+    ("fuse", "mark_concurrent"): (lambda x, a, b: (x @ a, x @ b), (f32(64, 64),) * 3, {}, concurrent(2)),
+    ("mark_concurrent", "join_devices"): (PRODUCTS_OVER_THERE, (), {}, concurrent(2)),
     ("dce", "fuse"): (dead_carry, (f32(64), f32(64)), {}, kernels(2)),
 }
 
@@ -244,20 +265,19 @@ def test_every_required_pass_establishes_something():
 def test_a_broken_order_does_harm(pair, monkeypatch):
     model, arguments, sizes, good = REASONS[pair]
     module = import_model(model, *arguments)
-    target = TARGETS.get(pair, TARGET)
-    assert _holds(module, sizes, good, target)
+    options = Options(target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}))
+    assert _holds(module, good, options)
     order = reversed_order(*pair)
     assert pair in broken_pairs(names_of(order))
     monkeypatch.setattr(pipeline, "PASSES", order)
-    assert not _holds(module, sizes, good, target)
+    assert not _holds(module, good, options)
 
 
-def _holds(module, sizes, good, target):
+def _holds(module, good, options):
     """Does ``module`` pass all passes and lowering, and is ``good`` true of what the passes make?"""
-    options = Options(target=target, specialize=sizes)
     try:
         fused = run_passes(module, options)
-        lower(fused, resolve(target)[0], options)
+        lower(fused, combine(resolve(options.target), options.devices)[0], options)
     except (CompileError, InternalError):
         return False
     return good(fused, Counter(op.name for f in fused.functions.values() for op in walk(f.body)))

@@ -1,5 +1,8 @@
 """LAPACK and functions of the user's on the host beside a GPU, on the hardware."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,3 +97,15 @@ def test_pages_of_working_memory_are_locked(monkeypatch):
     module.trim()
     check(CASES["qr"], square(n=300), calls=1)
     assert len(made) == 2
+
+
+def test_a_process_that_ends_with_locked_pages_says_nothing(tmp_path):
+    (tmp_path / "model.vmfb").write_bytes(aotc.compile(export(CASES["qr"], square(n=300)), target=GPU, cache=False))
+    script = (
+        "import aotc, numpy as np\n"
+        "module = aotc.load('model.vmfb')\n"
+        "module.invoke('main', np.eye(300))\n"
+        "print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)

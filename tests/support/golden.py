@@ -48,8 +48,11 @@ def array(rng: np.random.Generator, t: TensorType, dims: Mapping[str, int]) -> n
     return np.asarray(values).astype(to_numpy(t.dtype))
 
 
-def close(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
-    """Compare results with the reference's: integers exactly, others as far as the order of sums allows."""
+def close(got: Sequence[np.ndarray], want: Sequence[np.ndarray], rounding: float = 0.0) -> None:
+    """Compare results with the reference's: integers exactly, others as far as the order of sums allows.
+
+    ``rounding`` is how far roundings that were left out change a result, as a share of it.
+    """
     assert len(got) == len(want)
     for x, y in zip(got, want, strict=True):
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
@@ -58,7 +61,7 @@ def close(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
             np.testing.assert_array_equal(x, y)
             continue
         scale = max(1.0, float(np.abs(y.astype(wide)).max(initial=0)))
-        np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=1e-5, atol=2e-6 * scale)
+        np.testing.assert_allclose(x.astype(wide), y.astype(wide), rtol=1e-5 + rounding, atol=2e-6 * scale)
 
 
 def kind_of_array(a: np.ndarray) -> str:

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from aotc.frontend.mlir_types import get_integers, integers
 from aotc.frontend.requirements import of_types
 from aotc.frontend.session import Importer, State
-from aotc.ir.opset import ACCUMULATED, OPS
+from aotc.ir.opset import ACCUMULATED
 from aotc.ir.tensor_ir import Op, Region, TensorType, Value
 from aotc.vmfb.dtypes import DTYPES, to_numpy
 
@@ -33,16 +33,17 @@ def _reduce(state: State, op: Any) -> None:
 
 
 def _accumulates_short(region: Region) -> bool:
-    """Is this a plain sum or product of floats of 16 bits or less?
+    """Is this a plain sum, product or extreme of floats of 16 bits or less?
 
     Rounding after every step would stop a sum at the first power of two whose last place exceeds the
-    terms (bf16: 256 of ones), so such reductions run in f32 and round once, as XLA's do.
+    terms (bf16: 256 of ones), so such reductions run in f32 and round once, as XLA's do. The largest is the
+    same, but what is kept in f32 registers from one step to the next is computed in vectors.
     """
     if len(region.params) != 2 or len(region.ops) != 1:
         return False
     (op,), row = region.ops, DTYPES[region.params[0].type.dtype]
-    rounds = op.name in ACCUMULATED and OPS[op.name].tolerance != 0
-    return rounds and set(op.operands) == set(region.params) and row.kind == "f" and row.bits <= 16
+    plain = op.name in ACCUMULATED and set(op.operands) == set(region.params)
+    return plain and row.kind == "f" and row.bits <= 16
 
 
 def _in_f32(state: State, region: Region) -> Region:

@@ -50,6 +50,8 @@ class ScalarOp:
         GPUs do it to an integer in memory in one step.
     widens : bool
         A small float means the same as f32. False where the meaning lies in the bits of the format.
+    smooth : bool
+        It neither jumps nor ends: operands that are a little larger or smaller never make it another, or no number.
     counts_bits : bool
         It looks at the bits from the highest down: a short integer has none above its own.
     work : int
@@ -73,6 +75,7 @@ class ScalarOp:
     accumulates: bool = False
     atomic: bool = False
     widens: bool = True
+    smooth: bool = False
     counts_bits: bool = False
     work: int = 1
     vector_work: int = 1
@@ -306,23 +309,23 @@ def _logical(boolean: Callable, other: Callable) -> Callable:
 _DEAR = 16  # the work of a function that is a formula of many operations, or a division
 
 SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
-    ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0),
-    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0),
+    ScalarOp("neg", 1, "iufc", "same", np.negative, symbol="-", tolerance=0, smooth=True),
+    ScalarOp("abs", 1, "iufc", "real", np.abs, tolerance=0, smooth=True),
     ScalarOp("sign", 1, "iufc", "same", _sign, tolerance=0),
-    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10),
-    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR, vector_work=17),
+    ScalarOp("exp", 1, "fc", "same", np.exp, work=_DEAR, vector_work=10, smooth=True),
+    ScalarOp("expm1", 1, "fc", "same", np.expm1, work=_DEAR, vector_work=17, smooth=True),
     ScalarOp("log", 1, "fc", "same", np.log, work=_DEAR, vector_work=21),
     ScalarOp("log1p", 1, "fc", "same", np.log1p, work=_DEAR, vector_work=26),
     ScalarOp("sqrt", 1, "fc", "same", np.sqrt, work=_DEAR, vector_work=4),
     ScalarOp("rsqrt", 1, "fc", "same", lambda x: 1 / np.sqrt(x), work=_DEAR, vector_work=7),
-    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR, vector_work=217),
-    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87),
-    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87),
+    ScalarOp("cbrt", 1, "fc", "same", _complex_cbrt, work=_DEAR, vector_work=217, smooth=True),
+    ScalarOp("sin", 1, "fc", "same", np.sin, work=_DEAR, vector_work=87, smooth=True),
+    ScalarOp("cos", 1, "fc", "same", np.cos, work=_DEAR, vector_work=87, smooth=True),
     ScalarOp("tan", 1, "fc", "same", np.tan, work=_DEAR, vector_work=89),
-    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9),
-    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14),
-    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9),
-    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=42),
+    ScalarOp("tanh", 1, "fc", "same", np.tanh, work=_DEAR, vector_work=9, smooth=True),
+    ScalarOp("logistic", 1, "fc", "same", _logistic, work=_DEAR, vector_work=14, smooth=True),
+    ScalarOp("erf", 1, "f", "same", _special("erf"), work=_DEAR, vector_work=9, smooth=True),
+    ScalarOp("erfc", 1, "f", "same", _special("erfc"), work=_DEAR, vector_work=42, smooth=True),
     ScalarOp("erf_inv", 1, "f", "same", _special("erfinv"), work=_DEAR, vector_work=70),
     ScalarOp("lgamma", 1, "f", "same", _log_gamma, work=_DEAR, vector_work=216),
     ScalarOp("floor", 1, "f", "same", np.floor, tolerance=0),
@@ -337,17 +340,17 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("imag", 1, "fc", "real", np.imag, tolerance=0),
     ScalarOp("conj", 1, "fc", "same", np.conj, tolerance=0),
     ScalarOp("add", 2, "biufc", "same", _logical(np.logical_or, np.add),
-              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True),
-    ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-"),
+              symbol="+", on_bool="or", commutes=True, neutral="zero", accumulates=True, atomic=True, smooth=True),
+    ScalarOp("sub", 2, "iufc", "same", np.subtract, symbol="-", smooth=True),
     ScalarOp("mul", 2, "biufc", "same", _logical(np.logical_and, np.multiply),
-              symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True),
-    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2),
+              symbol="*", on_bool="and", commutes=True, neutral="one", accumulates=True, smooth=True),
+    ScalarOp("div", 2, "iufc", "same", _div, work=_DEAR, vector_work=2, smooth=True),
     ScalarOp("rem", 2, "iuf", "same", _rem, work=_DEAR, vector_work=90),
     ScalarOp("pow", 2, "iufc", "same", _pow, work=_DEAR, vector_work=200),
     ScalarOp("max", 2, "biufc", "same", _ordered(np.greater_equal, _maximum),
-              on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0),
+              on_bool="or", neutral="lowest", accumulates=True, atomic=True, tolerance=0, smooth=True),
     ScalarOp("min", 2, "biufc", "same", _ordered(np.less_equal, _minimum),
-              on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0),
+              on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True),
     ScalarOp("atan2", 2, "fc", "same", _atan2, work=_DEAR, vector_work=76),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
     ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
@@ -369,6 +372,6 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("le_total", 2, "f", "bool", _total(np.less_equal), symbol="<=", total=True, widens=False),
     ScalarOp("gt_total", 2, "f", "bool", _total(np.greater), symbol=">", total=True, widens=False),
     ScalarOp("ge_total", 2, "f", "bool", _total(np.greater_equal), symbol=">=", total=True, widens=False),
-    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0),
+    ScalarOp("select", 3, "biufc", "select", np.where, tolerance=0, smooth=True),
     ScalarOp("convert", 1, "biufc", "given", convert, tolerance=0),
 )}  # fmt: skip

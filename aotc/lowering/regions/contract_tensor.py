@@ -37,7 +37,7 @@ def lower_contract_tensor(b: RegionBuilder, op: Op, target: Target) -> Kernel | 
         body = [For(name, 0, extent, tuple(body))]
     kernel = b.kernel(1, tuple(body), product((*extents, form.k)) * 2)
     window = window_of(op, target) if op.name == "conv" else None
-    tiling = best_tiling(read_product(kernel), target, window)
+    tiling = best_tiling(read_product(kernel), target, window, b.function.attrs.get("concurrent", 1))
     return None if tiling is None else replace(kernel, tiling=tiling)
 
 

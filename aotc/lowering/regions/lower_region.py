@@ -28,6 +28,7 @@ from aotc.lowering.regions.ops.sorts.sorting_digits import lower_digit_counts, l
 from aotc.lowering.regions.ops.sorts.sorting_runs import lower_sort_runs
 from aotc.lowering.regions.ops.sorts.sorting_selection import lower_top_k
 from aotc.lowering.regions.reduction import lower_reduction
+from aotc.lowering.regions.round_once import round_once
 from aotc.targets import Target
 
 Lowering = Callable[[Function, Target], Kernel]
@@ -80,7 +81,7 @@ def lower_region(function: Function, target: Target) -> Kernel:
     """
     kind = function.attrs["kind"]
     if kind != "single":
-        return KINDS[kind, target.kind](function, target)
+        return round_once(KINDS[kind, target.kind](function, target), target)
     op = function.body.ops[-1]
     refused = host_only(op) if target.kind == "cuda" else None
     if refused is not None:

@@ -76,15 +76,16 @@ class PageLock:
     """A part of ``memory`` that all GPUs copy from and to by themselves for as long as this lives, which holds it."""
 
     def __init__(self, gpu: Gpu, memory: object, address: int, size: int) -> None:
-        self._memory, self._address, self._context, self._process = memory, 0, gpu.context, os.getpid()
+        self._memory = memory
         gpu.enter()
         call("cuMemHostRegister_v2", address, size, _PORTABLE)
-        self._address = address
+        finalize(self, _unlock, gpu.context, address, os.getpid()).atexit = False  # the driver ends then too
 
-    def __del__(self) -> None:
-        if self._address and os.getpid() == self._process:  # a forked child has no driver
-            with suppress(VmError), _within(self._context):
-                attempt("cuMemHostUnregister", self._address)
+
+def _unlock(context: c_void_p, address: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child has no driver
+        with suppress(VmError), _within(context):
+            attempt("cuMemHostUnregister", address)
 
 
 def ordinal_of(address: int) -> int:

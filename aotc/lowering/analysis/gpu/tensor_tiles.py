@@ -57,15 +57,15 @@ TILE_RATES = (
     TileRate(Tiling("wgmma", 64, 128, 4), 5.1, 2),
     TileRate(Tiling("wgmma", 64, 64, 6), 3.7, 2),
     TileRate(Tiling("wgmma", 64, 64, 2), 2.4, 2),
-    TileRate(Tiling("wgmma_turned", 256, 128, 4), 5.6),
-    TileRate(Tiling("wgmma_turned", 192, 128, 5), 5.6),
-    TileRate(Tiling("wgmma_turned", 128, 128, 6), 5.5),
-    TileRate(Tiling("wgmma_turned", 64, 128, 8), 3.6),
-    TileRate(Tiling("wgmma_turned", 256, 64, 5), 4.6),
+    TileRate(Tiling("wgmma_turned", 256, 128, 4), 6.2),
+    TileRate(Tiling("wgmma_turned", 192, 128, 5), 5.2),
+    TileRate(Tiling("wgmma_turned", 128, 128, 6), 4.3),
+    TileRate(Tiling("wgmma_turned", 64, 128, 8), 2.75),
+    TileRate(Tiling("wgmma_turned", 256, 64, 5), 5.1),
     TileRate(Tiling("wgmma_turned", 128, 64, 8), 3.5),
-    TileRate(Tiling("wgmma_turned", 128, 64, 4), 4.6, 2),
-    TileRate(Tiling("wgmma_turned", 64, 64, 6), 2.0, 2),
-    TileRate(Tiling("wgmma_turned", 64, 64, 2), 1.4, 2),
+    TileRate(Tiling("wgmma_turned", 128, 64, 4), 4.35, 2),
+    TileRate(Tiling("wgmma_turned", 64, 64, 6), 3.05, 2),
+    TileRate(Tiling("wgmma_turned", 64, 64, 2), 2.1, 2),
     TileRate(Tiling("wgmma_turned", 32, 64, 8), 1.6, 2),
     TileRate(Tiling("mma", 128, 128, 3), 3.0),
     TileRate(Tiling("mma", 64, 128, 3), 2.8, 2),
@@ -78,9 +78,8 @@ from: benchmarks/products.py --tiles on an H200: 8192 x 768 x 3072 in bf16 takes
 the tilings of wgmma that share tiles; the others, and 128 x 128, from 18 products with epilogues of ResNet, BERT, ViT
 and an MLP, for which those that the model chooses were the fastest or within 3 % of it; those of mma: 128 x 128 from
 4096 x 4096 x 4096, 409 us, the others in proportion; those of two slices, which fit in 48 KiB, are below those of more
-by what is chosen, not measured; of those that are turned, with weights of f32 as they lie, 256 x 128, 128 x 64 with 8
-slices and 64 x 64 with 6 are from an H200 too (4096 x 4096 x 4096 takes 345 us, 1024 x 768 x 3072 32 us), and the
-others are chosen between them
+by what is chosen, not measured; those that are turned, with weights of f32 as they lie, are from 1024 x 3072 x 768
+(20.6, 34.1, 28.4, 32.8, 24.3, 27.2, 28.0, 30.0, 41.6 and 55.1 us in the order of the table)
 """
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "i8": 1.9}  # of the rate of bf16
@@ -124,9 +123,9 @@ SHORT_EXTENT = Limit(
 PART_TERMS = Estimate(
     "part_terms", 256, "terms of a part of a sum, at least", "chosen: four slices, which are on their way at a time",
 )
-PART_TILES = Limit(
-    "part_tiles", 263, "parts of a sum, of all tiles of 64 rows and columns together",
-    "an H200 has two such tiles on each of its 132 multiprocessors",
+PART_BYTES = Limit(
+    "part_bytes", 16 << 20, "bytes of the parts of sums, all together",
+    "chosen: they stay in the 50 MB of an H200's second cache until they are added up",
 )
 ADD_PARTS = Estimate(
     "add_parts", 3500, "nanoseconds of the kernel that adds up the parts of sums",
@@ -179,10 +178,13 @@ def is_worth_turning(operand: TensorType, times: Dim) -> bool:
     return not (TURNED_SHORT_READS if SHORT_OPERAND.holds(size) else TURNED_READS).holds(times)
 
 
-def best_tiling(product: LoopProduct, target: Target, window: Window | None = None) -> Tiling | None:
+def best_tiling(
+    product: LoopProduct, target: Target, window: Window | None = None, concurrent: int = 1
+) -> Tiling | None:
     """Return the tiling of the least time that ``target`` has, or None if none fits its memory.
 
-    A convolution that is copied by windows says which.
+    A convolution that is copied by windows says which. Of ``concurrent`` products like this, which share the GPU, all
+    are to be done in the least time.
     """
     if window is not None and window_operands(product, window) is None:
         window = None
@@ -192,7 +194,7 @@ def best_tiling(product: LoopProduct, target: Target, window: Window | None = No
         few = FEW_TILE_ROWS.holds(product.row[1])
         rows = (row for row in rows if not row.tiling.is_turned or (few and FEW_TILE_ROWS.holds(row.tiling.rows)))
     fitting = [_held(row, target) for row in rows if row.tiling.shared <= target.shared_memory]
-    best = min(fitting, key=lambda row: nanoseconds(product, row, window)).tiling if fitting else None
+    best = min(fitting, key=lambda row: nanoseconds(product, row, window, concurrent)).tiling if fitting else None
     return best if best is None else replace(best, window=window)
 
 
@@ -237,20 +239,20 @@ def _is_copied(view: View, product: LoopProduct) -> bool:
     return all(is_multiple(x, count) for x in (found[0], *(stride for _, stride, _ in found[1])))
 
 
-def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1) -> int:
+def parts_of_sum(shape: Sequence[Dim], k: Dim, operands: str, taps: int = 1, turned: bool | None = None) -> int:
     """Return into how many products of fewer terms one of a result of ``shape`` is cut; 1 leaves it whole.
 
-    The parts are of whole slices, and worth the kernel that adds them up.
+    The parts are of whole slices, and worth the kernel that adds them up. Their tiles are ``turned``, not, or either.
     """
     if len(shape) != 2 or not isinstance(k, int) or not all(isinstance(d, int) for d in shape):
         return 1
     m, n = map(_guess, shape)
-    tiles = -(-m // 64) * -(-n // 64)
-    possible = [p for p in range(2, k // PART_TERMS.value + 1) if k % (p * 64) == 0 and PART_TILES.holds(p * tiles)]
+    rows = [row for row in TILE_RATES if row.tiling.is_wgmma and turned in (None, row.tiling.is_turned)]
+    most = k // PART_TERMS.value
+    possible = [p for p in range(2, most + 1) if k % (p * 64) == 0 and PART_BYTES.holds(4 * p * m * n)]
 
     def time(parts: int) -> float:
         adding = ADD_PARTS.value + 4 * (parts + 1) * m * n / PRODUCT_MEMORY.value if parts > 1 else 0
-        rows = (row for row in TILE_RATES if row.tiling.is_wgmma)
         return adding + min(_time(m, n, k // parts, parts, operands, row, taps) for row in rows)
 
     return min((1, *possible), key=time)
@@ -273,11 +275,11 @@ def is_faster_turned(shape: Sequence[Dim], k: Dim, taps: int) -> bool:
     return times[True] + TURN_START.value + 8 * terms * n / PRODUCT_MEMORY.value < times[False]
 
 
-def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None) -> float:
-    """Return what the model says that ``product`` takes with the tiles of ``row``."""
+def nanoseconds(product: LoopProduct, row: TileRate, window: Window | None = None, concurrent: int = 1) -> float:
+    """Return what the model says that ``concurrent`` products take at the same time with the tiles of ``row``."""
     m, n, k, count = (_guess(extent) for _, extent in (product.row, product.col, product.k, product.batch))
     taps = 1 if window is None else prod(window.taps)
-    return _time(m, n, k, count, product.operands, row, taps, _epilogue(product))
+    return _time(m, n, k, count * concurrent, product.operands, row, taps, _epilogue(product))
 
 
 def _epilogue(product: LoopProduct) -> tuple[int, int]:

@@ -51,8 +51,16 @@ def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
         op = _in_whole_lines(op, k, b)
     operands = TAKEN.get(op.operands[0].type.dtype) if op.result.type.dtype in TAKEN else None
     k = op.operands[0].type.shape[-2 if op.attrs[_FLAGS[0]] else -1]
-    parts = parts_of_sum(op.result.type.shape, k, operands) if operands else 1
+    parts = parts_of_sum(op.result.type.shape, k, operands, turned=_is_turned(op)) if operands else 1
     return b.append(op) if parts == 1 else (_in_parts(op, k, parts, b),)
+
+
+def _is_turned(op: Op) -> bool | None:
+    """Do tiles take f32 whose columns lie side by side as their rows? None: the size of the product decides."""
+    by_terms = not op.attrs[_FLAGS[0]], op.attrs[_FLAGS[1]]
+    if op.operands[0].type.dtype == "f32" and by_terms != (True, True):
+        return by_terms == (True, False)
+    return None
 
 
 def _as_sum(op: Op, b: Builder) -> Value:
