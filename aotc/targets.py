@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aotc.diagnostics import UNKNOWN, CompileError
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.machine import TILES, cpu_features, is_slow, tiles_permitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,11 @@ class Target:
         """The forms of register tiles that have an instruction for several terms: 2 of ``bf16``, 4 of ``i8``."""
         return frozenset(form for form, feature in _UNITS.items() if feature in self.features)
 
+    @property
+    def matrices(self) -> frozenset[str]:
+        """The forms of register tiles that are multiplied as whole matrices: 16 x 16 sums by an instruction."""
+        return frozenset(form for form, feature in _MATRICES.items() if feature in self.features)
+
 
 @dataclass(frozen=True, slots=True)
 class Mix(Target):
@@ -165,6 +170,7 @@ class Mix(Target):
 _NEEDS = {"fma": "fma", "f16": "f16c"}
 
 _UNITS = {"bf16": "avx512_bf16", "i8": "avx512_vnni"}
+_MATRICES = {"bf16": "amx_bf16", "i8": "amx_int8"}
 
 MASKS = "avx512f"
 """The feature of processors whose vectors have masks."""
@@ -183,6 +189,8 @@ _V4_WITHOUT = (
 )  # fmt: skip
 _V4_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT)
 _BF16_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16")
+_AMX = ("amx_tile", "amx_int8", "amx_bf16")
+_AMX_FEATURES = ",".join(f"-{name}" for name in _V4_WITHOUT if name != "avx512bf16" and not name.startswith("amx-"))
 
 
 _MULTIPROCESSORS = {
@@ -219,6 +227,10 @@ TARGETS = {
             "cpu:x86-64-v4-bf16", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16"), _BF16_FEATURES
         ),
         Target(
+            "cpu:x86-64-amx", "cpu", _V4_MODEL, (*_V4, "avx512_vnni", "avx512_bf16", *_AMX), _AMX_FEATURES,
+            l2=2 << 20,
+        ),
+        Target(
             "cpu:aarch64", "cpu", "generic", ("asimd",), triple="aarch64-unknown-linux-gnu", vector_bytes=16
         ),
         _gpu("compute_80"),
@@ -236,13 +248,6 @@ OTHER_NAMES = {"cuda": "cuda:sm_90a", "cuda:sm_90": "cuda:sm_90a"}
 """What else targets may be called; every GPU of compute capability 9.0 has what ``sm_90a`` adds to ``sm_90``."""
 
 
-_SLOW = {"cpu:x86-64-v4-bf16": "amx_bf16"}
-"""Features of processors that run a target's code more slowly than that of the one before it.
-
-With AMX vdpbf16ps has half the rate of f32 (0.51 on a Sapphire Rapids); on a Zen 5 it has twice that rate.
-"""
-
-
 def host() -> Target:
     """Return the best target that this machine can run."""
     arch = platform.machine()
@@ -253,7 +258,8 @@ def host() -> Target:
         if t.kind == "cpu"
         and t.triple.startswith(arch.replace("arm64", "aarch64"))
         and have.issuperset(t.features)
-        and _SLOW.get(t.name) not in have
+        and not is_slow(t.features, have)
+        and (TILES not in t.features or tiles_permitted())
     ]
     if not fit:
         raise CompileError.at(UNKNOWN, f"no CPU target fits this machine ({arch})", hint="name one with --target")

@@ -1,10 +1,12 @@
-"""Products of bf16 beside f32: ``python benchmarks/narrow_products.py --sizes 512 1024x1024x1024 1x4096x4096``.
+"""Products of bf16 and i8 beside f32: ``python benchmarks/narrow_products.py --sizes 512 1024x1024x1024 1x4096x4096``.
 
 One thread; its processor time counts, for a busy machine's sake. Each size is compiled for the target and asked in
 turn, round by round: bf16 and f32, with the right operand as a constant and as an argument, and bf16 for
 ``cpu:x86-64-v4-vnni``, which widens it. Printed are medians of GFLOP/s, and the share of what the unit does without
-memory: a loop of ``vdpbf16ps`` on registers, which runs in each round too. ``--convolution`` takes layers of an image
-instead: IMAGE x CHANNELS x RESULTS, of 3 x 3.
+memory: a loop of its instruction on registers, which runs in each round too. ``--convolution`` takes layers of an image
+instead: IMAGE x CHANNELS x RESULTS, of 3 x 3. ``--target cpu:x86-64-amx`` measures a matrix unit, with i8 too; the
+results of bf16 are bf16, those of i8 are i32. ``--ratios`` prints the median of the shares of each round instead, for a
+machine whose speed changes while it measures.
 """
 
 from __future__ import annotations
@@ -24,15 +26,18 @@ import numpy as np
 import aotc
 from aotc.kernels.numba_aot import target_machine
 from aotc.targets import TARGETS
+from aotc.vmfb.machine import tiles_permitted
 
-PAIRS, WIDENED = "cpu:x86-64-v4-bf16", "cpu:x86-64-v4-vnni"
+PAIRS, WIDENED, MATRIX = "cpu:x86-64-v4-bf16", "cpu:x86-64-v4-vnni", "cpu:x86-64-amx"
 SUMS, TURNS = 24, 100_000
+TILES, TILE_TURNS = 4, 5_000
 UNITS = {  # the instruction, and its operations
     "f32": ("llvm.fma.v16f32", "<16 x float> %a, <16 x float> %b, <16 x float> {}", "<16 x float>", 32),
     "bf16": (
         "llvm.x86.avx512bf16.dpbf16ps.512", "<16 x float> {}, <32 x bfloat> %a, <32 x bfloat> %b", "<32 x bfloat>", 64,
     ),
 }  # fmt: skip
+MATRICES = {"bf16": ("tdpbf16ps", 2 * 16 * 16 * 32), "i8": ("tdpbssd", 2 * 16 * 16 * 64)}
 Call = Callable[[], object]
 KEEP: list[object] = []
 
@@ -49,13 +54,33 @@ def peak(name: str) -> tuple[Call, float]:
     lines += ["%m = add i64 %n, 1", f"%c = icmp slt i64 %m, {TURNS}", "br i1 %c, label %loop, label %end", "end:"]
     for i in range(SUMS):
         lines += [f"%o{i} = getelementptr i8, ptr %o, i64 {64 * i}", f"store <16 x float> %y{i}, ptr %o{i}, align 4"]
+    return native(lines, PAIRS, np.zeros(64 * (SUMS + 1), "u1")), each * SUMS * TURNS
+
+
+def matrix_peak(name: str) -> tuple[Call, float]:
+    """Return a loop of a matrix unit's instruction on registers, and its operations."""
+    instruction, each = MATRICES[name]
+    said = np.zeros(128, "u1")
+    said[0], said[16:32:2], said[48:56] = 1, 64, 16
+    names = {"ldtilecfg": "ptr", "tilerelease": "", "tilezero": "i8", instruction: "i8, i8, i8"}
+    lines = [f"declare void @llvm.x86.{x}({types})" for x, types in names.items()]
+    lines += ["define void @run(ptr %p, ptr %o) {", "entry:", "call void @llvm.x86.ldtilecfg(ptr %p)"]
+    lines += [f"call void @llvm.x86.tilezero(i8 {i})" for i in range(8)]
+    lines += ["br label %loop", "loop:", "%n = phi i64 [0, %entry], [%m, %loop]"]
+    for i in range(TILES):
+        lines.append(f"call void @llvm.x86.{instruction}(i8 {i}, i8 {4 + i // 2}, i8 {6 + i % 2})")
+    lines += ["%m = add i64 %n, 1", f"%c = icmp slt i64 %m, {TILE_TURNS}", "br i1 %c, label %loop, label %end", "end:"]
+    return native([*lines, "call void @llvm.x86.tilerelease()"], MATRIX, said), each * TILES * TILE_TURNS
+
+
+def native(lines: list[str], target: str, memory: np.ndarray) -> Call:
+    """Return a call of a function on ``memory``, which is the text of its LLVM IR but for its end."""
     module = llvm.parse_assembly("\n".join([*lines, "ret void", "}"]))
-    engine = llvm.create_mcjit_compiler(module, target_machine(TARGETS[PAIRS]))
+    engine = llvm.create_mcjit_compiler(module, target_machine(TARGETS[target]))
     engine.finalize_object()
-    memory = np.zeros(64 * (SUMS + 1), "u1")
     KEEP.extend((engine, memory))
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("run"))
-    return (lambda: call(memory.ctypes.data, memory.ctypes.data + 64)), each * SUMS * TURNS
+    return lambda: call(memory.ctypes.data, memory.ctypes.data + 64)
 
 
 def compiled(function: Callable[..., jax.Array], arrays: list[np.ndarray], constant: bool, target: str) -> Call:
@@ -66,7 +91,7 @@ def compiled(function: Callable[..., jax.Array], arrays: list[np.ndarray], const
     return lambda: module.invoke("main", *given)
 
 
-def forms(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]]) -> dict[str, Call]:
+def forms(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]], target: str) -> dict[str, Call]:
     """Return the calls that are compared."""
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape).astype("f4") for shape in shapes]
@@ -74,10 +99,18 @@ def forms(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]]) -> 
     found = {}
     for how in ("constant", "argument"):
         constant = how == "constant"
-        found[f"bf16 {how}"] = compiled(function, short, constant, PAIRS)
-        found[f"widened {how}"] = compiled(function, short, constant, WIDENED)
-        found[f"f32 {how}"] = compiled(function, arrays, constant, PAIRS)
+        found[f"bf16 {how}"] = compiled(function, short, constant, target)
+        if target == PAIRS:
+            found[f"widened {how}"] = compiled(function, short, constant, WIDENED)
+        elif function is product:
+            found[f"i8 {how}"] = compiled(function, [(40 * a).astype("i1") for a in arrays], constant, target)
+        found[f"f32 {how}"] = compiled(function, arrays, constant, target)
     return found
+
+
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """A product, of integers with the sums that fit."""
+    return jnp.matmul(x, y, preferred_element_type="int32" if x.dtype == "int8" else x.dtype)
 
 
 def convolution(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -85,8 +118,8 @@ def convolution(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def seconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
-    """Return the median of each call's processor time."""
+def seconds(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Return each call's processor time in each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     repeats = {}
     for name, call in calls.items():
@@ -100,7 +133,22 @@ def seconds(calls: dict[str, Call], rounds: int) -> dict[str, float]:
             for _ in range(repeats[name]):
                 call()
             times[name].append((time.thread_time() - begin) / repeats[name])
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
+
+
+def report(size: str, units: dict[str, float], work: float, found: dict[str, list[float]], ratios: bool) -> None:
+    """Print what was found; ``units`` are the operations of their loops."""
+    each = {name: [done / t for t in found[f"unit {name}"]] for name, done in units.items()}
+    shown = ", ".join(f"{statistics.median(rates) / 1e9:.0f} {name}" for name, rates in each.items())
+    print(f"{size}: unit {shown} GFLOP/s")
+    for name in (name for name in found if not name.startswith("unit")):
+        unit = each[name.split()[0].replace("widened", "f32")]
+        rates = [work / t for t in found[name]]
+        share = statistics.median(rates) / statistics.median(unit)
+        if ratios:
+            share = statistics.median([rate / most for rate, most in zip(rates, unit, strict=True)])
+        took, rate = 1e6 * statistics.median(found[name]), statistics.median(rates) / 1e9
+        print(f"  {name:18} {took:9.1f} us {rate:6.0f} GFLOP/s {100 * share:4.0f} % of the unit")
 
 
 def main() -> None:
@@ -108,22 +156,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["512", "1024", "2048", "128x768x3072", "1x4096x4096"])
     parser.add_argument("--convolution", action="store_true")
+    parser.add_argument("--target", choices=(PAIRS, MATRIX), default=PAIRS)
+    parser.add_argument("--ratios", action="store_true")
     parser.add_argument("--rounds", type=int, default=11)
     args = parser.parse_args()
-    units = {f"unit {name}": peak(name) for name in UNITS}
+    units = {"f32": peak("f32")}
+    if args.target == PAIRS:
+        units["bf16"] = peak("bf16")
+    elif tiles_permitted():
+        units |= {name: matrix_peak(name) for name in MATRICES}
+    else:
+        raise SystemExit("the system refuses tile registers")
     for size in args.sizes:
         m, k, n = (int(part) for part in (size.split("x") * 3)[:3])
         if args.convolution:
-            calls, work = forms(convolution, [(1, m, m, k), (3, 3, k, n)]), 18.0 * m * m * k * n
+            calls, work = forms(convolution, [(1, m, m, k), (3, 3, k, n)], args.target), 18.0 * m * m * k * n
         else:
-            calls, work = forms(jnp.matmul, [(m, k), (k, n)]), 2.0 * m * k * n
-        found = seconds({**{name: call for name, (call, _) in units.items()}, **calls}, args.rounds)
-        most = {name.split()[1]: work / found[name] for name, (_, work) in units.items()}
-        print(f"{size}: unit {most['f32'] / 1e9:.0f} f32, {most['bf16'] / 1e9:.0f} bf16 GFLOP/s")
-        for name in calls:
-            rate = work / found[name]
-            share = rate / most["bf16" if name.startswith("bf16") else "f32"]
-            print(f"  {name:18} {1e6 * found[name]:9.1f} us {rate / 1e9:6.0f} GFLOP/s {100 * share:4.0f} % of the unit")
+            calls, work = forms(product, [(m, k), (k, n)], args.target), 2.0 * m * k * n
+        found = seconds({**{f"unit {name}": call for name, (call, _) in units.items()}, **calls}, args.rounds)
+        report(size, {name: done for name, (_, done) in units.items()}, work, found, args.ratios)
 
 
 if __name__ == "__main__":

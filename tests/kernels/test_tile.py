@@ -21,7 +21,7 @@ from aotc.kernels.limits import PREFETCH_ROWS
 from aotc.lowering.analysis.tiling import best_tile, split_rows
 from aotc.targets import TARGETS, Target
 from aotc.vmfb.dtypes import size_of, to_numpy
-from aotc.vmfb.machine import cpu_features
+from aotc.vmfb.machine import TILES, cpu_features, tiles_permitted
 
 pytestmark = pytest.mark.cpu
 
@@ -31,7 +31,10 @@ llvm.initialize_all_asmprinters()
 RUNNABLE = [
     t
     for t in TARGETS.values()
-    if t.kind == "cpu" and t.triple.startswith("x86_64") and cpu_features().issuperset(t.features)
+    if t.kind == "cpu"
+    and t.triple.startswith("x86_64")
+    and cpu_features().issuperset(t.features)
+    and (TILES not in t.features or tiles_permitted())
 ]
 DTYPES = {form: (form, form) for form in FORMS} | {"f32_bf16": ("f32", "bf16")}
 
@@ -179,8 +182,10 @@ def test_pairs_by_one_instruction(a_dtype: str) -> None:
     for target in (t for t in TARGETS.values() if t.kind == "cpu"):
         text = str(build([tile_of("bf16", 3, 2 * target.vector_bytes // 4, 8, 32, a_dtype)], target))
         one = target.name == "cpu:x86-64-v4-bf16" and a_dtype == "bf16"
+        matrix = "bf16" in target.matrices and a_dtype == "bf16"
+        assert ("llvm.x86.tdpbf16ps" in text) == matrix
         assert (text.count("call <16 x float> @\"llvm.x86.avx512bf16.dpbf16ps.512\"") > 0) == one
-        assert ("fma" in text or "fmul" in text) != one
+        assert ("fma" in text or "fmul" in text) != (one or matrix)
 
 
 @pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
@@ -281,7 +286,11 @@ def test_best_tile_fits_the_registers(form: str, target: Target) -> None:
             assert cols % lanes == 0
             vectors = cols // lanes
             assert vectors >= 1
-            assert rows * vectors + vectors + 1 <= target.registers
+            if form in target.matrices:
+                assert -(-rows // 16) * vectors <= 4  # with one for a at least, and two for b, of eight
+                assert rows <= 32
+            else:
+                assert rows * vectors + vectors + 1 <= target.registers
             assert not isinstance(m, int) or rows <= m
             assert not isinstance(m, int) or m > 4 or rows == m
 

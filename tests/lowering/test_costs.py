@@ -1,6 +1,7 @@
 """The cost model: what it counts in loops, what its times follow, and that measured times stand in for them."""
 
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from aotc.vmfb.costs.record import digest_of
 
 pytestmark = pytest.mark.ir
 V4, GPU = TARGETS["cpu:x86-64-v4"], TARGETS["cuda:sm_90a"]
-PAIRS = TARGETS["cpu:x86-64-v4-bf16"]
+PAIRS, MATRIX = TARGETS["cpu:x86-64-v4-bf16"], TARGETS["cpu:x86-64-amx"]
 
 
 def kernels(function, *shapes, dtype="float32", target=V4):
@@ -77,6 +78,18 @@ def test_a_product_of_pairs_takes_half():
     """Packing the right operand is a kernel of its own."""
     found = kernels(lambda x, y: x @ y, (64, 64), (64, 64), dtype="bfloat16", target=PAIRS)
     assert [work_of_kernel(k, 64).tile for k in found] == [0, 2 * 64**3 * machines.PAIRS_WORK.value / 100]
+
+
+def test_a_product_on_a_matrix_unit_takes_a_twelfth():
+    """Of i8 half of that; what is as on other CPUs costs as much."""
+    for dtype, sums, size in (("bfloat16", "float32", 2), ("int8", "int32", 1)):
+        function = partial(jnp.matmul, preferred_element_type=sums)
+        found = kernels(function, (64, 64), (64, 64), dtype=dtype, target=MATRIX)
+        each = [work_of_kernel(k, 64, matrices=MATRIX.matrices).tile for k in found]
+        assert each == [0, 2 * 64**3 * machines.MATRIX_WORK.value / 100 * size / 2]
+        assert predict(found[-1], MATRIX).compute < predict(found[-1], PAIRS).compute
+    (found,) = kernels(lambda x, y: x @ y, (64, 64), (64, 64), target=MATRIX)
+    assert predict(found, MATRIX).compute == predict(found, V4).compute
 
 
 def test_a_gather_touches_memory_anywhere():
@@ -168,7 +181,8 @@ def times(target):
 def test_each_number_of_a_machine_counts(row):
     if row is machines.MEMORY_BOUND or row is machines.GPU_ITEM:
         return  # a decision, tested below; nothing
-    target = GPU if row.name.startswith("cuda_") else PAIRS if row is machines.PAIRS_WORK else V4
+    of = {machines.PAIRS_WORK.name: PAIRS, machines.MATRIX_WORK.name: MATRIX}
+    target = GPU if row.name.startswith("cuda_") else of.get(row.name, V4)
     before = times(target)
     value = row.value
     try:

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.ir
 
 CASES = sorted((FOLDER / "lower").glob("*/*.txt"))
 ELSEWHERE = {"custom_call"}  # its function is the user's: tests/vmfb/test_custom_calls.py
-CPU, PAIRS, CUDA = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cpu:x86-64-v4-bf16", "cuda:sm_90"))
+CPU, CUDA = (resolve(name)[0] for name in ("cpu:x86-64-v4", "cuda:sm_90"))
+OTHER_CPUS = {"pairs_": resolve("cpu:x86-64-v4-bf16")[0], "matrix_": resolve("cpu:x86-64-amx")[0]}  # by cases' names
 
 
 def positive_definite(op, arrays):
@@ -100,7 +101,7 @@ def test_golden(case, update):
     module = parse_module(before)
     assert verify(module) == []
     function = module.functions["k"]
-    cpu = PAIRS if case.stem.startswith("pairs_") else CPU
+    cpu = next((target for name, target in OTHER_CPUS.items() if case.stem.startswith(name)), CPU)
     kernel = lower_region(function, CUDA if case.parent.name.endswith("_cuda") else cpu)
     assert verify_kernel(kernel) == []
     op, arrays = function.body.ops[-1], arguments([p.type for p in function.body.params])

@@ -8,18 +8,23 @@ import aotc
 from aotc import targets
 from aotc.diagnostics import CompileError
 from aotc.targets import TARGETS, host
+from aotc.vmfb import machine as vmfb_machine
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.device import choose
 from aotc.vmfb.devices import cpu
 from aotc.vmfb.errors import BundleError
 
 pytestmark = pytest.mark.cpu
 
-V3, V4, VNNI, BF16 = (set(TARGETS[f"cpu:x86-64-{name}"].features) for name in ("v3", "v4", "v4-vnni", "v4-bf16"))
+NAMES = ("v3", "v4", "v4-vnni", "v4-bf16", "amx")
+V3, V4, VNNI, BF16, AMX = (set(TARGETS[f"cpu:x86-64-{name}"].features) for name in NAMES)
 MACHINES = {  # by what /proc/cpuinfo says
     "haswell": (V3, "cpu:x86-64-v3"),
     "skylake-x": (V4, "cpu:x86-64-v4"),
     "ice lake": (VNNI, "cpu:x86-64-v4-vnni"),
     "zen 4, zen 5": (BF16, "cpu:x86-64-v4-bf16"),
-    "sapphire rapids": (BF16 | {"amx_tile", "amx_int8", "amx_bf16"}, "cpu:x86-64-v4-vnni"),
+    "sapphire rapids": (AMX, "cpu:x86-64-amx"),
+    "a matrix unit of another kind": (AMX - {"amx_int8"}, "cpu:x86-64-v4-vnni"),
     "without one of them": (BF16 - {"avx512_vnni"}, "cpu:x86-64-v4"),
 }
 TEXT = """func.func public @main(%x: tensor<8x64xbf16>, %w: tensor<64x64xbf16>) -> tensor<8x64xf32> {
@@ -32,7 +37,9 @@ TEXT = """func.func public @main(%x: tensor<8x64xbf16>, %w: tensor<64x64xbf16>) 
 def machine(monkeypatch):
     """Say what the machine's features are."""
 
-    def become(have):
+    def become(have, permitted=True):
+        for module in (targets, vmfb_machine):
+            monkeypatch.setattr(module, "tiles_permitted", lambda: permitted)
         monkeypatch.setattr(targets, "cpu_features", lambda: frozenset(have))
         monkeypatch.setattr(cpu, "cpu_features", lambda: frozenset(have))
         monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
@@ -47,6 +54,12 @@ def test_the_default_is_the_fastest_that_runs(name, machine):
     assert host().name == target
 
 
+def test_a_system_that_refuses_tile_registers(machine):
+    """Then the unit for pairs, which is slow on such a CPU, is not the next one."""
+    machine(AMX, permitted=False)
+    assert host().name == "cpu:x86-64-v4-vnni"
+
+
 def test_a_machine_that_runs_none(machine):
     machine({"sse2"})
     with pytest.raises(CompileError, match="no CPU target fits this machine"):
@@ -56,7 +69,12 @@ def test_a_machine_that_runs_none(machine):
 def test_the_unit_is_switched_on_for_its_target_only():
     off = {name for name, t in TARGETS.items() if t.kind == "cpu" and "-avx512bf16" in t.llvm_features.split(",")}
     assert off == {"cpu:x86-64-v4", "cpu:x86-64-v4-vnni"}
-    assert [t.name for t in TARGETS.values() if "bf16" in t.units] == ["cpu:x86-64-v4-bf16"]
+    assert [t.name for t in TARGETS.values() if "bf16" in t.units] == ["cpu:x86-64-v4-bf16", "cpu:x86-64-amx"]
+    for unit in ("amx-tile", "amx-bf16", "amx-int8"):
+        off = {n for n, t in TARGETS.items() if f"-{unit}" in t.llvm_features.split(",")}
+        assert off == {"cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-v4-bf16"}
+    assert [t.name for t in TARGETS.values() if t.matrices] == ["cpu:x86-64-amx"]
+    assert TARGETS["cpu:x86-64-amx"].matrices == {"bf16", "i8"}
     assert TARGETS["cpu:x86-64-v4-vnni"].units == {"i8"}
     assert not TARGETS["cpu:x86-64-v4"].units | TARGETS["cpu:aarch64"].units
 
@@ -81,3 +99,69 @@ def test_a_machine_without_the_unit_refuses(machine):
     machine(VNNI)
     with pytest.raises(BundleError, match="this CPU lacks avx512_bf16"):
         aotc.load(data)
+
+
+EVERY = ("cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-v4-vnni", "cpu:x86-64-v4-bf16", "cpu:x86-64-amx")
+CHOICES = [  # what the machine has, which variants the bundle has, is AMX permitted, which one is taken
+    (AMX, EVERY, True, "amx"),
+    (AMX, EVERY, False, "v4-vnni"),
+    (AMX, ("cpu:x86-64-v3", "cpu:x86-64-amx"), False, "v3"),
+    (AMX, ("cpu:x86-64-v3", "cpu:x86-64-v4-bf16"), True, "v4-bf16"),
+    (AMX, ("cpu:x86-64-v4", "cpu:x86-64-v4-bf16"), True, "v4"),
+    (AMX - {"amx_int8"}, EVERY, True, "v4-vnni"),
+    (BF16, EVERY, True, "v4-bf16"),
+    (VNNI, EVERY, True, "v4-vnni"),
+    (V3, EVERY, True, "v3"),
+]
+
+
+@pytest.fixture(scope="module")
+def bundles():
+    """Bundles of several targets, by their names."""
+    found = {}
+
+    def of(names):
+        if names not in found:
+            found[names] = open_bundle(aotc.compile(TEXT, target=",".join(names)))
+        return found[names]
+
+    return of
+
+
+@pytest.mark.parametrize(("have", "names", "permitted", "taken"), CHOICES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_which_variant_a_machine_takes(have, names, permitted, taken, turned, machine, bundles):
+    """Whatever their order."""
+    machine(have, permitted)
+    variant, _, _ = choose(bundles(names[::-1] if turned else names), None)
+    assert variant["target"] == f"cpu:x86-64-{taken}"
+
+
+def test_a_refusal_is_said_if_nothing_else_runs(machine, bundles):
+    machine(AMX, permitted=False)
+    with pytest.raises(BundleError, match="the system refuses tile registers"):
+        choose(bundles(("cpu:x86-64-amx",)), None)
+
+
+def test_the_permission_is_asked_for_once_and_only_with_the_unit(machine, bundles, monkeypatch):
+    """A machine without the unit is not asked; the answer of this one is kept."""
+    asked = []
+    machine(BF16)
+    monkeypatch.setattr(vmfb_machine, "tiles_permitted", lambda: asked.append(1) or True)
+    choose(bundles(EVERY), None)
+    assert not asked
+
+
+def test_this_system_answers():
+    """With or without the unit: a number, and no crash; where there is no such system call the answer is no."""
+    assert vmfb_machine.tiles_permitted() in (True, False)
+    assert vmfb_machine.tiles_permitted() is vmfb_machine.tiles_permitted()
+    assert vmfb_machine.tiles_permitted() <= ("amx_tile" in vmfb_machine.cpu_features())
+
+
+@pytest.mark.parametrize(("platform", "machine_name"), [("darwin", "x86_64"), ("linux", "aarch64")])
+def test_other_systems_are_not_asked(platform, machine_name, monkeypatch):
+    monkeypatch.setattr(vmfb_machine.sys, "platform", platform)
+    monkeypatch.setattr(vmfb_machine.platform, "machine", lambda: machine_name)
+    monkeypatch.setattr(vmfb_machine.ctypes, "CDLL", None)
+    assert vmfb_machine.tiles_permitted.__wrapped__() is False

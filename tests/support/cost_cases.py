@@ -16,7 +16,7 @@ import numpy as np
 
 lax = jax.lax
 GPU = "cuda:sm_90"
-V3, V4 = "cpu:x86-64-v3", "cpu:x86-64-v4"
+V3, V4, MATRIX = "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:x86-64-amx"
 
 
 @dataclass(frozen=True)
@@ -355,9 +355,9 @@ BLOCKS = {
     "column_tile_rows": sizes(PRODUCT, lambda m: right(64, m, 16), 20, 24, 25),
     "grouped_tile_rows": sizes(integer_product, lambda m: right(64, m, 64), 10, 12, 13, dtype="int8"),
     "grouped_tile_rows_16": sizes(integer_product, lambda m: right(64, m, 64), 5, 8, 9, dtype="int8", target=V3),
+    "matrix_item_flops": sizes(PRODUCT, lambda n: right(512, n, 512), 270, 300, 600, dtype="bfloat16", target=MATRIX),
     "item_flops": LARGE, "large_items": LARGE, "min_items": LARGE, "many_items": LARGE,
-    "set_bytes": sizes(PRODUCT, right, 200, 256, 300),
-    "cache_line": sizes(PRODUCT, right, 240, 256, 272),
+    "set_bytes": sizes(PRODUCT, right, 200, 256, 300), "cache_line": sizes(PRODUCT, right, 240, 256, 272),
     "reduced_columns": sizes(COLUMNS, lambda n: [(40, n)], 100, 128, 130),
     **dict.fromkeys(("row_elements", "row_registers", "long_row_threads", "unrolled_vectors"), GPU_ROWS),
     **dict.fromkeys(("kept_registers", "kept_registers_long"), GPU_SOFTMAX),

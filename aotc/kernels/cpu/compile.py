@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 from aotc.diagnostics import InternalError
 from aotc.ir.loop_ir import Kernel
 from aotc.kernels import back_end
+from aotc.kernels.cpu import matrix_unit
 from aotc.kernels.cpu.one_lane_stores import without_one_lane_stores
 from aotc.kernels.cpu.tile import emit_tile
 from aotc.kernels.emit.body import emit_body
@@ -40,7 +41,7 @@ turn:
   br i1 %more, label %turn, label %done
 
 done:
-  ret void
+{{leave}}  ret void
 }}}}
 """
 """The shell as LLVM makes it of ``for item in range(begin, end): body(buffers, dims, item, scratch, monitor)``."""
@@ -55,7 +56,7 @@ turn:
   br label %done
 
 done:
-  ret void
+{{leave}}  ret void
 }}}}
 """
 """The shell of a kernel whose grid has one item: no loop to unroll."""
@@ -68,7 +69,8 @@ def kernel_module(kernel: Kernel, target: Target) -> llvm.ModuleRef:
     emit_body(body, _BODY, kernel, target, emit_tile)
     text = annotate_rare_calls(annotate_polls(assembly_text(body)))
     shell = _ONCE if kernel.grid == 1 else _LOOP
-    module = llvm.parse_assembly(text + shell.format(name=kernel.name))
+    declared, leave = matrix_unit.RELEASE if matrix_unit.configures(body) else ("", "")
+    module = llvm.parse_assembly(text + declared + shell.format(name=kernel.name, leave=leave))
     back_end.internalize(module, {kernel.name})
     return module
 

@@ -24,7 +24,8 @@ first; for ``i8`` ``a_inner`` is 1. If K is no multiple of the group, the pad of
 Sums are f32 FMAs in order of k, or exact int32, whatever the vector width; on a
 processor without FMA they are a multiplication and an addition. With AVX512-BF16
 pairs of bf16 are multiplied and added by ``vdpbf16ps``: to nearest, and what is
-subnormal, of operands, products and sums, is 0.
+subnormal, of operands, products and sums, is 0. So do the tiles of AMX
+(:mod:`aotc.kernels.cpu.matrix_unit`), which also multiply quads of ``i8``.
 
 ``lowering.analysis.tiling.best_tile`` says which ``rows`` and ``cols`` to use.
 """
@@ -39,7 +40,8 @@ from aotc.diagnostics import InternalError
 from aotc.ir.dims import Dim, Expr
 from aotc.ir.loop_ir import Buffer, Tile
 from aotc.ir.tile_forms import FORMS
-from aotc.kernels.cpu.tile_function import Shape, tile_function
+from aotc.kernels.cpu import matrix_unit
+from aotc.kernels.cpu.tile_function import Shape, TileWriter, tile_function
 from aotc.kernels.limits import PREFETCH_BYTES, PREFETCH_ROWS
 from aotc.kernels.llvm_types import PTR
 from aotc.targets import Target
@@ -70,9 +72,13 @@ def emit_tile(context: TileContext, stmt: Tile) -> None:
     """
     shape, arguments = _shape_of(stmt, context.target)
     builder = context.builder
+    of_unit = matrix_unit.fits(shape)
     function = builder.module.globals.get(shape.name)
     if function is None:
-        function = tile_function(builder.module, shape, len(arguments))
+        writer = matrix_unit.MatrixTileWriter if of_unit else TileWriter
+        function = tile_function(builder.module, shape, len(arguments), writer)
+    if of_unit:
+        matrix_unit.configure(builder, shape)
     bases = ((stmt.a, stmt.a_base), (stmt.b, stmt.b_base), (stmt.out, stmt.out_base))
     pointers = [builder.bitcast(context.address(buffer, base), PTR) for buffer, base in bases]
     builder.call(function, pointers + [context.index(dim) for dim in arguments])
@@ -111,12 +117,12 @@ def _shape_of(stmt: Tile, target: Target) -> tuple[Shape, list[Dim]]:
 
 
 def _isa(target: Target) -> str:
-    """Return which instructions may be named: ``x86``, with ``+fma``, ``+vnni`` and ``+bf16``, or ``fma`` alone."""
+    """Return which instructions may be named: ``x86`` with ``+fma``, ``+vnni``, ``+bf16``, ``+amx-...``; or ``fma``."""
     fma = "" if "fma" in target.lacks else "+fma"
     if not target.triple.startswith("x86_64"):
         return fma
     units = "".join(_INSTRUCTIONS[form] for form in sorted(target.units, reverse=True))
-    return f"x86{fma}{units}"
+    return f"x86{fma}{units}{''.join(f'+amx-{form}' for form in sorted(target.matrices))}"
 
 
 _INSTRUCTIONS = {"i8": "+vnni", "bf16": "+bf16"}

@@ -51,7 +51,7 @@ class Shape:
         return f"tile_{self.form}_{self.rows}x{self.vectors * self.lanes}_{digest}"
 
 
-def tile_function(module: ir.Module, shape: Shape, arguments: int) -> ir.Function:
+def tile_function(module: ir.Module, shape: Shape, arguments: int, writer: type[TileWriter]) -> ir.Function:
     """Add the function of ``shape``, which takes so many ``arguments`` after its three pointers, to ``module``."""
     function = ir.Function(module, ir.FunctionType(VOID, [PTR] * 3 + [I64] * arguments), shape.name)
     function.linkage = "linkonce_odr"
@@ -59,14 +59,14 @@ def tile_function(module: ir.Module, shape: Shape, arguments: int) -> ir.Functio
     function.attributes.add("nounwind")
     for pointer in function.args[:3]:
         pointer.add_attribute("noalias")
-    _TileWriter(function, shape).write()
+    writer(function, shape).write()
     return function
 
 
 State = list[ir.Value]
 
 
-class _TileWriter:
+class TileWriter:
     """Writes the body of one tile function."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
@@ -152,6 +152,11 @@ class _TileWriter:
 
         if not last:
             return self.loop(extent, state, a, panel, (a_step, b_step, 1), outer)[0]
+        return self.innermost(extent, state, a, panel)
+
+    def innermost(self, extent: ir.Value, state: State, a: ir.Value, panel: ir.Value) -> State:
+        """Return the accumulators after the loop over groups of terms that lie side by side."""
+        _, a_step, b_step = self.levels[-1]
         by = (a_step, b_step, UNROLL)
         if isinstance(extent, ir.Constant):
             whole, rest = (ir.Constant(I64, x) for x in divmod(extent.constant, UNROLL))
@@ -312,9 +317,9 @@ class _TileWriter:
 
 
 STEPS = {
-    "f32": _TileWriter.step_float,
-    "f32_bf16": _TileWriter.step_widening,
-    "f64": _TileWriter.step_float,
-    "bf16": _TileWriter.step_bf16,
-    "i8": _TileWriter.step_i8,
+    "f32": TileWriter.step_float,
+    "f32_bf16": TileWriter.step_widening,
+    "f64": TileWriter.step_float,
+    "bf16": TileWriter.step_bf16,
+    "i8": TileWriter.step_i8,
 }

@@ -35,6 +35,8 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     room = target.registers - 1
     needed = -(-n // lanes) if not isinstance(n, Expr) else room
+    if form in target.matrices:
+        return _matrix_tile(m, needed, lanes)
     if not isinstance(m, Expr) and streams(m):
         across = STREAM_VECTORS if WIDE_STREAM_ROWS.holds(m) else NARROW_STREAM_VECTORS
         wide = across.value * min(target.registers, 32) // 32
@@ -49,6 +51,13 @@ def best_tile(m: Dim, n: Dim, k: Dim, form: str, target: Target) -> tuple[int, i
     if form == "i8" or (form == "bf16" and form not in target.units):
         rows = min(rows, (GROUPED_TILE_ROWS if target.registers >= 32 else GROUPED_TILE_ROWS_16).value)
     return (rows if isinstance(m, Expr) else min(rows, m)), lanes * vectors
+
+
+def _matrix_tile(m: Dim, needed: int, lanes: int) -> tuple[int, int]:
+    """Return the tile of a matrix unit, ``lanes`` x ``lanes`` sums in a register: 2 x 2 of these, 1 x 4 of few rows."""
+    few = not isinstance(m, Expr) and m <= lanes
+    rows = lanes if few else 2 * lanes
+    return (rows if isinstance(m, Expr) else min(rows, max(m, 1))), lanes * max(min(4 if few else 2, needed), 1)
 
 
 def split_rows(m: int, rows_max: int) -> tuple[tuple[int, int], ...]:

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isqrt
 
 from aotc.ir.dims import Dim, minimum, product, static, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Let, Load, Stmt, Store, Tile, Var
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op
 from aotc.ir.tile_forms import FORMS
+from aotc.lowering.analysis.costs.machines import MATRIX_WORK
 from aotc.lowering.analysis.costs.table_products import (
     CACHE_LINE,
     ITEM_FLOPS,
     LARGE_ITEMS,
     MANY_ITEMS,
+    MATRIX_ITEM_FLOPS,
     MIN_ITEMS,
     SET_BYTES,
     SPREAD_HEIGHT,
@@ -138,13 +141,16 @@ class _Tiles:
         extents = (self.rows.tiles, self.panels, product(p.outer))
         tiles, panels, outer = (n if isinstance(n, int) else UNKNOWN_TILES.value for n in extents)
         total = tile_flops * tiles * panels * outer
-        least = ITEM_FLOPS.value
+        matrix = p.form in self.target.matrices
+        least = (MATRIX_ITEM_FLOPS if matrix else ITEM_FLOPS).value
         want = max(total // MANY_ITEMS.value, least)
         want = min(want, LARGE_ITEMS.value * least, max(total // MIN_ITEMS.value, 1))
-        if WHOLE_FLOPS.holds(total):
+        if WHOLE_FLOPS.holds(total * MATRIX_WORK.value // 100 if matrix else total):
             want = total + 1
         fits = max(self.target.l2 // 2 // max(k * size_of(p.a.dtype) * (self.rows.height + 1), 1), 1)
-        row_block = max(min(tiles, fits, want // max(tile_flops, 1)), 1)
+        some = want // max(tile_flops, 1)
+        # A matrix unit takes rows and panels faster than a third-level cache has them: both are used several times.
+        row_block = max(min(tiles, fits, isqrt(some) if matrix and some <= tiles * panels else some), 1)
         panel_block = max(min(panels, want // max(tile_flops * row_block, 1)), 1)
         return row_block, panel_block
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aotc.vmfb import machine
 from aotc.vmfb.abi import (
     ALIGNMENT,
     CALL_ARGUMENT,
@@ -69,9 +70,9 @@ def obstacle(variant: dict[str, Any]) -> str:
     return lacking(variant, cpu_features())
 
 
-def rank(variant: dict[str, Any]) -> int:
-    """Return how many features the variant uses: more is better."""
-    return len(variant["features"])
+def rank(variant: dict[str, Any]) -> tuple[int, bool, int]:
+    """Return how fast the variant is on this machine, among others that it runs."""
+    return machine.rank(variant["features"], cpu_features())
 
 
 def check(bundle: Bundle, variant: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def _obstacle(part: dict[str, Any]) -> str:
 
 def rank(variant: dict[str, Any]) -> Any:
     """Return how good a variant is: by its CPU's features; one for a GPU that has the host beside it as a GPU's."""
-    return cuda.rank(variant) if "implied" in variant else len(variant["features"])
+    return cuda.rank(variant) if "implied" in variant else cpu.rank(variant)
 
 
 def check(bundle: Bundle, variant: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ its last turn wrote is a chain; all else is done one by one. Extents that only a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -38,6 +38,7 @@ from aotc.lowering.analysis.costs.machines import (
     INTEGER_DIVISION,
     LINE,
     LOOP_ENTRY,
+    MATRIX_WORK,
     PAIRS_WORK,
     TENSOR_WORK,
 )
@@ -95,9 +96,14 @@ def number(e: Dim, values: Mapping[str, float]) -> float:
     return total
 
 
-def work_of_kernel(kernel: Kernel, vector_bytes: int, sizes: Mapping[str, int] | None = None) -> KernelWork:
-    """Return what ``kernel`` does with vectors of so many bytes; ``sizes`` are those of its dims that are known."""
-    counter = _Counter(dict(sizes or {}), vector_bytes)
+def work_of_kernel(
+    kernel: Kernel, vector_bytes: int, sizes: Mapping[str, int] | None = None, matrices: Collection[str] = ()
+) -> KernelWork:
+    """Return what ``kernel`` does with vectors of so many bytes; ``sizes`` are those of its dims that are known.
+
+    Tiles of the forms ``matrices`` are those of a matrix unit.
+    """
+    counter = _Counter(dict(sizes or {}), vector_bytes, matrices)
     counter.work.items = max(number(kernel.grid, counter.values), 0.0)
     counter.work.threads = counter.work.items
     if kernel.tiling is not None:
@@ -135,6 +141,7 @@ class _Loop:
 class _Counter:
     values: dict[str, float]
     vector_bytes: int
+    matrices: Collection[str] = ()
     work: KernelWork = field(default_factory=KernelWork)
     touched: dict[str, float] = field(default_factory=dict)  # bytes, by buffer
     data: dict[str, str] = field(default_factory=dict)  # names whose values come out of memory: the loop they vary in
@@ -161,8 +168,7 @@ class _Counter:
                 self.scalars(operands(stmt), times, None)
                 self.block(body, times, None)
             case Tile():
-                one = PAIRS_WORK.value / 100 if stmt.form == "bf16" else max(size_of(stmt.b.dtype) / 4, 1.0)
-                self.tiles = max(self.tiles, one)
+                self.tiles = max(self.tiles, self.of_tile(stmt))
                 for buffer in (stmt.a, stmt.b, stmt.out):
                     self.touch(buffer, self.bytes_of(buffer))
             case ExternalCall(args=args):
@@ -177,6 +183,13 @@ class _Counter:
                 self.scalars(operands(stmt), times, loop)
                 self.count(1.0 if stmt.reduce else 0.0, times, loop)
                 self.access(buffer, index, times, loop)
+
+    def of_tile(self, tile: Tile) -> float:
+        """Return how much dearer an operation of a tile is than one of f32."""
+        size = size_of(tile.b.dtype)
+        if tile.form in self.matrices:
+            return MATRIX_WORK.value / 100 * size / 2
+        return PAIRS_WORK.value / 100 if tile.form == "bf16" else max(size / 4, 1.0)
 
     def varies(self, value: Scalar, var: str) -> bool:
         """Does ``value`` differ from turn to turn of the loop over ``var``?"""

@@ -41,7 +41,7 @@ class Prediction:
 def predict(kernel: Kernel, target: Target, sizes: Mapping[str, int] | None = None) -> Prediction:
     """Return a time for ``kernel`` on ``target``, with sizes for its dims as far as they are known."""
     machine = machine_of(target)
-    return time_of(work_of_kernel(kernel, machine.vector_bytes, sizes), machine)
+    return time_of(work_of_kernel(kernel, machine.vector_bytes, sizes, target.matrices), machine)
 
 
 def time_of(work: KernelWork, machine: Machine) -> Prediction:

@@ -65,6 +65,10 @@ ITEM_FLOPS = BlockSize(
     "item_flops", 3 << 20, "floating-point operations of a grid item of a large product, at least",
     "chosen, not measured: 30 microseconds of a core of 100 GFLOP/s",
 )
+MATRIX_ITEM_FLOPS = BlockSize(
+    "matrix_item_flops", 144 << 20, "operations of a grid item of a large product on a matrix unit, at least",
+    "an Intel Xeon with AMX at 3 TFLOP/s, 50 microseconds: with a quarter 1024^3 took 1.3 times as long, i8 1.4 times",
+)
 LARGE_ITEMS = BlockSize(
     "large_items", 8, "times item_flops that a grid item has at most",
     "chosen, not measured: items as long as that are still shared out evenly",
@@ -164,7 +168,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "loops"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
-    pairs = form == "bf16" and k % FORMS[form].group == 0  # quick to pack
+    quick = k % FORMS[form].group == 0 or form in target.matrices
+    pairs = form == "bf16" and quick  # to pack, for what is gained
     if by_rows and not constant and (streams(m) or (not pairs and IN_PLACE_ELEMENTS.holds(k * n))):
         return "in_place"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"

@@ -1,0 +1,315 @@
+"""Products on a CPU's matrix unit: beside float64 and XLA where there is one, elsewhere played by Python."""
+
+import re
+import shutil
+import threading
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from support.differential import close, normal
+from support.emulated_matrix import run_emulated
+from support.emulated_matrix import runs_here as can_play
+
+import aotc
+from aotc.frontend.importer import import_model
+from aotc.ir.dims_symbols import evaluate
+from aotc.ir.loop_ir import Tile, walk
+from aotc.ir.loop_run import run_kernel
+from aotc.ir.loop_verify import verify_kernel
+from aotc.lowering.lower import lower
+from aotc.options import Options
+from aotc.pipeline import run_passes
+from aotc.targets import TARGETS
+from aotc.tools.native_code import disassemble
+from aotc.vmfb.bundle import open_bundle
+from aotc.vmfb.dtypes import to_numpy
+from aotc.vmfb.machine import cpu_features, tiles_permitted
+
+TARGET = TARGETS["cpu:x86-64-amx"]
+pytestmark = [pytest.mark.cpu]
+has_unit = cpu_features().issuperset(TARGET.features) and tiles_permitted()
+runs_here = pytest.mark.skipif(not has_unit, reason="this machine has no matrix unit")
+played = pytest.mark.skipif(not can_play, reason="this machine lacks AVX-512")
+
+lax = jax.lax
+SUM = 2.0**-23
+SUMS = {"bf16": "float32", "i8": "int32"}
+ROWS = "mk,kn->mn"
+
+
+def array(*shape, dtype="bf16", seed=0):
+    if dtype == "i8":
+        return np.random.default_rng(seed).integers(-128, 128, shape).astype("i1")
+    return normal(*shape, seed=seed, dtype=ml_dtypes.bfloat16)
+
+
+def product_of(formula, dtype="bf16"):
+    """Return the sum of products that the letters of ``formula`` say."""
+    return lambda x, y: jnp.einsum(formula, x, y, preferred_element_type=SUMS[dtype])
+
+
+def loaded(function, *args, threads=None, **more):
+    data = aotc.compile(jax.jit(function), *args, target=TARGET.name, verify_each=True, **more)
+    return aotc.load(data, threads=threads)
+
+
+def lowered(function, *args):
+    """Return the kernels of a function."""
+    options = Options(target=TARGET.name)
+    exported = jax.export.export(jax.jit(function), platforms=["cpu"])(*args)
+    kernels = lower(run_passes(import_model(exported), options), TARGET, options).kernels
+    assert not [fault for kernel in kernels for fault in verify_kernel(kernel) or ()]
+    return kernels
+
+
+def tiles_of(kernels):
+    return {(s.form, s.rows, s.cols) for kernel in kernels for s in walk(kernel.body) if isinstance(s, Tile)}
+
+
+def values(dtype, shape, seed):
+    """Return random elements of a buffer."""
+    known = dtype in SUMS
+    return array(*shape, dtype=dtype, seed=seed) if known else normal(*shape, seed=seed, dtype=to_numpy(dtype))
+
+
+def check_played(kernels, **sizes):
+    """Compare the kernel of tiles, played, with its meaning."""
+    (kernel,) = [k for k in kernels if any(isinstance(s, Tile) for s in walk(k.body))]
+    assert set(sizes) == set(kernel.dims)
+    inputs = [values(x.dtype, [evaluate(d, sizes) for d in x.shape], n) for n, x in enumerate(kernel.inputs)]
+    outs = [([evaluate(d, sizes) for d in x.shape], to_numpy(x.dtype)) for x in kernel.outputs]
+    want, got = ([np.full(shape, 7, dtype) for shape, dtype in outs] for _ in range(2))
+    run_kernel(kernel, [*inputs, *want], sizes)
+    unit = run_emulated(kernel, TARGET, [*inputs, *got], [sizes[d] for d in kernel.dims])
+    assert unit.faults == []
+    assert any(x.startswith("tdp") for x in unit.seen)
+    close(got, want)
+
+
+# Rows: a register's and one more, two registers' and one more; columns and terms alike.
+SIZES = [
+    (5, 64, 64), (16, 64, 64), (17, 64, 33), (32, 31, 48), (33, 33, 32), (33, 64, 16), (40, 300, 130), (65, 127, 31),
+    (100, 64, 96),
+]  # fmt: skip
+PRODUCTS = {
+    **{f"{m}x{k}x{n}": (ROWS, (m, k), (k, n), False) for m, k, n in SIZES},
+    **{f"constant-{m}x{k}x{n}": (ROWS, (m, k), (k, n), True) for m, k, n in [(1, 511, 130), (4, 512, 64), *SIZES]},
+    "constant-by-columns": ("mk,nk->mn", (3, 300), (70, 300), True),
+    "by-columns": ("mk,nk->mn", (20, 301), (40, 301), False),
+    "left-by-columns": ("km,kn->mn", (301, 20), (301, 40), False),
+    "batch": ("bij,bjk->bik", (3, 17, 64), (3, 64, 33), False),
+    "heads": ("bihd,bjhd->bhij", (2, 19, 3, 32), (2, 21, 3, 32), False),
+}
+
+
+@played
+@pytest.mark.parametrize("dtype", SUMS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_kernels_are_what_they_mean(name, dtype):
+    formula, left, right, constant = PRODUCTS[name]
+    x, y = array(*left, dtype=dtype), array(*right, dtype=dtype, seed=1)
+    function = product_of(formula, dtype)
+    kernels = lowered(lambda x: function(x, y), x) if constant else lowered(function, x, y)
+    assert {form for form, _, _ in tiles_of(kernels)} == {dtype}
+    check_played(kernels)
+
+
+@runs_here
+@pytest.mark.parametrize("dtype", SUMS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_those_of_f64(name, dtype):
+    """Each product and each sum is rounded to f32 at most once: of the sum of absolute values. Integers are exact."""
+    formula, left, right, constant = PRODUCTS[name]
+    x, y = array(*left, dtype=dtype), array(*right, dtype=dtype, seed=1)
+    function = product_of(formula, dtype)
+    got = loaded(lambda x: function(x, y), x)(x) if constant else loaded(function, x, y)(x, y)
+    exact, sizes = (np.einsum(formula, *(f(v.astype("f8")) for v in (x, y))) for f in (np.array, abs))
+    assert got.dtype == SUMS[dtype]
+    assert (abs(got - exact) <= 2 * max(left) * (SUM if dtype == "bf16" else 0) * sizes).all()
+
+
+def test_which_tiles():
+    """Up to 16 rows 1 x 4 registers of sums, from 17 on 2 x 2; no more columns than there are."""
+
+    def tiles(m, n, dtype="bf16", k=128):
+        y = array(k, n, dtype=dtype)
+        return tiles_of(lowered(lambda x: product_of(ROWS, dtype)(x, y), array(m, k, dtype=dtype)))
+
+    for dtype in SUMS:
+        assert tiles(16, 256, dtype) == {(dtype, 16, 64)}
+        assert tiles(16, 48, dtype) == {(dtype, 16, 48)}
+        assert tiles(17, 256, dtype) == {(dtype, 17, 32)}
+        assert tiles(32, 256, dtype) == {(dtype, 32, 32)}
+        assert tiles(33, 256, dtype) == {(dtype, 17, 32), (dtype, 16, 32)}
+        assert tiles(64, 16, dtype) == {(dtype, 32, 16)}
+
+
+def test_which_products():
+    """Those of two bf16, and of two i8 with i32 sums; others are as on other CPUs."""
+    x, y = array(64, 128), array(128, 64)
+    assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x, y.astype("f4")))} == {"f32"}
+    assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x.astype("f2"), y.astype("f2")))} == {"f32"}
+    assert {form for form, _, _ in tiles_of(lowered(product_of(ROWS), x[:4], y))} == {"f32_bf16"}
+    x, y = array(64, 128, dtype="i8"), array(128, 64, dtype="i8")
+    assert not tiles_of(lowered(lambda x, y: jnp.matmul(x, y, preferred_element_type=jnp.int8), x, y))
+
+
+EMPTY = [(9, 0, 16), (0, 64, 64), (40, 64, 0)]
+
+
+@pytest.mark.parametrize("size", EMPTY)
+def test_nothing_is_asked_of_the_unit(size):
+    m, k, n = size
+    for kernel in lowered(product_of(ROWS), array(m, k), array(k, n)):
+        assert kernel.grid == 0 or not tiles_of([kernel])
+
+
+@runs_here
+@pytest.mark.parametrize("size", EMPTY)
+def test_empty_products(size):
+    m, k, n = size
+    got = loaded(product_of(ROWS), array(m, k), array(k, n))(array(m, k), array(k, n))
+    assert got.shape == (m, n)
+    assert not got.any()
+
+
+def test_items_are_large_and_use_rows_and_panels_several_times():
+    """Beside those of a CPU without the unit."""
+
+    def grid(size, target):
+        types = [jax.ShapeDtypeStruct((size, size), "bfloat16")] * 2
+        exported = jax.export.export(jax.jit(product_of(ROWS)), platforms=["cpu"])(*types)
+        options = Options(target=target.name)
+        *_, kernel = lower(run_passes(import_model(exported), options), target, options).kernels
+        return kernel.grid
+
+    pairs = TARGETS["cpu:x86-64-v4-bf16"]
+    assert 8 <= grid(1024, TARGET) <= 24 < grid(1024, pairs)
+    assert grid(512, TARGET) >= 8
+    assert grid(128, TARGET) == 1 < grid(128, pairs)
+
+
+def epilogue(x, w, b):
+    return jax.nn.relu(x @ w + b)
+
+
+@played
+def test_epilogues():
+    args = [array(33, 130), array(130, 70, seed=1), array(70, seed=2)]
+    check_played(lowered(epilogue, *args))
+
+
+@runs_here
+@pytest.mark.parametrize("level", [0, 2])
+def test_results_of_bf16_and_epilogues(level):
+    args = [array(33, 130), array(130, 70, seed=1), array(70, seed=2)]
+    close(loaded(epilogue, *args, opt_level=level).invoke("main", *args), jax.jit(epilogue)(*args))
+
+
+def any_rows(w):
+    """A product of rows whose number only a call knows."""
+    return jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"b, {w.shape[0]}"), w.dtype)
+
+
+@played
+@pytest.mark.parametrize("m", [1, 31, 32, 63])
+def test_rows_that_only_a_call_knows(m):
+    w = array(96, 64, seed=1)
+    check_played(lowered(lambda x: product_of(ROWS)(x, w), any_rows(w)), b=m)
+
+
+@runs_here
+def test_any_number_of_rows():
+    w = array(96, 64, seed=1)
+    module = loaded(lambda x: x @ w, any_rows(w))
+    for m in (1, 2, 13, 16, 17, 31, 32, 33, 70):
+        x = array(m, 96, seed=m)
+        close(module(x), jax.jit(lambda x: x @ w)(x))
+
+
+def convolution(strides, padding, dilation=None):
+    return lambda x, w: lax.conv_general_dilated(
+        x, w, strides, padding, None, dilation, ("NHWC", "HWIO", "NHWC"), preferred_element_type=jnp.float32
+    )
+
+
+CONVOLUTIONS = {
+    "channels": (convolution((1, 1), "SAME"), (1, 6, 20, 32), (3, 3, 32, 20)),
+    "few-channels": (convolution((1, 1), "VALID"), (2, 5, 9, 6), (3, 3, 6, 20)),
+    "strided": (convolution((2, 3), "VALID"), (1, 7, 20, 8), (3, 2, 8, 33)),
+    "dilated": (convolution((1, 1), "VALID", (2, 2)), (1, 8, 11, 4), (3, 3, 4, 16)),
+}
+
+
+@played
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_kernels_of_convolutions(name):
+    function, image, kernel = CONVOLUTIONS[name]
+    kernels = lowered(function, array(*image), array(*kernel, seed=1))
+    assert {form for form, _, _ in tiles_of(kernels)} == {"bf16"}
+    check_played(kernels)
+
+
+@runs_here
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name):
+    function, image, kernel = CONVOLUTIONS[name]
+    x, w = array(*image), array(*kernel, seed=1)
+    exact = jax.jit(function)(x.astype("f4"), w.astype("f4"))
+    np.testing.assert_allclose(loaded(function, x, w)(x, w), exact, rtol=1e-4, atol=1e-4)
+
+
+@runs_here
+def test_threads():
+    """Workers have registers of their own, as have several callers at a time."""
+    w = array(512, 640, dtype="i8", seed=1)
+    x = [array(300, 512, dtype="i8", seed=n) for n in range(4)]
+    module = loaded(lambda x: product_of(ROWS, "i8")(x, w), x[0], threads=4)
+    wrong = []
+
+    def call(n):
+        exact = x[n].astype("i4") @ w.astype("i4")
+        for _ in range(20):
+            if not np.array_equal(module(x[n]), exact):
+                wrong.append(n)
+
+    callers = [threading.Thread(target=call, args=(n,)) for n in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+@runs_here
+def test_what_is_subnormal_is_zero():
+    """As the instruction has it, and no formula of ours."""
+    x, y = np.ones((16, 64), ml_dtypes.bfloat16), np.full((64, 32), 2.0**-130, ml_dtypes.bfloat16)
+    module = loaded(product_of(ROWS), x, y)
+    assert (y != 0).all()
+    assert not module(x, y).any()
+
+
+@runs_here
+def test_infinities_and_nan_pass():
+    """Also behind what is left of k, whose copy ends in zeros."""
+    x, y = array(16, 70), array(70, 32, seed=1)
+    x[0, 0], x[1, 69], x[2, 2] = np.inf, np.nan, -np.inf
+    got, want = loaded(product_of(ROWS), x, y)(x, y), jax.jit(product_of(ROWS))(x, y)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(got[::2][:2], np.asarray(want)[::2][:2])
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
+@pytest.mark.parametrize(("dtype", "instruction"), [("bf16", "tdpbf16ps"), ("i8", "tdpbssd")])
+def test_a_bundle_has_the_instruction(dtype, instruction):
+    w, x = array(256, 64, dtype=dtype), jax.ShapeDtypeStruct((64, 256), {"bf16": "bfloat16", "i8": "int8"}[dtype])
+    for target in (TARGET.name, "cpu:x86-64-v4-bf16"):
+        bundle = open_bundle(aotc.compile(jax.jit(lambda x: product_of(ROWS, dtype)(x, w)), x, target=target))
+        (variant,) = bundle.manifest["variants"]
+        text = disassemble(bundle.checked(variant["library"]), 0, 1 << 40)
+        found = set(re.findall(r"\t(tdp\w+|vdpbf16ps|vpdpbusd)", text))
+        assert found == ({instruction} if target == TARGET.name else {"vdpbf16ps" if dtype == "bf16" else "vpdpbusd"})
