@@ -6,6 +6,7 @@ Before: ``%1 = mul %x, %one`` / ``%2 = transpose %1 {perm = (0, 1)}``. After: ``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aotc.ir.dims import Expr
 from aotc.ir.opset import SCALARS
@@ -77,14 +78,24 @@ def _reduce(op: Op, b: Builder) -> Sequence[Value] | None:
 
 def _reduce_window(op: Op, b: Builder) -> Sequence[Value] | None:
     a = op.attrs
-    if any(0 in v.type.shape for v in op.operands):
-        inits = op.operands[len(op.results) :]
-        return [b.broadcast(init, (), v.type.shape) for init, v in zip(inits, op.results, strict=True)]
+    if 0 in op.operands[0].type.shape and 0 not in op.results[0].type.shape:
+        return _of_padding(op, b)
     trivial = all(n == 1 for key in ("window", "strides", "base_dilations") for n in a[key])
     if not trivial or any(w for pair in a["padding"] for w in pair):
         value = simplify_shape(op, b) if len(op.results) == 1 else None
         return None if value is None else (value,)
     return _combine_once(op, b)
+
+
+def _of_padding(op: Op, b: Builder) -> Sequence[Value]:
+    """Return the windows of arrays without elements: what surrounds these takes their places."""
+    inits = op.operands[len(op.results) :]
+    pairs = zip(op.operands[0].type.shape, op.attrs["base_dilations"], op.attrs["padding"], strict=True)
+    shape = [low + high + (n and (n - 1) * step + 1) for n, step, (low, high) in pairs]
+    around = [b.broadcast(init, (), shape) for init in inits]
+    ones = (1,) * len(shape)
+    attrs = {**op.attrs, "base_dilations": ones, "padding": ((0, 0),) * len(shape)}
+    return b.append(replace(op, operands=(*around, *inits), attrs=attrs))
 
 
 def _combine_once(op: Op, b: Builder) -> Sequence[Value] | None:
