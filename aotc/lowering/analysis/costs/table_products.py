@@ -117,7 +117,7 @@ GPU_IDLE_BLOCKS = Limit(
 
 ROWS = rows_in(globals())
 
-Strategy = Literal["loops", "dots", "in_place", "packed"]
+Strategy = Literal["loops", "dots", "sums", "in_place", "packed"]
 
 
 def streams(m: Dim) -> bool:
@@ -128,6 +128,13 @@ def streams(m: Dim) -> bool:
 def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
     """Is a product of ``shape`` that sums ``k`` terms per element too small for tiles?"""
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
+
+
+def is_turned(op: Op, form: str) -> bool:
+    """Is a ``matmul`` of one column computed as one of one row? (Tiles are as wide as a vector, plain loops are not.)"""
+    m, n = op.result.type.shape[-2:]
+    k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    return n == 1 and form not in ("", "i8") and not streams(m) and not is_tiny(op.result.type.shape, k)
 
 
 def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
@@ -150,7 +157,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     -------
     str
         ``packed``: tiles over panels of the right operand; ``in_place``: tiles over the right operand as it lies;
-        ``dots``: one dot product per element of the result; ``loops``: no tiles.
+        ``dots``: one dot product per element of the result; ``sums``: rows of the right operand, times a number each,
+        summed up; ``loops``: no tiles.
     """
     lhs, rhs = (v.type for v in op.operands)
     result = op.result.type
@@ -167,6 +175,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     pairs = form == "bf16" and k % FORMS[form].group == 0  # quick to pack
     if by_rows and not constant and (streams(m) or (not pairs and IN_PLACE_ELEMENTS.holds(k * n))):
         return "in_place"
+    if not op.attrs["rhs_transposed"] and form != "i8" and not constant and streams(m) and not by_rows:
+        return "sums"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
     if in_form and memory_limit and not constant:
         copied = product(rhs.shape) * size_of(form)
