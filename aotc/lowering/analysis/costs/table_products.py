@@ -134,7 +134,7 @@ def is_turned(op: Op, form: str) -> bool:
     """Is a ``matmul`` of one column computed as one of one row? (Tiles are as wide as a vector, plain loops are not.)"""
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    return n == 1 and form not in ("", "i8") and not streams(m) and not is_tiny(op.result.type.shape, k)
+    return n == 1 and m != 1 and form not in ("", "i8") and not is_tiny(op.result.type.shape, k)
 
 
 def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
@@ -168,14 +168,15 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "loops"
     if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
         return "dots"
+    sums = not op.attrs["rhs_transposed"] and form != "i8" and streams(m) and n != 1
     if is_tiny(result.shape, k):
-        return "loops"
+        return "sums" if sums and not UNROLLED_TERMS.holds(k) else "loops"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     pairs = form == "bf16" and k % FORMS[form].group == 0  # quick to pack
     if by_rows and not constant and (streams(m) or (not pairs and IN_PLACE_ELEMENTS.holds(k * n))):
         return "in_place"
-    if not op.attrs["rhs_transposed"] and form != "i8" and not constant and streams(m) and not by_rows:
+    if sums and not constant and not by_rows:
         return "sums"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
     if in_form and memory_limit and not constant:

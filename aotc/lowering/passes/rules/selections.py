@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aotc.ir.dims import Dim, Expr, Sym, is_static, product, static, sym
+from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.index_maps import Index, backward
@@ -63,12 +64,20 @@ def _ones(v: Value, b: Builder) -> _Ones | None:
             a, c = (_integer_at(x, index, b) for x in op.operands)
             return None if a is None or c is None else _solved(a - c, shape)
         if op.name != "convert":
-            try:
-                index = backward(op, index)
-            except KeyError:
+            before = _before(op, index)
+            if before is None:
                 return None
+            index = before
         v = op.operands[0]
     return None
+
+
+def _before(op: Op, index: Index) -> Index | None:
+    """Return the index of the operand that a movement copies to ``index``, or None."""
+    try:
+        return backward(op, index) if op.name in MOVES else None
+    except KeyError:
+        return None
 
 
 def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
@@ -91,11 +100,10 @@ def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
             case "convert":
                 v = op.operands[0]
             case _:
-                try:
-                    index = backward(op, index)
-                except KeyError:
+                before = _before(op, index)
+                if before is None:
                     return None
-                v = op.operands[0]
+                index, v = before, op.operands[0]
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from aotc.ir.dims import Dim, maximum, product, sym
+from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.tensor_ir import Function, Op, Value
@@ -103,19 +103,19 @@ def _in_blocks(
     is taken from its end: of ascending elements the first ones then are below the limit that the last ones set.
     """
     n, size = x.type.shape[-1], INSERTED_BLOCK.value
-    count = (n - begin) // size
+    blocks = ceildiv(n - begin, size)
+    start = sym("j", 0, blocks) * size
+    count = minimum(n - begin - start, size)
+    place_in = sym("l", 0, count)
     best = Buffer("best", limit.dtype, (), "private")
-    at = begin + sym("j", 0, count) * size + sym("l", 0, size)
     each = e.new_block()
-    each.append(Store(best, (), unsigned_key(e, e.bind(e.at(x, place(at)))), "max"))
+    each.append(Store(best, (), unsigned_key(e, e.bind(e.at(x, place(begin + start + place_in)))), "max"))
     larger: Scalar = Apply("gt", (Load(best, ()), Load(limit, ())), "i1")
     chosen = larger if always is None else Apply("or", (always, larger), "i1")
-    block: list[Stmt] = [Store(best, (), Const(0, limit.dtype)), For("l", 0, size, tuple(each))]
-    taken = at if always is not None else begin + sym("j", 0, count) * size + (size - 1) - sym("l", 0, size)
-    block.append(If(chosen, (For("l", 0, size, tuple(take(taken))),)))
-    rest = begin + count * size
-    loops = [For("j", 0, count, tuple(block))] if count != 0 else []
-    return [Alloc(best), *loops, For("i", 0, n - rest, tuple(take(rest + sym("i", 0, n - rest))))]
+    block: list[Stmt] = [Store(best, (), Const(0, limit.dtype)), For("l", 0, count, tuple(each))]
+    at = place_in if always is not None else count - 1 - place_in
+    block.append(If(chosen, (For("l", 0, count, tuple(take(begin + start + at))),)))
+    return [Alloc(best), For("j", 0, blocks, tuple(block))]
 
 
 def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
