@@ -32,9 +32,9 @@ def measure(name: str, given: argparse.Namespace) -> tuple[float, float, float]:
     """Return the median time of ours and of XLA's, and the median of the rounds' ratios."""
     import jax
     import numpy as np
-    from benchmarks.behind_programs import PROGRAMS
 
     import aotc
+    from benchmarks.behind_programs import PROGRAMS
 
     function, arguments = PROGRAMS[name]()
     jitted = jax.jit(function)
@@ -62,9 +62,8 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if given.threads == 1:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    from benchmarks.behind_programs import PROGRAMS
-
     import aotc
+    from benchmarks.behind_programs import PROGRAMS
 
     print(f"| program, {given.threads} threads | aotc | XLA | aotc / XLA |\n|---|---|---|---|")
     for name in given.names or PROGRAMS:

@@ -6,11 +6,13 @@ A builder returns a function and its arguments; weights are arguments. It import
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from benchmarks.circuits import controlled_nots, energy, sorting_network
 from benchmarks.models import integers, normal
 
@@ -49,8 +51,8 @@ def mlp(weights: Any, x: Any) -> Any:
 
 def perceptron(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return weights of a perceptron."""
-    pairs = list(zip(sizes, sizes[1:]))
-    return [(normal(a, b, seed=i, scale=a**-0.5), normal(b, seed=i + 50, scale=0.1)) for i, (a, b) in enumerate(pairs)]
+    pairs = enumerate(pairwise(sizes))
+    return [(normal(a, b, seed=i, scale=a**-0.5), normal(b, seed=i + 50, scale=0.1)) for i, (a, b) in pairs]
 
 
 @program
@@ -64,8 +66,8 @@ def gpt2_train() -> Program:
         def layer(s: int) -> Any:
             ones, zeros = np.ones(d, "float32"), np.zeros(d, "float32")
             sizes = {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
-            dense = {k: (normal(*v, seed=s + i, scale=0.02), np.zeros(v[1], "float32")) for i, (k, v) in enumerate(sizes.items())}
-            return {**dense, "norm1": (ones, zeros), "norm2": (ones, zeros)}
+            pairs = [(normal(*v, seed=s + i, scale=0.02), np.zeros(v[1], "f4")) for i, v in enumerate(sizes.values())]
+            return {**dict(zip(sizes, pairs)), "norm1": (ones, zeros), "norm2": (ones, zeros)}
 
         tables = {"wte": normal(vocabulary, d, seed=90, scale=0.02), "wpe": normal(length, d, seed=91, scale=0.02)}
         return {**tables, "layers": [layer(10), layer(20)], "norm": (np.ones(d, "float32"), np.zeros(d, "float32"))}
@@ -149,7 +151,8 @@ def diffusion_unet() -> Program:
         return [normal(*s, seed=seed + i, scale=0.05) for i, s in enumerate(sizes)]
 
     w = {
-        "in": normal(3, 3, 4, c, scale=0.1), "down1": block(10, c, c), "half": normal(3, 3, c, 2 * c, seed=3, scale=0.05),
+        "in": normal(3, 3, 4, c, scale=0.1), "down1": block(10, c, c),
+        "half": normal(3, 3, c, 2 * c, seed=3, scale=0.05),
         "down2": block(20, 2 * c, 2 * c), "middle": [normal(2 * c, 2 * c, seed=30 + i, scale=0.1) for i in range(4)],
         "fine": [normal(c, c, seed=60 + i, scale=0.1) for i in range(4)],
         "up": block(40, 3 * c, c), "out": normal(3, 3, c, 4, seed=50, scale=0.1),
@@ -164,6 +167,24 @@ def diffusion_unet() -> Program:
         return conv(w["out"], jax.nn.silu(group_norm(y)))
 
     return run, (normal(1, 64, 64, 4), normal(1, 64, seed=1))
+
+
+@program
+def eqx_gru_gradient() -> Program:
+    """The gradient of a cell of equinox over a sequence, by its weights."""
+    import equinox as eqx
+
+    cell, rest = eqx.partition(eqx.nn.GRUCell(16, 32, key=jax.random.PRNGKey(0)), eqx.is_array)
+    leaves, tree = jax.tree.flatten(cell)
+
+    def run(leaves: Any, x: Any) -> Any:
+        def loss(leaves: Any) -> Any:
+            cell = eqx.combine(jax.tree.unflatten(tree, leaves), rest)
+            return (jax.lax.scan(lambda h, x: (cell(x, h), None), jnp.zeros(32), x)[0] ** 2).sum()
+
+        return jax.grad(loss)(leaves)
+
+    return run, ([np.asarray(x) for x in leaves], normal(60, 16))
 
 
 @program

@@ -49,7 +49,8 @@ def added(x):
 def test_short_rows_are_vectors_along_them(length, monkeypatch):
     across = r"llvm\.masked\.(gather|scatter)|shufflevector <\d+ x float> %(wide|strided)"
     text = llvm(added, length, "cpu:x86-64-v4")
-    assert re.search(r"fmuladd\.v\d+f32|fmul .*<\d+ x float>", text) and not re.search(across, text)
+    assert re.search(r"fmuladd\.v\d+f32|fmul .*<\d+ x float>", text)
+    assert not re.search(across, text)
     monkeypatch.setattr("aotc.kernels.emit.metadata.UNROLLED_TURNS", length - 1)
     assert llvm(added, length, "cpu:x86-64-v4") != text
 

@@ -110,10 +110,10 @@ class Metadata:
         return annotate
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Say at the end of ``loop`` if its iterations are independent, and what is not to be unrolled or to be masked.
+        """Say at the end of ``loop`` if its turns are independent, and what is not to be unrolled or to be masked.
 
-        Loops around loops are unrolled in vain; a short one that accumulates, or walks along its arrays, before it could
-        become vectors: it is then the loop around that LLVM makes vectors of, across the rows.
+        Loops around loops are unrolled in vain; a short one that accumulates, or walks along its arrays, before it
+        could become vectors: LLVM would then make vectors of the loop around, across the rows.
         """
         module = self._module
         facts = []

@@ -310,8 +310,7 @@ INSERTED_ROW = Limit(
     "chosen, not measured: a radix sort counts 256 digits for each byte of the key",
 )
 INSERTED_BLOCK = BlockSize(
-    "inserted_block", 32, "elements whose maximum is compared with the least of the largest so far",
-    "chosen, not measured: two vectors of f32",
+    "inserted_block", 32, "elements of a row that are looked at together", "chosen, not measured: two vectors of f32"
 )
 SELECTION_SPARE = BlockSize(
     "selection_spare", 768, "elements that the buffer of a selection takes in, at least, before it is sorted and cut",

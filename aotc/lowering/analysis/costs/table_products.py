@@ -131,7 +131,7 @@ def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
 
 
 def is_turned(op: Op, form: str) -> bool:
-    """Is a ``matmul`` of one column computed as one of one row? (Tiles are as wide as a vector, plain loops are not.)"""
+    """Is a ``matmul`` of one column computed as one of one row? (Tiles would be padding.)"""
     m, n = op.result.type.shape[-2:]
     k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     return n == 1 and m != 1 and form not in ("", "i8") and not is_tiny(op.result.type.shape, k)

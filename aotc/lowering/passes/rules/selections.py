@@ -18,11 +18,11 @@ from aotc.ir.opset import MOVES
 from aotc.ir.tensor_ir import Op, TensorType, Value
 from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.index_maps import Index, backward
+from aotc.lowering.analysis.limits import IDENTITY_OPS
 from aotc.lowering.passes.rewrite import Builder
 from aotc.vmfb.dtypes import kind_of
 
 _FLOATS = ("f16", "bf16", "f32", "f64")
-_WALK = 16  # ops between an operand and the comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def selected(op: Op, b: Builder) -> Value | None:
 def _ones(v: Value, b: Builder) -> _Ones | None:
     shape = v.type.shape
     index: Index = tuple(sym(f"d{k}", 0, n) if n != 1 else 0 for k, n in enumerate(shape))
-    for _ in range(_WALK):
+    for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
         if op is None:
             return None
@@ -82,7 +82,7 @@ def _before(op: Op, index: Index) -> Index | None:
 
 def _integer_at(v: Value, index: Index, b: Builder) -> Dim | None:
     """Return the element of an integer array at ``index``, or None if it is no sum of places and numbers."""
-    for _ in range(_WALK):
+    for _ in range(IDENTITY_OPS):
         op = b.definitions.get(v)
         if op is None or v.type.dtype not in ("i32", "i64"):  # which no place overflows
             return None
@@ -123,7 +123,7 @@ def _solved(difference: Dim, shape: Sequence[Dim]) -> _Ones | None:
         sizes = [static(shape[d]) for d in digits]
         right = [int(np.prod(sizes[k + 1 :])) for k in range(len(sizes))]
         first = -sign * difference.const
-        inside = 0 <= first and first + int(np.prod(sizes)) <= static(shape[row])
+        inside = first >= 0 and first + int(np.prod(sizes)) <= static(shape[row])
         if abs(sign) == 1 and inside and digits and right == [strides[d] for d in digits]:
             return _Ones(row, digits, first)
     return None

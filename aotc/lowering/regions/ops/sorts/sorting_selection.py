@@ -144,7 +144,7 @@ class _LargestFirst:
 def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
     """Insert each element that is larger than the k-th largest so far; a block of which none is costs a maximum."""
     (x,) = op.operands
-    n, top = x.type.shape[-1], op.attrs["k"]
+    top = op.attrs["k"]
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
     largest = _Largest(b, op, place)
     if top == 0:
