@@ -31,7 +31,8 @@ THIN = {  # a function, its shapes, what it becomes
     "four rows": (VECMAT, (4, 77), (77, 101), "reduce"),
     "five rows": (VECMAT, (5, 77), (77, 101), "packed_matmul"),
     "one row of vectors": (VECMAT, (1, 77), (77, 96), "matmul"),
-    "a tiny row": (VECMAT, (1, 50), (50, 81), "matmul"),
+    "a tiny row": (VECMAT, (1, 49), (49, 81), "matmul"),
+    "a tiny row of more terms than are unrolled": (VECMAT, (1, 50), (50, 80), "reduce"),
     "rows beside each other": (lambda x, w: jnp.einsum("bmk,bkn->bmn", x, w), (3, 2, 77), (3, 77, 45), "reduce"),
     "rows stored by columns": (lambda x, w: x.T @ w, (77, 3), (77, 101), "reduce"),
 }

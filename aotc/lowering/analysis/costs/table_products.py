@@ -168,9 +168,9 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "loops"
     if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
         return "dots"
-    sums = not op.attrs["rhs_transposed"] and form != "i8" and streams(m) and n != 1
+    sums = not op.attrs["rhs_transposed"] and form != "i8" and streams(m)
     if is_tiny(result.shape, k):
-        return "sums" if sums and not UNROLLED_TERMS.holds(k) else "loops"
+        return "sums" if sums and n != 1 and not UNROLLED_TERMS.holds(k) else "loops"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     pairs = form == "bf16" and k % FORMS[form].group == 0  # quick to pack
