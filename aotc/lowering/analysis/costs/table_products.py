@@ -168,7 +168,7 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "loops"
     if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
         return "dots"
-    sums = not op.attrs["rhs_transposed"] and form != "i8" and streams(m)
+    sums = not op.attrs["rhs_transposed"] and form != "i8" and streams(m) and product(result.shape) != 0
     if is_tiny(result.shape, k):
         return "sums" if sums and n != 1 and not UNROLLED_TERMS.holds(k) else "loops"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
