@@ -40,6 +40,42 @@ def test_short_sums_are_vectors(length):
     assert re.search(r"vector\.reduce\.fadd\.v\d+f32", llvm(lambda x: x.sum(1), length, "cpu:x86-64-v4"))
 
 
+def added(x):
+    """An outer product, added: a loop along rows in one across them."""
+    return x + x[:, :1] * x[0]
+
+
+@pytest.mark.parametrize("length", [8, 12, 24, 31, 33])
+def test_short_rows_are_vectors_along_them(length, monkeypatch):
+    across = r"llvm\.masked\.(gather|scatter)|shufflevector <\d+ x float> %(wide|strided)"
+    text = llvm(added, length, "cpu:x86-64-v4")
+    assert re.search(r"fmuladd\.v\d+f32|fmul .*<\d+ x float>", text)
+    assert not re.search(across, text)
+    monkeypatch.setattr("aotc.kernels.emit.metadata.UNROLLED_TURNS", length - 1)
+    assert llvm(added, length, "cpu:x86-64-v4") != text
+
+
+@pytest.mark.parametrize("length", [4, 7])
+def test_rows_of_less_than_half_a_vector_are_unrolled(length, monkeypatch):
+    text = llvm(added, length, "cpu:x86-64-v4")
+    monkeypatch.setattr("aotc.kernels.emit.metadata.UNROLLED_TURNS", 0)
+    assert llvm(added, length, "cpu:x86-64-v4") == text
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 15, 16, 24, 31, 33, 47, 64, 95, 96])
+def test_outer_products_added_in_place(length):
+    """Also where the result takes the operand's memory, and where rows are read backwards or turned."""
+
+    def function(x, u, v):
+        loop = jax.lax.fori_loop(0, 3, lambda _, x: x + u[:, None] * v, x)
+        return loop, x * u[:, None] + v[::-1], x[:, ::-1] * v, x.T * v[:, None]
+
+    rng = np.random.default_rng(length)
+    x, u, v = (rng.standard_normal(s).astype(np.float32) for s in ((21, length), 21, length))
+    for got, want in zip(aotc.load(aotc.compile(jax.jit(function), x, u, v))(x, u, v), jax.jit(function)(x, u, v)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("length", [30, 61, 95])
 def test_the_last_vector_of_dear_functions_has_a_mask(length):
     assert "llvm.masked.load" in llvm(lambda x: jnp.exp(x).sum(1), length, "cpu:x86-64-v4")

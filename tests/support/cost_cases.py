@@ -234,7 +234,7 @@ LOOPS = {
     "merged_row": pair(jnp.sort, (16,), (1000,)),
     "strided_digits": (case(SORT, (1000, 3), dtype="int16"), case(SORT, (1000, 3))),
     "inserted": (case(lambda x: lax.top_k(x, 4), (1000,)), case(lambda x: lax.top_k(x, 100), (1000,))),
-    "inserted_row": pair(lambda x: lax.top_k(x, 20), (2, 50), (2, 100)),
+    "inserted_row": pair(lambda x: lax.top_k(x, 30), (2, 50), (2, 100)),
     "loop_value": pair(loop(lambda x: (jnp.sin(x),)), (8,), (5000,)),
     "loop_elements": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (8,), [(4096,)] * 10),
     "loop_buffers": pair(loop(lambda *xs: tuple(x + 1 for x in xs)), (), [()] * 70),
@@ -369,15 +369,15 @@ BLOCKS = {
     "fewest_row_parts": sizes(SPREAD, lambda n: [(1, n)], 1 << 17, 1 << 20),
     "least_part": sizes(SPREAD, lambda n: [(2, n)], 511 * 130, 1 << 17, 514 * 131),
     "gpu_row_part": sizes(SOFTMAX, lambda n: [(4, n)], 65_540, 1 << 17, 98_309, target=GPU),
-    "selection_spare": sizes(lambda x: lax.top_k(jnp.sort(x, 1), 20), lambda n: [(2, n)], 780, 788, 2000),
+    "inserted_block": sizes(lambda x: lax.top_k(x, 4), lambda n: [(2, n)], 35, 36, 69),
+    "selection_spare": sizes(lambda x: lax.top_k(jnp.sort(x, 1), 30), lambda n: [(2, n)], 780, 3072, 4001),
     "update_window": sizes(lambda x, y: x.at[np.array([1, 1, 0])].add(y), lambda n: [(4, n), (3, n)], 50, 64, 70),
     "dft_elements": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(64, n)], 100, 128, 130),
     "dft_lanes": sizes(lambda x: jnp.fft.fft(x, axis=0).real, lambda n: [(1024, n)], 10, 16, 17),
     "solve_columns": sizes(solve, lambda n: [(8, 8), (8, n)], 50, 64, 70),
-    "claim_ns": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
+    **dict.fromkeys(("claim_ns", "max_claims"), sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3)),
     "item_blocks": sizes(of_sorted_rows, lambda n: [(n, 40)], 500, 512, 517),
     "order_workers": [ORDERS["order_gain"][1]],
-    "max_claims": sizes(TWICE, lambda n: [(n,)], 10_000, 1 << 20, (1 << 20) + 3),
 }  # fmt: skip
 
 # Programs whose kernels or prices change with an estimate.

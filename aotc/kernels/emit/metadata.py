@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 
 from llvmlite import ir
 
+from aotc.ir.dims import Dim, sym
+from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import operands, scalars_in
-from aotc.ir.loop_ir import Alloc, Apply, Buffer, ExternalCall, For, Kernel, Let, Store, Tile, While, walk
+from aotc.ir.loop_ir import Alloc, Apply, Buffer, ExternalCall, For, Kernel, Let, Load, Store, Tile, While, walk
 from aotc.ir.opset import EXPENSIVE
 from aotc.kernels.limits import MASKED_TURNS, UNROLLED_TURNS
 from aotc.targets import MASKS, Target
@@ -108,16 +110,17 @@ class Metadata:
         return annotate
 
     def describe(self, loop: For, backedge: ir.Instruction) -> None:
-        """Say at the end of ``loop`` if its iterations are independent, and what is not to be unrolled or to be masked.
+        """Say at the end of ``loop`` if its turns are independent, and what is not to be unrolled or to be masked.
 
-        Loops around loops are unrolled in vain; a short one that accumulates before it could become vectors.
+        Loops around loops are unrolled in vain; a short one that accumulates, or walks along its arrays, before it
+        could become vectors: LLVM would then make vectors of the loop around, across the rows.
         """
         module = self._module
         facts = []
         if self._parallel is not None and _independent(loop):
             facts.append(module.add_metadata(["llvm.loop.parallel_accesses", self._parallel]))
         around = any(isinstance(s, For) for s in walk(loop.body))
-        if self._target.kind == "cpu" and (around or _accumulates(loop)):
+        if self._target.kind == "cpu" and (around or _accumulates(loop) or _walks_along(loop, self._target)):
             facts.append(module.add_metadata(["llvm.loop.unroll.disable"]))
         if MASKS in self._target.features and not around and _ends_within_a_vector(loop, self._target):
             facts.append(module.add_metadata(["llvm.loop.vectorize.predicate.enable", ir.Constant(ir.IntType(1), 1)]))
@@ -136,6 +139,30 @@ def _accumulates(loop: For) -> bool:
     """Does a loop that LLVM would unroll whole combine each turn with the same number?"""
     short = 0 < _turns(loop) <= UNROLLED_TURNS
     return short and any(isinstance(s, Store) and s.reduce and not s.index for s in loop.body)
+
+
+def _walks_along(loop: For, target: Target) -> bool:
+    """Does a loop that LLVM would unroll whole take neighbouring elements of all arrays, half a vector or more?"""
+    stores = [s for s in loop.body if isinstance(s, Store)]
+    if not stores or not all(isinstance(s, Let | Store) for s in loop.body):
+        return False
+    fewest = target.vector_bytes // max(size_of(s.buffer.dtype) for s in stores) // 2
+    if not fewest <= _turns(loop) <= UNROLLED_TURNS:
+        return False
+    loads = [x for x in scalars_in(x for s in loop.body for x in operands(s)) if isinstance(x, Load)]
+    return all(_is_along(s.index, loop.var) for s in stores) and all(
+        _is_along(x.index, loop.var) is not False for x in loads
+    )
+
+
+def _is_along(index: tuple[Dim, ...], var: str) -> bool | None:
+    """Are the elements at ``index`` neighbours as ``var`` counts? None: it is the same one."""
+    *outer, last = index or (0,)
+    inside = [a for a in symbols(last) if a.name == var]
+    if any(a.name == var for i in outer for a in symbols(i)):
+        return False
+    rest = last - sym(var, inside[0].lo, inside[0].extent) if inside else last
+    return None if not inside else all(a.name != var for a in symbols(rest))
 
 
 def _ends_within_a_vector(loop: For, target: Target) -> bool:

@@ -14,6 +14,12 @@ why: rewrites that make new ones possible; a program where nothing changes any m
 from: chosen, not measured
 """
 
+IDENTITY_OPS = 16
+"""unit: ops
+why: so many are looked at between an operand of a product and the comparison that makes it a part of the identity
+from: chosen, not measured
+"""
+
 RECENT_OPS = 16
 """unit: ops
 why: so many of the last ones are looked at for an equal one before a new one is made; cse finds the rest

@@ -4,7 +4,8 @@ Dims of one role are put side by side by a transpose and merged by a reshape. A
 transpose that only swaps M with K, or K with N, becomes a flag of the ``matmul``.
 
 A product whose sums have one term each, as an outer product, becomes a multiplication: its time goes to writing its
-elements, and so it is done in the kernel that reads them.
+elements, and so it is done in the kernel that reads them. One with a part of the identity matrix becomes a selection
+(:mod:`~aotc.lowering.passes.rules.selections`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from collections.abc import Sequence
 from aotc.ir.dims import product
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.lowering.passes.rewrite import Builder, rewrite_module
+from aotc.lowering.passes.rules.selections import selected
 from aotc.options import Options
 
 
 def canonicalize_dot(module: Module, options: Options) -> Module:
-    """Return ``module`` with every ``dot_general`` as a ``matmul``, or as a multiplication if it sums nothing."""
+    """Return ``module`` with every ``dot_general`` as a ``matmul``, a multiplication or a selection."""
     return rewrite_module(module, _rule)
 
 
 def _rule(op: Op, b: Builder) -> Sequence[Value] | None:
     if op.name != "dot_general":
         return None
+    value = selected(op, b)
+    if value is not None:
+        return (value,)
     lhs, rhs = op.operands
     pairs = list(zip(op.attrs["lhs_contract"], op.attrs["rhs_contract"]))
     lb, rb = tuple(op.attrs["lhs_batch"]), tuple(op.attrs["rhs_batch"])

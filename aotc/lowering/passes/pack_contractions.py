@@ -11,7 +11,9 @@ After::
 :mod:`aotc.lowering.analysis.costs.table_products` decides. A ``matmul`` that is to read its right
 operand in place gets the width of its tiles, ``cols``; what stays ``matmul`` without
 it, or ``conv``, is lowered as plain loops. A product of few rows with a right operand
-stored by columns is a set of dot products: it becomes multiply and reduce.
+stored by columns is a set of dot products: it becomes multiply and reduce; so does one with a right operand
+of rows that vectors do not fill, which each call would pack. A product of one column is turned
+into one of one row first: tiles of columns would be padding for the most part.
 Products of a GPU are prepared by :mod:`aotc.lowering.passes.gpu.tensor_products` and
 :mod:`~aotc.lowering.passes.gpu.tensor_convs`.
 """
@@ -26,7 +28,7 @@ from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS
 from aotc.lowering.analysis.constant_values import constant_of
-from aotc.lowering.analysis.costs.table_products import conv_strategy, matmul_strategy
+from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
 from aotc.lowering.passes.gpu.tensor_convs import prepare_conv
@@ -94,13 +96,15 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     op = _stored(op, b)
     lhs, rhs = op.operands
     form = form_of(lhs.type.dtype, rhs.type.dtype, op.result.type.dtype, target)
+    if is_turned(op, form):
+        return _turned(op, b, target, memory_limit)
     wide = "f32" if form == "bf16" else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
     constant = constant_of(rhs, b.definitions) is not None
     match matmul_strategy(op, form, constant, target, memory_limit):
-        case "dots":
-            return _dot_products(op, wide, k, b)
+        case "dots" | "sums" as order:
+            return _dot_products(op, wide, k, order == "sums", b)
         case "in_place":
             attrs = {**op.attrs, "cols": in_place_cols(m, static(n), k, wide, target)}
             if (wide, rhs.type.dtype) != ("f32", "bf16"):  # which tiles widen
@@ -121,6 +125,17 @@ def _stored(op: Op, b: Builder) -> Op:
         if definition is not None and _swaps_matrix(definition):
             operands[n], flags[name] = definition.operands[0], not flags[name]
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
+
+
+def _turned(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[Value]:
+    """Return the product of a matrix and a column, computed as a row times the matrix's transpose."""
+    lhs, rhs = op.operands
+    result = op.result.type
+    flags = {"lhs_transposed": not op.attrs["rhs_transposed"], "rhs_transposed": not op.attrs["lhs_transposed"]}
+    row = TensorType(result.dtype, (*result.shape[:-2], 1, result.shape[-2]))
+    turned = b.op("matmul", (rhs, lhs), {**op.attrs, **flags}, (row,))
+    (out,) = _matmul(turned, b, target, memory_limit) or ()
+    return (b.reshape(out, result.shape),)
 
 
 def _swaps_matrix(op: Op) -> bool:
@@ -170,18 +185,19 @@ def _pad_to(x: Value, axis: int, extent: Dim, b: Builder) -> Value:
     return b.pad(x, high={axis: extent - x.type.shape[axis]})
 
 
-def _dot_products(op: Op, form: str, k: Dim, b: Builder) -> Sequence[Value]:
-    """``out[m, n] = sum_k lhs[m, k] * rhs[n, k]`` as one row reduction."""
+def _dot_products(op: Op, form: str, k: Dim, by_rows: bool, b: Builder) -> Sequence[Value]:
+    """Multiply and reduce: ``sum_k lhs[m, k] * rhs[n, k]``, or ``sum_k lhs[m, k] * rhs[k, n]`` if ``by_rows``."""
     lhs, rhs = op.operands
     if op.attrs["lhs_transposed"]:
         lhs = b.transpose(lhs, _swapped(lhs.type.rank))
-    shape = (*op.result.type.shape, k)
-    last = len(shape) - 1
-    batch = tuple(range(last - 2))
-    rows = b.broadcast(b.convert(lhs, form), (*batch, last - 2, last), shape)
-    columns = b.broadcast(b.convert(rhs, form), (*batch, last - 1, last), shape)
+    *lead, m, n = op.result.type.shape
+    shape = (*lead, m, k, n) if by_rows else (*lead, m, n, k)
+    row = len(lead)
+    batch, summed, last = tuple(range(row)), row + (1 if by_rows else 2), row + 2
+    rows = b.broadcast(b.convert(lhs, form), (*batch, row, summed), shape)
+    columns = b.broadcast(b.convert(rhs, form), (*batch, row + 1, last), shape)
     terms = b.make("mul", (rows, columns))
-    total = b.reduce(terms, b.constant(0, TensorType(form)), (last,), b.combiner("add", form))
+    total = b.reduce(terms, b.constant(0, TensorType(form)), (summed,), b.combiner("add", form))
     return (b.convert(total, op.result.type.dtype),)
 
 

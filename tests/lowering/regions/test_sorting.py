@@ -176,7 +176,7 @@ func.func @main(%x: tensor<500xi32>, %i: tensor<500xi32>) -> tensor<500xi32> {{
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
 def test_top_k_of_all_dtypes(dtype):
     x = values(2000, dtype).reshape(2, 1000)
-    for k in (5, 65, 600, 1000):
+    for k in (5, 24, 25, 65, 600, 1000):
         same_bits(lambda x: lax.top_k(x, k), x)  # noqa: B023 (called at once)
 
 
@@ -185,6 +185,26 @@ def test_top_k_in_any_order(order):
     up = np.arange(5000)
     x = {"up": up, "down": up[::-1], "same": up * 0, "saw": up % 90}[order]
     same_bits(lambda x: (lax.top_k(x, 100), lax.top_k(x, 4999)), x.astype("float32"))
+
+
+@pytest.mark.parametrize("order", ["up", "down", "same", "saw", "random"])
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 100, 997])
+def test_few_of_rows_around_a_block(order, n):
+    """Blocks of 32 are looked at behind the first k; equal elements come in their order, whatever is read of them."""
+    up = np.arange(n)
+    rows = {"up": up, "down": up[::-1], "same": up * 0, "saw": up % 9, "random": values(n, "float32")}[order]
+    x = np.stack([rows, rows[::-1]]).astype("float32")
+    for k in {1, min(n, 3), min(n, 24), min(n, 25)}:
+        same_bits(lambda x: (lax.top_k(x, k), lax.top_k(x + 1, k)[0], lax.top_k(x * 2, k)[1]), x)  # noqa: B023
+
+
+def test_few_of_symbolic_sizes():
+    shape = jax.export.symbolic_shape("b, n", constraints=["n >= 5"])
+    data = aotc.compile(lambda x: lax.top_k(x, 5), jax.ShapeDtypeStruct(shape, "float32"))
+    for shape in ((1, 5), (2, 36), (2, 37), (2, 38), (3, 1000)):
+        x = values(shape[0] * shape[1], "float32").reshape(shape)
+        for got, want in zip(aotc.load(data).invoke("main", x), lax.top_k(x, 5), strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 def test_top_k_of_symbolic_sizes():

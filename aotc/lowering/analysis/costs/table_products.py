@@ -121,7 +121,7 @@ GPU_IDLE_BLOCKS = Limit(
 
 ROWS = rows_in(globals())
 
-Strategy = Literal["loops", "dots", "in_place", "packed"]
+Strategy = Literal["loops", "dots", "sums", "in_place", "packed"]
 
 
 def streams(m: Dim) -> bool:
@@ -132,6 +132,13 @@ def streams(m: Dim) -> bool:
 def is_tiny(shape: Sequence[Dim], k: Dim) -> bool:
     """Is a product of ``shape`` that sums ``k`` terms per element too small for tiles?"""
     return TINY_FLOPS.holds(product((*shape, k)) * 2)
+
+
+def is_turned(op: Op, form: str) -> bool:
+    """Is a ``matmul`` of one column computed as one of one row? (Tiles would be padding.)"""
+    m, n = op.result.type.shape[-2:]
+    k = op.operands[0].type.shape[-2 if op.attrs["lhs_transposed"] else -1]
+    return n == 1 and m != 1 and form not in ("", "i8") and not is_tiny(op.result.type.shape, k)
 
 
 def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_limit: int = 0) -> Strategy:
@@ -154,7 +161,8 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
     -------
     str
         ``packed``: tiles over panels of the right operand; ``in_place``: tiles over the right operand as it lies;
-        ``dots``: one dot product per element of the result; ``loops``: no tiles.
+        ``dots``: one dot product per element of the result; ``sums``: rows of the right operand, times a number each,
+        summed up; ``loops``: no tiles.
     """
     lhs, rhs = (v.type for v in op.operands)
     result = op.result.type
@@ -164,14 +172,17 @@ def matmul_strategy(op: Op, form: str, constant: bool, target: Target, memory_li
         return "loops"
     if op.attrs["rhs_transposed"] and form != "i8" and streams(m) and not (form == "bf16" and constant):
         return "dots"
+    sums = not op.attrs["rhs_transposed"] and form != "i8" and streams(m) and product(result.shape) != 0
     if is_tiny(result.shape, k):
-        return "loops"
+        return "sums" if sums and n != 1 and not UNROLLED_TERMS.holds(k) else "loops"
     lanes = target.vector_bytes // size_of(FORMS[form].out)
     by_rows = not op.attrs["rhs_transposed"] and form != "i8" and isinstance(n, int) and n % lanes == 0
     quick = k % FORMS[form].group == 0 or form in target.matrices
     pairs = form == "bf16" and quick  # to pack, for what is gained
     if by_rows and not constant and (streams(m) or (not pairs and IN_PLACE_ELEMENTS.holds(k * n))):
         return "in_place"
+    if sums and not constant and not by_rows:
+        return "sums"
     in_form = by_rows and {lhs.dtype, rhs.dtype, result.dtype} == {form} and form != "bf16"
     if in_form and memory_limit and not constant:
         copied = product(rhs.shape) * size_of(form)

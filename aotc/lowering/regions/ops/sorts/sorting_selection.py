@@ -8,14 +8,15 @@ Of values and their numbers only what somebody reads is written: a value follows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from aotc.ir.dims import Dim, maximum, minimum, product, sym
+from aotc.ir.dims import Dim, ceildiv, maximum, minimum, product, sym
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, If, Kernel, Load, Scalar, Stmt, Store, Var, While
 from aotc.ir.loop_ir import Index as IndexScalar
-from aotc.ir.tensor_ir import Function, Op
-from aotc.lowering.analysis.cost import INSERTED, INSERTED_ROW, SELECTION_SPARE
+from aotc.ir.tensor_ir import Function, Op, Value
+from aotc.lowering.analysis.cost import INSERTED, INSERTED_BLOCK, INSERTED_ROW, SELECTION_SPARE
 from aotc.lowering.analysis.costs.work import TOP_K_WORK
+from aotc.lowering.analysis.index_maps import Index
 from aotc.lowering.regions.elemental import Elements
 from aotc.lowering.regions.ops.sorts.sorting_radix import (
     Cells,
@@ -47,7 +48,8 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     (x,) = op.operands
     e = b.elements()
     n, top = x.type.shape[-1], op.attrs["k"]
-    room = top + maximum(top, SELECTION_SPARE.value)
+    spare = min(SELECTION_SPARE.value, n // 4) if isinstance(n, int) else SELECTION_SPARE.value
+    room = top + maximum(top, spare)
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
     outputs = [b.output_of(v) for v in op.results]
     kept = op.results[: 1 if outputs[1] is None else 2]
@@ -59,25 +61,29 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     body: list[Stmt] = [Alloc(buffer) for buffer in (*own, *other, limit, fill, cut)]
     body += [*sort.radix.allocate(), Store(fill, (), integer(0)), Store(cut, (), Const(False, "i1"))]
     body.append(Store(limit, (), Const(0, key_dtype)))
-    i = sym("i", 0, n)
-    each = e.new_block()
-    value = e.bind(e.at(x, place(i)))
-    larger = Apply("gt", (unsigned_key(e, value), Load(limit, ())), "i1")
-    taken = e.new_block()
-    at = e.bind(Load(fill, ()), "n")
-    end = (sym(at.name, 0, room),)
-    parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
-    taken += [Store(buffer, end, part) for buffer, part in zip(own, parts)]
-    more = e.bind(Apply("add", (at, integer(1)), "i64"))
-    taken.append(Store(fill, (), more))
-    full = sort.sort(room)
-    e.enter(full)
-    least = unsigned_key(e, e.bind(Load(own[0], (top - 1,))))
-    full += [Store(limit, (), least), Store(cut, (), Const(True, "i1")), Store(fill, (), IndexScalar(top))]
-    taken.append(If(Apply("eq", (more, IndexScalar(room)), "i1"), tuple(full)))
     open_ = Apply("not", (Load(cut, ()),), "i1")
-    each.append(If(Apply("or", (open_, larger), "i1"), tuple(taken)))
-    body.append(_unless_none(top, For("i", 0, n, tuple(each))))
+
+    def take(i: Dim) -> list[Stmt]:
+        """Return the statements that look at element ``i``."""
+        each = e.new_block()
+        value = e.bind(e.at(x, place(i)))
+        larger = Apply("gt", (unsigned_key(e, value), Load(limit, ())), "i1")
+        taken = e.new_block()
+        at = e.bind(Load(fill, ()), "n")
+        end = (sym(at.name, 0, room),)
+        parts: tuple[Scalar, ...] = (value, IndexScalar(i, "i32"))
+        taken += [Store(buffer, end, part) for buffer, part in zip(own, parts)]
+        more = e.bind(Apply("add", (at, integer(1)), "i64"))
+        taken.append(Store(fill, (), more))
+        full = sort.sort(room)
+        e.enter(full)
+        least = unsigned_key(e, e.bind(Load(own[0], (top - 1,))))
+        full += [Store(limit, (), least), Store(cut, (), Const(True, "i1")), Store(fill, (), IndexScalar(top))]
+        taken.append(If(Apply("eq", (more, IndexScalar(room)), "i1"), tuple(full)))
+        each.append(If(Apply("or", (open_, larger), "i1"), tuple(taken)))
+        return each
+
+    body += _unless_none(top, *_in_blocks(e, x, place, 0, limit, take, open_))
     e.enter(body)
     count = e.bind(Load(fill, ()), "n")
     body += sort.sort(sym(count.name, 0, room + 1))
@@ -87,9 +93,34 @@ def _by_selection(b: RegionBuilder, op: Op) -> Kernel:
     return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
 
 
-def _unless_none(top: Dim, stmt: Stmt) -> Stmt:
+def _in_blocks(
+    e: Elements, x: Value, place: Callable[[Dim], Index], begin: Dim, limit: Buffer, take: Callable[[Dim], list[Stmt]],
+    always: Scalar | None = None,
+) -> list[Stmt]:
+    """Return the loops that ``take`` the elements from ``begin`` on, but blocks with none above the limit.
+
+    A block is looked at in a loop that vectorizes; ``always`` says that it is taken whatever it has. Without it a block
+    is taken from its end: of ascending elements the first ones then are below the limit that the last ones set.
+    """
+    n, size = x.type.shape[-1], INSERTED_BLOCK.value
+    blocks = ceildiv(n - begin, size)
+    start = sym("j", 0, blocks) * size
+    count = minimum(n - begin - start, size)
+    place_in = sym("l", 0, count)
+    best = Buffer("best", limit.dtype, (), "private")
+    each = e.new_block()
+    each.append(Store(best, (), unsigned_key(e, e.bind(e.at(x, place(begin + start + place_in)))), "max"))
+    larger: Scalar = Apply("gt", (Load(best, ()), Load(limit, ())), "i1")
+    chosen = larger if always is None else Apply("or", (always, larger), "i1")
+    block: list[Stmt] = [Store(best, (), Const(0, limit.dtype)), For("l", 0, count, tuple(each))]
+    at = place_in if always is not None else count - 1 - place_in
+    block.append(If(chosen, (For("l", 0, count, tuple(take(begin + start + at))),)))
+    return [Alloc(best), For("j", 0, blocks, tuple(block))]
+
+
+def _unless_none(top: Dim, *stmts: Stmt) -> list[Stmt]:
     """A buffer for none has no room."""
-    return stmt if isinstance(top, int) else If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), (stmt,))
+    return list(stmts) if isinstance(top, int) else [If(Apply("gt", (IndexScalar(top), integer(0)), "i1"), stmts)]
 
 
 class _LargestFirst:
@@ -111,52 +142,100 @@ class _LargestFirst:
 
 
 def _by_insertion(b: RegionBuilder, op: Op) -> Kernel:
-    """Insert each element into the k largest so far; one that is not among them costs one comparison."""
+    """Insert each element that is larger than the k-th largest so far; a block of which none is costs a maximum."""
     (x,) = op.operands
-    e = b.elements()
-    n, top = x.type.shape[-1], op.attrs["k"]
+    top = op.attrs["k"]
     rows, place = rows_of(x.type.shape, x.type.rank - 1)
-    values, numbers = (b.output_of(v) for v in op.results)
-    hole = Buffer("hole", "i64", (), "private")
-    i = sym("i", 0, n)
-    each = e.new_block()
-    own = e.bind(e.at(x, place(i)))
-    key = unsigned_key(e, own)
-    each.append(Store(hole, (), IndexScalar(minimum(i, top))))
-    test = e.new_block()
-    q, before = _hole(e, hole, top)
-    if values is not None:
-        found: Scalar = Load(values, place(before))
-    else:
-        assert numbers is not None
-        number = e.bind(Apply("convert", (Load(numbers, place(before)),), "i64"), "n")
-        found = e.at(x, place(sym(number.name, 0, n)))
-    smaller = Apply("gt", (key, unsigned_key(e, e.bind(found))), "i1")
-    moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), smaller), "i1"))
-    shift = e.new_block()
-    q, before = _hole(e, hole, top)
-    inside = Apply("lt", (q, IndexScalar(top)), "i1")
-    at = place(sym(q.name, 0, top))
-    shift.append(If(inside, tuple(Store(out, at, Load(out, place(before))) for out in b.outputs)))
-    shift.append(Store(hole, (), Apply("sub", (q, integer(1)), "i64")))
-    each.append(While(tuple(test), moves, tuple(shift)))
-    e.enter(each)
-    q = e.bind(Load(hole, ()), "n")
-    at = place(sym(q.name, 0, top))
-    parts = (values, own), (numbers, IndexScalar(i, "i32"))
-    insert = tuple(Store(out, at, part) for out, part in parts if out is not None)
-    each.append(If(Apply("lt", (q, IndexScalar(top)), "i1"), insert))
-    body: list[Stmt] = [Alloc(hole)]
-    compared = numbers if values is None else values
-    if compared is not None and top != 0:  # the first element is compared with what is there
-        zero = Const(0.0 if kind_of(compared.dtype) == "f" else 0, compared.dtype)
-        body.append(_unless_none(top, Store(compared, place(0), zero)))
-    body.append(For("i", 0, n if top != 0 else 0, tuple(each)))
-    return b.grid(rows, body, product(x.type.shape) * TOP_K_WORK.value)
+    largest = _Largest(b, op, place)
+    if top == 0:
+        return b.grid(rows, [], 0)
+    first = sym("i", 0, top)
+    body: list[Stmt] = [For("i", 0, top, tuple(largest.insert(first, first))), *largest.raise_limit()]
+    body += _in_blocks(largest.e, x, place, top, largest.limit, largest.insert_if_large)
+    return b.grid(rows, [*largest.allocate(), *_unless_none(top, *body)], product(x.type.shape) * TOP_K_WORK.value)
 
 
-def _hole(e: Elements, hole: Buffer, top: Dim) -> tuple[Var, Dim]:
-    """Bind the place where the new element would go, and the place before it (or 0)."""
-    q = e.bind(Load(hole, ()), "n")
-    less = Apply("max", (Apply("sub", (q, integer(1)), "i64"), integer(0)), "i64")
-    return q, sym(e.bind(less, "n").name, 0, top)
+class _Largest:
+    """The largest elements of a row so far, in order, where the results lie."""
+
+    def __init__(self, b: RegionBuilder, op: Op, place: Callable[[Dim], Index]) -> None:
+        self.b, self.e, self.x, self.top, self.place = b, b.elements(), op.operands[0], op.attrs["k"], place
+        self.values, self.numbers = (b.output_of(v) for v in op.results)
+        self.hole = Buffer("hole", "i64", (), "private")
+        key = f"u{8 * key_bytes(self.x.type.dtype)}"
+        self.limit = Buffer("limit", key, (), "private")
+
+    def allocate(self) -> list[Stmt]:
+        """Return the statements that begin: an element is compared with what is there, even if it is the first."""
+        made: list[Stmt] = [Alloc(buffer) for buffer in (self.hole, self.limit)]
+        for out in self.b.outputs:
+            zero = Const(0.0 if kind_of(out.dtype) == "f" else 0, out.dtype)
+            made += _unless_none(self.top, Store(out, self.place(0), zero))
+        return made
+
+    def insert(self, i: Dim, free: Dim) -> list[Stmt]:
+        """Return the statements that insert element ``i`` where it belongs, ``free`` being the place behind the last.
+
+        Of equal elements the first comes first, in whatever order they are inserted.
+        """
+        e = self.e
+        block = e.new_block()
+        own = e.bind(e.at(self.x, self.place(i)))
+        key = unsigned_key(e, own)
+        block.append(Store(self.hole, (), IndexScalar(free)))
+        test = e.new_block()
+        q, before = self._hole()
+        comes_first = self._comes_first(key, i, before)
+        moves = e.bind(Apply("and", (Apply("gt", (q, integer(0)), "i1"), comes_first), "i1"))
+        shift = e.new_block()
+        q, before = self._hole()
+        inside = Apply("lt", (q, IndexScalar(self.top)), "i1")
+        at = self.place(sym(q.name, 0, self.top))
+        shift.append(If(inside, tuple(Store(out, at, Load(out, self.place(before))) for out in self.b.outputs)))
+        shift.append(Store(self.hole, (), Apply("sub", (q, integer(1)), "i64")))
+        block.append(While(tuple(test), moves, tuple(shift)))
+        e.enter(block)
+        q = e.bind(Load(self.hole, ()), "n")
+        at = self.place(sym(q.name, 0, self.top))
+        parts = (self.values, own), (self.numbers, IndexScalar(i, "i32"))
+        stores = tuple(Store(out, at, part) for out, part in parts if out is not None)
+        return [*block, If(Apply("lt", (q, IndexScalar(self.top)), "i1"), stores)]
+
+    def _comes_first(self, key: Scalar, i: Dim, at: Dim) -> Scalar:
+        """Return whether element ``i`` comes before the one that is at a place."""
+        other = self._kept_key(at)
+        larger = Apply("gt", (key, other), "i1")
+        if self.numbers is None:  # equal values are the same
+            return larger
+        earlier = Apply("lt", (IndexScalar(i, "i32"), Load(self.numbers, self.place(at))), "i1")
+        return Apply("or", (larger, Apply("and", (Apply("eq", (key, other), "i1"), earlier), "i1")), "i1")
+
+    def raise_limit(self) -> list[Stmt]:
+        """Return the statements that take the least of the largest for the limit."""
+        block = self.e.new_block()
+        block.append(Store(self.limit, (), self._kept_key(self.top - 1)))
+        return block
+
+    def insert_if_large(self, i: Dim) -> list[Stmt]:
+        """Return the statements that insert element ``i`` if it may be among the largest."""
+        block = self.e.new_block()
+        key = unsigned_key(self.e, self.e.bind(self.e.at(self.x, self.place(i))))
+        taken = [*self.insert(i, self.top), *self.raise_limit()]
+        test = "gt" if self.numbers is None else "ge"  # an equal one that is inserted later may be an earlier one
+        return [*block, If(Apply(test, (key, Load(self.limit, ())), "i1"), tuple(taken))]
+
+    def _kept_key(self, at: Dim) -> Scalar:
+        """Return the key of one of the largest; a value follows from its number."""
+        e = self.e
+        if self.values is not None:
+            return unsigned_key(e, e.bind(Load(self.values, self.place(at))))
+        assert self.numbers is not None
+        number = e.bind(Apply("convert", (Load(self.numbers, self.place(at)),), "i64"), "n")
+        return unsigned_key(e, e.bind(e.at(self.x, self.place(sym(number.name, 0, self.x.type.shape[-1])))))
+
+    def _hole(self) -> tuple[Var, Dim]:
+        """Bind the free place, and the place before it (or 0)."""
+        e = self.e
+        q = e.bind(Load(self.hole, ()), "n")
+        less = Apply("max", (Apply("sub", (q, integer(1)), "i64"), integer(0)), "i64")
+        return q, sym(e.bind(less, "n").name, 0, self.top)

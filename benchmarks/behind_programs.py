@@ -1,0 +1,296 @@
+"""Programs of other people's kinds on which aotc was, or might be, slower than a peer: ``PROGRAMS`` by name.
+
+A builder returns a function and its arguments; weights are arguments. It imports the library that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.circuits import controlled_nots, energy, sorting_network
+from benchmarks.models import integers, normal
+
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+PROGRAMS: dict[str, Callable[[], Program]] = {}
+
+
+def program(builder: Callable[[], Program]) -> Callable[[], Program]:
+    """Add a builder to :data:`PROGRAMS` under its name."""
+    PROGRAMS[builder.__name__] = builder
+    return builder
+
+
+def trained(loss: Callable[..., Any], weights: Any, optimizer: Any, *inputs: np.ndarray) -> Program:
+    """Return a step of training: the loss, new weights, new state."""
+    leaves, tree = jax.tree.flatten(weights)
+    state, state_tree = jax.tree.flatten(optimizer.init(weights))
+
+    def step(leaves: Any, state: Any, *inputs: Any) -> Any:
+        import optax
+
+        weights = jax.tree.unflatten(tree, leaves)
+        value, gradient = jax.value_and_grad(loss)(weights, *inputs)
+        change, new = optimizer.update(gradient, jax.tree.unflatten(state_tree, state), weights)
+        return value, jax.tree.leaves(optax.apply_updates(weights, change)), jax.tree.leaves(new)
+
+    return step, ([np.asarray(x) for x in leaves], [np.asarray(x) for x in state], *inputs)
+
+
+def mlp(weights: Any, x: Any) -> Any:
+    """A perceptron of tanh layers."""
+    for w, b in weights[:-1]:
+        x = jnp.tanh(x @ w + b)
+    return x @ weights[-1][0] + weights[-1][1]
+
+
+def perceptron(*sizes: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return weights of a perceptron."""
+    pairs = enumerate(pairwise(sizes))
+    return [(normal(a, b, seed=i, scale=a**-0.5), normal(b, seed=i + 50, scale=0.1)) for i, (a, b) in pairs]
+
+
+@program
+def gpt2_train() -> Program:
+    """One step of adamw on a decoder of two layers."""
+    import optax
+
+    d, heads, vocabulary, length = 128, 4, 1000, 64
+
+    def weights() -> Any:
+        def layer(s: int) -> Any:
+            ones, zeros = np.ones(d, "float32"), np.zeros(d, "float32")
+            sizes = {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
+            pairs = [(normal(*v, seed=s + i, scale=0.02), np.zeros(v[1], "f4")) for i, v in enumerate(sizes.values())]
+            return {**dict(zip(sizes, pairs)), "norm1": (ones, zeros), "norm2": (ones, zeros)}
+
+        tables = {"wte": normal(vocabulary, d, seed=90, scale=0.02), "wpe": normal(length, d, seed=91, scale=0.02)}
+        return {**tables, "layers": [layer(10), layer(20)], "norm": (np.ones(d, "float32"), np.zeros(d, "float32"))}
+
+    def norm(x: Any, scale: Any) -> Any:
+        x = x - x.mean(-1, keepdims=True)
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) * scale[0] + scale[1]
+
+    def loss(w: Any, tokens: Any) -> Any:
+        batch, n = tokens.shape
+        x = w["wte"][tokens] + w["wpe"][:n]
+        mask = np.tril(np.ones((n, n), bool))
+        for layer in w["layers"]:
+            y = norm(x, layer["norm1"]) @ layer["qkv"][0] + layer["qkv"][1]
+            q, k, v = (t.reshape(batch, n, heads, -1).transpose(0, 2, 1, 3) for t in jnp.split(y, 3, -1))
+            scores = jnp.where(mask, q @ k.transpose(0, 1, 3, 2) / np.sqrt(d / heads), -1e9)
+            y = (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(batch, n, d)
+            x = x + y @ layer["out"][0] + layer["out"][1]
+            y = jax.nn.gelu(norm(x, layer["norm2"]) @ layer["up"][0] + layer["up"][1])
+            x = x + y @ layer["down"][0] + layer["down"][1]
+        logits = norm(x, w["norm"])[:, :-1] @ w["wte"].T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    return trained(loss, weights(), optax.adamw(1e-3, eps=1e-4), integers(vocabulary, 4, length))
+
+
+@program
+def nnx_transformer() -> Program:
+    """A small encoder of flax.nnx, batch 8."""
+    from flax import nnx
+
+    class Block(nnx.Module):
+        def __init__(self, d: int, rngs: Any) -> None:
+            self.norm1, self.norm2 = nnx.LayerNorm(d, rngs=rngs), nnx.LayerNorm(d, rngs=rngs)
+            self.attention = nnx.MultiHeadAttention(4, d, decode=False, rngs=rngs)
+            self.up, self.down = nnx.Linear(d, 4 * d, rngs=rngs), nnx.Linear(4 * d, d, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            x = x + self.attention(self.norm1(x))
+            return x + self.down(nnx.gelu(self.up(self.norm2(x))))
+
+    blocks = nnx.List([Block(64, nnx.Rngs(i)) for i in range(2)])
+    graph, state = nnx.split(blocks)
+
+    def run(x: Any) -> Any:
+        for block in nnx.merge(graph, state):
+            x = block(x)
+        return x
+
+    return run, (normal(8, 32, 64),)
+
+
+@program
+def diffusion_unet() -> Program:
+    """A small UNet of Stable Diffusion's kind: residual blocks with group norm, attention, a skip connection."""
+
+    c = 32
+
+    def conv(w: Any, x: Any, stride: int = 1) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=numbers)
+
+    def group_norm(x: Any) -> Any:
+        y = x.reshape(*x.shape[:3], 8, -1)
+        y = y - y.mean((1, 2, 4), keepdims=True)
+        return (y * jax.lax.rsqrt((y * y).mean((1, 2, 4), keepdims=True) + 1e-5)).reshape(x.shape)
+
+    def residual(w: Any, x: Any, t: Any) -> Any:
+        y = conv(w[0], jax.nn.silu(group_norm(x))) + (jax.nn.silu(t) @ w[1])[:, None, None]
+        y = conv(w[2], jax.nn.silu(group_norm(y)))
+        return y + (x if x.shape == y.shape else conv(w[3], x))
+
+    def attention(w: Any, x: Any) -> Any:
+        y = group_norm(x).reshape(x.shape[0], -1, x.shape[-1])
+        q, k, v = (y @ m for m in w[:3])
+        y = jax.nn.softmax(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])) @ v @ w[3]
+        return x + y.reshape(x.shape)
+
+    def block(seed: int, a: int, b: int) -> Any:
+        sizes = ((3, 3, a, b), (64, b), (3, 3, b, b), (1, 1, a, b))
+        return [normal(*s, seed=seed + i, scale=0.05) for i, s in enumerate(sizes)]
+
+    w = {
+        "in": normal(3, 3, 4, c, scale=0.1), "down1": block(10, c, c),
+        "half": normal(3, 3, c, 2 * c, seed=3, scale=0.05),
+        "down2": block(20, 2 * c, 2 * c), "middle": [normal(2 * c, 2 * c, seed=30 + i, scale=0.1) for i in range(4)],
+        "fine": [normal(c, c, seed=60 + i, scale=0.1) for i in range(4)],
+        "up": block(40, 3 * c, c), "out": normal(3, 3, c, 4, seed=50, scale=0.1),
+    }  # fmt: skip
+
+    def run(x: Any, t: Any) -> Any:
+        high = attention(w["fine"], residual(w["down1"], conv(w["in"], x), t))
+        y = residual(w["down2"], conv(w["half"], high, 2), t)
+        y = attention(w["middle"], y)
+        y = jax.image.resize(y, (*high.shape[:3], y.shape[-1]), "nearest")
+        y = residual(w["up"], jnp.concatenate([y, high], -1), t)
+        return conv(w["out"], jax.nn.silu(group_norm(y)))
+
+    return run, (normal(1, 64, 64, 4), normal(1, 64, seed=1))
+
+
+@program
+def eqx_gru_gradient() -> Program:
+    """The gradient of a cell of equinox over a sequence, by its weights."""
+    import equinox as eqx
+
+    cell, rest = eqx.partition(eqx.nn.GRUCell(16, 32, key=jax.random.PRNGKey(0)), eqx.is_array)
+    leaves, tree = jax.tree.flatten(cell)
+
+    def run(leaves: Any, x: Any) -> Any:
+        def loss(leaves: Any) -> Any:
+            cell = eqx.combine(jax.tree.unflatten(tree, leaves), rest)
+            return (jax.lax.scan(lambda h, x: (cell(x, h), None), jnp.zeros(32), x)[0] ** 2).sum()
+
+        return jax.grad(loss)(leaves)
+
+    return run, ([np.asarray(x) for x in leaves], normal(60, 16))
+
+
+@program
+def jacfwd_mlp() -> Program:
+    """The derivative of outputs by all weights, forwards."""
+
+    def run(weights: Any, x: Any) -> Any:
+        return jax.jacfwd(mlp)(weights, x)
+
+    return run, (perceptron(8, 16, 16, 4), normal(8, seed=3))
+
+
+@program
+def jacfwd_mlp_batch() -> Program:
+    """The same of a batch, larger."""
+    return lambda weights, x: jax.jacfwd(mlp)(weights, x), (perceptron(16, 32, 32, 4), normal(4, 16, seed=3))
+
+
+@program
+def jacrev_mlp() -> Program:
+    return lambda weights, x: jax.jacrev(mlp)(weights, x), (perceptron(16, 32, 32, 8), normal(4, 16, seed=3))
+
+
+@program
+def hessian_mlp() -> Program:
+    return lambda x, weights: jax.hessian(lambda x: mlp(weights, x).sum())(x), (normal(32), perceptron(32, 64, 64, 1))
+
+
+@program
+def complex_exp() -> Program:
+    """What S4D computes of its poles."""
+    return jnp.exp, ((normal(32, 32, 512) * -0.1 + 1j * normal(32, 32, 512, seed=1) * 9).astype("complex64"),)
+
+
+@program
+def ctc_gradient() -> Program:
+    import optax
+
+    def run(logits: Any, labels: Any) -> Any:
+        pads = jnp.zeros(logits.shape[:2]), jnp.zeros(labels.shape)
+        return jax.grad(lambda x: optax.ctc_loss(x, pads[0], labels, pads[1]).mean())(logits)
+
+    return run, (normal(4, 50, 30), integers(29, 4, 12) + 1)
+
+
+@program
+def top_k_ascending() -> Program:
+    return lambda x: jax.lax.top_k(-x, 10), (normal(64, 1000),)
+
+
+@program
+def sorted_smallest() -> Program:
+    return lambda x: jnp.argsort(x, axis=-1)[:, :10], (normal(64, 1000),)
+
+
+@program
+def kmeans_step() -> Program:
+    def run(points: Any, centres: Any) -> Any:
+        distances = ((points[:, None] - centres[None]) ** 2).sum(-1)
+        nearest = distances.argmin(1)
+        sums = jax.ops.segment_sum(points, nearest, centres.shape[0])
+        counts = jax.ops.segment_sum(jnp.ones(points.shape[0]), nearest, centres.shape[0])
+        return sums / jnp.maximum(counts, 1)[:, None], nearest
+
+    return run, (normal(10_000, 16), normal(32, 16, seed=1))
+
+
+@program
+def matvec_4096() -> Program:
+    return lambda w, x: w @ x, (normal(4096, 4096), normal(4096, seed=1))
+
+
+@program
+def vecmat_4096() -> Program:
+    return lambda w, x: x @ w, (normal(4096, 4096), normal(4096, seed=1))
+
+
+@program
+def circuit_gradient() -> Program:
+    return jax.grad(energy), (normal(12),)
+
+
+@program
+def bitonic_network() -> Program:
+    return sorting_network, (normal(32),)
+
+
+@program
+def cnot_chain() -> Program:
+    return lambda x: controlled_nots(x, 15), (normal(2**16),)
+
+
+@program
+def neural_ode_gradient() -> Program:
+    import diffrax
+
+    weights = perceptron(2, 64, 64, 2)
+
+    def run(weights: Any, y: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            term = diffrax.ODETerm(lambda t, y, args: mlp(weights, y))
+            control = diffrax.PIDController(rtol=1e-3, atol=1e-6)
+            saved = diffrax.SaveAt(ts=jnp.linspace(0, 1, 10))
+            found = diffrax.diffeqsolve(term, diffrax.Tsit5(), 0, 1, 0.1, y, stepsize_controller=control, saveat=saved)
+            return (found.ys**2).sum()
+
+        return jax.grad(loss)(weights)
+
+    return run, (weights, normal(2))

@@ -1,0 +1,96 @@
+"""Products of one column, and of few rows with columns that fill no vectors: multiplied and reduced, beside f64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+import aotc
+from aotc.frontend.importer import import_model
+from aotc.ir.tensor_ir import walk
+from aotc.options import Options
+from aotc.pipeline import run_passes
+
+pytestmark = [pytest.mark.cpu]
+
+MATVEC = lambda w, x: w @ x
+VECMAT = lambda x, w: x @ w
+TURNED = lambda w, x: w.T @ x
+THIN = {  # a function, its shapes, what it becomes
+    "one column": (MATVEC, (100, 77), (77,), "reduce"),
+    "one column of four rows": (MATVEC, (4, 1100), (1100, 1), "reduce"),
+    "one number": (MATVEC, (1, 5000), (5000,), "reduce"),
+    "two columns": (MATVEC, (100, 77), (77, 2), "packed_matmul"),
+    "a tiny column": (MATVEC, (60, 60), (60,), "matmul"),
+    "one column, turned": (TURNED, (77, 96), (77,), "matmul"),
+    "one column, turned, odd": (TURNED, (77, 101), (77,), "reduce"),
+    "many columns": (lambda w, x: jnp.einsum("bij,bj->bi", w, x), (3, 60, 77), (3, 77), "reduce"),
+    "one row": (VECMAT, (1, 77), (77, 101), "reduce"),
+    "four rows": (VECMAT, (4, 77), (77, 101), "reduce"),
+    "five rows": (VECMAT, (5, 77), (77, 101), "packed_matmul"),
+    "one row of vectors": (VECMAT, (1, 77), (77, 96), "matmul"),
+    "a tiny row": (VECMAT, (1, 49), (49, 81), "matmul"),
+    "a tiny row of more terms than are unrolled": (VECMAT, (1, 50), (50, 80), "reduce"),
+    "rows beside each other": (lambda x, w: jnp.einsum("bmk,bkn->bmn", x, w), (3, 2, 77), (3, 77, 45), "reduce"),
+    "rows stored by columns": (lambda x, w: x.T @ w, (77, 3), (77, 101), "reduce"),
+}
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", THIN)
+def test_thin(name):
+    function, *shapes, form = THIN[name]
+    args = [numbers(*s, seed=n) for n, s in enumerate(shapes)]
+    module = run_passes(import_model(jax.jit(function).lower(*args)), Options())
+    names = {op.name for f in module.functions.values() for op in walk(f.body)}
+    assert names & {"reduce", "matmul", "packed_matmul"} == {form}
+    with jax.enable_x64(True):
+        want = jax.jit(function)(*(x.astype(np.float64) for x in args))
+    for threads in (1, 2):
+        got = aotc.load(aotc.compile(jax.jit(function), *args, verify_each=True), threads=threads).invoke("main", *args)
+        np.testing.assert_allclose(got[0], want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32"])
+@pytest.mark.parametrize("name", ["one column", "one column, turned, odd", "three rows"])
+def test_thin_dtypes(name, dtype):
+    function, *shapes, _ = THIN.get(name, (VECMAT, (3, 77), (77, 101), ""))
+    with jax.enable_x64(dtype == "float64"):
+        args = [np.round(numbers(*s, seed=n) * 3).astype(jnp.dtype(dtype)) for n, s in enumerate(shapes)]
+        got = aotc.load(aotc.compile(jax.jit(function), *args)).invoke("main", *args)[0]
+        want = jax.jit(function)(*args)
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got.astype(np.float64), np.asarray(want, np.float64), rtol=1e-2)
+
+
+def test_thin_constant():
+    """Weights that are baked in are read as they lie."""
+    w, x = numbers(100, 77), numbers(77, seed=1)
+    got = aotc.load(aotc.compile(jax.jit(lambda x: jnp.tanh(w @ x + 1)), x)).invoke("main", x)[0]
+    np.testing.assert_allclose(got, np.tanh(w.astype(float) @ x + 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["n, 77", "100, k", "n, k"])
+def test_thin_symbolic(spec):
+    shape = jax.export.symbolic_shape(spec)
+    w, x = jax.ShapeDtypeStruct(shape, "float32"), jax.ShapeDtypeStruct(shape[1:], "float32")
+    columns, rows = (aotc.load(aotc.compile(f, *a)) for f, a in ((MATVEC, (w, x)), (lambda x, w: w @ x, (x, w))))
+    for n, k in ((1, 1), (100, 77), (301, 33)):
+        n, k = (100 if "n" not in spec else n), (77 if "k" not in spec else k)
+        w, x = numbers(n, k), numbers(k, seed=1)
+        for got in (columns.invoke("main", w, x)[0], rows.invoke("main", x, w)[0]):
+            np.testing.assert_allclose(got, w.astype(float) @ x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 96, 101])
+def test_thin_rows_of_unknown_columns(n):
+    shape = (jax.export.symbolic_shape("n")[0],)
+    types = jax.ShapeDtypeStruct((2, 77), "float32"), jax.ShapeDtypeStruct((77, *shape), "float32")
+    x, w = numbers(2, 77), numbers(77, n, seed=1)
+    got = aotc.load(aotc.compile(VECMAT, *types)).invoke("main", x, w)[0]
+    np.testing.assert_allclose(got, x.astype(float) @ w, rtol=1e-4, atol=1e-4)
