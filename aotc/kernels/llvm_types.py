@@ -58,6 +58,7 @@ class KernelModule(ir.Module):
         self.triple = target.triple
         self.lacks = target.lacks
         self.has_bf16 = self.has_reciprocals = target.kind == "cuda"
+        self.saturates = target.kind == "cuda" or not target.triple.startswith("x86_64")
 
 
 def lacks(builder: ir.IRBuilder, instruction: str) -> bool:
@@ -73,6 +74,11 @@ def has_bf16(builder: ir.IRBuilder) -> bool:
 def has_reciprocals(builder: ir.IRBuilder) -> bool:
     """Has the machine of ``builder``'s module an instruction that approximates the reciprocal of an f32 to a unit?"""
     return builder.module.has_reciprocals
+
+
+def saturates(builder: ir.IRBuilder) -> bool:
+    """Do conversions of floats to integers clamp on the machine of ``builder``'s module, and make NaN 0?"""
+    return builder.module.saturates
 
 
 def register_type(name: str) -> ir.Type:

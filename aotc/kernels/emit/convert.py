@@ -11,7 +11,7 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.kernels.emit import bf16_instructions, half, small_float
 from aotc.kernels.formulas.llvm_values import call_intrinsic, suffix
-from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, has_bf16, register_type
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, Register, has_bf16, register_type, saturates
 from aotc.vmfb.dtypes import DTYPES, DType, real_of
 from aotc.vmfb.float_formats import SMALL_FLOATS
 
@@ -140,6 +140,8 @@ def _widened_bf16(builder: ir.IRBuilder, value: ir.Value) -> ir.Value | None:
 
 
 def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    if not saturates(builder) and (to.bits < 32 or to.name == "i32"):
+        return _clamped(builder, value, to)
     fn = "fptosi" if to.kind == "i" else "fptoui"
     kind = ir.IntType(to.bits)
     name = f"llvm.{fn}.sat.i{to.bits}.{suffix(value.type)}"
@@ -147,6 +149,21 @@ def _float_to_int(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value
     if to.bits >= 8:
         return whole
     return builder.sext(whole, I8) if to.kind == "i" else builder.zext(whole, I8)
+
+
+def _clamped(builder: ir.IRBuilder, value: ir.Value, to: DType) -> ir.Value:
+    """Clamp in the float's type and convert what then fits into i32: LLVM's own way is one element at a time on x86."""
+    signed = to.kind == "i"
+    low, high = (-(1 << (to.bits - 1)), (1 << (to.bits - 1)) - 1) if signed else (0, (1 << to.bits) - 1)
+    top = float(high) if value.type == F64 or to.bits < 32 else 2.0**31 - 128  # the f32 before 2**31
+    floor, ceiling = (ir.Constant(value.type, float(x)) for x in (low, top))
+    near = builder.select(builder.fcmp_ordered(">", value, floor), value, floor)
+    near = builder.select(builder.fcmp_ordered("<", near, ceiling), near, ceiling)
+    whole = builder.fptosi(near, I32)
+    if top != high:
+        whole = builder.select(builder.fcmp_ordered(">", value, ceiling), ir.Constant(I32, high), whole)
+    whole = builder.select(builder.fcmp_unordered("uno", value, value), ir.Constant(I32, 0), whole)
+    return whole if to.bits == 32 else builder.trunc(whole, ir.IntType(max(to.bits, 8)))
 
 
 def _int_to_float(builder: ir.IRBuilder, value: ir.Value, source: DType, to: DType) -> ir.Value:
