@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -169,3 +171,17 @@ def test_reductions_products_and_sorts(dtype):
     want.insert(6, [int(v) for v in product.reshape(-1)])
     types = [f"tensor<6x{e}>"] * 4 + [whole, f"tensor<6x6x{e}>", "tensor<6x6xi32>", f"tensor<4x{e}>"]
     check(module(lines, f"%a: {whole}", types), [x], want, [f"result {n}" for n in range(8)])
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4"])
+@pytest.mark.parametrize("source", ["float32", "float64", "bfloat16", "float16"])
+def test_floats_that_no_integer_holds(source, target):
+    """What lies beyond a type is its nearest value, and NaN is 0, in vectors too."""
+    ends = [2.0**n + d for n in (2, 3, 7, 8, 15, 16, 31, 32) for d in (-1, -0.5, 0, 0.5, 128)]
+    with jax.enable_x64(True):
+        x = np.array([*ends, *(-e for e in ends), 0, -0.0, 0.999, 1e30, -1e30, np.inf, -np.inf, np.nan, 1e-40])
+        x = np.asarray(jnp.asarray(np.tile(x, 3), source))
+        for dtype in ("int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"):
+            convert = jax.jit(lambda x, dtype=dtype: x.astype(dtype))
+            (found,) = aotc.load(aotc.compile(convert, x, target=target)).invoke("main", x)
+            np.testing.assert_array_equal(found.astype("int64"), np.asarray(convert(x)).astype("int64"), dtype)

@@ -116,7 +116,7 @@ class Costs:
         Few claims are a power of two: three of eight items would leave one of two threads with five.
         """
         items = max(guess(kernel.grid), 1)
-        claims = max(1, int(self.of(kernel).ns // CLAIM_NS.value))
+        claims = max(1, round(self.of(kernel).ns / CLAIM_NS.value))
         if FEW_CLAIMS.holds(claims):
             claims = 1 << (claims - 1).bit_length()
         return -(-items // min(claims, items, MAX_CLAIMS.value))
