@@ -76,12 +76,39 @@ def test_shuffles_move_words(dtype, words):
     assert not [name for name in found if ".local" in name]
 
 
-def test_sums_and_products_of_bf16_are_an_instruction_each():
+# Of eight lanes: how many sums and products of two elements, of one, and how many roundings, of two or of one.
+PAIRS = {
+    "of what memory holds": ("o[8*p + u] = (a[8*p + u] * a[8*p + u]) + a[8*p + u]", (8, 0, 0)),
+    "a difference": ("o[8*p + u] = a[8*p + u] - b[8*p + u]", (4, 0, 0)),
+    "rounded, to be stored": ('o[8*p + u] = convert(f[8*p + u] * f[8*p + u], "bf16")', (0, 0, 4)),
+    "rounded, to be added": ('o[8*p + u] = a[8*p + u] + convert(f[8*p + u], "bf16")', (4, 0, 4)),
+    "with one for all": ("o[8*p + u] = a[8*p + u] + b[p]", (4, 0, 0)),
+    "not stored": ('w[8*p + u] = convert(convert(f[8*p + u], "bf16"), "f32")', (0, 0, 8)),
+    "of functions": ('w[8*p + u] = convert(tanh(a[8*p + u]) + tanh(b[8*p + u]), "f32")', (0, 8, 16)),
+    "of functions, stored": ("o[8*p + u] = tanh(a[8*p + u]) + tanh(b[8*p + u])", (4, 0, 16)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_elements_of_bf16_are_one_instruction(name):
     from aotc.kernels.cuda.compile import ptx
 
-    text = ptx(parse_kernel(loop("bf16", "o[8*p + u] = (a[8*p + u] * a[8*p + u]) + a[8*p + u]", 8)), PTX)
-    assert text.count("fma.rn.bf16 ") == 2 * 8
-    assert "cvt.rn.bf16" not in text
+    body, wanted = PAIRS[name]
+    buffers = 'a: "bf16[64]", b: "bf16[64]", f: "f32[64]", /, o: "bf16[64]", w: "f32[64]"'
+    kernel = parse_kernel(f'''def k({buffers}, *, grid: "8"):
+    for p in parallel(0, 8):
+        for u in lanes(0, 8):
+            {body}
+''')
+    text = ptx(kernel, PTX)
+    assert tuple(map(text.count, ("fma.rn.bf16x2 ", "fma.rn.bf16 ", "cvt.rn.bf16"))) == wanted
+
+
+def test_loops_of_one_element_of_bf16_have_an_instruction_for_each():
+    from aotc.kernels.cuda.compile import ptx
+
+    text = ptx(parse_kernel(loop("bf16", "o[p] = (a[p] * a[p]) + a[p]", 1)), PTX)
+    assert (text.count("fma.rn.bf16 "), text.count("fma.rn.bf16x2")) == (2, 0)
 
 
 @pytest.mark.parametrize(("size", "read", "threads"), [(1 << 20, 4, 256), (1 << 20, 1 << 20, 128), (1 << 12, 4, 128)])

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from llvmlite import ir
 
 from aotc.ir.dims import Dim, Expr, static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import leaves, operands, scalars_in
-from aotc.ir.loop_ir import Buffer, For, Let, Load, Scalar, Stmt, Store, Var
+from aotc.ir.loop_ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
+from aotc.kernels.cuda.short_pairs import fused_pair, halves, joined, pairs_of, round_pair
 from aotc.kernels.cuda.vectors import fits, load_vector, store_vector
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, flat_index
 from aotc.kernels.emit.index import Frame
-from aotc.kernels.llvm_types import Register, memory_type
+from aotc.kernels.llvm_types import Register, has_bf16, memory_type
 from aotc.vmfb.abi import GPU_ALIGNMENT
 from aotc.vmfb.dtypes import DTYPES
 
@@ -40,7 +42,7 @@ class LoopLane:
 class LanesEmitter(BodyEmitter):
     """Emits loops of kind ``lanes`` that have no statements but definitions and stores; others are unrolled."""
 
-    _held: dict[int, Register] = {}  # noqa: RUF012  # replaced, never changed: registers of loads, by their identity
+    _held: dict[int, Register] = {}  # noqa: RUF012  # replaced, never changed: registers of scalars, by their identity
 
     def _statement(self, stmt: Stmt) -> None:
         match stmt:
@@ -49,9 +51,8 @@ class LanesEmitter(BodyEmitter):
             case _:
                 super()._statement(stmt)
 
-    def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
-        held = self._held.get(id(node)) if isinstance(node, Load) else None
-        return super()._node(node, done) if held is None else held
+    def _known(self) -> dict[int, Register]:
+        return dict(self._held)
 
     def _lanes(self, loop: For) -> None:
         begin, end = static(self._indices.fold(loop.begin)), static(self._indices.fold(loop.end))
@@ -65,6 +66,7 @@ class LanesEmitter(BodyEmitter):
                 self._statement(stmt)
                 continue
             held = self._load_neighbours(stmt, loop.var, lanes, varying)
+            self._pair_up(stmt, loop.var, lanes, held)
             if isinstance(stmt, Store) and not stmt.reduce:
                 self._store_lanes(stmt, loop.var, lanes, held, varying)
                 continue
@@ -115,6 +117,38 @@ class LanesEmitter(BodyEmitter):
 
     def _encoded(self, value: Register, dtype: str) -> Sequence[ir.Value]:
         return value if isinstance(value, tuple) else (memory.encode(self.builder, value, dtype),)
+
+    def _pair_up(self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], held: list[dict[int, Register]]) -> None:
+        """Compute values of bf16 of two lanes at a time, and add them to what the lanes hold."""
+        if len(lanes) % 2 or not has_bf16(self.builder):
+            return
+        stored = isinstance(stmt, Store) and stmt.buffer.dtype == "bf16" and not stmt.reduce
+        pairs = pairs_of(operands(stmt), stored)
+        for first in range(0, len(lanes), 2):
+            words: dict[int, ir.Value] = {}
+            both = list(zip(lanes, held))[first : first + 2]
+            for node in pairs:
+                word = words[id(node)] = self._word(node, var, both, words)
+                for (_, registers), register in zip(both, halves(self.builder, word)):
+                    registers[id(node)] = register
+
+    def _word(
+        self, node: Apply, var: str, both: Sequence[tuple[LoopLane, dict[int, Register]]], words: dict[int, ir.Value]
+    ) -> ir.Value:
+        """Return the register of what two lanes compute by ``node``."""
+
+        def of_both(value: Scalar) -> list[Any]:
+            found = []
+            for lane, registers in both:
+                self._enter(var, lane, registers)
+                found.append(self.scalar(value))
+                self._leave(var, lane)
+            return found
+
+        if node.fn == "convert":
+            return round_pair(self.builder, *of_both(node.args[0]))
+        given = (words[id(a)] if id(a) in words else joined(self.builder, *of_both(a)) for a in node.args)
+        return fused_pair(self.builder, node.fn, *given)
 
     def _load_neighbours(
         self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], varying: set[str]

@@ -191,7 +191,7 @@ class BodyEmitter:
 
     def scalar(self, expression: Scalar) -> Register:
         """Return the register of ``expression``; an expression object used twice is computed once."""
-        done: dict[int, Register] = {}
+        done = self._known()
         stack: list[Scalar] = [expression]
         while stack:
             node = stack[-1]
@@ -205,6 +205,10 @@ class BodyEmitter:
             done[id(node)] = self._node(node, done)
             stack.pop()
         return done[id(expression)]
+
+    def _known(self) -> dict[int, Register]:
+        """Return the registers of scalars that are there already, by their identity."""
+        return {}
 
     def _node(self, node: Scalar, done: dict[int, Register]) -> Register:
         match node:

@@ -86,7 +86,7 @@ def run_warp(emit, kinds, calls):
     return run
 
 
-@pytest.mark.parametrize(("parts", "turned"), [(1, False), (2, False), (1, True)])
+@pytest.mark.parametrize(("parts", "turned", "ahead"), [(1, False, 1), (2, False, 3), (1, True, 2)])
 @pytest.mark.parametrize(("rows", "cols"), [(200, 200), (72, 48)])
 @pytest.mark.parametrize("total", ["f32", "i32"])
 @pytest.mark.parametrize(
@@ -96,8 +96,11 @@ def run_warp(emit, kinds, calls):
         *((8, False, 0), (8, False, 9), (8, True, 8), (16, False, 0)),
     ],
 )
-def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, cols, parts, turned):
-    """With row, column and what was loaded for it, if it is inside of the result; turned, they change places."""
+def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, cols, parts, turned, ahead):
+    """With row, column and what was loaded for it, if it is inside of the result; turned, they change places.
+
+    ``ahead`` of two times 32 columns, or four in two parts, are loaded before the first is stored.
+    """
     monkeypatch.setattr(store_pieces, "assembly", instruction)
     pieces = ResultPieces(width, down, (("f32", held),) if held else ())
     tiles, (row, col), across = SimpleNamespace(pieces=pieces, sum=total, turned=turned), (16, 32), 64
@@ -110,7 +113,8 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
         none = ir.Constant(ir.ArrayType(I64, 0), ir.Undefined)
         given = [i32(0), lane, i32(3), i32(row), i32(col), i32(rows), i32(cols), none, none]
         each = count // parts
-        store_pieces.StorePieces(b, tiles, [sums[p * each : (p + 1) * each] for p in range(parts)], given).emit()
+        own = store_pieces.StorePieces(b, tiles, [sums[p * each : (p + 1) * each] for p in range(parts)], given)
+        own.emit(own.first(ahead))
 
     def put(place, first, second):
         memory[place // 4 : place // 4 + 2] = first, second

@@ -37,7 +37,7 @@ from aotc.kernels.cuda.hopper import (
 )
 from aotc.kernels.cuda.ptx import quotient, shared_base
 from aotc.kernels.cuda.templates.held_steps import hold, multiply_held, nothing, settle
-from aotc.kernels.cuda.templates.limits import COPY_REGISTERS, PRODUCT_REGISTERS, PRODUCT_REGISTERS_OF_ONE, WIDE_COLUMNS
+from aotc.kernels.cuda.templates.limits import COPY_REGISTERS
 from aotc.kernels.cuda.templates.steps import by_sides, extent, tile_order, zeros
 from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES, WarpgroupTiles
 from aotc.kernels.cuda.templates.wgmma_steps import ask_ahead, load_tile, multiply, store_tile
@@ -114,7 +114,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
         while tile < count:
             z, row, column = place(tile, down, across)
             own_row, other, high, wide = locate(row, column, i32(mine * tall + warp * 16), m, n)
-            ask(lane, z, own_row, other, high, wide, pointers, dims)
+            ahead = ask(lane, z, own_row, other, high, wide, pointers, dims)
             sums = clear()
             turn, before = i32(0), i32(0)
             if every == 2:
@@ -138,7 +138,7 @@ def _multiplier(tiles: WarpgroupTiles) -> Callable[..., None]:
             wait_all()
             if turns > 0 and leads:
                 barrier_arrive(i32(base + empty + 8 * before))
-            store(sums, own, lane, z, own_row, other, high, wide, pointers, dims)
+            store(sums, ahead, own, lane, z, own_row, other, high, wide, pointers, dims)
             tile = i32(tile + every * cuda.gridDim.x)
             if every == 2:
                 s, parity = after(s, parity, turns)
@@ -177,7 +177,7 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
         while tile < count:
             z, row, column = place(tile, down, across)
             low, other, high, wide = locate(row, column, i32(mine * 64 + warp * 16), m, n)
-            ask(lane, z, low, other, high, wide, pointers, dims)
+            ahead = ask(lane, z, low, other, high, wide, pointers, dims)
             sums, held, turn = clear(), nothing_held(), i32(0)
             if turns > 0:
                 barrier_wait(i32(base + full + 8 * s), parity)
@@ -196,7 +196,7 @@ def _holder(tiles: WarpgroupTiles) -> Callable[..., None]:
                 if lane == 0:
                     barrier_arrive(i32(base + empty + 8 * before))
                 held = following
-            store(sums, own, lane, z, low, other, high, wide, pointers, dims)
+            store(sums, ahead, own, lane, z, low, other, high, wide, pointers, dims)
             tile = i32(tile + cuda.gridDim.x)
 
     return multiply_tiles
@@ -208,8 +208,7 @@ def _kernel(tiles: WarpgroupTiles) -> Callable[..., None]:
     _, full, empty = _places(tiles)
     arrivals = 4 * consumers if tiles.in_registers else 1 if tiles.in_turn else consumers
     copy_tiles, multiply_tiles = _copier(tiles), (_holder if tiles.in_registers else _multiplier)(tiles)
-    most = PRODUCT_REGISTERS if consumers == 2 or tiles.width > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
-    give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", most)
+    give_registers, take_registers = registers("dec", COPY_REGISTERS), registers("inc", tiles.registers)
     m_of, n_of, k_of, z_of = extent("rows"), extent("cols"), extent("depth"), extent("batch")
     above, i32 = SWIZZLE_BYTES - 1, types.int32
 

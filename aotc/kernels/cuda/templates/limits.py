@@ -26,6 +26,12 @@ why: its tiles are smaller; two blocks may share a multiprocessor if these have 
 from: chosen, not measured
 """
 
+STEP_REGISTERS = 56
+"""unit: registers of a thread that multiplies
+why: beside sums it has descriptors, places and sizes; the rest may hold what its epilogue reads
+from: the linker's log: none is spilled
+"""
+
 MOST_THREADS = 512
 """unit: threads of templates whose blocks stay, on a multiprocessor
 why: those of a block that multiplies with one warpgroup have 160 or 40 registers each, and two blocks fit

@@ -231,7 +231,8 @@ def store_tile(tiles: WarpTiles) -> Any:
         sums, staging, lane, z, row, *others = arguments
         for i in range(tiles.warp_rows // 16):
             own = [builder.extract_value(sums, i * count + n) for n in range(count)]
-            StorePieces(builder, tiles, [own], [staging, lane, z, builder.add(row, i32(16 * i)), *others]).emit()
+            pieces = StorePieces(builder, tiles, [own], [staging, lane, z, builder.add(row, i32(16 * i)), *others])
+            pieces.emit(pieces.first(1))
         return context.get_dummy_value()
 
     @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)

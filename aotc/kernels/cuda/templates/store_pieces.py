@@ -3,8 +3,8 @@
 A warp has the sums of 16 rows, which are columns of the result if the product is turned. 32 columns of them go through
 shared memory at a time, so that each lane gets whole pieces of a row, or of a column where elements of a column are
 neighbours: what the epilogue reads is read, and what it stores is written, in 16 bytes of a lane, next to those of
-other lanes. What is read for the next columns is on its way while these are stored; large operands were asked for when
-their tile began.
+other lanes. What is read for later columns is on its way while these are stored; what the first need, and large
+operands, were asked for when their tile began.
 """
 
 from __future__ import annotations
@@ -53,10 +53,17 @@ class StorePieces:
         self.across = len(parts[0]) // own
         self.chunks = [sums[n : n + own] for sums in parts for n in range(0, len(sums), own)]
 
-    def emit(self) -> None:
-        """Emit all of them."""
+    def first(self, ahead: int) -> list[ir.Value]:
+        """Emit the loads of what the first ``ahead`` times 32 columns need, and return their registers."""
+        if not self.pieces.held:
+            return []
+        return [value for chunk in range(ahead) for value in self._ahead(i32(chunk))]
+
+    def emit(self, first: Sequence[ir.Value]) -> None:
+        """Emit all of them, of which ``first`` has what the first need."""
         b, count = self.b, len(self.chunks)
-        first = self._ahead(i32(0)) if self.pieces.held else []
+        each = len(held_type(self.pieces.held).elements) * self.steps
+        ahead = len(first) // each if each else 0
         before, loop, done = b.block, b.append_basic_block("chunk"), b.append_basic_block("stored")
         b.branch(loop)
         b.position_at_end(loop)
@@ -69,10 +76,14 @@ class StorePieces:
         assembly(b, BARRIER, NOTHING, [], [])
         following = b.add(chunk, i32(1))
         more = b.icmp_signed("<", following, i32(count))
-        ahead = self._ahead(b.select(more, following, chunk)) if held else []
-        self._store_all(chunk, held)
+        later = held[len(held) - each :]
+        if 0 < ahead < count:
+            last = i32(count - 1)
+            wanted = b.add(chunk, i32(ahead))
+            later = self._ahead(b.select(b.icmp_signed("<", wanted, last), wanted, last))
+        self._store_all(chunk, held[:each])
         assembly(b, BARRIER, NOTHING, [], [])
-        for phi, value in zip([chunk, *held], [following, *ahead]):
+        for phi, value in zip([chunk, *held], [following, *held[each:], *later]):
             phi.add_incoming(value, b.block)
         b.cbranch(more, loop, done)
         b.position_at_end(done)

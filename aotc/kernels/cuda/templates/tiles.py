@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotc.ir.products.tiling import ELEMENT_BYTES, Window
-from aotc.kernels.cuda.templates.limits import MOST_THREADS, WARP_ROWS
+from aotc.kernels.cuda.templates.limits import (
+    MOST_THREADS,
+    PRODUCT_REGISTERS,
+    PRODUCT_REGISTERS_OF_ONE,
+    STEP_REGISTERS,
+    WARP_ROWS,
+    WIDE_COLUMNS,
+)
 from aotc.kernels.cuda.templates.result_pieces import ONE_BY_ONE, ResultPieces
 from aotc.targets import TARGETS
+from aotc.vmfb.dtypes import size_of
 
 SWIZZLE_BYTES = 1024
 """unit: bytes
@@ -156,6 +164,19 @@ class WarpgroupTiles(ProductTiles):
     def in_registers(self) -> bool:
         """Do warps load the operand of those 64 from shared memory, since f32 lies there by rows?"""
         return self.size == 4 and (self.b_by_rows if self.turned else self.a_by_rows)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies."""
+        return PRODUCT_REGISTERS if self.consumers == 2 or self.width > WIDE_COLUMNS else PRODUCT_REGISTERS_OF_ONE
+
+    @property
+    def ahead(self) -> int:
+        """How many times 32 columns of a warp's 16 rows have what their epilogue reads loaded before the products."""
+        chunks = self.parts * max(self.width // COLUMNS, 1)
+        bits = sum(8 * size_of(dtype) * count for dtype, count in self.pieces.held) * (ROWS // self.pieces.width)
+        left = self.registers - self.parts * self.width // 2 - STEP_REGISTERS * (2 if self.in_registers else 1)
+        return min(max(32 * left // max(bits, 1), 1), chunks)
 
     @property
     def threads(self) -> int:

@@ -10,6 +10,7 @@ from llvmlite import ir
 from numba.cuda import types
 
 from aotc.kernels.cuda.block import here
+from aotc.kernels.cuda.device_function import held_type
 from aotc.kernels.cuda.hopper import copy_tile
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
@@ -24,9 +25,14 @@ from aotc.kernels.cuda.templates.steps import (
     whole_products,
 )
 from aotc.kernels.cuda.templates.store_pieces import StorePieces, ask_for_operands
-from aotc.kernels.cuda.templates.tiles import CHUNK, WarpgroupTiles
+from aotc.kernels.cuda.templates.tiles import CHUNK, ROWS, WarpgroupTiles
 from aotc.kernels.cuda.templates.window_steps import boxes, load_window
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.llvm_types import F32, F64, I1, I8, I16, I32, I64, i32
+
+_NUMBA = {
+    F32: types.float32, F64: types.float64,
+    I1: types.boolean, I8: types.int8, I16: types.int16, I32: types.int32, I64: types.int64,
+}  # fmt: skip
 
 
 def load_tile(tiles: WarpgroupTiles) -> Any:
@@ -143,17 +149,21 @@ def multiply(tiles: WarpgroupTiles) -> Any:
 
 
 def store_tile(tiles: WarpgroupTiles) -> Any:
-    """Return the function by which a warp stores its 16 rows of a tile, or of each 64 rows of one."""
+    """Return the function by which a warp stores its 16 rows of a tile, or of each 64 rows of one.
+
+    It takes what :func:`ask_ahead` loaded.
+    """
     count = tiles.width // 2
 
     def generate(context, builder, signature, arguments):
-        sums, *place = arguments
+        sums, first, *place = arguments
         own = [[builder.extract_value(sums, p * count + n) for n in range(count)] for p in range(tiles.parts)]
-        StorePieces(builder, tiles, own, place).emit()
+        held = [builder.extract_value(first, n) for n in range(len(_loaded_ahead(tiles)))]
+        StorePieces(builder, tiles, own, place).emit(held)
         return context.get_dummy_value()
 
-    @emitted(lambda sums, *given: NOTHING(sums, *[INT] * 7, *given[-2:]), generate)
-    def store(sums, staging, lane, z, row, col, rows, cols, pointers, dims):
+    @emitted(lambda sums, first, *given: NOTHING(sums, first, *[INT] * 7, *given[-2:]), generate)
+    def store(sums, first, staging, lane, z, row, col, rows, cols, pointers, dims):
         for part in range(tiles.parts):
             own = sums[part * count : (part + 1) * count]
             store_meaning(tiles, own, (z, row + 64 * part, col), tiles.width, (rows, cols), pointers)
@@ -162,17 +172,30 @@ def store_tile(tiles: WarpgroupTiles) -> Any:
 
 
 def ask_ahead(tiles: WarpgroupTiles) -> Any:
-    """Return the function by which a warp asks L2 for the operands that the epilogue of its 16 rows of a tile reads."""
+    """Return the function by which a warp begins to read what the epilogue of its 16 rows of a tile reads.
+
+    It loads what is stored first, and asks L2 for the rest of large operands.
+    """
 
     def generate(context, builder, signature, arguments):
         lane, z, row, *others = arguments
+        nothing = [[i32(0)] * (tiles.width // 2)] * tiles.parts
+        found = StorePieces(builder, tiles, nothing, [i32(0), *arguments]).first(tiles.ahead)
         for part in range(tiles.parts):
             place = [lane, z, builder.add(row, i32(64 * part)), *others]
             ask_for_operands(builder, tiles, tiles.width, place)
-        return context.get_dummy_value()
+        return context.make_tuple(builder, signature.return_type, found)
 
-    @emitted(lambda *given: NOTHING(*[INT] * 6, *given[-2:]), generate)
+    kept = types.Tuple(_loaded_ahead(tiles))
+
+    @emitted(lambda *given: kept(*[INT] * 6, *given[-2:]), generate)
     def ask(lane, z, row, col, rows, cols, pointers, dims):
-        pass
+        return ()
 
     return ask
+
+
+def _loaded_ahead(tiles: WarpgroupTiles) -> list[types.Type]:
+    """Return Numba's types of what is loaded before a tile's products."""
+    each = ROWS // tiles.pieces.width
+    return [_NUMBA[kind] for kind in held_type(tiles.pieces.held).elements] * (each * tiles.ahead)

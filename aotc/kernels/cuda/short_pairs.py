@@ -1,0 +1,85 @@
+"""Which values of bf16 two neighbouring lanes have in one register, and what GPUs compute of both at once.
+
+An element of bf16 is an f32 register by itself, whose lower half is 0. Rounding, adding and multiplying two takes an
+instruction where both are halves of a register, as they are in memory::
+
+    t = convert(f, "bf16") + b[i]      ->   cvt.rn.bf16x2.f32 t, f1, f0;  fma.rn.bf16x2 t, t, 1, b
+    o[i] = t                                st t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llvmlite import ir
+
+from aotc.ir.loop_ir import Apply, Load, Scalar
+from aotc.kernels.llvm_types import F32, I16, I32
+
+_FUSED = {"add": ("$1, c, $2", 0x3F803F80), "mul": ("$1, $2, c", 0x80008000), "sub": ("$2, c, $1", 0xBF80BF80)}
+"""As :data:`aotc.kernels.emit.bf16_instructions.ROUNDED` has them: the operands of ``fma``, and the number."""
+
+
+def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
+    """Return the values that two lanes have in one register, each after what it is made of.
+
+    They are sums and products of which a term is in such a register already, or cheaply so, and what is rounded for
+    them, or to be ``stored``.
+    """
+    order = _in_order(roots)
+    wanted = {id(node) for node in order[-1:] if stored}
+    found = []
+    for node in reversed(order):
+        if not isinstance(node, Apply) or node.dtype != "bf16":
+            continue
+        if node.fn in _FUSED:
+            if id(node) in wanted or any(isinstance(a, Load) or _is_rounded(a) for a in node.args):
+                wanted |= set(map(id, node.args))
+                found.append(node)
+        elif _is_rounded(node) and id(node) in wanted:
+            found.append(node)
+    return found[::-1]
+
+
+def _is_rounded(node: Scalar) -> bool:
+    return isinstance(node, Apply) and node.fn == "convert" and (node.dtype, node.args[0].dtype) == ("bf16", "f32")
+
+
+def _in_order(roots: Iterable[Scalar]) -> list[Scalar]:
+    """Return all scalars, each once, behind those that it is made of."""
+    found: dict[int, Scalar] = {}
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack[-1]
+        waiting = [a for a in node.args if id(a) not in found] if isinstance(node, Apply) else []
+        if waiting:
+            stack += reversed(waiting)
+            continue
+        found[id(stack.pop())] = node
+    return list(found.values())
+
+
+def round_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Return two f32 as bf16 in one register."""
+    kind = ir.FunctionType(I32, [F32, F32])
+    return b.asm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], side_effect=False)
+
+
+def fused_pair(b: ir.IRBuilder, fn: str, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Return the sums, differences or products of two registers of two bf16."""
+    operands, number = _FUSED[fn]
+    text = f"{{.reg .b32 c; mov.b32 c, {number}; fma.rn.bf16x2 $0, {operands};}}"
+    return b.asm(ir.FunctionType(I32, [I32, I32]), text, "=r,r,r", [x, y], side_effect=False)
+
+
+def joined(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Return one register of two bf16, each an f32 register whose lower half is 0."""
+    below = b.lshr(b.bitcast(low, I32), ir.Constant(I32, 16))
+    return b.or_(below, b.and_(b.bitcast(high, I32), ir.Constant(I32, 0xFFFF0000)))
+
+
+def halves(b: ir.IRBuilder, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Return the two bf16 of a register, each as an f32 register."""
+    parts = (b.trunc(x, I16) for x in (pair, b.lshr(pair, ir.Constant(I32, 16))))
+    low, high = (b.bitcast(b.shl(b.zext(x, I32), ir.Constant(I32, 16)), F32) for x in parts)
+    return low, high
