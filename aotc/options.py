@@ -15,6 +15,7 @@ from aotc.vmfb.process.byte_sizes import EXAMPLES, as_bytes
 
 SAID, AUTO = "said", "auto"  # what places ops on devices
 REFUSE, DROP = "refuse", "drop"  # what becomes of calls back into Python
+PRECISIONS = ("model", "bf16", "bf16x3", "highest")  # of products and convolutions of f32
 HOST, DEVICE = "host", "device"  # the devices that stand for JAX's kinds of memory, if options name both
 
 
@@ -33,6 +34,10 @@ class Options:
         several, separated by commas, make one bundle for all of them.
     opt_level : int
         0 one op per region, 1 elementwise fusion, 2 the default, 3 aggressive.
+    matmul_precision : str
+        Of products and convolutions of f32 for which the model asks none: ``model``, f32 on CPUs and TF32 on GPUs;
+        ``bf16``, operands rounded to 8 bits; ``bf16x3``, to 16 by three products; ``highest``, f32 on GPUs too.
+        Attention that is one op keeps what the model says.
     weights : str
         ``inline``, or the path of a safetensors file that holds the constants.
     specialize : mapping of str to sequence of int
@@ -92,6 +97,7 @@ class Options:
 
     target: str = "cpu"
     opt_level: int = 2
+    matmul_precision: str = PRECISIONS[0]
     weights: str = "inline"
     specialize: Mapping[str, Sequence[int]] = field(default_factory=dict)
     debug_info: bool = True
@@ -170,7 +176,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     ------
     CompileError
         If an option is of another type, ``stop_after`` or ``print_after`` is no pass, ``weights`` no safetensors file,
-        ``dump_ir`` no folder, ``opt_level`` no level, ``jobs`` negative, ``specialize`` no sizes by name.
+        ``dump_ir`` no folder, ``opt_level`` no level, ``matmul_precision`` none, ``jobs`` negative, ``specialize`` no
+        sizes by name.
     """
     for f in fields(options):
         value = getattr(options, f.name)
@@ -182,6 +189,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"jobs is {options.jobs}", f"a number of processes, at most {MOST_PROCESSES}; 0 is one per core")
     if options.opt_level not in range(4):
         raise _wrong(f"opt_level is {options.opt_level!r}", "0, 1, 2 or 3")
+    if options.matmul_precision not in PRECISIONS:
+        raise _wrong(f"matmul_precision is {options.matmul_precision!r}", f"one of {', '.join(PRECISIONS)}")
     names = list(dict.fromkeys(passes))
     for name in filter(None, (options.stop_after, options.print_after)):
         if name not in names:

@@ -63,6 +63,7 @@ from aotc.lowering.passes.licm import licm
 from aotc.lowering.passes.locate_extremes import locate_extremes
 from aotc.lowering.passes.lower_collectives import lower_collectives
 from aotc.lowering.passes.pack_contractions import pack_contractions
+from aotc.lowering.passes.set_precision import set_precision
 from aotc.lowering.passes.specialize import specialize
 from aotc.lowering.passes.split_reductions import split_reductions
 from aotc.lowering.passes.split_rows import split_rows
@@ -114,6 +115,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(canonicalize_dot, required=True, establishes=invariants.removed_by(canonicalize_dot)),
     Pass(decompose_convolution, required=True, establishes=invariants.removed_by(decompose_convolution)),
     Pass(decompose_fft, required=True, establishes=invariants.removed_by(decompose_fft)),
+    Pass(set_precision),
     Pass(unroll_loops),
     Pass(hoist_products),
     Pass(fold_constants),
@@ -157,6 +159,8 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (decompose_convolution, pack_contractions, "only conv is packed, and the matmul that a convolution may be"),
     (decompose_convolution, fuse, _NO_LOWERING),
     (decompose_fft, fuse, _NO_LOWERING),
+    (canonicalize_dot, set_precision, "what is no product, but a selection or a multiplication, would be rounded"),
+    (set_precision, pack_contractions, "weights are packed for the tiles of their type, as what they are rounded to"),
     (fold_constants, pack_contractions, "weights are packed if they are constants by then"),
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),

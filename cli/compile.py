@@ -22,6 +22,7 @@ from aotc_cli.compiling import (
     HOST_TARGET_HELP,
     MEMORY_HELP,
     PLACE_HELP,
+    PRECISION_HELP,
     SHARED_HELP,
     SPECIALIZE_HELP,
     STACK_HELP,
@@ -63,6 +64,7 @@ def command(
     opt_level: int = typer.Option(
         2, "-O", "--opt-level", min=0, max=3, help="0 one op per kernel, 1 elementwise fusion, 2 default, 3 aggressive."
     ),
+    matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
     weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
     debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
@@ -96,9 +98,9 @@ def command(
     from aotc.options import Options
 
     options = Options(
-        target=target, opt_level=opt_level, weights=weights, specialize=parse_specialized(specialize),
-        debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs, dump_ir=dump_ir,
-        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
+        target=target, opt_level=opt_level, matmul_precision=matmul_precision, weights=weights,
+        specialize=parse_specialized(specialize), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs,
+        dump_ir=dump_ir, print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
         host_fallback=host_fallback, host_target=host_target,

@@ -15,6 +15,7 @@ SPECIALIZE_HELP = "b=1,8: compile once more for these sizes of dim b; a call tak
 DEVICE_HELP = "d0=cpu: a device that the model names, and its target."
 DEFAULT_DEVICE_HELP = "The device of what nothing places, in a model that names several."
 PLACE_HELP = "auto: the cost model places large ops on devices; said: affinities do."
+PRECISION_HELP = "Of products of f32: model, bf16, bf16x3 or highest (f32 on GPUs too)."
 COSTS_HELP = "What `aotc profile` measured, a .json file or a bundle: it counts in place of the cost model."
 TRANSFERS_HELP = "Refuse a model that takes more transfers; -1 is any number."
 FALLBACK_HELP = "Run what has no form on a GPU (LAPACK, custom calls) on the host, or refuse it."

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.ir
 TARGET = "cpu:x86-64-v3"
 GPU = "cuda:sm_90"
 TARGETS = {("spread_work", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
+TARGETS |= {("set_precision", "pack_contractions"): "cpu:x86-64-v4-bf16"}
+PRECISIONS = {("canonicalize_dot", "set_precision"): "bf16", ("set_precision", "pack_contractions"): "bf16"}
 DEVICES = {("mark_concurrent", "join_devices"): {"d1": GPU}}
 
 
@@ -163,6 +165,11 @@ def has(name, number=1):
     return lambda module, count: count[name] == number
 
 
+def in_pairs(module, count):
+    """Are weights packed for an instruction that multiplies two terms of bf16?"""
+    return any(op.attrs.get("group") == 2 for f in module.functions.values() for op in walk(f.body))
+
+
 def outside_of_loops(name):
     """Is the only op of this name in a kernel that no loop dispatches?"""
 
@@ -208,6 +215,8 @@ REASONS = {
     ("decompose_convolution", "pack_contractions"): (convolution, (f32(2, 16, 16, 16),), {}, has("packed_conv")),
     ("decompose_convolution", "fuse"): (convolution, (f32(2, 16, 16, 16),), {}, lowers),
     ("decompose_fft", "fuse"): (jnp.fft.rfft, (f32(4, 16),), {}, lowers),
+    ("canonicalize_dot", "set_precision"): (lambda x, y: x @ y, (f32(64, 1), f32(1, 64)), {}, has("convert", 0)),
+    ("set_precision", "pack_contractions"): (lambda x: x @ W, (f32(64, 64),), {}, in_pairs),
     ("fold_constants", "pack_contractions"): (computed_weights, (f32(4, 64),), {}, has("packed_matmul")),
     ("pack_contractions", "fold_constants"): (lambda x: x @ W, (f32(64, 64),), {}, kernels(1)),
     ("split_windows", "canonicalize"): (jnp.cumsum, (LONG,), {}, has("slice", 1)),
@@ -265,7 +274,10 @@ def test_every_required_pass_establishes_something():
 def test_a_broken_order_does_harm(pair, monkeypatch):
     model, arguments, sizes, good = REASONS[pair]
     module = import_model(model, *arguments)
-    options = Options(target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}))
+    options = Options(
+        target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}),
+        matmul_precision=PRECISIONS.get(pair, "model"),
+    )  # fmt: skip
     assert _holds(module, good, options)
     order = reversed_order(*pair)
     assert pair in broken_pairs(names_of(order))

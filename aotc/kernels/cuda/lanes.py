@@ -20,7 +20,7 @@ from aotc.ir.dims import Dim, Expr, static
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_access import leaves, operands, scalars_in
 from aotc.ir.loop_ir import Apply, Buffer, For, Let, Load, Scalar, Stmt, Store, Var
-from aotc.kernels.cuda.short_pairs import fused_pair, halves, joined, pairs_of, round_pair
+from aotc.kernels.cuda.short_pairs import PAIRED, halves, joined, pairs_of, round_pair
 from aotc.kernels.cuda.vectors import fits, load_vector, store_vector
 from aotc.kernels.emit import memory
 from aotc.kernels.emit.body import BodyEmitter, flat_index
@@ -148,7 +148,7 @@ class LanesEmitter(BodyEmitter):
         if node.fn == "convert":
             return round_pair(self.builder, *of_both(node.args[0]))
         given = (words[id(a)] if id(a) in words else joined(self.builder, *of_both(a)) for a in node.args)
-        return fused_pair(self.builder, node.fn, *given)
+        return PAIRED[node.fn](self.builder, *given)
 
     def _load_neighbours(
         self, stmt: Stmt, var: str, lanes: Sequence[LoopLane], varying: set[str]

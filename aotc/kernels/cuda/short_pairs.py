@@ -14,10 +14,23 @@ from collections.abc import Iterable
 from llvmlite import ir
 
 from aotc.ir.loop_ir import Apply, Load, Scalar
-from aotc.kernels.llvm_types import F32, I16, I32
+from aotc.kernels.llvm_types import F32, I16, I32, Emit
 
-_FUSED = {"add": ("$1, c, $2", 0x3F803F80), "mul": ("$1, $2, c", 0x80008000), "sub": ("$2, c, $1", 0xBF80BF80)}
-"""As :data:`aotc.kernels.emit.bf16_instructions.ROUNDED` has them: the operands of ``fma``, and the number."""
+
+def _fused(operands: str, number: int) -> Emit:
+    """Return what computes two sums or products as ``fma`` of ``operands``, one of which is two of ``number``."""
+    text = f"{{.reg .b32 c; mov.b32 c, {number << 16 | number}; fma.rn.bf16x2 $0, {operands};}}"
+    kind = ir.FunctionType(I32, [I32, I32])
+    return lambda b, x, y: b.asm(kind, text, "=r,r,r", [x, y], side_effect=False)
+
+
+PAIRED: dict[str, Emit] = {
+    "add": _fused("$1, c, $2", 0x3F80),
+    "mul": _fused("$1, $2, c", 0x8000),
+    "sub": _fused("$2, c, $1", 0xBF80),
+}
+"""What is computed of two registers of two bf16, as ``bf16_instructions.ROUNDED`` computes one: in which order, by which
+number."""
 
 
 def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
@@ -32,7 +45,7 @@ def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
     for node in reversed(order):
         if not isinstance(node, Apply) or node.dtype != "bf16":
             continue
-        if node.fn in _FUSED:
+        if node.fn in PAIRED:
             if id(node) in wanted or any(isinstance(a, Load) or _is_rounded(a) for a in node.args):
                 wanted |= set(map(id, node.args))
                 found.append(node)
@@ -63,13 +76,6 @@ def round_pair(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
     """Return two f32 as bf16 in one register."""
     kind = ir.FunctionType(I32, [F32, F32])
     return b.asm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], side_effect=False)
-
-
-def fused_pair(b: ir.IRBuilder, fn: str, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Return the sums, differences or products of two registers of two bf16."""
-    operands, number = _FUSED[fn]
-    text = f"{{.reg .b32 c; mov.b32 c, {number}; fma.rn.bf16x2 $0, {operands};}}"
-    return b.asm(ir.FunctionType(I32, [I32, I32]), text, "=r,r,r", [x, y], side_effect=False)
 
 
 def joined(b: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
