@@ -11,7 +11,9 @@ from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.products.attention import attention_shared
 from aotc.ir.tensor_ir import TensorType
 from aotc.ir.tensor_text import parse_module
-from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling, sizes_of, terms_of_parts
+from aotc.lowering.analysis.gpu.attention_few import terms_of_parts
+from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
+from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.targets import TARGETS
 

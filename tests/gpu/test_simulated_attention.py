@@ -26,6 +26,10 @@ FORMS = {
     "warps of f32": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f32", TOKENS, 0),
     "warps of f32 96": ("attention_mma(64, 64, 2)", (2, 40, 100, 56, 96), "f32", HEADS, None),
     "a warp alone of f32": ("attention_mma(16, 16, 3)", (4, 5, 100, 40, 72), "f32", SHARED, None),
+    "few": ("attention_few(32, 32, 2)", (2, 5, 300, 64, 80), "bf16", SHARED, None),
+    "few, by clusters": ("attention_few(32, 16, 2, cluster=2)", (4, 3, 170, 72, 64), "f16", SHARED, None),
+    "few of f32": ("attention_few(64, 16, 2)", (2, 1, 100, 40, 72), "f32", HEADS, None),
+    "few, causal": ("attention_few(32, 16, 3, cluster=3)", (2, 6, 136, 64, 80), "bf16", TOKENS, 0),
     "warps, causal": ("attention_mma(32, 64, 2)", (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
 }
 

@@ -65,7 +65,7 @@ OTHER = {
     ("aotc/kernels/cuda/templates/tiles.py", "SWIZZLE_BYTES"): "the format of tiles in shared memory",
     ("aotc/ir/products/attention.py", "_TAIL"): "the form of a kernel",
     ("aotc/kernels/cuda/templates/attention_steps.py", "WIDE"): "the format of tiles in shared memory",
-    ("aotc/kernels/cuda/templates/attention_steps.py", "_LOG2_E"): "a number of mathematics",
+    ("aotc/kernels/cuda/templates/attention_steps.py", "LOG2_E"): "a number of mathematics",
     ("aotc/kernels/cuda/templates/attention_wgmma.py", "_TURN, _STORE"): "numbers of barriers",
     ("aotc/ir/loop_products.py", "TF32_BITS"): "the format of a number",
     ("aotc/ir/loop_products.py", "MOST_COORDINATES"): "the format of tensor maps",

@@ -45,6 +45,11 @@ from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load,
 from aotc.ir.loop_products import View, flat_place, is_in_pieces, stripped, view_of
 from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling
 
+ROWS_APART = 8
+"""unit: elements
+why: between a row of sums in shared memory and the next: a warp's lanes have 8 rows, which fall on different banks
+from: CUDA C++ Programming Guide, shared memory
+"""
 _TAIL = 9  # statements of a term from its score on
 
 
@@ -136,13 +141,23 @@ class LoopAttention:
 def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
     """Return the bytes of shared memory of a block: keys and values in rows of whole pieces of 128 bytes.
 
-    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings.
+    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings; of few queries
+    each warp has a ring, in whose place its sums come, and those of the block.
     """
     keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)
+    if tiling.template == "attention_few":
+        warps = tiling.rows // 16
+        sums = (warps + (tiling.cluster > 1)) * few_sums(width)
+        return 1024 + max(warps * ring, sums) + 8 * warps * tiling.stages
     if tiling.template == "attention_wgmma":
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
     return 1024 + max(ring, tiling.rows * 128)
+
+
+def few_sums(width: int) -> int:
+    """Return the bytes of the sums of a warp's 16 rows, and of two numbers that are known of each."""
+    return 16 * 4 * (width + ROWS_APART + 2)
 
 
 def read_attention(kernel: Kernel) -> LoopAttention:

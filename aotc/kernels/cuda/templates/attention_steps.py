@@ -33,10 +33,8 @@ BEGIN = "aotc_begin"
 """``i64 begin(..., i64 z)``: the first term of a head, a multiple of those of a block."""
 COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
 """``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of head z."""
-WIDE = CHUNK // 2
-"""Elements of a piece of 128 bytes."""
 STATE = types.UniTuple(FLOAT, 6)
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
 
 
@@ -196,7 +194,7 @@ def soften(tiles: AttentionTiles) -> Any:
 
     @emitted(lambda *given: result(kept, STATE), generate)
     def step(scores, known):
-        factor = np.float32(_LOG2_E * (tiles.scale or 1.0))
+        factor = np.float32(LOG2_E * (tiles.scale or 1.0))
         found, weights = known.copy(), np.zeros(count, np.float32)
         own = [np.arange(count)[np.arange(count) // 2 % 2 == row] for row in range(2)]
         tops = np.array([max(known[row], scores[own[row]].max()) for row in range(2)])
@@ -230,7 +228,7 @@ def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Valu
 
     A score that is the product alone is scaled on its way to the exponent; others may be too large for that.
     """
-    b, factor = lane.b, lane.number(_LOG2_E * (tiles.scale or 1.0))
+    b, factor = lane.b, lane.number(LOG2_E * (tiles.scale or 1.0))
     if tiles.scale:
         base = b.fsub(lane.number(-0.0), b.fmul(lane.finite(top), factor))
         return base, lane.power(lane.sum_of_product(known, factor, base)), lambda x, y: lane.power(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aotc.ir.products.attention import few_sums
 from aotc.ir.products.tiling import ELEMENT_BYTES
 from aotc.kernels.cuda.templates.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
 
@@ -126,6 +127,51 @@ class WarpgroupAttention(AttentionTiles):
         """The bytes of shared memory: queries, both rings, two barriers for each stage and for the queries."""
         ring = self.stages * (self.key_bytes + self.value_bytes)
         return SWIZZLE_BYTES + self.query_bytes + ring + 8 * (4 * self.stages + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class FewAttention(AttentionTiles):
+    """Of :mod:`aotc.kernels.cuda.templates.few.attention_few`: all warps have the same 16 rows, and each its own terms.
+
+    Attributes
+    ----------
+    warps : int
+        Of a block.
+    cluster : int
+        Blocks that have the terms of a head together.
+    parted : bool
+        Is a part of the terms done, of which the weights are wanted too?
+    """
+
+    warps: int = 8
+    cluster: int = 1
+    parted: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    @property
+    def stage_bytes(self) -> int:
+        """The bytes of a stage of a warp's ring: keys, then values."""
+        return self.key_bytes + self.value_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """The bytes of a warp's sums, and of what it knows of its rows."""
+        return few_sums(self.width)
+
+    @property
+    def barriers(self) -> int:
+        """Where the barriers of the warps' stages are, behind the rings and the sums that come in their place."""
+        sums = (self.warps + (self.cluster > 1)) * self.sum_bytes
+        return max(self.warps * self.stages * self.stage_bytes, sums)
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory."""
+        return SWIZZLE_BYTES + self.barriers + 8 * self.warps * self.stages
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
-from aotc.lowering.analysis.gpu.attention_tiles import sizes_of, terms_of_parts
+from aotc.lowering.analysis.gpu.attention_few import terms_of_parts
+from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
 from aotc.lowering.passes.gpu.tensor_maths import Maths
 from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
 from aotc.options import Options
