@@ -48,6 +48,9 @@ FORMS = {
     "few 256": ("attention_few(64, 16, 3)", 256, 256, "bf16", SHARED, 0, PLAIN),
     "few of f32": ("attention_few(128, 16, 3, cluster=2)", 64, 64, "f32", HEADS, None, PLAIN),
     "few of f32 128": ("attention_few(64, 16, 3, cluster=2)", 128, 128, "f32", SHARED, 0, PLAIN),
+    "few of f32 256": ("attention_few(32, 16, 3, cluster=2)", 256, 256, "f32", SHARED, None, PLAIN),
+    "warps of f32 256": ("attention_mma(128, 16, 2)", 256, 256, "f32", SHARED, 0, PLAIN),
+    "warps of f32 160 bias": ("attention_mma(64, 16, 2)", 160, 192, "f32", HEADS, None, BIAS),
 }
 FEW = ("few", "128 causal", "64", "warps", "warps of f32")
 SPILLED = {"64": 32, "64 causal": 32, "128 bias": 56, "warps 256": 160}

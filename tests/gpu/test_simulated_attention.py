@@ -30,6 +30,8 @@ FORMS = {
     "few, by clusters": ("attention_few(32, 16, 2, cluster=2)", (4, 3, 170, 72, 64), "f16", SHARED, None),
     "few of f32": ("attention_few(64, 16, 2)", (2, 1, 100, 40, 72), "f32", HEADS, None),
     "few, causal": ("attention_few(32, 16, 3, cluster=3)", (2, 6, 136, 64, 80), "bf16", TOKENS, 0),
+    "few of f32 192": ("attention_few(32, 16, 2, cluster=2)", (2, 5, 100, 192, 136), "f32", HEADS, None),
+    "warps of f32 168": ("attention_mma(32, 16, 2)", (2, 40, 50, 168, 144), "f32", TOKENS, 0),
     "warps, causal": ("attention_mma(32, 64, 2)", (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
 }
 

@@ -50,6 +50,11 @@ ROWS_APART = 8
 why: between a row of sums in shared memory and the next: a warp's lanes have 8 rows, which fall on different banks
 from: CUDA C++ Programming Guide, shared memory
 """
+MOST_HELD = 128
+"""unit: registers of a thread
+why: queries and sums of single warps beside what else they have; f32 of 128 elements take so many
+from: the linker's log
+"""
 _TAIL = 9  # statements of a term from its score on
 
 
@@ -149,10 +154,17 @@ def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> i
     if tiling.template == "attention_few":
         warps = tiling.rows // 16
         sums = (warps + (tiling.cluster > 1)) * few_sums(width)
-        return 1024 + max(warps * ring, sums) + 8 * warps * tiling.stages
+        queries = 16 * keys if queries_stay(depth, width, size) else 0
+        return 1024 + max(warps * ring, sums) + queries + 8 * warps * tiling.stages
     if tiling.template == "attention_wgmma":
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
-    return 1024 + max(ring, tiling.rows * 128)
+    queries = tiling.rows * keys if queries_stay(depth, width, size) else 0
+    return 1024 + max(ring, tiling.rows * 128) + queries
+
+
+def queries_stay(depth: int, width: int, size: int) -> bool:
+    """Do queries of single warps stay in shared memory, as they are too many for registers beside the sums?"""
+    return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
 
 
 def few_sums(width: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotc.ir.products.attention import few_sums
+from aotc.ir.products.attention import few_sums, queries_stay
 from aotc.ir.products.tiling import ELEMENT_BYTES
 from aotc.kernels.cuda.templates.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
 
@@ -103,6 +103,11 @@ class AttentionTiles:
         return self.terms * self.value_chunks * CHUNK
 
     @property
+    def queries_stay(self) -> bool:
+        """Do queries of single warps stay in shared memory, and not in registers?"""
+        return queries_stay(self.depth, self.width, self.size)
+
+    @property
     def query_bytes(self) -> int:
         """The bytes of a block's queries, in whose place its results are staged."""
         return self.rows * self.key_chunks * CHUNK
@@ -163,10 +168,15 @@ class FewAttention(AttentionTiles):
         return few_sums(self.width)
 
     @property
-    def barriers(self) -> int:
-        """Where the barriers of the warps' stages are, behind the rings and the sums that come in their place."""
+    def queries(self) -> int:
+        """Where queries are that stay: after the rings, and the sums that come in their place."""
         sums = (self.warps + (self.cluster > 1)) * self.sum_bytes
         return max(self.warps * self.stages * self.stage_bytes, sums)
+
+    @property
+    def barriers(self) -> int:
+        """Where the barriers of the warps' stages are."""
+        return self.queries + (self.query_bytes if self.queries_stay else 0)
 
     @property
     def shared(self) -> int:
@@ -197,6 +207,11 @@ class WarpAttention(AttentionTiles):
         return self.key_bytes + self.value_bytes
 
     @property
+    def queries(self) -> int:
+        """Where queries are that stay: after the ring, in whose place the warps' staging areas come at the end."""
+        return max(self.stages * self.stage_bytes, self.rows * CHUNK)
+
+    @property
     def shared(self) -> int:
-        """The bytes of shared memory: the ring, in whose place the warps' staging areas come at the end."""
-        return SWIZZLE_BYTES + max(self.stages * self.stage_bytes, self.rows * CHUNK)
+        """The bytes of shared memory."""
+        return SWIZZLE_BYTES + self.queries + (self.query_bytes if self.queries_stay else 0)

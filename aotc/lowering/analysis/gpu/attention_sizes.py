@@ -15,7 +15,7 @@ from aotc.vmfb.dtypes import size_of
 
 # fmt: off
 ATTENTION_DEPTH = Limit(
-    "attention_depth", 256, "elements of a key, or of a value; of f32 half as many",
+    "attention_depth", 256, "elements of a key, or of a value",
     "the registers of a warpgroup: sums of 256 elements take 128 of each thread's 240",
 )
 CERTAIN_FILL = Estimate(
@@ -76,7 +76,7 @@ def sizes_of(types: Types, attrs: Attrs) -> AttentionSizes | None:
     if dtypes not in ({"bf16"}, {"f16"}, {"f32"}) or attrs.get("precision", "DEFAULT") != "DEFAULT":
         return None
     size = size_of(types[0].dtype)
-    pieces = all(n % 8 == 0 and ATTENTION_DEPTH.holds(n * size // 2) and n for n in (depth, width))
+    pieces = all(n % 8 == 0 and ATTENTION_DEPTH.holds(n) and n for n in (depth, width))
     lying = all(dims[-1] == t.rank - 1 for t, dims in zip(types[:3], operand_dims(attrs)))
     if not pieces or not lying or len(batch) > 3 or any(not isinstance(d, int) for d in batch[1:]):
         return None

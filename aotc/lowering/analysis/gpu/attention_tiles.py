@@ -62,6 +62,9 @@ ATTENTION_RATES = (
     AttentionRate(Tiling("attention_mma", 32, 64, 2), 64, 0.125, size=4),
     AttentionRate(Tiling("attention_mma", 128, 32, 2), 128, 0.2, size=4),
     AttentionRate(Tiling("attention_mma", 32, 32, 2), 128, 0.132, size=4),
+    AttentionRate(Tiling("attention_mma", 128, 16, 2), 256, 0.18, size=4),
+    AttentionRate(Tiling("attention_mma", 64, 16, 2), 256, 0.15, size=4),
+    AttentionRate(Tiling("attention_mma", 32, 16, 2), 256, 0.12, size=4),
 )
 """unit: see AttentionRate
 why: attention's tiles are those that take the least time by it

@@ -40,7 +40,7 @@ from aotc.kernels.cuda.templates.attention_steps import (
     unknown,
 )
 from aotc.kernels.cuda.templates.attention_tiles import FewAttention
-from aotc.kernels.cuda.templates.attention_warps import load_queries, products, weigh
+from aotc.kernels.cuda.templates.attention_warps import load_queries, products, put_query, weigh
 from aotc.kernels.cuda.templates.few.few_steps import (
     divided,
     finite,
@@ -53,9 +53,8 @@ from aotc.kernels.cuda.templates.few.few_steps import (
     power,
     put,
     tops_of,
-    warp_meet,
 )
-from aotc.kernels.cuda.templates.steps import extent, zeros
+from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
 from aotc.kernels.cuda.templates.tiles import ROWS, SWIZZLE_BYTES
 
 
@@ -144,12 +143,12 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
     return put_together
 
 
-def _attender(tiles: FewAttention) -> Callable[..., Any]:
-    """Return what a warp does with its terms, of which ``turns`` times so many are from ``first`` on."""
+def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what a warp does first, and with its terms, of which ``turns`` times so many are from ``first`` on."""
     terms, stages, stage, key_bytes = tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
     step, i32 = terms * tiles.warps * tiles.cluster, types.int32
     load_keys, load_values = load(tiles, 1), load(tiles, 2)
-    fetch_queries, multiply, add_values = load_queries(tiles), products(tiles), weigh(tiles)
+    multiply, add_values = products(tiles), weigh(tiles)
     score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
     clear = zeros(tiles.width // 2)
 
@@ -160,7 +159,7 @@ def _attender(tiles: FewAttention) -> Callable[..., Any]:
         load_values(maps, pointers, dims, i32(to + key_bytes), barrier, z, term)
 
     @cuda.jit(device=True, inline="always")
-    def attend(maps, pointers, dims, ring, barriers, lane, z, row, first, turns, whole, m, n):
+    def begin(maps, pointers, dims, ring, barriers, lane, z, first, turns):
         if lane == 0:
             for s in range(stages):
                 barrier_init(i32(barriers + 8 * s), i32(1))
@@ -170,7 +169,9 @@ def _attender(tiles: FewAttention) -> Callable[..., Any]:
                 fetch(maps, pointers, dims, i32(ring + s * stage), i32(barriers + 8 * s), z, i32(first + s * step))
                 s = i32(s + 1)
         warp_meet()
-        queries = fetch_queries(pointers, dims, z, row, lane, m)
+
+    @cuda.jit(device=True, inline="always")
+    def attend(maps, pointers, dims, queries, ring, barriers, lane, z, row, first, turns, whole, m, n):
         sums, known = clear(), unknown()
         turn, at, parity, term = i32(0), i32(0), i32(0), first
         while turn < turns:
@@ -190,14 +191,37 @@ def _attender(tiles: FewAttention) -> Callable[..., Any]:
                 at, parity = i32(0), i32(parity ^ 1)
         return sums, known
 
-    return attend
+    return begin, attend
+
+
+def _queries(tiles: FewAttention) -> Callable[..., Any]:
+    """Return the function by which warps have the queries at hand: in registers, or where all put them."""
+    fetch, put_one, i32 = load_queries(tiles), put_query(tiles), types.int32
+    stay, begin, warps = tiles.queries_stay, tiles.queries, tiles.warps
+
+    @cuda.jit(device=True, inline="always")
+    def held(pointers, dims, base, thread, z, row, m):
+        return fetch(pointers, dims, z, row, i32(thread & 31), m)
+
+    @cuda.jit(device=True, inline="always")
+    def staying(pointers, dims, base, thread, z, row, m):
+        line = i32(thread >> 5)
+        while line < ROWS:
+            own = i32(min(i32(row + line), i32(m - 1)))
+            put_one(pointers, dims, i32(base + begin), z, own, line, i32(thread & 31))
+            line = i32(line + warps)
+        cuda.syncthreads()
+        return i32(base + begin)
+
+    return staying if stay else held
 
 
 def _kernel(tiles: FewAttention) -> Callable[..., None]:
     """Return the kernel; what it has of ``tiles`` are constants to Numba."""
     rows, terms, warps, cluster, bytes_of_sums = tiles.rows, tiles.terms, tiles.warps, tiles.cluster, tiles.sum_bytes
     ring_bytes, stages, barriers = tiles.stages * tiles.stage_bytes, tiles.stages, tiles.barriers
-    attend, put_together, put_down = _attender(tiles), _together(tiles), leave(tiles)
+    (start, attend), put_together, put_down = _attender(tiles), _together(tiles), leave(tiles)
+    queries_of = _queries(tiles)
     m_of, n_of, heads_of, place = extent("rows"), extent("terms"), extent("batch"), tile_order(cuda, tiles)
     plain, above, i32 = bool(tiles.scale), SWIZZLE_BYTES - 1, types.int32
 
@@ -217,10 +241,11 @@ def _kernel(tiles: FewAttention) -> Callable[..., None]:
         whole = i32(0)
         if plain:
             whole = i32(min(end_of(pointers, dims, z, row), n))
-        sums, known = attend(
-            maps, pointers, dims, i32(base + warp * ring_bytes), i32(base + barriers + warp * (8 * stages)), lane, z,
-            row, i32(begin + mine * terms), turns, whole, m, n,
-        )  # fmt: skip
+        ring, own, first = i32(base + warp * ring_bytes), i32(base + barriers + warp * (8 * stages)), i32(mine * terms)
+        first = i32(begin + first)
+        start(maps, pointers, dims, ring, own, lane, z, first, turns)
+        queries = queries_of(pointers, dims, base, thread, z, row, m)
+        sums, known = attend(maps, pointers, dims, queries, ring, own, lane, z, row, first, turns, whole, m, n)
         cuda.syncthreads()
         put_down(sums, known, i32(base + warp * bytes_of_sums), lane)
         put_together(pointers, dims, base, thread, rank, z, row, m)

@@ -15,7 +15,7 @@ from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_steps import STATE, RowMaths, sums_of_weights
 from aotc.kernels.cuda.templates.attention_tiles import FewAttention
 from aotc.kernels.cuda.templates.attention_warps import REST
-from aotc.kernels.cuda.templates.steps import BARRIER, STORE, load_f32, own_elements
+from aotc.kernels.cuda.templates.steps import STORE, load_f32, own_elements
 from aotc.kernels.cuda.templates.tiles import ROWS
 from aotc.kernels.llvm_types import I32, I64, i32
 
@@ -64,12 +64,6 @@ def put(place, value):
 def get(place):
     """Return an f32 in shared memory."""
     return here().block.memory.view(np.float32)[int(place) // 4]
-
-
-@ptx(BARRIER, NOTHING)
-def warp_meet():
-    """Wait for the threads of the warp."""
-    here().block.exchange(None)
 
 
 def leave(tiles: FewAttention) -> Any:
