@@ -53,7 +53,7 @@ FORMS = {
     "warps of f32 160 bias": ("attention_mma(64, 16, 2)", 160, 192, "f32", HEADS, None, BIAS),
 }
 FEW = ("few", "128 causal", "64", "warps", "warps of f32")
-SPILLED = {"64": 32, "64 causal": 32, "128 bias": 56, "warps 256": 160}
+SPILLED = {"64": 32, "64 causal": 4, "warps 256": 24}
 """The most bytes that a form may spill; others may spill none."""
 
 

@@ -110,8 +110,8 @@ def test_loops_mean_attention(name, dtype):
         ({**HEADS, "causal": (0,), "fill": -1e9}, (8, 16, 4096, 64), "attention_wgmma(128, 128, 2)"),
         (HEADS, (8, 16, 1024, 128), "attention_wgmma(128, 128, 2)"),
         (HEADS, (8, 16, 1024, 256), "attention_wgmma(128, 64, 2)"),
-        (HEADS, (8, 16, 1, 128), "attention_mma(16, 32, 3)"),
-        (HEADS, (8, 16, 1, 64), "attention_mma(16, 64, 3)"),
+        (HEADS, (8, 16, 1, 128), "attention_few(128, 16, 3)"),
+        (HEADS, (8, 16, 1, 64), "attention_few(128, 32, 3)"),
     ],
 )
 def test_tiles_by_size(given, shape, tiling):
@@ -125,8 +125,8 @@ def test_tiles_by_size(given, shape, tiling):
         ((8, 12, 1024, 64), "attention_mma(128, 64, 2)"),
         ((8, 12, 1024, 128), "attention_mma(128, 32, 2)"),
         ((1, 6, 128, 64), "attention_mma(32, 32, 2)"),
-        ((8, 16, 1, 64), "attention_mma(16, 32, 3)"),
-        ((8, 16, 1, 128), "attention_mma(16, 16, 3)"),
+        ((8, 16, 1, 64), "attention_few(128, 16, 3)"),
+        ((8, 16, 1, 128), "attention_few(64, 16, 3)"),
     ],
 )
 def test_tiles_of_f32(shape, tiling):
@@ -157,7 +157,7 @@ def test_tiles_fit_the_memory_that_a_block_may_have():
 
 @pytest.mark.parametrize(
     ("dtype", "depth", "precision"),
-    [("f64", 64, "DEFAULT"), ("f32", 136, "DEFAULT"), ("f32", 64, "HIGHEST"), ("bf16", 60, "DEFAULT"),
+    [("f64", 64, "DEFAULT"), ("f32", 264, "DEFAULT"), ("f32", 64, "HIGHEST"), ("bf16", 60, "DEFAULT"),
      ("f16", 264, "DEFAULT")],
 )  # fmt: skip
 def test_what_templates_do_not_take(dtype, depth, precision):

@@ -292,9 +292,13 @@ def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
     return step
 
 
-def judge(tiles: AttentionTiles) -> Any:
-    """Return the function of products that is their scores: minus infinity beyond the end of a row."""
-    count = tiles.terms // 2
+def judge(tiles: AttentionTiles, there: bool = False) -> Any:
+    """Return the function of products that is their scores: minus infinity beyond the end of a row.
+
+    All terms are ``there`` before the last block of them: no place of one is asked for beyond the last, which takes
+    registers.
+    """
+    count, ragged = tiles.terms // 2, tiles.ragged and not there
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
@@ -312,9 +316,10 @@ def judge(tiles: AttentionTiles) -> Any:
             term = b.add(begin, i32(8 * (at // 4) + at % 2))
             value, half = b.extract_value(products, at), at // 2 % 2
             if not tiles.scale:
-                inside = b.sext(b.select(b.icmp_signed("<", term, n), term, b.sub(n, i32(1))), I64)
+                inside = b.select(b.icmp_signed("<", term, n), term, b.sub(n, i32(1))) if ragged else term
+                inside = b.sext(inside, I64)
                 value = call_function(b, SCORE, F32, tables, wide[0], wide[1 + half], inside, value)
-            if tiles.causal or tiles.ragged:
+            if tiles.causal or ragged:
                 value = b.select(b.icmp_signed("<", term, ends[half]), value, ir.Constant(F32, -math.inf))
             found.append(value)
         return context.make_tuple(builder, signature.return_type, found)
