@@ -38,7 +38,11 @@ CLUSTER_TIME = Estimate(
     "cluster_time", 16 << 10, "bytes in the time in which the blocks of a cluster put their sums together", "chosen",
 )
 PARTS_TIME = Estimate(
-    "parts_time", 160 << 10, "bytes in the time in which other kernels put parts together", "chosen: 5 us",
+    "parts_time", 160 << 10, "bytes in the time in which two other kernels put parts together", "chosen: 5 us",
+)
+FEW_PARTS_TIME = Estimate(
+    "few_parts_time", 80 << 10, "bytes in the time in which one other kernel puts a few parts together",
+    "chosen: 2.5 us",
 )
 PART_OF_TERMS = Estimate(
     "part_of_terms", 64, "terms of a part of a warp alone, at least",
@@ -52,6 +56,7 @@ PARTS_TOGETHER = Estimate(
     "parts_together", 128, "terms of a warp alone in the time that it takes to put parts together",
     "chosen: two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
 )
+FEW_PARTS = Limit("few_parts", 4, "parts of terms that one kernel puts together, an element after the other", "chosen")
 MOST_BLOCKS_OF_HEAD = BlockSize("most_blocks_of_head", 8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
 # fmt: on
 
@@ -114,7 +119,9 @@ def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
     room = FEW_SPREAD.value if cluster <= 2 else FEW_SPREAD.value // group * (group // cluster) * cluster
     each = plan.tiling.rows // 16 * plan.tiling.cols
     own = -(-part // (cluster * each)) * each * line
-    more = (CLUSTER_TIME.value if cluster > 1 else 0) + (PARTS_TIME.value if plan.part else 0)
+    more = CLUSTER_TIME.value if cluster > 1 else 0
+    if plan.part:
+        more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
     return -(-blocks // room) * (own + BLOCK_START.value) + more
 
 
