@@ -40,6 +40,7 @@ FORMS = {
     "warps of f32 128": ("attention_mma(128, 32, 2)", 128, 128, "f32", SHARED, None, PLAIN),
     "a warp alone of f32": ("attention_mma(16, 16, 3)", 128, 128, "f32", SHARED, None, PLAIN),
     "a warp alone of f32 64": ("attention_mma(16, 32, 3)", 64, 64, "f32", HEADS, 0, PLAIN),
+    "a warp alone of f32 256": ("attention_mma(16, 16, 3)", 256, 256, "f32", SHARED, None, PLAIN),
     "a warp alone": ("attention_mma(16, 32, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
     "a warp alone 64": ("attention_mma(16, 64, 3)", 64, 64, "f16", HEADS, 0, PLAIN),
     "few": ("attention_few(128, 16, 3)", 128, 128, "bf16", SHARED, None, PLAIN),

@@ -41,20 +41,11 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.limits import MOST_HELD, ROWS_APART
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import View, flat_place, is_in_pieces, stripped, view_of
 from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling
 
-ROWS_APART = 8
-"""unit: elements
-why: between a row of sums in shared memory and the next: a warp's lanes have 8 rows, which fall on different banks
-from: CUDA C++ Programming Guide, shared memory
-"""
-MOST_HELD = 128
-"""unit: registers of a thread
-why: queries and sums of single warps beside what else they have; f32 of 128 elements take so many
-from: the linker's log
-"""
 _TAIL = 9  # statements of a term from its score on
 
 

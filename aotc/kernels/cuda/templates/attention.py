@@ -18,7 +18,6 @@ from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, STAR
 from aotc.kernels.cuda.templates.few import attention_few
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
 
-
 _TEMPLATES = {WarpgroupAttention: attention_wgmma, FewAttention: attention_few}
 
 

@@ -77,9 +77,10 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
     lines = ((found.row[1], found.depth[1], tiles.rows), *(
         (found.terms, inner, tiles.terms) for inner in (found.depth[1], found.col[1])
     ))  # fmt: skip
+    wide = CHUNK // tiles.size
     views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
     maps = [
-        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [CHUNK // tiles.size, height], numbers)
+        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [wide, height], numbers)
         for view, source, (count, inner, height) in views
         if view and source
     ]

@@ -17,6 +17,10 @@ FEW_QUERIES = Limit(
     "few_queries", 16, "queries of a head, or of heads that share keys, that a warp does alone",
     "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
 )
+FEW_BY_CLUSTERS = Limit(
+    "few_by_clusters", 0, "queries of a head that `attention_few` is taken for, on GPUs that have its instructions",
+    "0, that is never: compiled and simulated, it has not run on a GPU yet; it takes `few_queries` of them",
+)
 FEW_SPREAD = Estimate("few_spread", 132, "blocks of few queries at a time", "the multiprocessors of an H200")
 CLUSTER_SPREAD = Estimate(
     "cluster_spread", 16, "multiprocessors in a group, of which a cluster has all of its own",
@@ -79,7 +83,7 @@ class PlanOfFew:
 def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
     """Return the plan of the least time, or None if no tiling fits the memory of ``target``."""
     tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
-    if target.cpu != "sm_90a" or not tilings:
+    if target.cpu != "sm_90a" or not tilings or not FEW_BY_CLUSTERS.holds(sizes.rows):
         alone = one_warp(sizes, target)
         return PlanOfFew(alone, _part(sizes, alone, target)) if alone is not None else None
     plans = list(_plans(sizes, tilings[0]))

@@ -2,8 +2,8 @@
 
 All warps of a block have the same queries, and so do the blocks of a cluster. They take the terms in turn, so many at a
 time: each has a ring of stages of its own in shared memory, that one of its lanes keeps full by the tensor memory
-accelerator, waits for no other warp, and makes the weights of its terms by ``mma``. At the end each puts down its sums,
-those of a block are put together, and those of the blocks by what each reads of the others' memory: a part of the means.
+accelerator, waits for no other warp, and makes the weights of its terms by ``mma``. At the end each puts down its sums;
+those of a block are put together, and then those of the blocks: each reads the others' memory for a part of the means.
 """
 
 from __future__ import annotations
@@ -108,9 +108,8 @@ def _together(tiles: FewAttention) -> Callable[..., None]:
     @cuda.jit(device=True, inline="always")
     def finish(pointers, dims, z, row, col, value, top, whole):
         keep(pointers, dims, z, row, col, divided(value, whole))
-        if parted:
-            if col == 0:
-                keep_rest(pointers, dims, z, row, f32(top * f32(factor)), whole)
+        if parted and col == 0:
+            keep_rest(pointers, dims, z, row, f32(top * f32(factor)), whole)
 
     @cuda.jit(device=True, inline="always")
     def put_together(pointers, dims, base, thread, rank, z, first_row, m):
@@ -183,9 +182,8 @@ def _attender(tiles: FewAttention) -> tuple[Callable[..., Any], Callable[..., An
             weights, known = know(scores, known)
             sums = add_values(shorten(sums, known), pack_weights(weights), i32(place + key_bytes), lane)
             warp_meet()
-            if lane == 0:
-                if i32(turn + stages) < turns:
-                    fetch(maps, pointers, dims, place, barrier, z, i32(term + stages * step))
+            if lane == 0 and i32(turn + stages) < turns:
+                fetch(maps, pointers, dims, place, barrier, z, i32(term + stages * step))
             turn, at, term = i32(turn + 1), i32(at + 1), i32(term + step)
             if at == stages:
                 at, parity = i32(0), i32(parity ^ 1)

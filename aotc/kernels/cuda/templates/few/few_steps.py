@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aotc.ir.products.attention import ROWS_APART
+from aotc.ir.limits import ROWS_APART
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
@@ -18,6 +18,7 @@ from aotc.kernels.cuda.templates.attention_warps import REST
 from aotc.kernels.cuda.templates.steps import STORE, load_f32, own_elements
 from aotc.kernels.cuda.templates.tiles import ROWS
 from aotc.kernels.llvm_types import I32, I64, i32
+
 
 def pitch_of(tiles: FewAttention) -> int:
     """Return how many bytes a row of sums is from the next."""
