@@ -122,7 +122,7 @@ def simulate(text, arrays, score=None, rest=None):
 
     def store(*place_and_mean):
         *place, mean = place_and_mean
-        arrays[-1].reshape(-1)[at(found.place, *place)] = mean
+        arrays[len(kernel.inputs)].reshape(-1)[at(found.place, *place)] = mean
 
     if isinstance(tiles, FewAttention):
         functions[STORE] = store

@@ -1,18 +1,25 @@
 """The templates of attention as the Python that they are: rings, turns, edges, heads, without a GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda")
 
 from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
+from gpu.test_attention_regions import CASES, arrays_of, region
 
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.products.attention import shared_of
+from aotc.ir.products.tiling import Tiling
 from aotc.kernels.cuda.block import PhaseBarrier
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
+from aotc.lowering.regions.attention_cuda import lower_attention_cuda
+from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cudasim
 
@@ -51,7 +58,9 @@ def test_attention(name):
     same(np.moveaxis(arrays[-1], 1, 0) if orders is TOKENS else arrays[-1], wanted(arrays, orders, causal))
 
 
-@pytest.mark.parametrize("tiling", ["attention_wgmma(64, 32, 2)", "attention_mma(16, 64, 2)"])
+@pytest.mark.parametrize(
+    "tiling", ["attention_wgmma(64, 32, 2)", "attention_mma(16, 64, 2)", "attention_few(32, 16, 2, cluster=2)"]
+)
 def test_scores_of_any_form(tiling):
     """Some are minus infinity, or so low that products of them with a number are."""
     text = attention_text(tiling, (2, 16, 70, 16, 16), "f16", "f32", score=BIAS)
@@ -78,6 +87,31 @@ def test_a_kernel_means_what_its_template_computes(name):
     run_kernel(kernel, arrays)
     got = np.moveaxis(arrays[-1], 1, 0) if orders is TOKENS else arrays[-1]
     same(got, wanted(arrays, orders, None if causal is None else 0))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(
+    "tiling", [Tiling("attention_mma", 16, 32, 3), Tiling("attention_few", 32, 16, 2), Tiling("attention_few", 64, 16, 2, cluster=2)],
+    ids=str,
+)  # fmt: skip
+def test_parts_leave_their_means_and_weights(tiling, dtype):
+    """The last part is no whole block of terms, and rows end within parts or before them."""
+    function, attrs, types = region(*CASES["parts"], dtype)
+    kernel = replace(lower_attention_cuda(function, TARGETS["cuda:sm_90a"]), tiling=tiling)
+    arrays = arrays_of(types)
+    want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
+    got = [np.full(w.shape, 99, w.dtype) for w in want]
+    given = [*arrays, *got]
+    parts, heads = want[0].shape[0], types[0].shape[2]
+
+    def rest(z, row, top, whole):
+        with np.errstate(divide="ignore"):
+            got[1][z // parts // heads, row, z // parts % heads, z % parts] = top + np.log(whole)
+
+    simulate(print_kernel(kernel), given, rest=rest)
+    for g, w in zip(got, want):
+        np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
+        np.testing.assert_allclose(np.nan_to_num(g), np.nan_to_num(w), atol=0.02)
 
 
 def test_what_memory_a_block_needs_is_known_to_lowering():
