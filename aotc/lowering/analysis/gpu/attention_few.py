@@ -60,7 +60,7 @@ PARTS_TOGETHER = Estimate(
     "parts_together", 128, "terms of a warp alone in the time that it takes to put parts together",
     "chosen: two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
 )
-FEW_PARTS = Limit("few_parts", 4, "parts of terms that one kernel puts together, an element after the other", "chosen")
+FEW_PARTS = Limit("few_parts", 16, "parts of terms that one kernel puts together, an element after the other", "chosen")
 MOST_BLOCKS_OF_HEAD = BlockSize("most_blocks_of_head", 8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
 # fmt: on
 
