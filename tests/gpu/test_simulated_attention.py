@@ -1,6 +1,6 @@
 """The templates of attention as the Python that they are: rings, turns, edges, heads, without a GPU."""
 
-from dataclasses import replace
+import time
 
 import numpy as np
 import pytest
@@ -15,9 +15,10 @@ from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
 from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.products.attention import shared_of
-from aotc.ir.products.tiling import Tiling
-from aotc.kernels.cuda.block import PhaseBarrier
+from aotc.kernels.cuda import hopper
+from aotc.kernels.cuda.block import PhaseBarrier, here
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
+from aotc.kernels.cuda.templates.few import attention_few
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.targets import TARGETS
 
@@ -90,14 +91,12 @@ def test_a_kernel_means_what_its_template_computes(name):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize(
-    "tiling", [Tiling("attention_mma", 16, 32, 3), Tiling("attention_few", 32, 16, 2), Tiling("attention_few", 64, 16, 2, cluster=2)],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("tiling", ["attention_mma(16, 32, 3)", "attention_few(64, 16, 2, cluster=2)"])
 def test_parts_leave_their_means_and_weights(tiling, dtype):
     """The last part is no whole block of terms, and rows end within parts or before them."""
     function, attrs, types = region(*CASES["parts"], dtype)
-    kernel = replace(lower_attention_cuda(function, TARGETS["cuda:sm_90a"]), tiling=tiling)
+    lowered = lower_attention_cuda(function, TARGETS["cuda:sm_90a"])
+    text = print_kernel(lowered).replace(str(lowered.tiling), tiling)
     arrays = arrays_of(types)
     want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
     got = [np.full(w.shape, 99, w.dtype) for w in want]
@@ -108,10 +107,47 @@ def test_parts_leave_their_means_and_weights(tiling, dtype):
         with np.errstate(divide="ignore"):
             got[1][z // parts // heads, row, z // parts % heads, z % parts] = top + np.log(whole)
 
-    simulate(print_kernel(kernel), given, rest=rest)
+    simulate(text, given, rest=rest)
     for g, w in zip(got, want):
         np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
         np.testing.assert_allclose(np.nan_to_num(g), np.nan_to_num(w), atol=0.02)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Let nothing be where it is copied to from the begin of a copy to the first wait for it."""
+    land, wait, begun = hopper._land, PhaseBarrier.wait, {}
+
+    def begin(part, to, barrier):
+        block = here().block
+        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+        block.memory[to + hopper.swizzled(rows, bytes_)] = 0xFF
+        begun.setdefault(id(block.barriers[barrier]), []).append((part, to, barrier))
+
+    def wait_and_land(self, parity):
+        for copy in begun.pop(id(self), ()):
+            land(*copy)
+        wait(self, parity)
+
+    monkeypatch.setattr(hopper, "_land", begin)
+    monkeypatch.setattr(PhaseBarrier, "wait", wait_and_land)
+
+
+@pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("few")])
+def test_rings_wait_for_what_is_copied_and_read(late, name):
+    test_attention(name)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_blocks_of_a_cluster_wait_for_each_other(monkeypatch, slow):
+    put = attention_few.put
+
+    def put_late(place, value):
+        time.sleep(0.002 if here().block.rank == slow else 0)
+        put(place, value)
+
+    monkeypatch.setattr(attention_few, "put", put_late)
+    test_attention("few, by clusters")
 
 
 def test_what_memory_a_block_needs_is_known_to_lowering():

@@ -25,7 +25,7 @@ from aotc.kernels.cuda.templates.attention_steps import (
     sums_of_weights,
     whole_rows,
 )
-from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
+from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention
 from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
 from aotc.kernels.cuda.templates.steps import (
@@ -138,7 +138,7 @@ def copy_terms(tiles: WarpAttention) -> Any:
     return copy
 
 
-def load_queries(tiles: WarpAttention) -> Any:
+def load_queries(tiles: AttentionTiles) -> Any:
     """Return the function that gives a lane what it needs of its warp's 16 queries: four registers a step."""
     count, each = 4 * tiles.steps, 4 // tiles.size
     kept = types.UniTuple(INT, count)
@@ -171,7 +171,7 @@ def load_queries(tiles: WarpAttention) -> Any:
     return load
 
 
-def put_query(tiles: WarpAttention) -> Any:
+def put_query(tiles: AttentionTiles) -> Any:
     """Return the function that puts a query where :func:`products` reads it: a lane the elements with its number."""
 
     def place_of(row, d):
@@ -199,14 +199,14 @@ def put_query(tiles: WarpAttention) -> Any:
     return step
 
 
-def _warp(tiles: WarpAttention, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
+def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
     """Return what emits loads and products of a warp, of keys or of values that lie by rows."""
     lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms}
     lying |= {"a_by_rows": False, "b_by_rows": by_rows}
     return WarpProducts(builder, SimpleNamespace(**lying), lane)
 
 
-def products(tiles: WarpAttention) -> Any:
+def products(tiles: AttentionTiles) -> Any:
     """Return the function that multiplies a warp's queries, or those in shared memory, with the keys of a stage."""
     count, stay = tiles.terms // 2, tiles.queries_stay
     kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, 4 * tiles.steps)
@@ -243,7 +243,7 @@ class _ValueWords:
     """Emits the loads of values of f32, for weights as :func:`aotc.kernels.cuda.templates.attention_steps.pack` orders
     them: a lane has the values of two neighbours of 8 terms, in columns that are 8 apart."""
 
-    def __init__(self, b: ir.IRBuilder, tiles: WarpAttention, at: ir.Value, lane: ir.Value) -> None:
+    def __init__(self, b: ir.IRBuilder, tiles: AttentionTiles, at: ir.Value, lane: ir.Value) -> None:
         self.b, self.tiles, self.at = b, tiles, at
         self.pair, self.column = b.shl(b.and_(lane, i32(3)), i32(1)), b.lshr(lane, i32(2))
 
@@ -262,7 +262,7 @@ class _ValueWords:
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 
-def weigh(tiles: WarpAttention) -> Any:
+def weigh(tiles: AttentionTiles) -> Any:
     """Return the function that adds values of a stage, times packed weights, to a warp's sums."""
     count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)
