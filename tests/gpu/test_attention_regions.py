@@ -166,7 +166,7 @@ def of_few(heads, rows, terms, depth, dtype="bf16"):
     [
         ((64, 4, 8192, 128), "attention_few(128, 16, 3, cluster=2)", 0),
         ((128, 1, 4096, 64), "attention_few(128, 32, 3)", 0),
-        ((8, 4, 32768, 128), "attention_few(128, 16, 3, cluster=4)", 8192),
+        ((8, 4, 32768, 128), "attention_few(128, 16, 3)", 2048),
         ((12, 1, 1024, 64, "f32"), "attention_few(128, 16, 3, cluster=8)", 0),
         ((32, 1, 2048, 256, "f32"), "attention_few(32, 16, 3, cluster=4)", 0),
         ((12, 1, 64, 64), "attention_few(128, 32, 3)", 0),
