@@ -37,3 +37,15 @@ SPACE_BYTES = 1 << 57
 why: so far apart the verifier of a plan puts memories, that no arena reaches the next
 from: reasoning: twice the largest tensor
 """
+
+ROWS_APART = 8
+"""unit: elements
+why: between a row of sums in shared memory and the next: a warp's lanes have 8 rows, which fall on different banks
+from: CUDA C++ Programming Guide, shared memory
+"""
+
+MOST_HELD = 128
+"""unit: registers of a thread
+why: queries and sums of single warps beside what else they have; f32 of 128 elements take so many
+from: the linker's log
+"""

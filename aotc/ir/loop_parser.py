@@ -313,6 +313,9 @@ def _tiling(node: ast.expr) -> Tiling:
         case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="window", value=window)]):
             rows, cols, stages = map(ast.literal_eval, sizes)
             return Tiling(template, rows, cols, stages, Window(*ast.literal_eval(window)))
+        case ast.Call(func=ast.Name(id=template), args=[*sizes], keywords=[ast.keyword(arg="cluster", value=cluster)]):
+            rows, cols, stages = map(ast.literal_eval, sizes)
+            return Tiling(template, rows, cols, stages, cluster=ast.literal_eval(cluster))
     _fail(node, "expected a tiling such as mma(128, 128, 3)")
 
 

@@ -13,8 +13,9 @@ from aotc.kernels.cuda import block
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
 from aotc.kernels.cuda.templates.attention_launch import attention_launch, attention_tiles
 from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE
-from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_tiles import FewAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
+from aotc.kernels.cuda.templates.few import attention_few
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
 
 STORED = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
@@ -118,6 +119,13 @@ def simulate(text, arrays, score=None, rest=None):
     functions |= {EPILOGUE: lambda z, row, col, value: value, PLACE: partial(at, found.place), STORE: None}
     functions |= {END: partial(at, found.term[1]), SCORE: score}
     functions |= {BEGIN: partial(at, found.begin), REST: rest}
+
+    def store(*place_and_mean):
+        *place, mean = place_and_mean
+        arrays[len(kernel.inputs)].reshape(-1)[at(found.place, *place)] = mean
+
+    if isinstance(tiles, FewAttention):
+        functions[STORE] = store
     for n, view in enumerate(found.views()):
         _, coordinates = view.coordinates(*found.batch)
         functions |= {f"{COORDINATE[n]}{c}": partial(at, value) for c, (value, _, _) in enumerate(coordinates)}
@@ -132,7 +140,8 @@ def simulate(text, arrays, score=None, rest=None):
     functions[QUERY] = query
     blocks = min(entry["blocks"][0], 2) if entry["resident"] else entry["blocks"][0]
     given, module = (tuple(arrays), (), 1), attention_mma
-    if isinstance(tiles, WarpgroupAttention):
-        given, module = (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given), attention_wgmma
+    if entry["maps"]:
+        given = (tuple(strided(arrays[m["buffer"]], m) for m in entry["maps"]), *given)
+        module = attention_wgmma if isinstance(tiles, WarpgroupAttention) else attention_few
     make = partial(module._kernel, tiles)
-    block.run(module, make, blocks, tiles.threads, tiles.shared, given, functions)
+    block.run(module, make, blocks, tiles.threads, tiles.shared, given, functions, entry["cluster"][0])

@@ -40,11 +40,21 @@ FORMS = {
     "warps of f32 128": ("attention_mma(128, 32, 2)", 128, 128, "f32", SHARED, None, PLAIN),
     "a warp alone of f32": ("attention_mma(16, 16, 3)", 128, 128, "f32", SHARED, None, PLAIN),
     "a warp alone of f32 64": ("attention_mma(16, 32, 3)", 64, 64, "f32", HEADS, 0, PLAIN),
+    "a warp alone of f32 256": ("attention_mma(16, 16, 3)", 256, 256, "f32", SHARED, None, PLAIN),
     "a warp alone": ("attention_mma(16, 32, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
     "a warp alone 64": ("attention_mma(16, 64, 3)", 64, 64, "f16", HEADS, 0, PLAIN),
+    "few": ("attention_few(128, 16, 3)", 128, 128, "bf16", SHARED, None, PLAIN),
+    "few, by clusters": ("attention_few(64, 32, 3, cluster=4)", 64, 64, "bf16", TOKENS, None, PLAIN),
+    "few bias": ("attention_few(128, 16, 3, cluster=8)", 80, 96, "f16", HEADS, None, BIAS),
+    "few 256": ("attention_few(64, 16, 3)", 256, 256, "bf16", SHARED, 0, PLAIN),
+    "few of f32": ("attention_few(128, 16, 3, cluster=2)", 64, 64, "f32", HEADS, None, PLAIN),
+    "few of f32 128": ("attention_few(64, 16, 3, cluster=2)", 128, 128, "f32", SHARED, 0, PLAIN),
+    "few of f32 256": ("attention_few(32, 16, 3, cluster=2)", 256, 256, "f32", SHARED, None, PLAIN),
+    "warps of f32 256": ("attention_mma(128, 16, 2)", 256, 256, "f32", SHARED, 0, PLAIN),
+    "warps of f32 160 bias": ("attention_mma(64, 16, 2)", 160, 192, "f32", HEADS, None, BIAS),
 }
-FEW = ("128 causal", "64", "warps", "warps of f32")
-SPILLED = {"64": 32, "64 causal": 32, "128 bias": 56, "warps 256": 160}
+FEW = ("few", "128 causal", "64", "warps", "warps of f32")
+SPILLED = {"64": 32, "64 causal": 4, "warps 256": 24}
 """The most bytes that a form may spill; others may spill none."""
 
 

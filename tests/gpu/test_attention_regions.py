@@ -11,7 +11,11 @@ from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.products.attention import attention_shared
 from aotc.ir.tensor_ir import TensorType
 from aotc.ir.tensor_text import parse_module
-from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling, sizes_of, terms_of_parts
+from aotc.lowering.analysis.gpu import attention_few
+from aotc.lowering.analysis.gpu.attention_few import terms_of_parts
+from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
+from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling
+from aotc.lowering.regions import attention_cuda
 from aotc.lowering.regions.attention_cuda import lower_attention_cuda
 from aotc.targets import TARGETS
 
@@ -125,6 +129,8 @@ def test_tiles_by_size(given, shape, tiling):
         ((1, 6, 128, 64), "attention_mma(32, 32, 2)"),
         ((8, 16, 1, 64), "attention_mma(16, 32, 3)"),
         ((8, 16, 1, 128), "attention_mma(16, 16, 3)"),
+        ((8, 16, 1, 256), "attention_mma(16, 16, 3)"),
+        ((8, 12, 1024, 256), "attention_mma(128, 16, 2)"),
     ],
 )
 def test_tiles_of_f32(shape, tiling):
@@ -143,6 +149,55 @@ def test_parts_fill_the_gpu(heads, terms, part):
     assert terms_of_parts(sizes_of(tuple(shapes), attributes(dims)), TARGET) == part
 
 
+@pytest.fixture
+def by_clusters(monkeypatch):
+    """Let few queries be attended to by clusters of blocks, which programs are not lowered to yet."""
+    monkeypatch.setattr(attention_few, "FEW_BY_CLUSTERS", attention_few.FEW_QUERIES)
+
+
+def of_few(heads, rows, terms, depth, dtype="bf16"):
+    shapes = [TensorType(dtype, (heads, n, depth)) for n in (rows, terms, terms)]
+    dims = {f"{x}_dims": (0, 1, 2) for x in ("q", "k", "v", "out")}
+    return sizes_of(tuple(shapes), attributes(dims))
+
+
+@pytest.mark.parametrize(
+    ("given", "tiling", "part"),
+    [
+        ((64, 4, 8192, 128), "attention_few(128, 16, 3, cluster=2)", 0),
+        ((128, 1, 4096, 64), "attention_few(128, 32, 3)", 0),
+        ((8, 4, 32768, 128), "attention_few(128, 16, 3)", 2048),
+        ((12, 1, 1024, 64, "f32"), "attention_few(128, 16, 3, cluster=8)", 0),
+        ((32, 1, 2048, 256, "f32"), "attention_few(32, 16, 3, cluster=4)", 0),
+        ((12, 1, 64, 64), "attention_few(128, 32, 3)", 0),
+    ],
+)
+def test_few_queries_by_clusters(by_clusters, given, tiling, part):
+    """As many blocks as there are multiprocessors; parts for other kernels only if a cluster's blocks are too few."""
+    sizes = of_few(*given)
+    assert str(attention_tiling(sizes, TARGET)) == tiling
+    assert sizes.shared(attention_tiling(sizes, TARGET)) <= TARGET.shared_memory
+    assert terms_of_parts(sizes, TARGET) == part
+    assert "mma" in str(attention_tiling(sizes, TARGETS["cuda:sm_80"]))
+
+
+def test_no_program_gets_what_never_ran_on_a_gpu():
+    assert str(attention_tiling(of_few(8, 4, 32768, 128), TARGET)) == "attention_mma(16, 32, 3)"
+
+
+@pytest.mark.parametrize("name", ["a query of groups", "mask", "parts"])
+def test_clusters_are_asked_for_in_the_kernel(by_clusters, name):
+    kernel = lower_attention_cuda(region(*CASES[name])[0], TARGET)
+    assert kernel.tiling.template == "attention_few"
+    assert parse_kernel(print_kernel(kernel)) == kernel
+
+
+def test_operands_that_no_tensor_map_describes_are_copied_by_lanes(by_clusters, monkeypatch):
+    monkeypatch.setattr(attention_cuda, "lies_in_lines", lambda _, tiling: tiling.template == "attention_mma")
+    kernel = lower_attention_cuda(region(*CASES["groups"])[0], TARGET)
+    assert kernel.tiling.template == "attention_mma"
+
+
 def test_tiles_fit_the_memory_that_a_block_may_have():
     """Of any limit: what does not fit is no attention, and stays two products and a softmax."""
     sizes = sizes_of((TensorType("bf16", (8, 16, 1024, 128)),) * 3, attributes(HEADS))
@@ -155,7 +210,7 @@ def test_tiles_fit_the_memory_that_a_block_may_have():
 
 @pytest.mark.parametrize(
     ("dtype", "depth", "precision"),
-    [("f64", 64, "DEFAULT"), ("f32", 136, "DEFAULT"), ("f32", 64, "HIGHEST"), ("bf16", 60, "DEFAULT"),
+    [("f64", 64, "DEFAULT"), ("f32", 264, "DEFAULT"), ("f32", 64, "HIGHEST"), ("bf16", 60, "DEFAULT"),
      ("f16", 264, "DEFAULT")],
 )  # fmt: skip
 def test_what_templates_do_not_take(dtype, depth, precision):

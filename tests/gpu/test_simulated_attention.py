@@ -1,18 +1,26 @@
 """The templates of attention as the Python that they are: rings, turns, edges, heads, without a GPU."""
 
+import time
+
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda")
 
 from gpu.attention import BIAS, HEADS, SHARED, TOKENS, attention_text, operands, simulate, wanted
+from gpu.test_attention_regions import CASES, arrays_of, region
 
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.ir.opset.attention import ATTENTION
 from aotc.ir.products.attention import shared_of
-from aotc.kernels.cuda.block import PhaseBarrier
+from aotc.kernels.cuda import hopper
+from aotc.kernels.cuda.block import PhaseBarrier, here
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
+from aotc.kernels.cuda.templates.few import attention_few
+from aotc.lowering.regions.attention_cuda import lower_attention_cuda
+from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cudasim
 
@@ -26,6 +34,12 @@ FORMS = {
     "warps of f32": ("attention_mma(32, 64, 2)", (2, 40, 100, 64, 64), "f32", TOKENS, 0),
     "warps of f32 96": ("attention_mma(64, 64, 2)", (2, 40, 100, 56, 96), "f32", HEADS, None),
     "a warp alone of f32": ("attention_mma(16, 16, 3)", (4, 5, 100, 40, 72), "f32", SHARED, None),
+    "few": ("attention_few(32, 32, 2)", (2, 5, 300, 64, 80), "bf16", SHARED, None),
+    "few, by clusters": ("attention_few(32, 16, 2, cluster=2)", (4, 3, 170, 72, 64), "f16", SHARED, None),
+    "few of f32": ("attention_few(64, 16, 2)", (2, 1, 100, 40, 72), "f32", HEADS, None),
+    "few, causal": ("attention_few(32, 16, 3, cluster=3)", (2, 6, 136, 64, 80), "bf16", TOKENS, 0),
+    "few of f32 192": ("attention_few(32, 16, 2, cluster=2)", (2, 5, 100, 192, 136), "f32", HEADS, None),
+    "warps of f32 168": ("attention_mma(32, 16, 2)", (2, 40, 50, 168, 144), "f32", TOKENS, 0),
     "warps, causal": ("attention_mma(32, 64, 2)", (2, 60, 136, 64, 80), "bf16", TOKENS, 0),
 }
 
@@ -45,7 +59,9 @@ def test_attention(name):
     same(np.moveaxis(arrays[-1], 1, 0) if orders is TOKENS else arrays[-1], wanted(arrays, orders, causal))
 
 
-@pytest.mark.parametrize("tiling", ["attention_wgmma(64, 32, 2)", "attention_mma(16, 64, 2)"])
+@pytest.mark.parametrize(
+    "tiling", ["attention_wgmma(64, 32, 2)", "attention_mma(16, 64, 2)", "attention_few(32, 16, 2, cluster=2)"]
+)
 def test_scores_of_any_form(tiling):
     """Some are minus infinity, or so low that products of them with a number are."""
     text = attention_text(tiling, (2, 16, 70, 16, 16), "f16", "f32", score=BIAS)
@@ -72,6 +88,66 @@ def test_a_kernel_means_what_its_template_computes(name):
     run_kernel(kernel, arrays)
     got = np.moveaxis(arrays[-1], 1, 0) if orders is TOKENS else arrays[-1]
     same(got, wanted(arrays, orders, None if causal is None else 0))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("tiling", ["attention_mma(16, 32, 3)", "attention_few(64, 16, 2, cluster=2)"])
+def test_parts_leave_their_means_and_weights(tiling, dtype):
+    """The last part is no whole block of terms, and rows end within parts or before them."""
+    function, attrs, types = region(*CASES["parts"], dtype)
+    lowered = lower_attention_cuda(function, TARGETS["cuda:sm_90a"])
+    text = print_kernel(lowered).replace(str(lowered.tiling), tiling)
+    arrays = arrays_of(types)
+    want = ATTENTION["attention"].reference(arrays, attrs, (), [v.type for v in function.body.results])
+    got = [np.full(w.shape, 99, w.dtype) for w in want]
+    given = [*arrays, *got]
+    parts, heads = want[0].shape[0], types[0].shape[2]
+
+    def rest(z, row, top, whole):
+        with np.errstate(divide="ignore"):
+            got[1][z // parts // heads, row, z // parts % heads, z % parts] = top + np.log(whole)
+
+    simulate(text, given, rest=rest)
+    for g, w in zip(got, want):
+        np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
+        np.testing.assert_allclose(np.nan_to_num(g), np.nan_to_num(w), atol=0.02)
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Let nothing be where it is copied to from the begin of a copy to the first wait for it."""
+    land, wait, begun = hopper._land, PhaseBarrier.wait, {}
+
+    def begin(part, to, barrier):
+        block = here().block
+        rows, bytes_ = np.indices((len(part), part.shape[1] * part.itemsize))
+        block.memory[to + hopper.swizzled(rows, bytes_)] = 0xFF
+        begun.setdefault(id(block.barriers[barrier]), []).append((part, to, barrier))
+
+    def wait_and_land(self, parity):
+        for copy in begun.pop(id(self), ()):
+            land(*copy)
+        wait(self, parity)
+
+    monkeypatch.setattr(hopper, "_land", begin)
+    monkeypatch.setattr(PhaseBarrier, "wait", wait_and_land)
+
+
+@pytest.mark.parametrize("name", [n for n in FORMS if n.startswith("few")])
+def test_rings_wait_for_what_is_copied_and_read(late, name):
+    test_attention(name)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_blocks_of_a_cluster_wait_for_each_other(monkeypatch, slow):
+    put = attention_few.put
+
+    def put_late(place, value):
+        time.sleep(0.002 if here().block.rank == slow else 0)
+        put(place, value)
+
+    monkeypatch.setattr(attention_few, "put", put_late)
+    test_attention("few, by clusters")
 
 
 def test_what_memory_a_block_needs_is_known_to_lowering():

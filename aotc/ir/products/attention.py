@@ -41,6 +41,7 @@ from dataclasses import dataclass
 
 from aotc.ir.dims import Dim
 from aotc.ir.dims_symbols import symbols
+from aotc.ir.limits import MOST_HELD, ROWS_APART
 from aotc.ir.loop_ir import Alloc, Apply, Buffer, Const, For, Kernel, Let, Load, Scalar, Stmt, Store
 from aotc.ir.loop_products import View, flat_place, is_in_pieces, stripped, view_of
 from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling
@@ -136,13 +137,30 @@ class LoopAttention:
 def attention_shared(tiling: Tiling, depth: int, width: int, size: int = 2) -> int:
     """Return the bytes of shared memory of a block: keys and values in rows of whole pieces of 128 bytes.
 
-    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings.
+    An element has ``size``. Warpgroups have their queries there too, and the barriers of both rings; of few queries
+    each warp has a ring, in whose place its sums come, and those of the block.
     """
     keys, values = (-(-count * size // 128) * 128 for count in (depth, width))
     ring = tiling.stages * tiling.cols * (keys + values)
+    if tiling.template == "attention_few":
+        warps = tiling.rows // 16
+        sums = (warps + (tiling.cluster > 1)) * few_sums(width)
+        queries = 16 * keys if queries_stay(depth, width, size) else 0
+        return 1024 + max(warps * ring, sums) + queries + 8 * warps * tiling.stages
     if tiling.template == "attention_wgmma":
         return 1024 + tiling.rows * keys + ring + 8 * (4 * tiling.stages + 2)
-    return 1024 + max(ring, tiling.rows * 128)
+    queries = tiling.rows * keys if queries_stay(depth, width, size) else 0
+    return 1024 + max(ring, tiling.rows * 128) + queries
+
+
+def queries_stay(depth: int, width: int, size: int) -> bool:
+    """Do queries of single warps stay in shared memory, as they are too many for registers beside the sums?"""
+    return size == 4 and 4 * -(-depth // 8) + width // 2 > MOST_HELD
+
+
+def few_sums(width: int) -> int:
+    """Return the bytes of the sums of a warp's 16 rows, and of two numbers that are known of each."""
+    return 16 * 4 * (width + ROWS_APART + 2)
 
 
 def read_attention(kernel: Kernel) -> LoopAttention:

@@ -62,13 +62,16 @@ class Tiling:
     template : str
         ``wgmma`` or ``mma``: which instructions multiply; after ``attention_``, if the kernel is that.
         ``wgmma_in_turn``: two warpgroups have tiles of their own, and one multiplies while the other stores.
-        ``wgmma_turned``: columns of the result are rows to the instructions, and rows columns.
+        ``wgmma_turned``: columns of the result are rows to the instructions, and rows columns. ``attention_few``: all
+        warps have the same 16 queries, and each its own terms; their scores count as 16 rows each.
     rows, cols : int
         Of the part of the result that a block of threads computes; of attention, of the part of its scores.
     stages : int
         How many slices of both operands lie in shared memory.
     window : Window or None
         Of a convolution whose input is copied by windows: see :mod:`aotc.ir.products.windows`.
+    cluster : int
+        How many blocks compute a part together: of ``attention_few``, each the scores of some terms.
     """
 
     template: str
@@ -76,6 +79,7 @@ class Tiling:
     cols: int
     stages: int
     window: Window | None = None
+    cluster: int = 1
 
     @property
     def shared(self) -> int:
@@ -108,5 +112,6 @@ class Tiling:
         return self.template.startswith("attention_")
 
     def __str__(self) -> str:
-        window = "" if self.window is None else f", window={self.window}"
-        return f"{self.template}({self.rows}, {self.cols}, {self.stages}{window})"
+        more = "" if self.window is None else f", window={self.window}"
+        more += "" if self.cluster == 1 else f", cluster={self.cluster}"
+        return f"{self.template}({self.rows}, {self.cols}, {self.stages}{more})"

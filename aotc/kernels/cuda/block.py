@@ -104,6 +104,29 @@ class Patches:
         return [*spatial, image + 1]
 
 
+class Cluster:
+    """Blocks that run at a time and read each other's memory.
+
+    Attributes
+    ----------
+    blocks : list of ThreadBlock
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.blocks: list[ThreadBlock] = []
+        self._together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
+
+    def meet(self) -> None:
+        """Wait for all threads of all blocks."""
+        self._together.wait()
+
+    def abort(self) -> None:
+        """Let no thread wait any more."""
+        self._together.abort()
+        for block in self.blocks:
+            block.abort()
+
+
 class ThreadBlock:
     """The state of a block.
 
@@ -119,10 +142,18 @@ class ThreadBlock:
         The barriers that have numbers and not addresses.
     functions : mapping of str to callable
         What kernels call that is emitted from the loop IR.
+    cluster : Cluster
+        The blocks that read each other's memory.
+    rank : int
+        The number of the block among them.
     """
 
-    def __init__(self, number: int, threads: int, shared: int, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(
+        self, number: int, threads: int, shared: int, functions: Mapping[str, Callable[..., Any]], cluster: Cluster
+    ) -> None:
         self.number, self.functions = number, functions
+        self.cluster, self.rank = cluster, len(cluster.blocks)
+        cluster.blocks.append(self)
         self.memory = np.full(shared, 0xA5, np.uint8)
         self.barriers: dict[int, PhaseBarrier] = {}
         self.together = threading.Barrier(threads, timeout=PATIENCE_SECONDS)
@@ -211,9 +242,9 @@ def _replaced(module: ModuleType, cuda: _Cuda):
 
 def run(
     module: ModuleType, make: Callable[[], Callable[..., None]], blocks: int, threads: int, shared: int,
-    arguments: Sequence[Any], functions: Mapping[str, Callable[..., Any]],
+    arguments: Sequence[Any], functions: Mapping[str, Callable[..., Any]], cluster: int = 1,
 ) -> None:  # fmt: skip
-    """Run a kernel, one block after the other.
+    """Run a kernel, one cluster of blocks after the other.
 
     Parameters
     ----------
@@ -227,26 +258,31 @@ def run(
         Of the kernel; in the place of tensor maps there are :class:`Array`.
     functions : mapping of str to callable
         See :class:`ThreadBlock`.
+    cluster : int
+        So many blocks run at a time.
     """
     with _replaced(module, _Cuda(blocks, threads)):
         kernel = make()
-        for number in range(blocks):
-            _run_block(kernel, ThreadBlock(number, threads, shared, functions), threads, arguments)
+        for first in range(0, blocks, cluster):
+            together = Cluster(cluster * threads)
+            for number in range(first, first + cluster):
+                ThreadBlock(number, threads, shared, functions, together)
+            _run_cluster(kernel, together, threads, arguments)
 
 
-def _run_block(kernel: Callable[..., None], block: ThreadBlock, threads: int, arguments: Sequence[Any]) -> None:
+def _run_cluster(kernel: Callable[..., None], together: Cluster, threads: int, arguments: Sequence[Any]) -> None:
     errors: list[BaseException] = []
 
-    def thread(number: int) -> None:
+    def thread(block: ThreadBlock, number: int) -> None:
         _HERE.block, _HERE.thread = block, number
         try:
             with np.errstate(over="ignore"):
                 kernel(*arguments)
         except BaseException as error:  # the caller raises it: threads have no other way
             errors.append(error)
-            block.abort()
+            together.abort()
 
-    running = [threading.Thread(target=thread, args=(n,)) for n in range(threads)]
+    running = [threading.Thread(target=thread, args=(block, n)) for block in together.blocks for n in range(threads)]
     for t in running:
         t.start()
     for t in running:

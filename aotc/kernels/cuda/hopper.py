@@ -10,9 +10,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+from llvmlite import ir
 
 from aotc.kernels.cuda.block import PhaseBarrier, here, swizzled
-from aotc.kernels.cuda.ptx import I16, I32, I64, NOTHING, ptx
+from aotc.kernels.cuda.ptx import F32, I16, I32, I64, NOTHING, emitted, ptx
 
 
 @ptx("mbarrier.init.shared::cta.b64 [$0], $1;", NOTHING, I32, I32)
@@ -107,6 +108,39 @@ def copy_patches(spatial: int):
         _land(tensor_map.part(given[:rank], given[rank:]), int(to), int(barrier))
 
     return copy
+
+
+@ptx("mov.u32 $0, %cluster_ctarank;", I32)
+def cluster_rank():
+    """Return the number of the block in its cluster."""
+    return here().block.rank
+
+
+@ptx("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;", NOTHING)
+def cluster_meet():
+    """Wait for all threads of the cluster, and see what they wrote to shared memory."""
+    here().block.cluster.meet()
+
+
+_RANK_BITS = 24  # of an address, in Python: below them is the place in the memory of a block
+
+
+@ptx("mapa.shared::cluster.u32 $0, $1, $2;", I32, I32, I32)
+def place_at(place, rank):
+    """Return where the memory of another block of the cluster has ``place``."""
+    return int(place) | int(rank) << _RANK_BITS
+
+
+def _generate_load_far(context, builder, signature, arguments):
+    kind = ir.FunctionType(ir.FloatType(), [ir.IntType(32)])
+    return builder.asm(kind, "ld.shared::cluster.f32 $0, [$1];", "=f,r,~{memory}", arguments, side_effect=True)
+
+
+@emitted(lambda place: F32(I32), _generate_load_far)
+def load_far(place):
+    """Return an f32 in the memory of a block of the cluster."""
+    block = here().block.cluster.blocks[int(place) >> _RANK_BITS]
+    return block.memory.view(np.float32)[(int(place) & (1 << _RANK_BITS) - 1) // 4]
 
 
 @ptx("wgmma.fence.sync.aligned;", NOTHING)

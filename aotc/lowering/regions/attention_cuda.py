@@ -11,7 +11,9 @@ from aotc.ir.loop_ir import Index as IndexScalar
 from aotc.ir.opset.attention import ABSENT
 from aotc.ir.products.attention import read_attention
 from aotc.ir.tensor_ir import Function, Op, Value
-from aotc.lowering.analysis.gpu.attention_tiles import AttentionSizes, attention_tiling, lies_in_lines, sizes_of
+from aotc.lowering.analysis.gpu.attention_few import one_warp
+from aotc.lowering.analysis.gpu.attention_sizes import AttentionSizes, sizes_of
+from aotc.lowering.analysis.gpu.attention_tiles import attention_tiling, lies_in_lines
 from aotc.lowering.analysis.index_maps import Index, delinearize
 from aotc.lowering.regions.contract_tensor import as_taken
 from aotc.lowering.regions.elemental import all_of
@@ -28,7 +30,10 @@ def lower_attention_cuda(function: Function, target: Target) -> Kernel:
     if sizes is None or tiling is None:
         raise b.unsupported(op, "attention of these sizes", "fuse_attention makes it only where it is supported")
     kernel = _Loops(b, op, sizes).lower()
-    if not lies_in_lines(read_attention(kernel), tiling):
+    found = read_attention(kernel)
+    if tiling.template == "attention_few" and not lies_in_lines(found, tiling):
+        tiling = one_warp(sizes, target) or tiling
+    if not lies_in_lines(found, tiling):
         hint = "let rows of queries, keys and values begin at multiples of 16 bytes"
         raise b.unsupported(op, "attention of operands that lie in no lines", hint)
     return replace(kernel, tiling=tiling)

@@ -13,15 +13,18 @@ from aotc.kernels.cuda.front_end import ENTRY
 from aotc.kernels.cuda.templates import attention_mma, attention_wgmma
 from aotc.kernels.cuda.templates.attention_launch import attention_tiles
 from aotc.kernels.cuda.templates.attention_steps import BEGIN, COORDINATE, END, SCORE
-from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, FewAttention, WarpgroupAttention
 from aotc.kernels.cuda.templates.attention_warps import PITCH, QUERY, REST, START
+from aotc.kernels.cuda.templates.few import attention_few
 from aotc.kernels.cuda.templates.steps import EPILOGUE, PLACE, SIZES, STORE
+
+_TEMPLATES = {WarpgroupAttention: attention_wgmma, FewAttention: attention_few}
 
 
 def attention_texts(kernel: Kernel) -> tuple[list[str], list[DeviceFunction]]:
     """Return the IR of the template of ``kernel``, which has a tiling, and the functions that it calls."""
     tiles = attention_tiles(kernel)
-    template: Any = attention_wgmma if isinstance(tiles, WarpgroupAttention) else attention_mma
+    template: Any = _TEMPLATES.get(type(tiles), attention_mma)
     texts = template.attention_texts(tiles, len(kernel.inputs) + len(kernel.outputs), len(kernel.dims))
     return [text.replace(ENTRY, kernel.name) for text in texts], list(_functions(read_attention(kernel), tiles))
 
@@ -37,11 +40,14 @@ def _functions(found: LoopAttention, tiles: AttentionTiles) -> Iterator[DeviceFu
     own = (z, row, (found.term[0], "i64"), ("aotc_sum", "f32"))
     begin = (Alloc(found.total), Store(found.total, (), given))
     yield DeviceFunction(SCORE, own, found.score, (*begin, *found.lets))
-    yield from (_warpgroup_places(found) if isinstance(tiles, WarpgroupAttention) else _warp_places(found))
+    if isinstance(tiles, WarpgroupAttention | FewAttention):
+        yield from _map_places(found)
+    if not isinstance(tiles, WarpgroupAttention):
+        yield from _warp_places(found)
     yield from _stores(found, tiles)
 
 
-def _warpgroup_places(found: LoopAttention) -> Iterator[DeviceFunction]:
+def _map_places(found: LoopAttention) -> Iterator[DeviceFunction]:
     """Yield where operands lie, as tensor maps are asked."""
     for number, view in enumerate(found.views()):
         lying = view.coordinates(*found.batch) if view is not None else None

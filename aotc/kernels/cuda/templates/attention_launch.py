@@ -8,7 +8,12 @@ from aotc.ir.dims import ceildiv, mod
 from aotc.ir.loop_ir import Kernel, Store
 from aotc.ir.loop_products import View
 from aotc.ir.products.attention import LoopAttention, read_attention
-from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention, WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_tiles import (
+    AttentionTiles,
+    FewAttention,
+    WarpAttention,
+    WarpgroupAttention,
+)
 from aotc.kernels.cuda.templates.limits import STAY_TERMS
 from aotc.kernels.cuda.templates.product_launch import map_of_lines
 from aotc.kernels.cuda.templates.tiles import CHUNK, OperandSource
@@ -41,6 +46,10 @@ def attention_tiles(kernel: Kernel) -> AttentionTiles:
     if tiling.template == "attention_wgmma":
         sources = [_source(view, found, buffers) for view in views]
         return WarpgroupAttention(**given | dict(zip("qkv", sources)))
+    if tiling.template == "attention_few":
+        sources = [_source(view, found, buffers) for view in views[1:]]
+        given |= dict(zip("kv", sources)) | {"rows": 16, "warps": tiling.rows // 16, "cluster": tiling.cluster}
+        return FewAttention(**given | {"in_lines": False, "parted": bool(found.rest)})
     if not all(view is not None and view.in_lines for view in views[1:]):
         raise ValueError("keys or values do not lie in pieces of 16 bytes")
     places = [OperandSource(buffers.index(view.buffer.name)) for view in views[1:] if view is not None]
@@ -61,13 +70,17 @@ def attention_launch(kernel: Kernel) -> dict[str, Any]:
     shape = {"blocks": [size_entry(blocks, numbers), 1, 1], "cluster": [1, 1, 1], "shared": tiles.shared}
     if isinstance(tiles, WarpAttention):
         return {**shape, "resident": 0, "maps": []}
-    stays = not tiles.causal and isinstance(found.terms, int) and found.terms <= STAY_TERMS
+    if isinstance(tiles, FewAttention):
+        shape |= {"blocks": [size_entry(blocks * tiles.cluster, numbers), 1, 1], "cluster": [tiles.cluster, 1, 1]}
+    is_few = isinstance(tiles, FewAttention)
+    stays = not is_few and not tiles.causal and isinstance(found.terms, int) and found.terms <= STAY_TERMS
     lines = ((found.row[1], found.depth[1], tiles.rows), *(
         (found.terms, inner, tiles.terms) for inner in (found.depth[1], found.col[1])
     ))  # fmt: skip
+    wide = CHUNK // tiles.size
     views = zip(found.views(), (tiles.q, tiles.k, tiles.v), lines)
     maps = [
-        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [CHUNK // 2, height], numbers)
+        map_of_lines(view, source.pointer, found.operands, found.batch, (inner, count), [wide, height], numbers)
         for view, source, (count, inner, height) in views
         if view and source
     ]

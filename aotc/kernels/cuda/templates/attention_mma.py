@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from numba import cuda
 from numba.cuda import types
@@ -27,9 +28,16 @@ from aotc.kernels.cuda.templates.attention_steps import (
     unknown,
 )
 from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
-from aotc.kernels.cuda.templates.attention_warps import copy_terms, load_queries, products, store_rows, weigh
-from aotc.kernels.cuda.templates.steps import extent, zeros
-from aotc.kernels.cuda.templates.tiles import STAGING, SWIZZLE_BYTES
+from aotc.kernels.cuda.templates.attention_warps import (
+    copy_terms,
+    load_queries,
+    products,
+    put_query,
+    store_rows,
+    weigh,
+)
+from aotc.kernels.cuda.templates.steps import extent, warp_meet, zeros
+from aotc.kernels.cuda.templates.tiles import CHUNK, STAGING, SWIZZLE_BYTES
 
 
 @cache
@@ -39,10 +47,31 @@ def attention_texts(tiles: WarpAttention, pointers: int, dims: int) -> tuple[str
     return tuple(kernel_ir(_kernel(tiles), (*tables, types.int64), tiles.threads))
 
 
+def _queries(tiles: WarpAttention) -> Callable[..., Any]:
+    """Return the function by which a warp has its queries at hand: in registers, or where they stay."""
+    fetch, put, i32 = load_queries(tiles), put_query(tiles), types.int32
+    stay, begin, each = tiles.queries_stay, tiles.queries, 16 * tiles.key_chunks * CHUNK
+
+    @cuda.jit(device=True, inline="always")
+    def held(pointers, dims, base, thread, z, row, m):
+        return fetch(pointers, dims, z, row, i32(thread & 31), m)
+
+    @cuda.jit(device=True, inline="always")
+    def staying(pointers, dims, base, thread, z, row, m):
+        to, line = i32(i32(base + begin) + i32(thread >> 5) * each), i32(0)
+        while line < 16:
+            put(pointers, dims, to, z, i32(min(i32(row + line), i32(m - 1))), line, i32(thread & 31))
+            line = i32(line + 1)
+        warp_meet()
+        return to
+
+    return staying if stay else held
+
+
 def _kernel(tiles: WarpAttention) -> Callable[..., None]:
     """Return the kernel; what it has of ``tiles`` are constants to Numba."""
     rows, terms, stages, stage, key_bytes = tiles.rows, tiles.terms, tiles.stages, tiles.stage_bytes, tiles.key_bytes
-    copy, load, multiply, add_values = copy_terms(tiles), load_queries(tiles), products(tiles), weigh(tiles)
+    copy, load, multiply, add_values = copy_terms(tiles), _queries(tiles), products(tiles), weigh(tiles)
     score, know, shorten, pack_weights = judge(tiles), soften(tiles), shrink(tiles), pack(tiles)
     divide, store, clear = shrink(tiles, last=True), store_rows(tiles), zeros(tiles.width // 2)
     wait_ready, wait_all, place = copies_wait(stages - 2), copies_wait(0), tile_order(cuda, tiles)
@@ -61,7 +90,7 @@ def _kernel(tiles: WarpAttention) -> Callable[..., None]:
         for s in range(stages - 1):
             copy(pointers, dims, i32(base + s * stage), thread, z, i32(begin + s * terms), end)
             copies_commit()
-        queries = load(pointers, dims, z, row, lane, m)
+        queries = load(pointers, dims, base, thread, z, row, m)
         sums, known = clear(), unknown()
         whole = i32(0)
         if plain:

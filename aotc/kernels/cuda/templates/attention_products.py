@@ -20,28 +20,33 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
-from aotc.kernels.cuda.templates.attention_steps import COORDINATE, WIDE, read_lines, whole_rows
-from aotc.kernels.cuda.templates.attention_tiles import WarpgroupAttention
+from aotc.kernels.cuda.templates.attention_steps import COORDINATE, read_lines, whole_rows
+from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpgroupAttention
 from aotc.kernels.cuda.templates.steps import emit_stores, own_elements, store_meaning
 from aotc.kernels.cuda.templates.tiles import CHUNK
 from aotc.kernels.cuda.templates.wgmma_steps import descriptor, tied
 from aotc.kernels.llvm_types import F32, I32, I64, i32
 
 
-def load(tiles: WarpgroupAttention, number: int) -> Any:
-    """Return the function that begins to copy rows of an operand: of queries, of keys or of values."""
-    source = (tiles.q, tiles.k, tiles.v)[number]
+def load(tiles: AttentionTiles, number: int) -> Any:
+    """Return the function that begins to copy rows of an operand: of queries, of keys or of values.
+
+    Queries that are not copied have no tensor map.
+    """
+    source, own = (tiles.q, tiles.k, tiles.v)[number], number - (tiles.q is None)
+    assert source is not None
+    wide = CHUNK // tiles.size
     chunks = tiles.value_chunks if number == 2 else tiles.key_chunks
     lines = tiles.terms if number else tiles.rows
 
     def generate(context, builder, signature, arguments):
         maps, pointers, dims, to, barrier, z, line = arguments
-        chosen = builder.ptrtoint(builder.extract_value(maps, number), I64)
+        chosen = builder.ptrtoint(builder.extract_value(maps, own), I64)
         names = [f"{COORDINATE[number]}{c}" for c in range(source.coordinates)]
         head = builder.sext(z, I64)
         others = [builder.trunc(call_function(builder, name, I64, (pointers, dims), head), I32) for name in names]
         for chunk in range(chunks):
-            place = [i32(chunk * WIDE), line, *others]
+            place = [i32(chunk * wide), line, *others]
             operands = [builder.add(to, i32(chunk * lines * CHUNK)), chosen, barrier, *place]
             assembly(builder, copy_tile(len(place)).text, NOTHING, [INT, LONG, INT, *[INT] * len(place)], operands)
         return context.get_dummy_value()
@@ -51,8 +56,8 @@ def load(tiles: WarpgroupAttention, number: int) -> Any:
         functions = here().block.functions
         others = [functions[f"{COORDINATE[number]}{c}"](int(z)) for c in range(source.coordinates)]
         for chunk in range(chunks):
-            place = (chunk * WIDE, line, *others)
-            copy_tile(len(place))(to + chunk * lines * CHUNK, maps[number], barrier, *place)
+            place = (chunk * wide, line, *others)
+            copy_tile(len(place))(to + chunk * lines * CHUNK, maps[own], barrier, *place)
 
     return copy
 

@@ -33,10 +33,8 @@ BEGIN = "aotc_begin"
 """``i64 begin(..., i64 z)``: the first term of a head, a multiple of those of a block."""
 COORDINATE = ("aotc_query_coordinate", "aotc_key_coordinate", "aotc_value_coordinate")
 """``i64 f(..., i64 z)``, with a number at the end of its name: a coordinate of head z."""
-WIDE = CHUNK // 2
-"""Elements of a piece of 128 bytes."""
 STATE = types.UniTuple(FLOAT, 6)
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _SHUFFLE = "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;"
 
 
@@ -196,7 +194,7 @@ def soften(tiles: AttentionTiles) -> Any:
 
     @emitted(lambda *given: result(kept, STATE), generate)
     def step(scores, known):
-        factor = np.float32(_LOG2_E * (tiles.scale or 1.0))
+        factor = np.float32(LOG2_E * (tiles.scale or 1.0))
         found, weights = known.copy(), np.zeros(count, np.float32)
         own = [np.arange(count)[np.arange(count) // 2 % 2 == row] for row in range(2)]
         tops = np.array([max(known[row], scores[own[row]].max()) for row in range(2)])
@@ -230,7 +228,7 @@ def _powers(lane: RowMaths, tiles: AttentionTiles, top: ir.Value, known: ir.Valu
 
     A score that is the product alone is scaled on its way to the exponent; others may be too large for that.
     """
-    b, factor = lane.b, lane.number(_LOG2_E * (tiles.scale or 1.0))
+    b, factor = lane.b, lane.number(LOG2_E * (tiles.scale or 1.0))
     if tiles.scale:
         base = b.fsub(lane.number(-0.0), b.fmul(lane.finite(top), factor))
         return base, lane.power(lane.sum_of_product(known, factor, base)), lambda x, y: lane.power(
@@ -294,9 +292,13 @@ def shrink(tiles: AttentionTiles, last: bool = False) -> Any:
     return step
 
 
-def judge(tiles: AttentionTiles) -> Any:
-    """Return the function of products that is their scores: minus infinity beyond the end of a row."""
-    count = tiles.terms // 2
+def judge(tiles: AttentionTiles, there: bool = False) -> Any:
+    """Return the function of products that is their scores: minus infinity beyond the end of a row.
+
+    All terms are ``there`` before the last block of them: no place of one is asked for beyond the last, which takes
+    registers.
+    """
+    count, ragged = tiles.terms // 2, tiles.ragged and not there
     kept = types.UniTuple(FLOAT, count)
 
     def generate(context, builder, signature, arguments):
@@ -314,9 +316,10 @@ def judge(tiles: AttentionTiles) -> Any:
             term = b.add(begin, i32(8 * (at // 4) + at % 2))
             value, half = b.extract_value(products, at), at // 2 % 2
             if not tiles.scale:
-                inside = b.sext(b.select(b.icmp_signed("<", term, n), term, b.sub(n, i32(1))), I64)
+                inside = b.select(b.icmp_signed("<", term, n), term, b.sub(n, i32(1))) if ragged else term
+                inside = b.sext(inside, I64)
                 value = call_function(b, SCORE, F32, tables, wide[0], wide[1 + half], inside, value)
-            if tiles.causal or tiles.ragged:
+            if tiles.causal or ragged:
                 value = b.select(b.icmp_signed("<", term, ends[half]), value, ir.Constant(F32, -math.inf))
             found.append(value)
         return context.make_tuple(builder, signature.return_type, found)

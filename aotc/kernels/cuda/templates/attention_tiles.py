@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aotc.ir.products.attention import few_sums, queries_stay
 from aotc.ir.products.tiling import ELEMENT_BYTES
 from aotc.kernels.cuda.templates.tiles import CHUNK, SWIZZLE_BYTES, OperandSource
 
@@ -102,6 +103,11 @@ class AttentionTiles:
         return self.terms * self.value_chunks * CHUNK
 
     @property
+    def queries_stay(self) -> bool:
+        """Do queries of single warps stay in shared memory, and not in registers?"""
+        return queries_stay(self.depth, self.width, self.size)
+
+    @property
     def query_bytes(self) -> int:
         """The bytes of a block's queries, in whose place its results are staged."""
         return self.rows * self.key_chunks * CHUNK
@@ -129,6 +135,56 @@ class WarpgroupAttention(AttentionTiles):
 
 
 @dataclass(frozen=True, slots=True)
+class FewAttention(AttentionTiles):
+    """Of :mod:`aotc.kernels.cuda.templates.few.attention_few`: all warps have the same 16 rows, and each its own terms.
+
+    Attributes
+    ----------
+    warps : int
+        Of a block.
+    cluster : int
+        Blocks that have the terms of a head together.
+    parted : bool
+        Is a part of the terms done, of which the weights are wanted too?
+    """
+
+    warps: int = 8
+    cluster: int = 1
+    parted: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
+
+    @property
+    def stage_bytes(self) -> int:
+        """The bytes of a stage of a warp's ring: keys, then values."""
+        return self.key_bytes + self.value_bytes
+
+    @property
+    def sum_bytes(self) -> int:
+        """The bytes of a warp's sums, and of what it knows of its rows."""
+        return few_sums(self.width)
+
+    @property
+    def queries(self) -> int:
+        """Where queries are that stay: after the rings, and the sums that come in their place."""
+        sums = (self.warps + (self.cluster > 1)) * self.sum_bytes
+        return max(self.warps * self.stages * self.stage_bytes, sums)
+
+    @property
+    def barriers(self) -> int:
+        """Where the barriers of the warps' stages are."""
+        return self.queries + (self.query_bytes if self.queries_stay else 0)
+
+    @property
+    def shared(self) -> int:
+        """The bytes of shared memory."""
+        return SWIZZLE_BYTES + self.barriers + 8 * self.warps * self.stages
+
+
+@dataclass(frozen=True, slots=True)
 class WarpAttention(AttentionTiles):
     """Of :mod:`aotc.kernels.cuda.templates.attention_mma`: each warp has 16 rows.
 
@@ -151,6 +207,11 @@ class WarpAttention(AttentionTiles):
         return self.key_bytes + self.value_bytes
 
     @property
+    def queries(self) -> int:
+        """Where queries are that stay: after the ring, in whose place the warps' staging areas come at the end."""
+        return max(self.stages * self.stage_bytes, self.rows * CHUNK)
+
+    @property
     def shared(self) -> int:
-        """The bytes of shared memory: the ring, in whose place the warps' staging areas come at the end."""
-        return SWIZZLE_BYTES + max(self.stages * self.stage_bytes, self.rows * CHUNK)
+        """The bytes of shared memory."""
+        return SWIZZLE_BYTES + self.queries + (self.query_bytes if self.queries_stay else 0)

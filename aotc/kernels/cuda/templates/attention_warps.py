@@ -25,7 +25,7 @@ from aotc.kernels.cuda.templates.attention_steps import (
     sums_of_weights,
     whole_rows,
 )
-from aotc.kernels.cuda.templates.attention_tiles import WarpAttention
+from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles, WarpAttention
 from aotc.kernels.cuda.templates.limits import COPIED_AT_ONCE
 from aotc.kernels.cuda.templates.mma_steps import PIECES, WarpProducts
 from aotc.kernels.cuda.templates.steps import (
@@ -138,7 +138,7 @@ def copy_terms(tiles: WarpAttention) -> Any:
     return copy
 
 
-def load_queries(tiles: WarpAttention) -> Any:
+def load_queries(tiles: AttentionTiles) -> Any:
     """Return the function that gives a lane what it needs of its warp's 16 queries: four registers a step."""
     count, each = 4 * tiles.steps, 4 // tiles.size
     kept = types.UniTuple(INT, count)
@@ -171,22 +171,55 @@ def load_queries(tiles: WarpAttention) -> Any:
     return load
 
 
-def _warp(tiles: WarpAttention, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
+def put_query(tiles: AttentionTiles) -> Any:
+    """Return the function that puts a query where :func:`products` reads it: a lane the elements with its number."""
+
+    def place_of(row, d):
+        return (d >> 5) * (16 * CHUNK) + row * CHUNK + ((((d >> 2) & 7) ^ (row & 7)) << 4) + ((d & 3) << 2)
+
+    def generate(context, builder, signature, arguments):
+        pointers, dims, to, z, row, line, lane = arguments
+        b, own = builder, ScalarValue(builder, line)
+        for first in range(0, tiles.key_chunks * 32, 32):
+            d = b.add(lane, i32(first))
+            there = b.icmp_signed("<", d, i32(tiles.depth))
+            inside = b.sext(b.select(there, d, i32(0)), I64)
+            value = call_function(b, QUERY, F32, (pointers, dims), b.sext(z, I64), b.sext(row, I64), inside)
+            value = b.select(there, value, ir.Constant(F32, 0.0))
+            place = place_of(own, ScalarValue(b, d)).raw
+            assembly(b, "st.shared.f32 [$0], $1;", NOTHING, [INT, FLOAT], [b.add(to, place), value])
+        return context.get_dummy_value()
+
+    @emitted(lambda pointers, dims, *given: NOTHING(pointers, dims, *[INT] * 5), generate)
+    def step(pointers, dims, to, z, row, line, lane):
+        query, memory = here().block.functions[QUERY], here().block.memory.view(np.float32)
+        for d in range(int(lane), tiles.key_chunks * 32, 32):
+            memory[(int(to) + place_of(int(line), d)) // 4] = query(int(z), int(row), d) if d < tiles.depth else 0
+
+    return step
+
+
+def _warp(tiles: AttentionTiles, builder: ir.IRBuilder, lane: ir.Value, by_rows: bool) -> WarpProducts:
     """Return what emits loads and products of a warp, of keys or of values that lie by rows."""
-    lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms, "b_by_rows": by_rows}
+    lying = {"size": tiles.size, "operands": tiles.operands, "sum": "f32", "depth": tiles.terms}
+    lying |= {"a_by_rows": False, "b_by_rows": by_rows}
     return WarpProducts(builder, SimpleNamespace(**lying), lane)
 
 
-def products(tiles: WarpAttention) -> Any:
-    """Return the function that multiplies a warp's queries with the keys of a stage."""
-    count = tiles.terms // 2
-    kept, queries = types.UniTuple(FLOAT, count), types.UniTuple(INT, 4 * tiles.steps)
+def products(tiles: AttentionTiles) -> Any:
+    """Return the function that multiplies a warp's queries, or those in shared memory, with the keys of a stage."""
+    count, stay = tiles.terms // 2, tiles.queries_stay
+    kept, queries = types.UniTuple(FLOAT, count), INT if stay else types.UniTuple(INT, 4 * tiles.steps)
 
     def generate(context, builder, signature, arguments):
         given, at, lane = arguments
         warp, held = _warp(tiles, builder, lane, by_rows=False), [ir.Constant(F32, 0.0)] * count
         for step in range(tiles.steps):
-            left = [builder.extract_value(given, 4 * step + n) for n in range(4)]
+            if stay:
+                own = builder.add(given, i32(step // 4 * 16 * CHUNK))
+                left = warp.rows(own, i32(0), 0, step % 4)
+            else:
+                left = [builder.extract_value(given, 4 * step + n) for n in range(4)]
             begin = builder.add(at, i32(step // 4 * tiles.terms * CHUNK))
             for j in range(tiles.terms // 16):
                 right = warp.columns(begin, i32(0), 16 * j, step % 4)
@@ -199,6 +232,8 @@ def products(tiles: WarpAttention) -> Any:
     def multiply(given, at, lane):
         rows, cols = own_elements(tiles.terms)
         keys = read_lines(at, np.arange(tiles.terms), tiles.depth, tiles.terms, tiles.operands)
+        if stay:
+            given = read_lines(given, np.arange(16), tiles.depth, 16, tiles.operands)
         return (given.astype(np.float32) @ keys.astype(np.float32).T)[rows, cols]
 
     return multiply
@@ -208,7 +243,7 @@ class _ValueWords:
     """Emits the loads of values of f32, for weights as :func:`aotc.kernels.cuda.templates.attention_steps.pack` orders
     them: a lane has the values of two neighbours of 8 terms, in columns that are 8 apart."""
 
-    def __init__(self, b: ir.IRBuilder, tiles: WarpAttention, at: ir.Value, lane: ir.Value) -> None:
+    def __init__(self, b: ir.IRBuilder, tiles: AttentionTiles, at: ir.Value, lane: ir.Value) -> None:
         self.b, self.tiles, self.at = b, tiles, at
         self.pair, self.column = b.shl(b.and_(lane, i32(3)), i32(1)), b.lshr(lane, i32(2))
 
@@ -227,7 +262,7 @@ class _ValueWords:
         return assembly(b, TO_TF32, INT, [FLOAT], [value])
 
 
-def weigh(tiles: WarpAttention) -> Any:
+def weigh(tiles: AttentionTiles) -> Any:
     """Return the function that adds values of a stage, times packed weights, to a warp's sums."""
     count, packed = tiles.width // 2, tiles.terms * tiles.size // 8
     kept, weights_type = types.UniTuple(FLOAT, count), types.UniTuple(INT, packed)

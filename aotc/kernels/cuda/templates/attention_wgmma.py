@@ -123,7 +123,7 @@ def _overlapped(tiles: WarpgroupAttention, judged: bool) -> Callable[..., Any]:
     keys, values, barriers = _places(tiles)
     of_values, terms, i32 = barriers + 16 * stages, tiles.terms, types.int32
     multiply, add_values, know, shorten = products(tiles), weigh(tiles), soften(tiles), shrink(tiles)
-    score, pack_weights = judge(tiles), pack(tiles)
+    score, pack_weights = judge(tiles, there=True), pack(tiles)
     wait_scores, wait_both = settled(1, terms // 2), settled(0, tiles.width // 2, terms // 2)
 
     @cuda.jit(device=True, inline="always")

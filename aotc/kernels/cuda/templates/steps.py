@@ -19,7 +19,7 @@ from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import I64 as LONG
-from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, quotient
+from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted, ptx, quotient
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.attention_tiles import AttentionTiles
 from aotc.kernels.cuda.templates.limits import GROUP
@@ -118,6 +118,12 @@ def by_sides(tiles: ProductTiles, a: Any, b: Any) -> tuple[Any, Any]:
     Of a turned product they have changed places.
     """
     return (b, a) if tiles.turned else (a, b)
+
+
+@ptx(BARRIER, NOTHING)
+def warp_meet():
+    """Wait for the threads of the warp."""
+    here().block.exchange(None)
 
 
 def load_f32(b: ir.IRBuilder, place: ir.Value) -> ir.Value:

@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value, walk
-from aotc.lowering.analysis.gpu.attention_tiles import sizes_of, terms_of_parts
+from aotc.lowering.analysis.gpu.attention_few import FEW_PARTS, terms_of_parts
+from aotc.lowering.analysis.gpu.attention_sizes import sizes_of
 from aotc.lowering.passes.gpu.tensor_maths import Maths
 from aotc.lowering.passes.rewrite import Builder, rewrite_on_gpus
 from aotc.options import Options
@@ -46,6 +47,8 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
     column = op.attrs["out_dims"][-1]
     attrs = {**op.attrs, "part": part}
     means, logs = b.append(b.op("attention", op.operands, attrs, ()))
+    if FEW_PARTS.holds(means.type.shape[0]):
+        return b.convert(_few_together(means, logs, column, Maths(b)), out.dtype)
     maths, low, zero = Maths(b), b.constant(-math.inf, TensorType("f32")), b.constant(0, TensorType("f32"))
     rank, last = len(out.shape), logs.type.rank - 1
     rows = tuple(range(last))
@@ -58,3 +61,28 @@ def _in_parts(op: Op, part: int, b: Builder) -> Value:
     none = maths("eq", spread, 0.0)
     sums = b.reduce(maths.select(none, 0.0, maths("mul", means, spread)), zero, (0,), b.combiner("add", "f32"))
     return b.convert(sums, out.dtype)
+
+
+def _few_together(means: Value, logs: Value, column: int, maths: Maths) -> Value:
+    """Append what puts a few parts together without a reduction, so that it is one kernel; return the result."""
+    b, count, last = maths.b, means.type.shape[0], logs.type.rank - 1
+    assert isinstance(count, int)
+    shape, rows = means.type.shape[1:], logs.type.shape[:-1]
+    dims = [d for d in range(len(shape)) if d != column]
+    slices = [b.reshape(b.slice_dim(logs, last, n, n + 1), rows) for n in range(count)]
+    own = [b.broadcast(x, dims, shape) for x in slices]
+    top = own[0]
+    for x in own[1:]:
+        top = maths("max", top, x)
+    each = [maths("exp", maths("sub", x, top)) for x in own]
+    whole = each[0]
+    for x in each[1:]:
+        whole = maths("add", whole, x)
+    found = None
+    for n, x in enumerate(each):
+        weight = maths("div", x, whole)
+        part = b.reshape(b.slice_dim(means, 0, n, n + 1), shape)
+        term = maths.select(maths("eq", weight, 0.0), 0.0, maths("mul", part, weight))
+        found = term if found is None else maths("add", found, term)
+    assert found is not None
+    return found

@@ -1,0 +1,165 @@
+"""How attention of few queries is spread over a GPU: what takes time is to read keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from aotc.ir.dims import product
+from aotc.ir.products.tiling import Tiling
+from aotc.lowering.analysis.costs.row import BlockSize, Estimate, Limit
+from aotc.lowering.analysis.costs.work import UNKNOWN_TERMS
+from aotc.lowering.analysis.gpu.attention_sizes import AttentionSizes
+from aotc.targets import Target
+
+# fmt: off
+FEW_QUERIES = Limit(
+    "few_queries", 16, "queries of a head, or of heads that share keys, that a warp does alone",
+    "a warp's tensor core takes 16 rows at a time, a warpgroup 64",
+)
+FEW_BY_CLUSTERS = Limit(
+    "few_by_clusters", 0, "queries of a head that `attention_few` is taken for, on GPUs that have its instructions",
+    "0, that is never: compiled and simulated, it has not run on a GPU yet; it takes `few_queries` of them",
+)
+FEW_SPREAD = Estimate("few_spread", 132, "blocks of few queries at a time", "the multiprocessors of an H200")
+CLUSTER_SPREAD = Estimate(
+    "cluster_spread", 16, "multiprocessors in a group, of which a cluster has all of its own",
+    "an H200 has 8 groups of 16 or 18",
+)
+STAGE_OF_FEW = Limit(
+    "stage_of_few", 8192, "bytes of keys and values that a warp has at a time in each stage",
+    "chosen: eight warps with three stages fill the memory of a multiprocessor",
+)
+STAGE_OF_ONE = Limit(
+    "stage_of_one", 16384, "bytes of keys and values that a warp alone has at a time in each stage",
+    "measured on an H200: with four warps on a multiprocessor 2.7 TB/s are read, with two of 32 KB 1.7 to 2.4",
+)
+BLOCK_START = Estimate(
+    "block_start", 48 << 10, "bytes in the time that a block takes besides those that it reads",
+    "chosen: 1.5 us, and a multiprocessor of an H200 reads 32 bytes in a nanosecond",
+)
+CLUSTER_TIME = Estimate(
+    "cluster_time", 16 << 10, "bytes in the time in which the blocks of a cluster put their sums together", "chosen",
+)
+PARTS_TIME = Estimate(
+    "parts_time", 160 << 10, "bytes in the time in which two other kernels put parts together", "chosen: 5 us",
+)
+FEW_PARTS_TIME = Estimate(
+    "few_parts_time", 80 << 10, "bytes in the time in which one other kernel puts a few parts together",
+    "chosen: 2.5 us",
+)
+PART_OF_TERMS = Estimate(
+    "part_of_terms", 64, "terms of a part of a warp alone, at least",
+    "measured on an H200 with 12 heads of 1024 x 64 in f32: parts of 64 take 12.1 us, of 128 15.8, of 256 23.6",
+)
+PART_START = Estimate(
+    "part_start", 64, "terms in the time that a part of a warp alone takes besides",
+    "chosen: parts of 32 terms and of 64 take the same time on an H200",
+)
+PARTS_TOGETHER = Estimate(
+    "parts_together", 128, "terms of a warp alone in the time that it takes to put parts together",
+    "chosen: two kernels more; a warp does 16 terms of 64 elements in a microsecond on an H200",
+)
+FEW_PARTS = Limit("few_parts", 16, "parts of terms that one kernel puts together, an element after the other", "chosen")
+MOST_BLOCKS_OF_HEAD = BlockSize("most_blocks_of_head", 8, "blocks of a cluster at most", "CUDA C++ Programming Guide")
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOfFew:
+    """How the terms of a head are spread.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    part : int
+        Terms of a part, or 0 if the blocks of one cluster have all.
+    """
+
+    tiling: Tiling
+    part: int = 0
+
+
+def plan_of_few(sizes: AttentionSizes, target: Target) -> PlanOfFew | None:
+    """Return the plan of the least time, or None if no tiling fits the memory of ``target``."""
+    tilings = [t for t in _tilings(sizes) if sizes.shared(t) <= target.shared_memory]
+    if target.cpu != "sm_90a" or not tilings or not FEW_BY_CLUSTERS.holds(sizes.rows):
+        alone = one_warp(sizes, target)
+        return PlanOfFew(alone, _part(sizes, alone, target)) if alone is not None else None
+    plans = list(_plans(sizes, tilings[0]))
+    return min(plans, key=lambda plan: _time(sizes, plan))
+
+
+def _tilings(sizes: AttentionSizes) -> Iterator[Tiling]:
+    """Yield tilings, those with the most bytes on their way first."""
+    line = sum(-(-n * sizes.size // 128) * 128 for n in (sizes.depth, sizes.width))
+    terms = next((n for n in (64, 32) if STAGE_OF_FEW.holds(n * line)), 16)
+    warps = 8 if STAGE_OF_FEW.holds(terms * line) else 4
+    for count, stages in ((warps, 3), (warps, 2), (warps // 2, 3), (warps // 2, 2)):
+        yield Tiling("attention_few", 16 * count, terms, stages)
+
+
+def _plans(sizes: AttentionSizes, tiling: Tiling) -> Iterator[PlanOfFew]:
+    """Yield plans by how many blocks a cluster has, and how many parts there are."""
+    heads, terms = product(sizes.batch), sizes.terms
+    each = tiling.rows // 16 * tiling.cols
+    most = -(-terms // each) if isinstance(terms, int) else MOST_BLOCKS_OF_HEAD.value
+    for cluster in range(1, min(MOST_BLOCKS_OF_HEAD.value, most) + 1):
+        own = replace(tiling, cluster=cluster)
+        yield PlanOfFew(own)
+        if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
+            continue
+        for parts in range(2, min(-(-2 * FEW_SPREAD.value // (heads * cluster)), -(-most // cluster)) + 1):
+            yield PlanOfFew(own, -(-terms // (parts * tiling.cols)) * tiling.cols)
+
+
+def _time(sizes: AttentionSizes, plan: PlanOfFew) -> float:
+    """Return about the bytes that a multiprocessor reads in the time of a plan."""
+    heads, terms = (n if isinstance(n, int) else UNKNOWN_TERMS.value for n in (product(sizes.batch), sizes.terms))
+    cluster, line = plan.tiling.cluster, (sizes.depth + sizes.width) * sizes.size
+    part = plan.part or terms
+    blocks = heads * -(-terms // part) * cluster
+    group = CLUSTER_SPREAD.value
+    room = FEW_SPREAD.value if cluster <= 2 else FEW_SPREAD.value // group * (group // cluster) * cluster
+    each = plan.tiling.rows // 16 * plan.tiling.cols
+    own = -(-part // (cluster * each)) * each * line
+    more = CLUSTER_TIME.value if cluster > 1 else 0
+    if plan.part:
+        more += (FEW_PARTS_TIME if FEW_PARTS.holds(-(-terms // part)) else PARTS_TIME).value
+    return -(-blocks // room) * (own + BLOCK_START.value) + more
+
+
+
+def one_warp(sizes: AttentionSizes, target: Target) -> Tiling | None:
+    """Return the tiling of one warp: more terms at a time the fewer bytes they are, and as many stages as fit."""
+    line = (sizes.depth + sizes.width) * sizes.size
+    terms = next((n for n in (64, 32) if STAGE_OF_ONE.holds(n * line)), 16)
+    tilings = (Tiling("attention_mma", 16, terms, stages) for stages in (3, 2))
+    room = target.shared_memory
+    return next((t for t in tilings if sizes.shared(t) <= room), None)
+
+
+def _part(sizes: AttentionSizes, tiling: Tiling, target: Target) -> int:
+    """Return how many terms a part of a warp alone has, or 0 if there are no parts.
+
+    Parts are whole stages. They take turns at the GPU: one block more than it holds doubles the time.
+    """
+    heads, terms = product(sizes.batch), sizes.terms
+    if not isinstance(heads, int) or not isinstance(terms, int) or not heads:
+        return 0
+    held = target.multiprocessor
+    room = FEW_SPREAD.value * (held.shared // (sizes.shared(tiling) + held.reserved))
+
+    def time_of(part: int) -> int:
+        return -(-heads * -(-terms // part) // room) * (part + PART_START.value)
+
+    most = min(terms // PART_OF_TERMS.value, -(-2 * room // heads))
+    found = {-(-terms // (parts * tiling.cols)) * tiling.cols for parts in range(2, most + 1)}
+    best = min(sorted(found, reverse=True), key=time_of, default=terms)
+    return best if time_of(best) + PARTS_TOGETHER.value < time_of(terms) else 0
+
+
+def terms_of_parts(sizes: AttentionSizes, target: Target) -> int:
+    """Return how many terms a part has, if few queries are spread over parts that kernels put together; else 0."""
+    plan = plan_of_few(sizes, target) if FEW_QUERIES.holds(sizes.rows) else None
+    return plan.part if plan is not None else 0
