@@ -29,8 +29,7 @@ PAIRED: dict[str, Emit] = {
     "mul": _fused("$1, $2, c", 0x8000),
     "sub": _fused("$2, c, $1", 0xBF80),
 }
-"""What is computed of two registers of two bf16, as ``bf16_instructions.ROUNDED`` computes one: in which order, by which
-number."""
+"""What is computed of two registers of two bf16, as ``bf16_instructions.ROUNDED`` computes it of one element each."""
 
 
 def pairs_of(roots: Iterable[Scalar], stored: bool) -> list[Apply]:
