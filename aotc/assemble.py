@@ -19,6 +19,7 @@ from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, im
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
+from aotc.signatures import prepared_entries, program_entry, signature
 from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
@@ -26,7 +27,6 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.costs.record import record_text
 from aotc.vmfb.costs.stored import COSTS
 from aotc.vmfb.custom_calls import registered
-from aotc.vmfb.trees import mark_unused
 from aotc.weights import write_weights
 
 
@@ -95,6 +95,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         segments.append((f"{v.target.name}/{name}", data))
         return len(segments) - 1
 
+    halves = {f.name for f in v.halves}
     entry: dict[str, Any] = {
         "target": v.target.name,
         "kind": "cuda" if v.implied else v.target.kind,
@@ -109,7 +110,8 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
             }
             for n, b in enumerate(v.command_buffers)
         ],
-        "functions": {n: {"registers": p.registers, "code": p.code} for n, p in v.programs.items()},
+        "functions": {n: program_entry(p) for n, p in v.programs.items() if n not in halves},
+        **({"prepared": prepared_entries(v)} if halves else {}),
         "specialized": v.specialized,
         **_devices(v),
         "arena_peak": v.arena,
@@ -206,43 +208,6 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     if options.weights != "inline":
         return {"external": write_weights(options.weights, v.constants)}
     return {"segment": add("constants", v.constants.parts())}
-
-
-def signature(
-    f: Function, devices: Mapping[str, Sequence[str]] | None = None, taken: Collection[int] = ()
-) -> dict[str, Any]:
-    """Return what the manifest says about a public function: arguments, results, pytrees.
-
-    ``devices`` are those of arguments and results, ``taken`` the arguments whose memory results take.
-    """
-    homes = devices or {}
-    names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
-    results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
-    donated = f.attrs.get("donated", ())
-    in_tree = f.attrs.get("in_tree")
-    if in_tree is not None and "kept" in f.attrs:
-        in_tree = mark_unused(in_tree, f.attrs["kept"])
-    return {
-        "arguments": [
-            {**_value(name, v.type, homes.get("arguments"), n), "donated": n in taken, "donatable": n in donated}
-            for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
-        ],
-        "results": [
-            _value(name, v.type, homes.get("results"), n)
-            for n, (name, v) in enumerate(zip(results, f.body.results, strict=True))
-        ],
-        "in_tree": in_tree,
-        "out_tree": f.attrs.get("out_tree"),
-    }
-
-
-def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "dtype": type_.dtype,
-        "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
-        **({"device": devices[number]} if devices else {}),
-    }
 
 
 def _debug(variants: list[Variant], program: str) -> dict[str, Any]:
