@@ -166,8 +166,6 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (specialize, bind_weights, "copies for given sizes take what is prepared too"),
     (bind_weights, pack_contractions, "weights are packed before a call if they are known to be weights by then"),
     (pack_contractions, split_weights, "what packs them is what leaves the function"),
-    (cse, split_weights, "what is prepared twice would be kept twice"),
-    (split_weights, dce, "constants that only weights were packed with are left behind"),
     (split_weights, fuse, "a kernel would hold what is prepared and what is not"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),

@@ -33,7 +33,7 @@ TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-v4-bf16" for case in PAIRS}
 MATRICES = ("matrix_of_bf16", "matrix_of_few_rows")  # of one with a matrix unit
 TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-amx" for case in MATRICES}
 STEPS = {step.run.__name__: step.run for step in PASSES}
-GIVEN = {"specialize": {"b": (2, 3)}}
+GIVEN = {"specialize": {"specialize": {"b": (2, 3)}}, "bind_weights": {"bind": ("w",)}}
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
 CASES = sorted(FOLDER.glob("*/*.txt"))
 
@@ -63,7 +63,7 @@ def test_golden(case, update):
     assert verify(module) == []
     name = case.parent.name
     target = TARGETS.get(f"{name}/{case.stem}") or TARGETS.get(name, TARGET)
-    options = Options(target=target, specialize=GIVEN.get(name, {}))
+    options = Options(target=target, **GIVEN.get(name, {}))
     changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     arrays = inputs_of(module)

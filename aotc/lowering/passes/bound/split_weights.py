@@ -171,7 +171,7 @@ def _prepare(
         "weights": tuple(numbers),
         "sources": tuple(roots[list(places.values()).index(n)] for n in range(len(distinct))),
         "arg_names": [names[n] for n in numbers],
-        "result_names": [v.name for v in distinct],
+        "result_names": [f"prepared{n}" for n in range(len(distinct))],
     }
     body = Region(whole.body.params, whole.body.ops, tuple(distinct))
     return with_dims(Function(name, body, True, attrs, general.loc), {}), places
