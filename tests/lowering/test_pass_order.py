@@ -229,7 +229,7 @@ REASONS = {
     ("specialize", "bind_weights"): (jnp.matmul, (symbolic("b, 64"), W), {"b": (4,)}, prepares_once),
     ("bind_weights", "pack_contractions"): (jnp.matmul, (f32(4, 64), W), {}, has("packed_matmul")),
     ("pack_contractions", "split_weights"): (jnp.matmul, (f32(4, 64), W), {}, prepares_once),
-    ("split_weights", "fuse"): (lambda x, w: x + jnp.exp(w), (f32(64), f32(64)), {}, has("exp", 2)),
+    ("split_weights", "fuse"): (lambda x, w: x + jnp.exp(w), (f32(64), f32(64)), {}, prepares_once),
     ("cse", "fuse"): (twice, (f32(64),), {}, kernels(2)),
     ("licm", "isolate_devices"): (LOOP_OVER_DEVICES, (), {}, no_transfer_in_a_loop),
     ("assign_devices", "isolate_devices"): (TWO_DEVICES, (), {}, all_know_their_device),

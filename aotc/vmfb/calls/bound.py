@@ -76,8 +76,8 @@ class _State(NamedTuple):
 
     Attributes
     ----------
-    name : str
-        The function that runs.
+    function : LoadedFunction
+        What runs.
     row : list
         Its arguments, None where one is open.
     open : list of int
@@ -88,7 +88,7 @@ class _State(NamedTuple):
         What was given and is read as it is.
     """
 
-    name: str
+    function: Any
     row: list[Any]
     open: list[int]
     kept: Any
@@ -171,7 +171,7 @@ def _state_of(
         row[number] = x if x.ordinal >= 0 else x.numpy()
     on_gpu = function.resident is not None and all(x.kind is not None for x in bound.values())
     kept = function.resident.keep(bound, count) if on_gpu else None
-    return _State(name, row, [n for n in range(count) if n not in bound], kept, arrays)
+    return _State(function, row, [n for n in range(count) if n not in bound], kept, arrays)
 
 
 class Bound:
@@ -219,7 +219,7 @@ class Bound:
             If these are not as many as are left.
         """
         if len(arrays) != len(state.open):
-            function = self._module.loaded(state.name)
+            function = state.function
             names = ", ".join(str(function.arguments[n]) for n in state.open)
             raise VmError(function.where, "wrong number of arguments", len(arrays), f"{len(state.open)}: {names}")
         row = state.row.copy()
@@ -230,8 +230,11 @@ class Bound:
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
         """Run the function on flat arrays; options as of :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
         state = self._state
+        if state.kept is None and not options:
+            found: list[Any] = state.function.call(self._all(state, arrays))
+            return found
         if state.kept is None:
-            return self._module.invoke(state.name, *self._all(state, arrays), **options)
+            return self._module.invoke(state.function.name, *self._all(state, arrays), **options)
         return self._invoke(state, arrays, **options)
 
     def _invoke(
@@ -239,14 +242,14 @@ class Bound:
         trace: Any = "", results: str = "",
     ) -> list[Any]:  # fmt: skip
         """Run the function on the GPU, where what is bound is: nothing of that is looked at in each call."""
-        resident = self._module.loaded(state.name).resident
+        resident = state.function.resident
         if not trace:
             found: list[Any] | None = resident.call(arrays, out, donate, results, state.kept)
             if found is not None:
                 return found
         values = self._all(state, arrays)
         kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may take donated ones
-        made = self._module.invoke(state.name, *values, out=out, donate=donate, trace=trace, results=results)
+        made = self._module.invoke(state.function.name, *values, out=out, donate=donate, trace=trace, results=results)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
             resident.bind(state.kept, kinds, given, donate, results)
@@ -255,7 +258,7 @@ class Bound:
     def submit(self, *arrays: Any, **options: Any) -> Fence:
         """Run the function later; options as of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
         state = self._state
-        return self._module.submit(state.name, *self._all(state, arrays), **options)
+        return self._module.submit(state.function.name, *self._all(state, arrays), **options)
 
     def __call__(self, *arrays: Any) -> Any:
         """Run the function on flat arrays; return what :meth:`LoadedModule.__call__` does."""
