@@ -154,7 +154,7 @@ def test_a_weight_as_it_is_and_a_number_that_changes():
     """Arguments behind a weight have other numbers in the program of a call: sizes, messages, donation."""
     scope = export.SymbolicScope()
     types = [jax.ShapeDtypeStruct(export.symbolic_shape(s, scope=scope), "float32") for s in ("32, 32", "32", "b, 32")]
-    exported = export.export(jax.jit(lambda w, c, x: (x @ w + c, c * 2)))(*types)
+    exported = export.export(jax.jit(lambda w, c, x: (x @ w + c, x.sum(0) + c)))(*types)
     module = aotc.load(aotc.compile(exported, bind=(0, "args[1]"), verify_each=True))
     w, c = f32(32, 32), f32(32)
     bound = module.bind({0: w, 1: c})
