@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,10 +11,9 @@ import numpy as np
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.guard import guard
-from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.tensor_ir import Function, Module, TensorType
+from aotc.ir.tensor_ir import Module
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain

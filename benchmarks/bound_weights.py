@@ -1,7 +1,7 @@
 """Weights that are in the bundle, bound once, and given to each call: python benchmarks/bound_weights.py [--gpu].
 
-One thread of the CPU, or a GPU with ``--gpu``, where all arrays lie there. Calls in turn; medians of us, and medians of
-the ratios to weights in the bundle, round by round. On a CPU its time counts, on a GPU that of a call of many one behind
+One thread of the CPU, or a GPU with ``--gpu``, where all arrays lie there. Calls in turn; medians of us, and of the
+ratios to weights in the bundle, round by round. On a CPU its time counts, on a GPU that of a call of many one behind
 the other, of which none is waited for. ``max`` is the largest difference between the three.
 """
 
@@ -88,10 +88,9 @@ def ways(case: Case, target: str, baked: bool) -> dict[str, Callable[[], Any]]:
     on_gpu = target != "cpu"
     options: dict[str, Any] = {"results": "device"} if on_gpu else {}
     threads = None if on_gpu else 1
-    both = aotc.load(
-        aotc.compile(jax.jit(case.function), case.weights, *case.inputs, target=target, bind=("args[0]",), source=False),
-        threads=threads,
-    )
+    jitted = jax.jit(case.function)
+    data = aotc.compile(jitted, case.weights, *case.inputs, target=target, bind=("args[0]",), source=False)
+    both = aotc.load(data, threads=threads)
     bound = both.bind({"args[0]": case.weights})
     flat, inputs = jax.tree.leaves(case.weights), list(case.inputs)
     found: dict[str, Callable[[], Any]] = {}

@@ -109,7 +109,8 @@ def _prepared(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, An
 
     found = {}
     for name, row in variant.get("prepared", {}).items():
-        names = [value["name"] or f"argument {n}" for n, value in enumerate(opened.manifest["functions"][name]["arguments"])]
+        arguments = opened.manifest["functions"][name]["arguments"]
+        names = [value["name"] or f"argument {n}" for n, value in enumerate(arguments)]
         values = [
             {
                 "dtype": value["dtype"],

@@ -51,8 +51,8 @@ class Variant:
 
     The kernels of a mix are ordered by its ``parts``: a target, and how many are for it. Those of the process's memory
     are one part, whose target stands for all its CPU ``targets``. Each of its ``spaces`` holds some ``pieces`` of the
-    constants, the process's memory all of them. ``halves`` are functions of ``programs`` that nobody calls by name: what
-    ``split_weights`` made of another.
+    constants, the process's memory all of them. ``halves`` are functions of ``programs`` that nobody calls by name, as
+    ``split_weights`` made them of another.
     """
 
     target: Target

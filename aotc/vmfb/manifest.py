@@ -136,7 +136,7 @@ SCHEMA: dict[Any, Any] = {
 
 accepts = acceptor(SCHEMA)
 
-Entries = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
+Entries = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
 
 
 def programs_of(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entries:

@@ -25,10 +25,7 @@ pytestmark = pytest.mark.ir
 TARGET = "cpu:x86-64-v3"
 GPU = "cuda:sm_90"
 TARGETS = {("spread_work", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
-BOUND = {  # arguments of pairs that ask for some
-    pair: (1,) for pair in (("specialize", "bind_weights"), ("bind_weights", "pack_contractions"),
-                            ("pack_contractions", "split_weights"), ("split_weights", "fuse"))
-}  # fmt: skip
+BOUND = {"bind_weights", "split_weights"}  # passes for which the second argument is bound
 DEVICES = {("mark_concurrent", "join_devices"): {"d1": GPU}}
 
 
@@ -279,7 +276,7 @@ def test_a_broken_order_does_harm(pair, monkeypatch):
     model, arguments, sizes, good = REASONS[pair]
     module = import_model(model, *arguments)
     options = Options(target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}))
-    options = replace(options, bind=BOUND.get(pair, ()))
+    options = replace(options, bind=(1,) if BOUND & {*pair} else ())
     assert _holds(module, good, options)
     order = reversed_order(*pair)
     assert pair in broken_pairs(names_of(order))

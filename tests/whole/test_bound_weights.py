@@ -302,7 +302,7 @@ def test_functions_that_are_halves_are_not_the_modules():
     module = aotc.load(compiled(jnp.matmul, x, w, bind=("args[1]",)))
     assert list(module.functions) == ["main"]
     assert "main_bound" not in repr(module)
-    with pytest.raises(VmError, match="expected: main$"):
+    with pytest.raises(VmError, match=r"expected: main$"):
         module.invoke("nothing")
 
 

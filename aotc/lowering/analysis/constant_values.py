@@ -1,4 +1,4 @@
-"""What is known about a value: the constant that it is, what fills it, if it numbers its places, if it is of weights."""
+"""What is known about a value: the constant that it is, what fills it, if it numbers its places, if weights make it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Before::
     %3 = matmul %x, %w : f32[128, 3072]                 // %w: f32[768, 3072]
 After::
 
-    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant, leaves the function if it is bound
+    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant, leaves if it is bound
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
 :mod:`aotc.lowering.analysis.costs.table_products` decides. A ``matmul`` that is to read its right

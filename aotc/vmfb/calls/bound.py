@@ -19,7 +19,7 @@ from aotc.vmfb.calls.given import by_number
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.interop.foreign import as_array
 from aotc.vmfb.errors import VmError
-from aotc.vmfb.pointers import aligned_bytes, address_of
+from aotc.vmfb.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
     from aotc.vmfb.schedule.fence import Fence
@@ -266,4 +266,5 @@ class Bound:
 
     def __repr__(self) -> str:
         function = self._module.loaded(self._name)
-        return f"<{function.signature!r} with {', '.join(function.arguments[n].label for n in sorted(self.bound))} bound>"
+        names = ", ".join(function.arguments[n].label for n in sorted(self.bound))
+        return f"<{function.signature!r} with {names} bound>"

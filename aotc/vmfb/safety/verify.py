@@ -73,7 +73,8 @@ def _check_halves(bundle: Bundle, variant: dict[str, Any]) -> None:
     for name, row in prepared.items():
         problem = _problem_of_halves(bundle.manifest["functions"].get(name, {}), row)
         if name not in variant["functions"] or problem:
-            raise BundleError(bundle.where, f"what is prepared for {name!r} is invalid: {problem or 'no such function'}")
+            what = f"what is prepared for {name!r} is invalid: {problem or 'no such function'}"
+            raise BundleError(bundle.where, what)
 
 
 def _problem_of_halves(entry: dict[str, Any], row: dict[str, Any]) -> str:

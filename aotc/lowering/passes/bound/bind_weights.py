@@ -41,7 +41,7 @@ def bind_weights(module: Module, options: Options) -> Module:
         if not chosen[f.name]:
             continue
         if "devices" in f.attrs:
-            what = f"bind: @{f.name} runs on several devices: what is bound is kept there, nothing is computed of it before"
+            what = f"bind: @{f.name} is for several devices: what is bound is kept, nothing is computed of it before"
             warnings.warn(AotcWarning(what), stacklevel=2)
             continue
         name = _free_name(f"{f.name}_bound", {*module.functions, *copies})

@@ -7,13 +7,15 @@ Before::
         %y = packed_matmul %x, %p
 After::
 
-    main_prepare(%w) {prepares = "main", weights = (1,), sources = ((1,),)}:  %p = ...; return %p
-    main_bound(%x, %prepared) {binds = "main", takes = (0, 2)}:               %y = packed_matmul %x, %prepared
+    main_prepare(%w) {prepares = "main", weights = (1,), sources = ((1,),)}:
+        %p = ... pad, reshape, transpose of %w; return %p
+    main_bound(%x, %prepared0) {binds = "main", takes = (0, 2)}:
+        %y = packed_matmul %x, %prepared0
 
-``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on
-from there, of a result of ``main_prepare``; ``sources`` from which arguments each of these is made. Copies for given sizes take the same
-arguments. What is larger than what it is made of, as far as constants would not be folded either, stays where it was;
-so does a function of which nothing can be computed before: there is no copy of it then.
+``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on from there, of a
+result of ``main_prepare``; ``sources`` from which arguments each of these is made. Copies for given sizes take the same
+arguments. What grows too much to be folded if it were constant stays where it was. Of a function of which nothing can be
+computed before a call there is no copy.
 """
 
 from __future__ import annotations
