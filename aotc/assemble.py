@@ -18,7 +18,7 @@ from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, im
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
-from aotc.signatures import prepared_entries, program_entry, signature
+from aotc.signatures import prepared_entries, program_entry, say_sizes, signature
 from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
@@ -71,15 +71,17 @@ def _written(
     main = next(f for f in module.functions.values() if f.public)
     devices = variants[0].devices
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
+    functions = {
+        f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
+        for f in module.functions.values()
+        if f.public
+    }
+    say_sizes(entries, functions)
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
         "name": module.name,
-        "functions": {
-            f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
-            for f in module.functions.values()
-            if f.public
-        },
+        "functions": functions,
         "symbols": sorted(dims),
         "variants": entries,
         **more,

@@ -68,6 +68,17 @@ def prepared_entries(v: Variant) -> dict[str, Any]:
     return entries
 
 
+def say_sizes(entries: Sequence[Mapping[str, Any]], functions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Call the sizes of what calls take and give as the signatures of ``functions`` do: lowering renames some."""
+    for entry in entries:
+        for name, row in entry.get("prepared", {}).items():
+            every = [*functions[name]["arguments"], *row["prepare"]["results"]]
+            pairs = [*zip(row["call"]["arguments"], (every[n] for n in row["takes"]), strict=True)]
+            pairs += zip(row["call"]["results"], functions[name]["results"], strict=True)
+            for value, known in pairs:
+                value["dims"] = known["dims"]
+
+
 def _half(f: Function, v: Variant) -> dict[str, Any]:
     said = signature(f, taken=v.taken.get(f.name, ()))
     own = {key: said[key] for key in ("arguments", "results")}

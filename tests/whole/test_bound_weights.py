@@ -169,6 +169,18 @@ def test_a_weight_as_it_is_and_a_number_that_changes():
         bound(x, x)
 
 
+def test_a_dim_that_loops_are_called_by():
+    """Lowering renames it; the program of a call has the name of the signature."""
+    exported = export.export(jax.jit(jnp.matmul))(
+        jax.ShapeDtypeStruct(export.symbolic_shape("t, 64"), "float32"), jax.ShapeDtypeStruct((64, 32), "float32")
+    )
+    module = aotc.load(aotc.compile(exported, bind=(1,)))
+    w, x = f32(64, 32), f32(5, 64)
+    np.testing.assert_allclose(module.bind({1: w})(x), x @ w, rtol=1e-4, atol=1e-5)
+    with pytest.raises(VmError, match=r"expected: f32\[t, 64\]"):
+        module.bind({1: w})(f32(5, 63))
+
+
 def test_donated_arguments_are_others():
     step = jax.jit(lambda w, state: state @ w, donate_argnums=1)
     w, state = f32(16, 16), f32(16, 16)
@@ -316,6 +328,9 @@ WRONG = {
     ),
     "results of another type": (
         lambda row: row["call"]["results"][0].update(dims=[1, 2]), "results of 'main_bound' are of other types"
+    ),
+    "what is prepared of unknown size": (
+        lambda row: row["prepare"]["results"][0].update(dims=["n", 1, 1]), "sizes that only a call knows"
     ),
     "two of one name": (lambda row: row["call"].update(name="main"), "two programs have one name"),
     "a program that goes on": (lambda row: row["call"]["code"].pop(), "program 'main_bound' .* does not end"),

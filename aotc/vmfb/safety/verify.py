@@ -90,14 +90,20 @@ def _problem_of_halves(entry: dict[str, Any], row: dict[str, Any]) -> str:
         return f"a call takes the arguments {taken}"
     if not all(n < len(every) for n in row["takes"]):
         return f"a call takes {row['takes']} of {len(every)} arguments and results"
+    if not all(isinstance(d, int) for value in first["results"] for d in value["dims"]):
+        return f"results of {first['name']!r} have sizes that only a call knows"
     given = [arguments[n] for n in weights], [every[n] for n in row["takes"]]
     for values, half in zip(given, (first, second), strict=True):
-        if [(v["dtype"], v["dims"]) for v in values] != [(v["dtype"], v["dims"]) for v in half["arguments"]]:
+        if _types(values) != _types(half["arguments"]):
             return f"the arguments of {half['name']!r} are of other types"
-    if [(v["dtype"], v["dims"]) for v in entry["results"]] != [(v["dtype"], v["dims"]) for v in second["results"]]:
+    if _types(entry.get("results", [])) != _types(second["results"]):
         return f"the results of {second['name']!r} are of other types"
     dtypes = {v["dtype"] for half in (first, second) for key in ("arguments", "results") for v in half[key]}
     return "" if dtypes <= DTYPES.keys() else f"unknown dtypes {sorted(dtypes - DTYPES.keys())}"
+
+
+def _types(values: Sequence[dict[str, Any]]) -> list[Any]:
+    return [(value["dtype"], value["dims"]) for value in values]
 
 
 def check_program(

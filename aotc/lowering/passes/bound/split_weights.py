@@ -14,8 +14,8 @@ After::
 
 ``takes`` says where each argument comes from: the number of an argument of ``main``, or, counted on from there, of a
 result of ``main_prepare``; ``sources`` from which arguments each of these is made. Copies for given sizes take the same
-arguments. What grows too much to be folded if it were constant stays where it was. Of a function of which nothing can be
-computed before a call there is no copy.
+arguments. What grows too much to be folded if it were constant stays where it was. Of a function of which nothing can
+be computed before a call there is no copy.
 """
 
 from __future__ import annotations
