@@ -326,15 +326,15 @@ class LoadedModule:
         Parameters
         ----------
         values : mapping
-            Arrays by the names of arguments, or by their numbers. On a GPU they are copied to it unless they are there;
-            NumPy arrays for the CPU are kept as they are, and what is written to them later is seen.
+            Arrays by the names or numbers of arguments, pytrees by those of trees. What the model was compiled to be
+            bound with (``bind=``) is read as it was prepared now; of the rest a GPU has copies, the CPU the arrays.
         function : str, optional
             By default the default function.
 
         Raises
         ------
         VmError
-            If there is no such function or argument, a value does not fit, or the argument is donated.
+            If there is no such function or argument, values do not fit, or an argument is donated.
         """
         from aotc.vmfb.calls.bound import bind
 
