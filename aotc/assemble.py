@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,14 +11,14 @@ import numpy as np
 import aotc
 from aotc.diagnostics import CompileError
 from aotc.guard import guard
-from aotc.ir.dims import Expr
 from aotc.ir.dims_symbols import symbols
 from aotc.ir.loop_printer import print_kernel
-from aotc.ir.tensor_ir import Function, Module, TensorType
+from aotc.ir.tensor_ir import Module
 from aotc.kernels.cpu.build import NativeCall, build_executor, build_library, imported
 from aotc.lowering.lower import Variant
 from aotc.lowering.program.memory_report import own_buffers, plain
 from aotc.options import Options
+from aotc.signatures import prepared_entries, program_entry, say_sizes, signature
 from aotc.source.embed import Segments
 from aotc.targets import MIX, Target
 from aotc.vmfb.abi import COMMANDS_VERSION, EXECUTOR_VERSION
@@ -26,7 +26,6 @@ from aotc.vmfb.bundle import write_bundle
 from aotc.vmfb.costs.record import record_text
 from aotc.vmfb.costs.stored import COSTS
 from aotc.vmfb.custom_calls import registered
-from aotc.vmfb.trees import mark_unused
 from aotc.weights import write_weights
 
 
@@ -72,15 +71,17 @@ def _written(
     main = next(f for f in module.functions.values() if f.public)
     devices = variants[0].devices
     dims = {s.name for v in main.body.params for d in v.type.shape for s in symbols(d)}
+    functions = {
+        f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
+        for f in module.functions.values()
+        if f.public
+    }
+    say_sizes(entries, functions)
     manifest = {
         "format": 1,
         "producer": f"aotc {aotc.__version__}",
         "name": module.name,
-        "functions": {
-            f.name: signature(f, devices.get(f.name), {n for v in variants for n in v.taken.get(f.name, ())})
-            for f in module.functions.values()
-            if f.public
-        },
+        "functions": functions,
         "symbols": sorted(dims),
         "variants": entries,
         **more,
@@ -95,6 +96,7 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
         segments.append((f"{v.target.name}/{name}", data))
         return len(segments) - 1
 
+    halves = {f.name for f in v.halves}
     entry: dict[str, Any] = {
         "target": v.target.name,
         "kind": "cuda" if v.implied else v.target.kind,
@@ -109,7 +111,8 @@ def _variant_entry(v: Variant, segments: list[tuple[str, Any]], options: Options
             }
             for n, b in enumerate(v.command_buffers)
         ],
-        "functions": {n: {"registers": p.registers, "code": p.code} for n, p in v.programs.items()},
+        "functions": {n: program_entry(p) for n, p in v.programs.items() if n not in halves},
+        **({"prepared": prepared_entries(v)} if halves else {}),
         "specialized": v.specialized,
         **_devices(v),
         "arena_peak": v.arena,
@@ -206,43 +209,6 @@ def _constants(v: Variant, add: Callable[[str, Any], int], options: Options) -> 
     if options.weights != "inline":
         return {"external": write_weights(options.weights, v.constants)}
     return {"segment": add("constants", v.constants.parts())}
-
-
-def signature(
-    f: Function, devices: Mapping[str, Sequence[str]] | None = None, taken: Collection[int] = ()
-) -> dict[str, Any]:
-    """Return what the manifest says about a public function: arguments, results, pytrees.
-
-    ``devices`` are those of arguments and results, ``taken`` the arguments whose memory results take.
-    """
-    homes = devices or {}
-    names = f.attrs.get("arg_names") or [v.name for v in f.body.params]
-    results = f.attrs.get("result_names") or [f"result{n}" for n in range(len(f.body.results))]
-    donated = f.attrs.get("donated", ())
-    in_tree = f.attrs.get("in_tree")
-    if in_tree is not None and "kept" in f.attrs:
-        in_tree = mark_unused(in_tree, f.attrs["kept"])
-    return {
-        "arguments": [
-            {**_value(name, v.type, homes.get("arguments"), n), "donated": n in taken, "donatable": n in donated}
-            for n, (name, v) in enumerate(zip(names, f.body.params, strict=True))
-        ],
-        "results": [
-            _value(name, v.type, homes.get("results"), n)
-            for n, (name, v) in enumerate(zip(results, f.body.results, strict=True))
-        ],
-        "in_tree": in_tree,
-        "out_tree": f.attrs.get("out_tree"),
-    }
-
-
-def _value(name: str, type_: TensorType, devices: Sequence[str] | None, number: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "dtype": type_.dtype,
-        "dims": [str(d) if isinstance(d, Expr) else int(d) for d in type_.shape],
-        **({"device": devices[number]} if devices else {}),
-    }
 
 
 def _debug(variants: list[Variant], program: str) -> dict[str, Any]:

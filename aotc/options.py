@@ -42,6 +42,9 @@ class Options:
         ``inline``, or the path of a safetensors file that holds the constants.
     specialize : mapping of str to sequence of int
         Sizes of symbolic dims for which functions are compiled once more: ``{"b": (1, 8)}``.
+    bind : sequence of str or int
+        Arguments that ``LoadedModule.bind`` will be given once, by name, tree (``args[0]`` for ``args[0]['w']``...) or
+        number: what depends on them alone, as the packing of weights, is computed there, not in each call.
     debug_info : bool
         Keep source locations and kernel text in the bundle.
     source : bool
@@ -100,6 +103,7 @@ class Options:
     matmul_precision: str = PRECISIONS[0]
     weights: str = "inline"
     specialize: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    bind: Sequence[str | int] = ()
     debug_info: bool = True
     source: bool = True
     cache: bool = True
@@ -207,6 +211,8 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
         raise _wrong(f"dump_ir is {options.dump_ir!r}, which is no folder", "a new folder")
     if not _are_sizes(options.specialize):
         raise _wrong(f"specialize is {options.specialize!r}", "sizes by the names of dims: {'b': (1, 8)}")
+    if not _are_arguments(options.bind):
+        raise _wrong(f"bind is {options.bind!r}", "names or numbers of arguments: ('w', 'args[1]', 2)")
     if not _are_names(options.devices):
         raise _wrong(f"devices is {options.devices!r}", "targets by the names of devices: {'d0': 'cpu'}")
     if options.place not in (SAID, AUTO):
@@ -229,6 +235,13 @@ def _are_sizes(specialize: Any) -> bool:
     kept = all(isinstance(sizes, Collection) and not isinstance(sizes, str) for sizes in specialize.values())
     numbers = [n for sizes in specialize.values() for n in sizes] if kept else []
     return kept and all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers)
+
+
+def _are_arguments(bind: Any) -> bool:
+    """Tell whether ``bind`` is a sequence of names and numbers."""
+    if not isinstance(bind, Sequence) or isinstance(bind, str | bytes):
+        return False
+    return all((isinstance(x, str) and x) or (isinstance(x, int) and not isinstance(x, bool) and x >= 0) for x in bind)
 
 
 def _are_names(devices: Any) -> bool:

@@ -41,6 +41,8 @@ from aotc.lowering.analysis.host.host_only import imply_host
 from aotc.lowering.lower import Variant, check_homes, lower
 from aotc.lowering.passes.advance_checks import advance_checks
 from aotc.lowering.passes.assign_devices import assign_devices
+from aotc.lowering.passes.bound.bind_weights import bind_weights
+from aotc.lowering.passes.bound.split_weights import split_weights
 from aotc.lowering.passes.canonicalize import canonicalize
 from aotc.lowering.passes.canonicalize_dot import canonicalize_dot
 from aotc.lowering.passes.cse import cse
@@ -118,6 +120,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(set_precision),
     Pass(unroll_loops),
     Pass(hoist_products),
+    Pass(bind_weights),
     Pass(fold_constants),
     Pass(pack_contractions),
     Pass(fold_constants),
@@ -128,6 +131,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(split_reductions),
     Pass(canonicalize),
     Pass(cse),
+    Pass(split_weights, required=True, establishes=invariants.weights_are_apart),
     Pass(dce),
     Pass(advance_checks, required=True, establishes=invariants.checks_are_first),
     Pass(fuse, required=True, establishes=invariants.ops_are_in_regions),
@@ -163,6 +167,10 @@ MUST_PRECEDE: tuple[tuple[Run, Run, str], ...] = (
     (set_precision, pack_contractions, "weights are packed for the tiles of their type, as what they are rounded to"),
     (fold_constants, pack_contractions, "weights are packed if they are constants by then"),
     (pack_contractions, fold_constants, "weights are packed at compile time because the ops that do it fold"),
+    (specialize, bind_weights, "copies for given sizes take what is prepared too"),
+    (bind_weights, pack_contractions, "weights are packed before a call if they are known to be weights by then"),
+    (pack_contractions, split_weights, "what packs them is what leaves the function"),
+    (split_weights, fuse, "a kernel would hold what is prepared and what is not"),
     (split_windows, canonicalize, "the reshapes and slices around the steps are still to be merged"),
     (split_windows, fuse, "the steps are to become kernels"),
     (locate_extremes, split_reductions, "of a long row each of the two reductions is cut in parts"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aotc_cli.compiling import (
+    BIND_HELP,
     CALLBACKS_HELP,
     COSTS_HELP,
     DEFAULT_DEVICE_HELP,
@@ -51,6 +52,8 @@ aotc compile model.mlir -o model.vmfb --dump-ir=ir --verify-each
 
 aotc compile model.jax -o model.vmfb --specialize b=1,8
 
+aotc compile model.jax -o model.vmfb --bind=args[0]
+
 aotc compile model.mlir -o - --stop-after=fuse
 """
 
@@ -66,6 +69,7 @@ def command(
     ),
     matmul_precision: str = typer.Option("model", help=PRECISION_HELP),
     specialize: list[str] = typer.Option([], help=SPECIALIZE_HELP),
+    bind: list[str] = typer.Option([], help=BIND_HELP),
     weights: str = typer.Option("inline", help="inline, or the .safetensors file that is to hold the constants."),
     debug_info: bool = typer.Option(True, help="Keep source locations and kernel text in the bundle."),
     keep_source: bool = typer.Option(True, "--source/--no-source", help="Keep the model itself, for `aotc upgrade`."),
@@ -99,8 +103,9 @@ def command(
 
     options = Options(
         target=target, opt_level=opt_level, matmul_precision=matmul_precision, weights=weights,
-        specialize=parse_specialized(specialize), debug_info=debug_info, source=keep_source, cache=cache, jobs=jobs,
-        dump_ir=dump_ir, print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
+        specialize=parse_specialized(specialize), bind=tuple(bind), debug_info=debug_info, source=keep_source,
+        cache=cache, jobs=jobs, dump_ir=dump_ir,
+        print_after=_printed(print_after, annotate_affinities), stop_after=stop_after,
         verify_each=verify_each, bisect=bisect, timings=timings, devices=devices_of(device),
         default_device=default_device, place=place, max_transfers=max_transfers, callbacks=callbacks,
         host_fallback=host_fallback, host_target=host_target,

@@ -52,7 +52,7 @@ def command(
         if kernels or every or (kernel and not asm):
             print("\n".join(_kernels(opened, variant, kernel)))
         if bytecode or every:
-            print("\n".join(_bytecode(variant)))
+            print("\n".join(_bytecode(opened, variant)))
         if command_buffers or every:
             print("\n".join(_command_buffers(opened, variant)))
         if asm:
@@ -86,10 +86,11 @@ def _kernels(opened: Bundle, variant: dict[str, Any], wanted: str) -> Iterator[s
             yield entry["text"]
 
 
-def _bytecode(variant: dict[str, Any]) -> Iterator[str]:
+def _bytecode(opened: Bundle, variant: dict[str, Any]) -> Iterator[str]:
     from aotc.vmfb.assembly import disassemble
+    from aotc.vmfb.manifest import programs_of
 
-    for name, program in variant["functions"].items():
+    for name, (_, program) in programs_of(opened.manifest, variant).items():
         yield f"# {variant['target']} function {name}: {program['registers']} registers"
         yield disassemble(program["code"])
 

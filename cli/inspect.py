@@ -86,6 +86,7 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "tiles": _tiles(opened, variant),
         "parts": [{"target": part["target"], "kernels": part["count"]} for part in variant.get("parts", ())],
         "specialized": variant.get("specialized", {}),
+        "prepared": _prepared(opened, variant),
         "devices": _devices(opened, variant),
         "on_host": variant.get("on_host", []),
         "transfers": variant.get("transfers", []),
@@ -98,6 +99,30 @@ def _variant(opened: Bundle, variant: dict[str, Any]) -> dict[str, Any]:
         "lapack": [name for part in parts for name in (part.get("imports") or {}).get("lapack", [])],
         "custom_calls": sorted({row["name"] for part in parts for row in part.get("custom_calls", [])}),
     }
+
+
+def _prepared(opened: Bundle, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return, for each function with bound arguments, their names, and what is computed of them before a call."""
+    from math import prod
+
+    from aotc.vmfb.dtypes import size_of
+
+    found = {}
+    for name, row in variant.get("prepared", {}).items():
+        arguments = opened.manifest["functions"][name]["arguments"]
+        names = [value["name"] or f"argument {n}" for n, value in enumerate(arguments)]
+        values = [
+            {
+                "dtype": value["dtype"],
+                "dims": value["dims"],
+                "bytes": prod(value["dims"]) * size_of(value["dtype"]),
+                "from": [names[n] for n in value.get("sources", ())],
+            }
+            for value in row["prepare"]["results"]
+        ]
+        kept = [names[n] for n in row["takes"] if n in row["weights"]]
+        found[name] = {"bound": [names[n] for n in row["weights"]], "as they are": kept, "values": values}
+    return found
 
 
 def _tiles(opened: Bundle, variant: dict[str, Any]) -> list[dict[str, Any]]:
@@ -251,6 +276,14 @@ def _variant_lines(variant: dict[str, Any]) -> list[str]:
     for name, choices in variant["specialized"].items():
         sizes = "; ".join(", ".join(f"{dim}={size}" for dim, size in choice.items()) for choice in choices)
         lines.append(f"{name} has code of its own for {sizes}")
+    for name, row in variant["prepared"].items():
+        total = size_text(sum(value["bytes"] for value in row["values"]))
+        lines.append(f"{name} bound to {', '.join(row['bound'])} reads {total} that is computed of these once:")
+        for value in row["values"]:
+            text = f"{value['dtype']}[{', '.join(map(str, value['dims']))}]"
+            lines.append(f"  {text} ({size_text(value['bytes'])}) from {', '.join(value['from'])}")
+        if row["as they are"]:
+            lines.append(f"  and as they are: {', '.join(row['as they are'])}")
     if variant["devices"]:
         named = (f"{name}: {row['target']} ({row['place']})" for name, row in variant["devices"].items())
         lines.append(f"devices: {', '.join(named)}")

@@ -28,6 +28,7 @@ def command(
     output: Path | None = typer.Option(None, "-o", "--output", help="The bundle to write; default: in place."),
     target: str | None = typer.Option(None, help="As `aotc compile` takes it; default: the bundle's targets."),
     opt_level: int | None = typer.Option(None, "-O", "--opt-level", min=0, max=3, help="Default: as it was compiled."),
+    bind: list[str] = typer.Option([], help="As for `aotc compile`; default: as it was compiled."),
     specialize: list[str] = typer.Option([], help="b=1,8, in place of the sizes that it was compiled for."),
     weights: str | None = typer.Option(
         None, help="inline, or the .safetensors file to write; default: a file of the old name beside the new bundle."
@@ -50,6 +51,8 @@ def command(
     start = perf_counter()
     given = {"opt_level": opt_level, "debug_info": debug_info}
     flags: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if bind:
+        flags["bind"] = tuple(bind)
     if specialize:
         flags["specialize"] = parse_specialized(specialize)
     place = weights or weights_beside(bundle, written)

@@ -58,6 +58,12 @@ def runs_are_sorted(module: Module) -> list[Finding]:
     return [Finding(f"runs of {op.attrs['width']} hold no runs of {op.attrs['done']}", op.loc) for op in wrong]
 
 
+def weights_are_apart(module: Module) -> list[Finding]:
+    """No function has arguments that are known before a call, but one that computes nothing else."""
+    whole = [f for f in module.functions.values() if "weights" in f.attrs and "prepares" not in f.attrs]
+    return [Finding(f"@{f.name} computes with weights what each call would", f.loc) for f in whole]
+
+
 def checks_are_first(module: Module) -> list[Finding]:
     """Behind the last op that the host waits for stands all that none of these needs."""
     return [finding for f in module.functions.values() for finding in _late(f)]

@@ -51,7 +51,8 @@ class Variant:
 
     The kernels of a mix are ordered by its ``parts``: a target, and how many are for it. Those of the process's memory
     are one part, whose target stands for all its CPU ``targets``. Each of its ``spaces`` holds some ``pieces`` of the
-    constants, the process's memory all of them.
+    constants, the process's memory all of them. ``halves`` are functions of ``programs`` that nobody calls by name, as
+    ``split_weights`` made them of another.
     """
 
     target: Target
@@ -77,6 +78,7 @@ class Variant:
     pieces: list[Pieces] = field(default_factory=list)
     parts: list[tuple[Target, int]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)  # of each kernel
+    halves: list[Function] = field(default_factory=list)
     arenas: list[int | None] = field(default_factory=list)  # the most bytes in each space, None if they depend on sizes
 
     @property
@@ -131,6 +133,7 @@ def _lower(module: Module, target: Target, options: Options) -> Variant:
     variant = Variant(target, unique, [], {}, constants, 0, locs, costs, custom, steps)
     variant.op_counts = {f.name: sum(op.name not in FREE for op in f.body.ops) for f in regions}
     variant.spaces, variant.pieces, variant.parts, variant.targets = spaces, memories.pieces, parts, targets
+    variant.halves = [f for f in public.values() if "prepares" in f.attrs or "binds" in f.attrs]
     _note_devices(variant, public, memories.target, implied)
     numbers = {k.name: n for n, k in enumerate(unique)}
     places = {kernel: numbers[first] for kernel, first in names.items()}

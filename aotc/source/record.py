@@ -54,6 +54,7 @@ def recorded(options: Options, targets: tuple[Target, ...]) -> dict[str, Any]:
     names = [f.name for f in fields(Options) if f.name not in OF_THE_RUN | _ELSEWHERE]
     found = {name: getattr(options, name) for name in names}
     found["specialize"] = {name: [int(n) for n in sizes] for name, sizes in options.specialize.items()}
+    found["bind"] = list(options.bind)
     found["devices"] = {name: targets[0].of(name).name for name in options.devices}
     return found
 

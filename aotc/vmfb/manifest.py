@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from aotc.vmfb.safety.schema import ANY, NONE, acceptor, problems
@@ -57,6 +58,14 @@ _LAUNCH = {
     ],
 }
 
+_HALF = {
+    "name": str,
+    "arguments": [{**_VALUE, "donated": bool}],
+    "results": [{**_VALUE, "sources?": [int]}],
+    "registers": int,
+    "code": [[ANY]],
+}
+
 _VARIANT = {
     **_CODE,
     "kernels": [
@@ -79,6 +88,7 @@ _VARIANT = {
     ],
     "command_buffers": [{"code": int, "states": int, "parameters": int, "turns?": [(int, NONE)]}],
     "functions": {str: {"registers": int, "code": [[ANY]]}},
+    "prepared?": {str: {"weights": [int], "takes": [int], "prepare": _HALF, "call": _HALF}},
     "devices?": {str: str},
     "implied?": {str: str},
     "on_host?": [{"function": str, "op": str, "loc": str}],
@@ -125,6 +135,16 @@ SCHEMA: dict[Any, Any] = {
 }
 
 accepts = acceptor(SCHEMA)
+
+Entries = Mapping[str, tuple[dict[str, Any], dict[str, Any]]]
+
+
+def programs_of(manifest: Mapping[str, Any], variant: Mapping[str, Any]) -> Entries:
+    """Return signature and program of each function of a variant, and of what it computes of bound arguments."""
+    known = manifest["functions"]
+    found = {name: (known[name], program) for name, program in variant["functions"].items()}
+    halves = (row[key] for row in variant.get("prepared", {}).values() for key in ("prepare", "call"))
+    return found | {row["name"]: (row, row) for row in halves}
 
 
 def problem(manifest: Any) -> str:

@@ -13,6 +13,7 @@ from aotc.vmfb.bundle import Bundle, open_bundle
 from aotc.vmfb.calls.entry import Entry
 from aotc.vmfb.device import Executable, bind_devices, choose, implied_places
 from aotc.vmfb.errors import BundleError, VmError
+from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.process.byte_sizes import limit_memory
 from aotc.vmfb.process.logical_devices import place
 from aotc.vmfb.results import DEVICE, NUMPY, on_devices
@@ -159,7 +160,6 @@ class LoadedModule:
     def __init__(
         self, bundle: Bundle, variant: dict[str, Any], executable: Executable, devices: Mapping[str, str], home: str
     ) -> None:
-        entries = bundle.manifest["functions"]
         self.name: str = bundle.manifest["name"]
         self.devices = dict(devices)
         self.home = home
@@ -167,11 +167,12 @@ class LoadedModule:
         self._executable = executable
         place(executable, self.devices.values() or [home])
         self._functions = {
-            name: LoadedFunction(name, entries[name], program, executable, self.name)
-            for name, program in variant["functions"].items()
+            name: LoadedFunction(name, entry, program, executable, self.name)
+            for name, (entry, program) in programs_of(bundle.manifest, variant).items()
         }
+        self.prepared: dict[str, Any] = variant.get("prepared", {})
         self._submitted: dict[tuple[str, str], tuple[Callable[..., Fence], Any]] = {}
-        self.functions = {name: Entry(function) for name, function in self._functions.items()}
+        self.functions = {name: Entry(self._functions[name]) for name in variant["functions"]}
 
     def invoke(
         self,
@@ -292,7 +293,7 @@ class LoadedModule:
         """Return the function of a name, if what is asked of it can be."""
         function = self._functions.get(name) if isinstance(name, str) else None
         if function is None:
-            raise VmError(self.name, f"no function {name!r}", expected=", ".join(self._functions) or "none")
+            raise VmError(self.name, f"no function {name!r}", expected=", ".join(self.functions) or "none")
         if not isinstance(donate, bool | np.bool_ | int):
             raise VmError(self.name, "donate is no truth value", type(donate).__name__, "True or False")
         if results and results not in _RESULTS:
@@ -325,15 +326,15 @@ class LoadedModule:
         Parameters
         ----------
         values : mapping
-            Arrays by the names of arguments, or by their numbers. On a GPU they are copied to it unless they are there;
-            NumPy arrays for the CPU are kept as they are, and what is written to them later is seen.
+            Arrays by the names or numbers of arguments, pytrees by those of trees. What the model was compiled to be
+            bound with (``bind=``) is read as it was prepared now; of the rest a GPU has copies, the CPU the arrays.
         function : str, optional
             By default the default function.
 
         Raises
         ------
         VmError
-            If there is no such function or argument, a value does not fit, or the argument is donated.
+            If there is no such function or argument, values do not fit, or an argument is donated.
         """
         from aotc.vmfb.calls.bound import bind
 
@@ -387,7 +388,7 @@ class LoadedModule:
 
     def __repr__(self) -> str:
         lines = [f"<aotc module {self.name!r} on {self._executable.stats()['target']}>"]
-        return "\n".join(lines + [f"  {function.signature!r}" for function in self._functions.values()])
+        return "\n".join(lines + [f"  {function.signature!r}" for function in self.functions.values()])
 
     def stats(self) -> dict[str, Any]:
         """Return target, devices, threads, kernels, memory (bytes) and counters (``docs/scheduling.md``)."""

@@ -58,6 +58,7 @@ MAY_IMPORT = {
     ),
     "aotc.weights": ("numpy", "aotc.ir", "aotc.vmfb"),
     "aotc.assemble": ("numpy", "aotc"),
+    "aotc.signatures": ("aotc.ir", "aotc.lowering", "aotc.vmfb.trees"),
     "aotc.bundle_cache": (
         "aotc.frontend.mlir", "aotc.kernels.workers.cache", "aotc.kernels.workers.store", "aotc.limits",
         "aotc.vmfb.custom_calls", *COMMON,

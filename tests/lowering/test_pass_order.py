@@ -27,6 +27,7 @@ GPU = "cuda:sm_90"
 TARGETS = {("spread_work", "fuse"): GPU, ("fuse", "mark_concurrent"): GPU}  # of pairs that others do not need
 TARGETS |= {("set_precision", "pack_contractions"): "cpu:x86-64-v4-bf16"}
 PRECISIONS = {("canonicalize_dot", "set_precision"): "bf16", ("set_precision", "pack_contractions"): "bf16"}
+BOUND = {"bind_weights", "split_weights"}  # passes for which the second argument is bound
 DEVICES = {("mark_concurrent", "join_devices"): {"d1": GPU}}
 
 
@@ -195,6 +196,11 @@ def concurrent(number):
     return lambda module, count: [f.attrs.get("concurrent") for f in module.functions.values()].count(number) == number
 
 
+def prepares_once(module, count):
+    """Is there one function that computes what is bound, for all sizes?"""
+    return sum("prepares" in f.attrs for f in module.functions.values()) == 1
+
+
 # For each pair: a model, what is true of it after the passes in the table's order and not with the pair reversed.
 REASONS = {
     ("inline", "licm"): (invariant_call, (f32(64),), {}, outside_of_loops("sin")),
@@ -226,6 +232,10 @@ REASONS = {
     ("split_rows", "split_reductions"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_rows", "fuse"): (sum_of_exp, (LONG,), {}, kernels(2)),
     ("split_reductions", "fuse"): (jnp.sum, (LONG,), {}, kernels(2)),
+    ("specialize", "bind_weights"): (jnp.matmul, (symbolic("b, 64"), W), {"b": (4,)}, prepares_once),
+    ("bind_weights", "pack_contractions"): (jnp.matmul, (f32(4, 64), W), {}, has("packed_matmul")),
+    ("pack_contractions", "split_weights"): (jnp.matmul, (f32(4, 64), W), {}, prepares_once),
+    ("split_weights", "fuse"): (lambda x, w: x + jnp.exp(w), (f32(64), f32(64)), {}, prepares_once),
     ("cse", "fuse"): (twice, (f32(64),), {}, kernels(2)),
     ("licm", "isolate_devices"): (LOOP_OVER_DEVICES, (), {}, no_transfer_in_a_loop),
     ("assign_devices", "isolate_devices"): (TWO_DEVICES, (), {}, all_know_their_device),
@@ -274,10 +284,9 @@ def test_every_required_pass_establishes_something():
 def test_a_broken_order_does_harm(pair, monkeypatch):
     model, arguments, sizes, good = REASONS[pair]
     module = import_model(model, *arguments)
-    options = Options(
-        target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}),
-        matmul_precision=PRECISIONS.get(pair, "model"),
-    )  # fmt: skip
+    options = Options(target=TARGETS.get(pair, TARGET), specialize=sizes, devices=DEVICES.get(pair, {}))
+    bound, precision = (1,) if BOUND & {*pair} else (), PRECISIONS.get(pair, "model")
+    options = replace(options, bind=bound, matmul_precision=precision)
     assert _holds(module, good, options)
     order = reversed_order(*pair)
     assert pair in broken_pairs(names_of(order))
@@ -341,6 +350,10 @@ def late_check(module):
     return module.with_functions({"main": replace(f, body=replace(f.body, ops=(*f.body.ops, *check)))})
 
 
+def with_weights(module):
+    return module.with_functions({"main": replace(module.functions["main"], attrs={"weights": (0,)})})
+
+
 def kindless(module):
     region = next(f for f in module.functions.values() if not f.public)
     return module.with_functions({region.name: replace(region, attrs={})})
@@ -358,6 +371,7 @@ PLANTED = {
     "no region": ("fuse", without(lambda f: not f.public), "region @k0"),
     "no kind": ("fuse", kindless, "is no region: it has no kind (as fuse establishes)"),
     "a late check": ("advance_checks", late_check, "sin in @main stands before a check that does not need it"),
+    "weights": ("dce", with_weights, "@main computes with weights what each call would (as split-weights establishes)"),
     "a loose op": ("fuse", one_op("neg", {}), "neg in @main is in no region"),
 }
 

@@ -33,8 +33,11 @@ TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-v4-bf16" for case in PAIRS}
 MATRICES = ("matrix_of_bf16", "matrix_of_few_rows")  # of one with a matrix unit
 TARGETS |= {f"pack_contractions/{case}": "cpu:x86-64-amx" for case in MATRICES}
 STEPS = {step.run.__name__: step.run for step in PASSES}
-GIVEN = {"specialize": {"b": (2, 3)}}
-PRECISIONS = {"set_precision": "bf16", "set_precision/three_products": "bf16x3", "set_precision/highest": "highest"}
+GIVEN = {"specialize": {"specialize": {"b": (2, 3)}}, "bind_weights": {"bind": ("w",)}}
+GIVEN |= {"set_precision": {"matmul_precision": "bf16"}}
+GIVEN |= {f"set_precision/{case}": {"matmul_precision": way} for case, way in (
+    ("three_products", "bf16x3"), ("highest", "highest"),
+)}  # fmt: skip
 TOLERANCES = {"set_precision": 2e-2, "set_precision/three_products": 2e-5}  # of what rounds, as parts of the largest
 FOLDER = Path(__file__).parents[1] / "golden" / "passes"
 CASES = sorted(FOLDER.glob("*/*.txt"))
@@ -65,8 +68,8 @@ def test_golden(case, update):
     assert verify(module) == []
     name = case.parent.name
     target = TARGETS.get(f"{name}/{case.stem}") or TARGETS.get(name, TARGET)
-    precision = PRECISIONS.get(f"{name}/{case.stem}") or PRECISIONS.get(name, "model")
-    options = Options(target=target, specialize=GIVEN.get(name, {}), matmul_precision=precision)
+    given = GIVEN.get(f"{name}/{case.stem}") or GIVEN.get(name, {})
+    options = Options(target=target, **given)
     changed = STEPS[name](module, options)
     assert [f.message for f in verify(changed)] == []
     arrays = inputs_of(module)

@@ -1,14 +1,15 @@
-"""What is known about a value at compile time: the constant that it is, what fills it, if it numbers its places."""
+"""What is known about a value: the constant that it is, what fills it, if it numbers its places, if weights make it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
-from aotc.ir.dims import Dim, is_static, static
-from aotc.ir.opset import MOVES
-from aotc.ir.tensor_ir import Op, Region, TensorType, Value, walk
+from aotc.ir.dims import Dim, Expr, is_static, static
+from aotc.ir.opset import CHECKS, EFFECTS, MOVES, SOURCES
+from aotc.ir.tensor_ir import Function, Op, Region, TensorType, Value, captures, walk
 from aotc.lowering.analysis.cost import SPLAT_ELEMENTS
 from aotc.vmfb.dtypes import DTYPES, kind_of
 
@@ -22,6 +23,45 @@ def constant_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:
     """Return the array of a constant as it is stored (shape ``()`` if one number fills it), or None."""
     op = definitions.get(v)
     return op.attrs["value"] if op is not None and op.name == "constant" else None
+
+
+def weights_of(function: Function) -> tuple[Value, ...]:
+    """Return the arguments that are known before a call, of a function that ``bind_weights`` made."""
+    return tuple(function.body.params[n] for n in function.attrs.get("weights", ()))
+
+
+def of_weights(op: Op, weights: Collection[Value], definitions: Mapping[Value, Op]) -> bool:
+    """Is what ``op`` makes known once ``weights`` are: made of them, and of constants beside, without an effect?"""
+    reads = (*op.operands, *captures(op))
+    if not any(v in weights for v in reads) or not all(v in weights or _is_fixed(v, definitions) for v in reads):
+        return False
+    inner = [op, *(o for r in op.regions for o in walk(r))]
+    return not any(_acts(o) or _asks_sizes(o) for o in inner)
+
+
+def _is_fixed(v: Value, definitions: Mapping[Value, Op]) -> bool:
+    """Is a value the same in each call, as it is made of nothing?"""
+    op = definitions.get(v)
+    return op is not None and op.name in SOURCES and not _asks_sizes(op)
+
+
+def _acts(op: Op) -> bool:
+    """Is an op more than its results, or made by a function of the user's?"""
+    return op.name in EFFECTS or op.name in CHECKS or op.name == "custom_call"
+
+
+def _asks_sizes(op: Op) -> bool:
+    """Does an op depend on sizes that only a call knows?"""
+    return not all(is_static(v.type.shape) for v in op.results) or _has_dims(list(op.attrs.values()))
+
+
+def _has_dims(data: Any) -> bool:
+    match data:
+        case tuple() | list():
+            return any(map(_has_dims, data))
+        case Mapping():
+            return any(map(_has_dims, data.values()))
+    return isinstance(data, Expr)
 
 
 def splat_of(v: Value, definitions: Mapping[Value, Op]) -> np.ndarray | None:

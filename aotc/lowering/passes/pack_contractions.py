@@ -5,7 +5,7 @@ Before::
     %3 = matmul %x, %w : f32[128, 3072]                 // %w: f32[768, 3072]
 After::
 
-    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant
+    %2 = ... pad, reshape, transpose of %w : f32[96, 768, 32]      // folds if %w is constant, leaves if it is bound
     %3 = packed_matmul %x, %2 {n = 3072, group = 1} : f32[128, 3072]
 
 :mod:`aotc.lowering.analysis.costs.table_products` decides. A ``matmul`` that is to read its right
@@ -27,7 +27,6 @@ from typing import Any
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Module, Op, TensorType, Value
 from aotc.ir.tile_forms import FORMS
-from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.costs.table_products import conv_strategy, is_turned, matmul_strategy
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.tiling import best_tile, in_place_cols
@@ -101,7 +100,7 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
     wide = "f32" if form == "bf16" else form
     m, n = op.result.type.shape[-2:]
     k = lhs.type.shape[-2 if op.attrs["lhs_transposed"] else -1]
-    constant = constant_of(rhs, b.definitions) is not None
+    constant = b.is_known(rhs)
     match matmul_strategy(op, form, constant, target, memory_limit):
         case "dots" | "sums" as order:
             return _dot_products(op, wide, k, order == "sums", b)
@@ -117,12 +116,15 @@ def _matmul(op: Op, b: Builder, target: Target, memory_limit: int) -> Sequence[V
 
 
 def _stored(op: Op, b: Builder) -> Op:
-    """Return a matmul that reads its operands as they are stored, not their transposes."""
+    """Return a matmul that reads its operands as they are stored, not their transposes.
+
+    What is made of bound arguments is stored when these are known, as a transposed constant is at compile time.
+    """
     operands = list(op.operands)
     flags = {name: bool(op.attrs[name]) for name in ("lhs_transposed", "rhs_transposed")}
     for n, name in enumerate(flags):
         definition = b.definitions.get(operands[n])
-        if definition is not None and _swaps_matrix(definition):
+        if definition is not None and _swaps_matrix(definition) and operands[n] not in b.weights:
             operands[n], flags[name] = definition.operands[0], not flags[name]
     return replace(op, operands=tuple(operands), attrs={**op.attrs, **flags})
 

@@ -16,6 +16,7 @@ from aotc.diagnostics import UNKNOWN, Loc
 from aotc.ir.dims import Dim
 from aotc.ir.opset import OPS
 from aotc.ir.tensor_ir import Function, Module, Op, Region, TensorType, Value, walk
+from aotc.lowering.analysis.constant_values import constant_of, of_weights, weights_of
 from aotc.lowering.analysis.homes import homes_of
 from aotc.lowering.analysis.limits import RECENT_OPS
 from aotc.options import Options
@@ -65,12 +66,19 @@ class Builder:
     definitions: dict[Value, Op] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     loc: Loc = UNKNOWN
+    weights: set[Value] = field(default_factory=set)  # arguments that are given once, and what is made of them alone
 
     def append(self, op: Op) -> tuple[Value, ...]:
         """Append ``op`` as it is."""
         self.ops.append(op)
         self.definitions.update((v, op) for v in op.results)
+        if self.weights and of_weights(op, self.weights, self.definitions):
+            self.weights.update(op.results)
         return op.results
+
+    def is_known(self, value: Value) -> bool:
+        """Is a value known before a call: a constant, or what is made of bound arguments alone?"""
+        return value in self.weights or constant_of(value, self.definitions) is not None
 
     def drop(self, value: Value) -> None:
         """Remove the op that was appended last but a few and makes ``value``, which nobody reads."""
@@ -185,12 +193,13 @@ def rewrite_on_gpus(
 
 def rewrite_function(function: Function, rule: Rule) -> Function:
     """Return ``function`` with ``rule`` applied once to every op."""
-    body = _rewrite_region(function.body, rule, {}, Builder(Names(function.body)))
+    builder = Builder(Names(function.body), weights=set(weights_of(function)))
+    body = _rewrite_region(function.body, rule, {}, builder)
     return function if body is function.body else replace(function, body=body)
 
 
 def _rewrite_region(region: Region, rule: Rule, mapped: dict[Value, Value], outer: Builder) -> Region:
-    builder = Builder(outer.names, outer.definitions)
+    builder = Builder(outer.names, outer.definitions, weights=outer.weights)
     for op in region.ops:
         operands = tuple(mapped.get(v, v) for v in op.operands)
         regions = tuple(_rewrite_region(r, rule, mapped, builder) for r in op.regions)

@@ -1,18 +1,25 @@
 """Arrays that are put on a device, and functions some of whose arguments were given once.
 
+What depends on these alone a bundle may compute by a program of its own (``prepared`` in the manifest): it runs when
+they are bound, and calls read its results.
+
 ``module`` is a :class:`aotc.vmfb.module.LoadedModule` here, which imports this file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from aotc.vmfb.abi import ALIGNMENT
+from aotc.vmfb.calls.given import by_number
 from aotc.vmfb.devices.array import DeviceArray
 from aotc.vmfb.devices.interop.foreign import as_array
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.pointers import address_of, aligned_bytes
 
 if TYPE_CHECKING:
     from aotc.vmfb.schedule.fence import Fence
@@ -64,24 +71,107 @@ def _held(function: LoadedFunction, number: int, value: Any, home: str) -> Devic
     return made
 
 
+class _State(NamedTuple):
+    """What the calls of a bound function read: it is replaced as a whole.
+
+    Attributes
+    ----------
+    function : LoadedFunction
+        What runs.
+    row : list
+        Its arguments, None where one is open.
+    open : list of int
+        The numbers of these.
+    kept : BoundArrays or None
+        Those that are bound, if all of them are on a GPU.
+    arrays : dict of int to DeviceArray
+        What was given and is read as it is.
+    """
+
+    function: Any
+    row: list[Any]
+    open: list[int]
+    kept: Any
+    arrays: dict[int, DeviceArray]
+
+
 def bind(module: Any, values: Mapping[str | int, Any], name: str) -> Bound:
     """Return a function with arguments that are given once; see :meth:`aotc.vmfb.module.LoadedModule.bind`."""
     name = name or module.default_name()
-    function = module.loaded(name)
+    held = _all_held(module, module.loaded(name), values)
+    return Bound(module, name, _state(module, name, held), frozenset(held))
+
+
+def _all_held(module: Any, function: LoadedFunction, values: Mapping[str | int, Any]) -> dict[int, DeviceArray]:
+    """Return what is bound, each where the function reads it; refuse all that does not fit at once."""
     if not isinstance(values, Mapping):
         raise VmError(function.where, "what is bound is no mapping", type(values).__name__, "{'name': array}")
-    numbers = {argument.name: number for number, argument in enumerate(function.arguments) if argument.name}
-    kept: dict[int, DeviceArray] = {}
-    for key, value in values.items():
-        number = numbers.get(key, -1) if isinstance(key, str) else key
-        if not isinstance(number, int) or not 0 <= number < len(function.arguments):
-            expected = ", ".join(numbers) or f"numbers below {len(function.arguments)}"
-            raise VmError(function.where, f"no argument {key!r} to bind", expected=expected)
+    found, problems = by_number(function.signature, values, function.where)
+    held: dict[int, DeviceArray] = {}
+    for number, value in found.items():
         if function.arguments[number].donated:
             what = f"{function.arguments[number].label} is donated: each call takes it"
-            raise VmError(function.where, what, hint="give it to each call")
-        kept[number] = _held(function, number, value, module.home)
-    return Bound(module, name, kept, len(function.arguments))
+            problems.append(str(VmError(function.where, what, hint="give it to each call")))
+            continue
+        try:
+            held[number] = _held(function, number, value, module.home)
+        except VmError as error:
+            problems.append(str(error))
+    weights = module.prepared.get(function.name, {}).get("weights", ())
+    missing = [function.arguments[n].name or str(n) for n in weights if n not in found]
+    if missing and any(n in found for n in weights):
+        what = "what was compiled to be bound is bound together"
+        problems.append(str(VmError(function.where, what, f"nothing for {', '.join(missing)}")))
+    if problems:
+        raise VmError("", "\n".join(problems))
+    return held
+
+
+def _state(module: Any, name: str, held: Mapping[int, DeviceArray]) -> _State:
+    """Return what calls read: what is prepared of the arguments, or these as they are."""
+    row = module.prepared.get(name)
+    if row is None or not all(n in held for n in row["weights"]):
+        count = len(module.loaded(name).arguments)
+        return _state_of(module, name, {n: held[n] for n in range(count) if n in held}, dict(held))
+    takes = row["takes"]
+    read = {n: held[n] for n in takes if n in held}
+    every = read | dict(enumerate(_prepared(module, row, held), len(module.loaded(name).arguments)))
+    bound = {place: every[n] for place, n in enumerate(takes) if n in every}
+    return _state_of(module, row["call"]["name"], bound, read)
+
+
+def _prepared(module: Any, row: Mapping[str, Any], held: Mapping[int, DeviceArray]) -> list[DeviceArray]:
+    """Run the program that computes what calls read of arguments, where it lies."""
+    function = module.loaded(row["prepare"]["name"])
+    values = [held[n] if held[n].ordinal >= 0 else held[n].numpy() for n in row["weights"]]
+    if any(gpu >= 0 for gpu in function.residence.result_gpus):
+        found: list[DeviceArray] = function.run(values, results="device")
+        return [x.wait() for x in found]
+    rows = zip(row["prepare"]["results"], function.result_dtypes)
+    out = [_aligned(tuple(entry["dims"]), dtype) for entry, dtype in rows]
+    return [DeviceArray(x, module.home) for x in function.run(values, out)]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return new memory where vectors begin at whole lines of the cache, as constants do."""
+    size = prod(shape) * dtype.itemsize
+    memory, first = aligned_bytes(size, ALIGNMENT)
+    begin = first - address_of(memory)
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _state_of(
+    module: Any, name: str, bound: Mapping[int, DeviceArray], arrays: dict[int, DeviceArray]
+) -> _State:
+    function = module.loaded(name)
+    count = len(function.arguments)
+    row: list[Any] = [None] * count
+    for number, x in bound.items():
+        # On the host the plain arrays: the way of a call that is made of those alone is the quickest.
+        row[number] = x if x.ordinal >= 0 else x.numpy()
+    on_gpu = function.resident is not None and all(x.kind is not None for x in bound.values())
+    kept = function.resident.keep(bound, count) if on_gpu else None
+    return _State(function, row, [n for n in range(count) if n not in bound], kept, arrays)
 
 
 class Bound:
@@ -89,22 +179,38 @@ class Bound:
 
     Attributes
     ----------
-    arrays : dict of int to DeviceArray
-        What was given, by the numbers of the arguments.
+    bound : frozenset of int
+        The numbers of the arguments that were given.
     """
 
-    def __init__(self, module: Any, name: str, arrays: Mapping[int, DeviceArray], count: int) -> None:
-        self._module, self._name, self.arrays = module, name, dict(arrays)
-        # On the host the plain arrays: the way of a call that is made of those alone is the quickest.
-        self._row: list[Any] = [None] * count
-        for number, x in arrays.items():
-            self._row[number] = x if x.ordinal >= 0 else x.numpy()
-        self._open = [number for number in range(count) if number not in self.arrays]
-        self._resident = module.loaded(name).resident
-        on_gpu = self._resident is not None and all(x.kind is not None for x in arrays.values())
-        self._kept = self._resident.keep(arrays, count) if on_gpu else None
+    def __init__(self, module: Any, name: str, state: _State, bound: frozenset[int]) -> None:
+        self._module, self._name, self._state = module, name, state
+        self.bound = bound
 
-    def all_arguments(self, arrays: Sequence[Any]) -> list[Any]:
+    @property
+    def arrays(self) -> dict[int, DeviceArray]:
+        """Return what was given and calls read as it is, by the numbers of the arguments."""
+        return dict(self._state.arrays)
+
+    def update(self, values: Mapping[str | int, Any]) -> None:
+        """Take other values for all that was bound. A call reads the old ones or the new ones, never some of both.
+
+        Calls that have begun, and submissions that were made, read the old ones. What the program computes of the
+        values is computed first: until then calls go on with what there was, and both are in memory.
+
+        Raises
+        ------
+        VmError
+            If these are not the arguments that were bound, or one does not fit; then nothing changes.
+        """
+        function = self._module.loaded(self._name)
+        held = _all_held(self._module, function, values)
+        if held.keys() != self.bound:
+            names = [", ".join(function.arguments[n].label for n in sorted(numbers)) for numbers in (held, self.bound)]
+            raise VmError(function.where, "an update gives all that was bound, and nothing else", *names)
+        self._state = _state(self._module, self._name, held)
+
+    def _all(self, state: _State, arrays: Sequence[Any]) -> list[Any]:
         """Return the arguments of a call that is given the rest.
 
         Raises
@@ -112,41 +218,47 @@ class Bound:
         VmError
             If these are not as many as are left.
         """
-        if len(arrays) != len(self._open):
-            function = self._module.loaded(self._name)
-            names = ", ".join(str(function.arguments[n]) for n in self._open)
-            raise VmError(function.where, "wrong number of arguments", len(arrays), f"{len(self._open)}: {names}")
-        row = self._row.copy()
-        for number, x in zip(self._open, arrays):
+        if len(arrays) != len(state.open):
+            function = state.function
+            names = ", ".join(str(function.arguments[n]) for n in state.open)
+            raise VmError(function.where, "wrong number of arguments", len(arrays), f"{len(state.open)}: {names}")
+        row = state.row.copy()
+        for number, x in zip(state.open, arrays):
             row[number] = x
         return row
 
     def invoke(self, *arrays: Any, **options: Any) -> list[Any]:
         """Run the function on flat arrays; options as of :meth:`aotc.vmfb.module.LoadedModule.invoke`."""
-        if self._kept is None:
-            return self._module.invoke(self._name, *self.all_arguments(arrays), **options)
-        return self._invoke(arrays, **options)
+        state = self._state
+        if state.kept is None and not options:
+            found: list[Any] = state.function.call(self._all(state, arrays))
+            return found
+        if state.kept is None:
+            return self._module.invoke(state.function.name, *self._all(state, arrays), **options)
+        return self._invoke(state, arrays, **options)
 
     def _invoke(
-        self, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False, trace: Any = "",
-        results: str = "",
+        self, state: _State, arrays: Sequence[Any], out: Sequence[Any] | None = None, donate: Any = False,
+        trace: Any = "", results: str = "",
     ) -> list[Any]:  # fmt: skip
         """Run the function on the GPU, where what is bound is: nothing of that is looked at in each call."""
+        resident = state.function.resident
         if not trace:
-            found: list[Any] | None = self._resident.call(arrays, out, donate, results, self._kept)
+            found: list[Any] | None = resident.call(arrays, out, donate, results, state.kept)
             if found is not None:
                 return found
-        values = self.all_arguments(arrays)
+        values = self._all(state, arrays)
         kinds = [getattr(x, "kind", None) for x in values]  # before the call, which may take donated ones
-        made = self._module.invoke(self._name, *values, out=out, donate=donate, trace=trace, results=results)
+        made = self._module.invoke(state.function.name, *values, out=out, donate=donate, trace=trace, results=results)
         if None not in kinds:
             given = None if out is None else tuple([getattr(x, "kind", None) for x in out])
-            self._resident.bind(self._kept, kinds, given, donate, results)
+            resident.bind(state.kept, kinds, given, donate, results)
         return made
 
     def submit(self, *arrays: Any, **options: Any) -> Fence:
         """Run the function later; options as of :meth:`aotc.vmfb.module.LoadedModule.submit`."""
-        return self._module.submit(self._name, *self.all_arguments(arrays), **options)
+        state = self._state
+        return self._module.submit(state.function.name, *self._all(state, arrays), **options)
 
     def __call__(self, *arrays: Any) -> Any:
         """Run the function on flat arrays; return what :meth:`LoadedModule.__call__` does."""
@@ -154,4 +266,5 @@ class Bound:
 
     def __repr__(self) -> str:
         function = self._module.loaded(self._name)
-        return f"<{function.signature!r} with {', '.join(function.arguments[n].label for n in self.arrays)} bound>"
+        names = ", ".join(function.arguments[n].label for n in sorted(self.bound))
+        return f"<{function.signature!r} with {names} bound>"

@@ -12,6 +12,7 @@ from aotc.vmfb.devices.driver import memory_info
 from aotc.vmfb.errors import VmError
 from aotc.vmfb.isa import BY_NAME
 from aotc.vmfb.limits import LARGEST_SHOWN
+from aotc.vmfb.manifest import programs_of
 
 
 def report(
@@ -50,7 +51,7 @@ def _buffers(bundle: Bundle, variant: Mapping[str, Any], plan: Plan) -> Iterator
     """
     debug = bundle.manifest.get("debug") or {}
     found = json.loads(debug.get("buffers", "{}")).get(variant["target"], {}).get("functions", {})
-    rows = found.get(_function(variant, plan), ())
+    rows = found.get(_function(bundle, variant, plan), ())
     alone = "spaces" not in variant  # all memory is the GPU's
     for name, space, size, *_ in rows:
         if not space.startswith("arena" if alone else "arena of "):
@@ -61,11 +62,11 @@ def _buffers(bundle: Bundle, variant: Mapping[str, Any], plan: Plan) -> Iterator
         yield size, f"what {name or 'nobody'} makes" + (f" ({line})" if line else "")
 
 
-def _function(variant: Mapping[str, Any], plan: Plan) -> str:
+def _function(bundle: Bundle, variant: Mapping[str, Any], plan: Plan) -> str:
     """Return the function that a plan is of: whose program submits its command buffers."""
     submit = BY_NAME["submit"].opcode
     wanted = {number for number, _ in plan.submissions}
-    for name, program in variant["functions"].items():
+    for name, (_, program) in programs_of(bundle.manifest, variant).items():
         if wanted and wanted.issubset({line[1] for line in program["code"] if line[0] == submit}):
             return str(name)
     return ""

@@ -11,6 +11,7 @@ from aotc.vmfb.bundle import Bundle
 from aotc.vmfb.commands import all_graphs, read_commands
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
+from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.safety.interface import Interface, Invalid, digest
 from aotc.vmfb.safety.verify import check_commands
 
@@ -138,11 +139,10 @@ def read_buffer(bundle: Bundle, row: dict[str, Any]) -> tuple[np.ndarray, list[N
 def _fewest_slots(bundle: Bundle, variant: dict[str, Any]) -> list[int]:
     """Return, for each command buffer, the slots of the smallest function that submits it."""
     submit = BY_NAME["submit"].opcode
-    signatures = bundle.manifest["functions"]
     spaces = len(variant.get("spaces", ())) or 1
     fewest: dict[int, int] = {}
-    for name, program in variant["functions"].items():
-        count = Slots(len(signatures[name]["arguments"]), len(signatures[name]["results"]), spaces).count
+    for signature, program in programs_of(bundle.manifest, variant).values():
+        count = Slots(len(signature["arguments"]), len(signature["results"]), spaces).count
         for line in program["code"]:
             if line[0] == submit:
                 fewest[line[1]] = min(fewest.get(line[1], count), count)

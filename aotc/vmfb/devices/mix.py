@@ -15,6 +15,7 @@ from aotc.vmfb.devices.loaded_gpu import LoadedGpu
 from aotc.vmfb.devices.placed import PlacedExecutable
 from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.machine import thread_count
+from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.weights.constants import load_constants
 
 __all__ = ["check", "default_gpu", "obstacle", "open_executable", "rank"]
@@ -42,7 +43,7 @@ def rank(variant: dict[str, Any]) -> Any:
 def check(bundle: Bundle, variant: dict[str, Any]) -> None:
     """Check what can be checked of a variant without its devices: see :class:`aotc.vmfb.device.Device`."""
     spaces = Spaces(bundle, variant)
-    spaces.check(bundle.manifest["functions"], variant["functions"], load_buffers(bundle, variant))
+    spaces.check(programs_of(bundle.manifest, variant), load_buffers(bundle, variant))
     for part in spaces.parts:
         if part["kind"] == "cuda":
             cuda.check_code(bundle, part)

@@ -27,6 +27,7 @@ from aotc.vmfb.devices.placed_session import PlacedSession
 from aotc.vmfb.devices.spaces import Spaces
 from aotc.vmfb.devices.streams import CallStreams, Space, StreamPool
 from aotc.vmfb.errors import VmError
+from aotc.vmfb.manifest import programs_of
 
 
 def slots_written(nodes: Sequence[Node], kernels: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -65,7 +66,7 @@ class PlacedExecutable:
         self._bundle, self._variant = bundle, variant
         self.buffers = load_buffers(bundle, variant)
         if known is not None:
-            known.check(bundle.manifest["functions"], variant["functions"], self.buffers)
+            known.check(programs_of(bundle.manifest, variant), self.buffers)
         self.gpus = [space for space in spaces if isinstance(space, LoadedGpu)]
         self.host = next((space for space in spaces if isinstance(space, HostPart)), None)
         self.constant_sizes = tuple([space.constants_bytes for space in spaces])

@@ -11,6 +11,7 @@ from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.devices.buffers import Buffers
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME
+from aotc.vmfb.manifest import Entries
 from aotc.vmfb.safety.interface import Invalid
 
 
@@ -89,15 +90,13 @@ class Spaces:
         """Return the pointer table of a function."""
         return Slots(len(entry["arguments"]), len(entry["results"]), len(self.rows), self.homes(entry))
 
-    def check(self, functions: Mapping[str, Any], programs: Mapping[str, Any], buffers: Buffers) -> None:
+    def check(self, programs: Entries, buffers: Buffers) -> None:
         """Refuse command buffers whose commands touch memory that is not their kernel's.
 
         Parameters
         ----------
-        functions : mapping
-            The manifest's signatures.
         programs : mapping
-            The variant's host programs.
+            Signature and host program of each of the variant's functions.
         buffers : Buffers
 
         Raises
@@ -106,8 +105,8 @@ class Spaces:
             Names the command buffer.
         """
         submit = BY_NAME["submit"].opcode
-        for name, program in programs.items():
-            layout = self.layout(functions[name])
+        for signature, program in programs.values():
+            layout = self.layout(signature)
             for number in {line[1] for line in program["code"] if line[0] == submit}:
                 try:
                     self._check_nodes(buffers.nodes[number], layout)

@@ -14,6 +14,7 @@ from aotc.vmfb.commands import all_nodes
 from aotc.vmfb.dtypes import DTYPES
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.isa import BY_NAME, ISA, Arg, Axis, Cb, Dt, Imm, In, Ins, Mem, Out, Res, Slot, Target, Text
+from aotc.vmfb.manifest import programs_of
 from aotc.vmfb.safety.interface import Invalid
 
 if TYPE_CHECKING:
@@ -51,14 +52,58 @@ def check_functions(bundle: Bundle) -> None:
                 raise BundleError(bundle.where, f"{tree} of function {name!r}", f"{found} leaves", len(entry[values]))
     for variant in bundle.manifest["variants"]:
         spaces = len(variant.get("spaces", ())) or 1
-        for name, program in variant["functions"].items():
-            where = f"program {name!r} of {variant['target']}"
+        for name in variant["functions"]:
             if name not in entries:
-                raise BundleError(bundle.where, f"{where} has no signature")
+                raise BundleError(bundle.where, f"program {name!r} of {variant['target']} has no signature")
+        _check_halves(bundle, variant)
+        for name, (entry, program) in programs_of(bundle.manifest, variant).items():
             try:
-                check_program(program["code"], program["registers"], entries[name], variant["command_buffers"], spaces)
+                check_program(program["code"], program["registers"], entry, variant["command_buffers"], spaces)
             except Invalid as error:
+                where = f"program {name!r} of {variant['target']}"
                 raise BundleError(bundle.where, f"{where} is invalid: {error}") from None
+
+
+def _check_halves(bundle: Bundle, variant: dict[str, Any]) -> None:
+    """Check what the programs that a function with bound arguments is made of say about each other."""
+    prepared = variant.get("prepared", {})
+    names = [*variant["functions"], *(row[key]["name"] for row in prepared.values() for key in ("prepare", "call"))]
+    if len(set(names)) < len(names):
+        raise BundleError(bundle.where, "two programs have one name", ", ".join(names))
+    for name, row in prepared.items():
+        problem = _problem_of_halves(bundle.manifest["functions"].get(name, {}), row)
+        if name not in variant["functions"] or problem:
+            what = f"what is prepared for {name!r} is invalid: {problem or 'no such function'}"
+            raise BundleError(bundle.where, what)
+
+
+def _problem_of_halves(entry: dict[str, Any], row: dict[str, Any]) -> str:
+    first, second, weights = row["prepare"], row["call"], row["weights"]
+    arguments = entry.get("arguments", [])
+    sources = [n for value in first["results"] for n in value.get("sources", ())]
+    if not all(0 <= n < len(arguments) for n in (*weights, *sources)) or len(set(weights)) < len(weights):
+        return f"arguments {weights} of {len(arguments)}"
+    unread = [n for n in range(len(arguments)) if n not in weights]
+    every = [*arguments, *first["results"]]
+    taken = [n for n in row["takes"] if n < len(arguments)]
+    if taken[: len(unread)] != unread or not set(taken[len(unread) :]) <= set(weights):
+        return f"a call takes the arguments {taken}"
+    if not all(n < len(every) for n in row["takes"]):
+        return f"a call takes {row['takes']} of {len(every)} arguments and results"
+    if not all(isinstance(d, int) for value in first["results"] for d in value["dims"]):
+        return f"results of {first['name']!r} have sizes that only a call knows"
+    given = [arguments[n] for n in weights], [every[n] for n in row["takes"]]
+    for values, half in zip(given, (first, second), strict=True):
+        if _types(values) != _types(half["arguments"]):
+            return f"the arguments of {half['name']!r} are of other types"
+    if _types(entry.get("results", [])) != _types(second["results"]):
+        return f"the results of {second['name']!r} are of other types"
+    dtypes = {v["dtype"] for half in (first, second) for key in ("arguments", "results") for v in half[key]}
+    return "" if dtypes <= DTYPES.keys() else f"unknown dtypes {sorted(dtypes - DTYPES.keys())}"
+
+
+def _types(values: Sequence[dict[str, Any]]) -> list[Any]:
+    return [(value["dtype"], value["dims"]) for value in values]
 
 
 def check_program(

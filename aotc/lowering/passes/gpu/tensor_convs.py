@@ -26,7 +26,7 @@ from math import prod
 
 from aotc.ir.dims import Dim, mod, product
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.constant_values import constant_of, splat_of
+from aotc.lowering.analysis.constant_values import splat_of
 from aotc.lowering.analysis.gpu.conv_windows import (
     conv_on_tensor_cores,
     conv_padding,
@@ -67,7 +67,7 @@ def _is_turned(op: Op, b: Builder) -> bool:
     """Does the kernel get the terms of a sum side by side? Tensor cores want that of i8, and f32 is faster so."""
     w, (taps, channels, columns) = op.operands[1], kernel_sizes(op)
     size = size_of(w.type.dtype)
-    if size != 4 or constant_of(w, b.definitions) is not None:
+    if size != 4 or b.is_known(w):
         return size in (1, 4)
     count = product(taps)
     shape, terms = (product(conv_pixels(op)), columns), product((*taps, channels))

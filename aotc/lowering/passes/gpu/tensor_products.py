@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from aotc.ir.dims import Dim, product, static
 from aotc.ir.tensor_ir import Op, TensorType, Value
-from aotc.lowering.analysis.constant_values import constant_of
 from aotc.lowering.analysis.gpu.conv_windows import sum_dtype_of
 from aotc.lowering.analysis.gpu.tensor_tiles import SHORT_EXTENT, is_for_tensor_cores, is_worth_turning, parts_of_sum
 from aotc.lowering.passes.rewrite import Builder
@@ -119,7 +118,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
     m, n = op.result.type.shape[-2:]
     ways = [bool(flags[name]) is not wanted for name, wanted in zip(_FLAGS, (False, True), strict=True)]
     if operands[0].type.dtype == "f32":
-        constants = [constant_of(v, b.definitions) is not None for v in operands]
+        constants = [b.is_known(v) for v in operands]
         sizes = [product(v.type.shape) for v in operands]
         known = all(isinstance(size, int) for size in sizes)
         second = all(ways) and known and static(sizes[1]) < static(sizes[0])
@@ -127,7 +126,7 @@ def _by_terms(op: Op, b: Builder) -> Op:
                 for number, (way, constant) in enumerate(zip(ways, constants, strict=True))]  # fmt: skip
     for number, (name, wanted, times) in enumerate(zip(_FLAGS, (False, True), (n, m), strict=True)):
         v = operands[number]
-        if ways[number] and (constant_of(v, b.definitions) is not None or is_worth_turning(v.type, times)):
+        if ways[number] and (b.is_known(v) or is_worth_turning(v.type, times)):
             rank = v.type.rank
             operands[number] = b.transpose(v, (*range(rank - 2), rank - 1, rank - 2))
             flags[name] = wanted
