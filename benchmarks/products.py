@@ -36,6 +36,7 @@ from aotc.vmfb.devices.tensor_map import encode_map
 
 TARGET = "cuda:sm_90a"
 KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "i8": np.int8, "f32": np.float32}
+KINDS |= {"f64": np.float64}
 
 
 def matmul(a, b):
@@ -111,6 +112,15 @@ CASES = {
     "conv 16x14x14x256 3x3 tf32": (
         convolution, "tf32", [(16, 14, 14, 256), (3, 3, 256, 256)], 2 * 16 * 14 * 14 * 256 * 9 * 256
     ),
+    "2048^3 f64": (matmul, "f64", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
+    "4096^3 f64": (matmul, "f64", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "2048^3 f64 NT": (matmul_nt, "f64", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
+    "512^3 f64": (matmul, "f64", [(512, 512), (512, 512)], 2 * 512**3),
+    "1000x1001x999 f64 odd": (matmul, "f64", [(1000, 999), (999, 1001)], 2 * 1000 * 1001 * 999),
+    "64x64x65536 f64": (matmul, "f64", [(64, 65536), (65536, 64)], 2 * 64 * 64 * 65536),
+    "conv 16x14x14x256 3x3 f64": (
+        convolution, "f64", [(16, 14, 14, 256), (3, 3, 256, 256)], 2 * 16 * 14 * 14 * 256 * 9 * 256
+    ),
     "2048^3 f32 highest": (highest, "f32", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
 }  # fmt: skip
 
@@ -136,7 +146,8 @@ def operands_of(kind, shapes):
     random = np.random.default_rng(0)
     if kind == "i8":
         return [random.integers(-128, 128, s).astype(np.int8) for s in shapes]
-    return [random.standard_normal(s, np.float32).astype(KINDS[kind]) for s in shapes]
+    drawn = np.float64 if kind == "f64" else np.float32
+    return [random.standard_normal(s, drawn).astype(KINDS[kind]) for s in shapes]
 
 
 def per_call(run, wait, seconds=0.02):
@@ -244,7 +255,7 @@ def of_torch(function, kind, arguments):
 
 def error_of(found, want):
     """Return the relative error against JAX's result."""
-    a, b = (np.asarray(x).astype("f4") for x in (found, want))
+    a, b = (np.asarray(x).astype("f8") for x in (found, want))
     return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-30))
 
 
@@ -262,7 +273,7 @@ def of_tiles(data):
     named = [Named(print_kernel(k), target) for k in made]
     compiled = map(unpacked, compile_texts(kernel_requests(named), named, Options()))
     gpu = driver.Gpu(0)
-    places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 4 + 1024)
+    places = [gpu.allocate(int(np.prod([evaluate(d, {}) for d in b.shape])) * 8 + 1024)
               for b in (*kernel.inputs, *kernel.outputs)]  # fmt: skip
     for row, k, image in zip(rows, made, compiled):
         entry = {"name": k.name, "threads": tiles_of(k).threads, "launch": launch_entry(k)}
@@ -288,15 +299,17 @@ def main() -> None:
     given = {name: operands_of(CASES[name][1], CASES[name][2]) for name in names}
 
     def build(name):
-        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given[name]]
-        return aotc.compile(jax.jit(CASES[name][0]), *shapes, target=TARGET)
+        with jax.enable_x64(CASES[name][1] == "f64"):
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given[name]]
+            return aotc.compile(jax.jit(CASES[name][0]), *shapes, target=TARGET)
 
     bundles = {name: build(name) for name in names}
     print(f"{'':28}   aotc us  TFLOP/s    jax us  torch us  percent     error", flush=True)
     for name in names:
         function, kind, _, flops = CASES[name]
         us, found = of_aotc(bundles[name], given[name])
-        jax_us, want = of_jax(function, given[name])
+        with jax.enable_x64(kind == "f64"):
+            jax_us, want = of_jax(function, given[name])
         torch_us = of_torch(function, kind, given[name])
         row = f"{name:28} {us:9.2f} {flops / us / 1e6:8.1f} {jax_us:9.2f} {torch_us:9.2f} {100 * torch_us / us:8.1f}"
         print(f"{row} {error_of(found, want):9.1e}", flush=True)

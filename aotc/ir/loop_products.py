@@ -12,7 +12,8 @@ Its body is the product as plain loops, which is what it means; a template compu
                 out[z, row, col] = convert(total[()], "bf16")
 
 The loop ``z`` may be missing. Operands are of one dtype: floats of 16 bits that are widened, f32 that
-``reduce_precision`` rounds to :data:`TF32_BITS`, or i8. What comes after the innermost loop, the epilogue, is anything.
+``reduce_precision`` rounds to :data:`TF32_BITS`, f64, or i8. What comes after the innermost loop, the epilogue, is
+anything.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from aotc.vmfb.dtypes import size_of
 
 TF32_BITS = (8, 10)
 """Of the exponent and of the significand of TF32, which tensor cores round f32 to."""
-_SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "i8": "i32"}
+_SUMS = {"bf16": "f32", "f16": "f32", "tf32": "f32", "f64": "f64", "i8": "i32"}
 MOST_COORDINATES = 3  # of a batch: an array that is copied in tiles has five dimensions at most
 
 
@@ -123,7 +124,7 @@ class LoopProduct:
     left, right : Scalar
         The elements of A and of B in the dtype that the tensor cores take, before it is rounded.
     operands : str
-        That dtype: ``bf16``, ``f16``, ``tf32`` or ``i8``.
+        That dtype: ``bf16``, ``f16``, ``tf32``, ``f64`` or ``i8``.
     total : Buffer
         What the sum is in.
     epilogue : tuple of Stmt
@@ -244,6 +245,8 @@ def stripped(operand: Scalar, lets: Sequence[Stmt]) -> tuple[Scalar, str] | None
                 return replace(x, args=(test, named(inner), other))
         return x
 
+    if operand.dtype == "f64":
+        return named(operand), "f64"
     match named(operand):
         case Apply(fn="convert", args=(inner,)) if inner.dtype in _SUMS:
             return named(inner), inner.dtype

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("numba_cuda")
 
 from gpu import gpu_kernels
-from gpu.products import GELU, MEANING, PLAIN, RELU, STORED, product_text, simulate
+from gpu.products import GELU, MEANING, PLAIN, RELU, SHIFTED, STORED, SUMS, product_text, simulate
 from gpu.test_simulated_gemm import FORMS as SIMULATED
 from gpu.test_simulated_gemm import NT, TN, TT, operands
 from vmfb.test_cuda import gpu
@@ -57,6 +57,11 @@ FORMS = {
     "warps tf32": ("mma(128, 128, 3)", "tf32", "f32", NT, PLAIN),
     "warps tf32 TN": ("mma(128, 128, 3)", "tf32", "f32", TN, PLAIN),
     "warps i8": ("mma(64, 128, 3)", "i8", "i32", {}, PLAIN),
+    "warps f64": ("mma(128, 128, 3)", "f64", "f64", {}, PLAIN),
+    "warps f64 NT": ("mma(128, 128, 3)", "f64", "f64", NT, SHIFTED),
+    "warps f64 TN": ("mma(64, 128, 3)", "f64", "f64", TN, SHIFTED),
+    "warps f64 turned": ("mma(64, 64, 3)", "f64", "f32", TURNED | TT, PLAIN),
+    "warps f64 batch": ("mma(64, 64, 2)", "f64", "f64", BATCH, PLAIN),
     "warps batch": ("mma(64, 64, 3)", "bf16", "bf16", BATCH, RELU),
 }
 FEW = ("bf16", "f16 small", "tf32 small", "tf32 by rows", "warps bf16", "warps tf32 TN")
@@ -97,7 +102,7 @@ def test_warps_multiply_on_every_gpu(target):
 
 SHAPES = [(256, 512, 256), (1000, 3000, 520), (200, 1000, 1048), (8, 136, 24), (1, 256, 64), (129, 8, 8)]
 SHAPES += [(77, 131, 93), (64, 64, 1), (300, 65, 1000)]
-BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "i32": 0}
+BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "f64": 1e-15, "i32": 0}
 """Of the relative error that rounding the result leaves; TF32 rounds the operands besides."""
 
 
@@ -123,7 +128,7 @@ class TestOnTensorCores:
     def test_instructions_mean_what_is_said_of_them(self, name):
         """The template run as Python, which tests/gpu/test_simulated_gemm.py holds to be right, has the same bits."""
         tiling, dtype, orders = SIMULATED[name]
-        text = product_text(tiling, dtype, "i32" if dtype == "i8" else "f32", (72, 136, 208), **orders)
+        text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), (72, 136, 208), **orders)
         kernel, arrays = operands(text)
         entry = {"threads": tiles_of(kernel).threads, "launch": launch_entry(kernel)}
         loaded = gpu_kernels.Loaded(compile_kernel(kernel, TARGET), "gemm", entry, arrays)

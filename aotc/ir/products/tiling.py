@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "i8": 1}
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "f64": 8, "i8": 1}
 """The bytes of an element of what tensor cores multiply."""
 
 

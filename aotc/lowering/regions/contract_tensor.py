@@ -121,8 +121,10 @@ def _element(b: RegionBuilder, op: Op, form: _ProductLoops, at: Index, term: Dim
 
 
 def as_taken(x: Scalar, dtype: str) -> Scalar:
-    """Return an operand's element as tensor cores take it: widened, or f32 rounded to TF32."""
+    """Return an operand's element as tensor cores take it: widened, f32 rounded to TF32, or f64."""
     if x.dtype != dtype:
         return Apply("convert", (x,), dtype)
+    if dtype == "f64":
+        return x
     exponent, significand = TF32_BITS
     return Apply("reduce_precision", (x, Const(exponent, "i32"), Const(significand, "i32")), dtype)

@@ -19,10 +19,10 @@ from aotc.kernels.cuda.ptx import I32 as INT
 from aotc.kernels.cuda.ptx import NOTHING, assembly, emitted
 from aotc.kernels.cuda.shell import call_function
 from aotc.kernels.cuda.templates.mma_steps import PIECES, parts, piece_of
-from aotc.kernels.cuda.templates.steps import ELEMENT, PACK, dtype_in_python
+from aotc.kernels.cuda.templates.steps import ELEMENT, PACK, REGISTERS, dtype_in_python
 from aotc.kernels.cuda.templates.tiles import WarpTiles
 from aotc.kernels.formulas.llvm_values import ScalarValue
-from aotc.kernels.llvm_types import F32, I32, I64, i32
+from aotc.kernels.llvm_types import I32, I64, i32
 
 _WORDS = PIECE // 4
 
@@ -46,7 +46,7 @@ def compute_stage(tiles: WarpTiles) -> Any:
     def generate(context, builder, signature, arguments):
         pointers, dims, thread, z, row, column, depth, m, n, k = arguments
         b, own = builder, ScalarValue(builder, thread)
-        kind = I32 if tiles.operands == "i8" else F32
+        kind = REGISTERS[tiles.sum][1]
         found: list[ir.Value] = []
         for operand, number, by_rows, _ in pieces:
             _, outer, inner = (v.raw for v in piece_of(tiles, own, number, operand))
@@ -85,6 +85,9 @@ def _packed(b: ir.IRBuilder, tiles: WarpTiles, values: list[ir.Value]) -> list[i
     """Return words of the elements of a piece."""
     if tiles.operands == "tf32":
         return [b.bitcast(v, I32) for v in values]
+    if tiles.operands == "f64":
+        pairs = [b.bitcast(v, ir.VectorType(I32, 2)) for v in values]
+        return [b.extract_element(pair, i32(n)) for pair in pairs for n in range(2)]
     if tiles.operands == "i8":
         low = [b.and_(v, i32(255)) for v in values]
         fours = [low[n : n + 4] for n in range(0, len(low), 4)]

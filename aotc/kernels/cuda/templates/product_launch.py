@@ -43,6 +43,8 @@ def tiles_of(kernel: Kernel) -> WarpgroupTiles | WarpTiles:
         given[f"{name}_by_rows"] = by_rows and not source.gathered
     if tiling.is_wgmma:
         return WarpgroupTiles(**given, **_warpgroups(tiling))
+    if product.operands == "f64" and tiling.rows == tiling.cols == 2 * WARP_ROWS:  # two warps would spill registers
+        given["warp_cols"] = WARP_ROWS
     return WarpTiles(**given, warps_down=tiling.rows // WARP_ROWS)
 
 

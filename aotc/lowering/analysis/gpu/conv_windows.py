@@ -13,6 +13,7 @@ from aotc.targets import Target
 from aotc.vmfb.dtypes import size_of
 
 _SUMS = {("bf16", "bf16"): "f32", ("f16", "f16"): "f32", ("f32", "f32"): "f32", ("i8", "i8"): "i32"}
+_SUMS |= {("f64", "f64"): "f64"}
 _CORNERS = {1: 1 << 15, 2: 1 << 7, 3: 1 << 4}  # how far a box may begin or end from the array, by spatial dims
 _OFFSETS = {1: 1 << 16, 2: 1 << 8, 3: 1 << 5}  # of a tap: CUDA driver API, cuTensorMapEncodeIm2col
 
@@ -44,7 +45,7 @@ def sum_dtype_of(op: Op) -> str | None:
     if dtype == "i32":
         return dtype if result == "i32" else None
     rounds = lhs != "f32" or op.attrs.get("precision", "DEFAULT") == "DEFAULT"
-    return dtype if result in ("f32", "bf16", "f16") and rounds else None
+    return dtype if result in (dtype, "f32", "bf16", "f16") and rounds else None
 
 
 def kernel_sizes(op: Op) -> tuple[tuple[Dim, ...], Dim, Dim]:
@@ -81,11 +82,11 @@ def is_depthwise(op: Op) -> bool:
 
 
 def window_of(op: Op, target: Target) -> Window | None:
-    """Return the window of a ``conv`` that ``target`` copies by windows; None for others.
+    """Return the window of a ``conv`` that ``target`` copies by windows; None for others, as those that warps multiply.
 
     Its kernel has to lie as products take it: i8 by terms.
     """
-    if target.cpu != "sm_90a" or not conv_on_tensor_cores(op):
+    if target.cpu != "sm_90a" or not conv_on_tensor_cores(op) or op.operands[0].type.dtype == "f64":
         return None
     taps, channels, columns = kernel_sizes(op)
     _, *pixels = conv_pixels(op)

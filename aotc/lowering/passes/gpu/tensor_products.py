@@ -10,11 +10,11 @@ After::
 
     %5 = matmul %x, %w {rhs_transposed = True} : f32[128, 3072]
 
-Tensor cores multiply floats of 16 bits exactly and add in f32. Hopper's take i8 in one order, and one of two operands
-of TF32, so a constant is turned at compile time, and what is read often before it is. A product of few elements and
-long sums is cut into several, whose sums are added up afterwards in order. Rows that begin anywhere are copied to where
-16 bytes do, if the product is large. A product with a vector is a sum of products, which takes as long as reading the
-matrix once.
+Tensor cores multiply floats of 16 bits exactly and add in f32; of f64 they round once, as `fma` does. Hopper's take i8
+in one order, and one of two operands of TF32, so a constant is turned at compile time, and what is read often before it
+is. A product of few elements and long sums is cut into several, whose sums are added up afterwards in order. Rows that
+begin anywhere are copied to where 16 bytes do, if the product is large. A product with a vector is a sum of products,
+which takes as long as reading the matrix once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aotc.vmfb.dtypes import size_of
 _FLAGS = ("lhs_transposed", "rhs_transposed")
 _SHORT = frozenset({"bf16", "f16"})
 _SUMS = {"bf16": "f32", "f16": "f32", "f32": "f32", "f64": "f64"}  # of a product with a vector, by its result
-TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32"}  # what sums that are cut are of
+TAKEN = {"bf16": "bf16", "f16": "f16", "f32": "tf32", "f64": "f64"}  # what sums that are cut are of
 
 
 def prepare_matmul(op: Op, b: Builder, target: Target) -> tuple[Value, ...]:
@@ -159,8 +159,9 @@ def _in_parts(op: Op, k: Dim, parts: int, b: Builder) -> Value:
     lhs = _pieces(op.operands[0], 0 if op.attrs[_FLAGS[0]] else 1, parts, b)
     rhs = _pieces(op.operands[1], 1 if op.attrs[_FLAGS[1]] else 0, parts, b)
     shape = op.result.type.shape
-    each = b.make("matmul", (lhs, rhs), op.attrs, TensorType("f32", (parts, *shape)))
-    total = b.reduce(each, b.constant(0, TensorType("f32")), (0,), b.combiner("add", "f32"))
+    dtype = "f64" if op.operands[0].type.dtype == "f64" else "f32"
+    each = b.make("matmul", (lhs, rhs), op.attrs, TensorType(dtype, (parts, *shape)))
+    total = b.reduce(each, b.constant(0, TensorType(dtype)), (0,), b.combiner("add", dtype))
     return b.convert(total, op.result.type.dtype)
 
 
