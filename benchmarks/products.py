@@ -36,7 +36,7 @@ from aotc.vmfb.devices.tensor_map import encode_map
 
 TARGET = "cuda:sm_90a"
 KINDS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "i8": np.int8, "f32": np.float32}
-KINDS |= {"f64": np.float64}
+KINDS |= {"f64": np.float64, "f8": ml_dtypes.float8_e4m3fn}
 
 
 def matmul(a, b):
@@ -57,6 +57,10 @@ def residual(a, b, bias, x):
 
 def integers(a, b):
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
+
+
+def short(a, b):
+    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.bfloat16)
 
 
 def scores(a, b):
@@ -112,6 +116,8 @@ CASES = {
     "conv 16x14x14x256 3x3 tf32": (
         convolution, "tf32", [(16, 14, 14, 256), (3, 3, 256, 256)], 2 * 16 * 14 * 14 * 256 * 9 * 256
     ),
+    "4096^3 f8 NT": (short, "f8", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
+    "1024x3072x768 f8 NT": (short, "f8", [(1024, 768), (3072, 768)], 2 * 1024 * 3072 * 768),
     "2048^3 f64": (matmul, "f64", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
     "4096^3 f64": (matmul, "f64", [(4096, 4096), (4096, 4096)], 2 * 4096**3),
     "2048^3 f64 NT": (matmul_nt, "f64", [(2048, 2048), (2048, 2048)], 2 * 2048**3),
@@ -208,9 +214,10 @@ def to_torch(a):
     import torch
 
     a = np.ascontiguousarray(a)
-    short = a.dtype == ml_dtypes.bfloat16
-    there = torch.from_numpy(a.view(np.int16) if short else a).cuda()
-    return there.view(torch.bfloat16) if short else there
+    named = {ml_dtypes.bfloat16: (np.int16, torch.bfloat16), ml_dtypes.float8_e4m3fn: (np.int8, torch.float8_e4m3fn)}
+    bits, kind = named.get(a.dtype.type, (a.dtype, None))
+    there = torch.from_numpy(a.view(bits)).cuda()
+    return there if kind is None else there.view(kind)
 
 
 def of_graph(run):
@@ -233,7 +240,7 @@ def of_torch(function, kind, arguments):
     torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
     a, b, *rest = map(to_torch, arguments)
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    nchw = a, b
+    nchw, one = (a, b), torch.ones((), device="cuda")
     if function in (convolution, by_twos):
         nchw = (
             a.permute(0, 3, 1, 2),
@@ -243,6 +250,7 @@ def of_torch(function, kind, arguments):
         matmul: lambda: a @ b,
         highest: lambda: a @ b,
         matmul_nt: lambda: a @ b.T,
+        short: lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=True),
         integers: lambda: torch._int_mm(a, b.T),
         dense: lambda: torch._addmm_activation(rest[0], a, b, use_gelu=True),
         residual: lambda: torch.addmm(rest[1], a, b),

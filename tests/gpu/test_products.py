@@ -15,7 +15,7 @@ from aotc.vmfb.bundle import open_bundle
 
 pytest.importorskip("numba_cuda")
 
-BF16 = ml_dtypes.bfloat16
+BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
 def short(*shape, seed=0, dtype=BF16):
@@ -54,6 +54,15 @@ def nt(x, w):
     return x @ w.T
 
 
+def wide_result(x, w):
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def scaled(x, w):
+    """What a quantised layer says: operands are widened, products scaled."""
+    return (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)) * jnp.bfloat16(0.5)
+
+
 def decode(p, v):
     """One query's sum of the values that each head weighs."""
     return jnp.einsum("bhs,bshd->bhd", p, v)
@@ -89,6 +98,10 @@ CASES = {
     "odd f64": (exact, (wide(37, 71), wide(71, 45, seed=1)), 1, 1e-14),
     "gradient of f64": (lambda x, y: x.T @ y, (wide(72, 64), wide(72, 48, seed=1)), 1, 1e-14),
     "convolution of f64": (convolution, (wide(2, 9, 9, 8), wide(3, 3, 8, 32, seed=1)), 1, 1e-14),
+    "f8": (wide_result, (short(40, 64, dtype=E4M3), short(48, 64, seed=1, dtype=E4M3)), 1, 1e-3),
+    "f8 of two dtypes": (wide_result, (short(40, 64, dtype=E5M2), short(48, 64, seed=1, dtype=E4M3)), 1, 1e-3),
+    "odd f8": (wide_result, (short(37, 71, dtype=E4M3), short(45, 71, seed=1, dtype=E5M2)), 1, 1e-3),
+    "scaled f8": (scaled, (short(40, 64, dtype=E4M3), short(64, 48, seed=1, dtype=E4M3)), 1, 8e-3),
     "turned": (lambda x, w: (x.T @ w.T).T, (short(64, 40), short(48, 64, seed=1)), 1, 8e-3),
     "widened": (widened, (short(40, 64), short(64, 48, seed=1)), 1, 1e-5),
     "dense": (dense, (short(48, 64), short(64, 64, seed=1, dtype=BF16), short(64, seed=2)), 1, 2e-2),

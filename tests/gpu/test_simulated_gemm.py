@@ -10,6 +10,7 @@ from gpu.products import STORED, SUMS, product_text, simulate
 from aotc.ir.loop_parser import parse_kernel
 from aotc.ir.loop_printer import print_kernel
 from aotc.ir.loop_run import run_kernel
+from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda import block
 from aotc.kernels.cuda.block import PhaseBarrier, swizzled
 from aotc.kernels.cuda.templates.product_launch import tiles_of
@@ -41,6 +42,11 @@ FORMS = {
     "warps tf32 by rows": ("mma(64, 64, 3)", "tf32", TN),
     "warps tf32, computed": ("mma(64, 128, 3)", "tf32", {}),
     "warps i8, computed": ("mma(64, 64, 3)", "i8", {}),
+    "f8": ("wgmma(64, 64, 2)", "e4m3.e4m3", NT),
+    "f8 of two dtypes, turned": ("wgmma_turned(32, 64, 2)", "e5m2.e4m3", NT),
+    "f8 in turn": ("wgmma_in_turn(64, 64, 2)", "e4m3.e5m2", NT),
+    "warps f8": ("mma(64, 64, 3)", "e4m3.e5m2", NT),
+    "warps f8, computed": ("mma(64, 64, 3)", "e5m2.e4m3", {}),
     "warps f64": ("mma(64, 64, 3)", "f64", NT),
     "warps f64 by rows": ("mma(64, 128, 3)", "f64", TN),
     "warps f64 in a batch": ("mma(64, 64, 2)", "f64", BATCH),
@@ -76,7 +82,7 @@ def test_products(name, sizes):
     tiling, dtype, orders = FORMS[name]
     if tiling.startswith("wgmma") and sizes == (70, 33, 21):
         pytest.skip("rows begin at no whole pieces of 16 bytes")
-    if tiling.startswith("wgmma") and (dtype == "i8" or "b" not in orders) and sizes == (72, 68, 40):
+    if tiling.startswith("wgmma") and (dtype in ("i8", *FP8_PAIRS) or "b" not in orders) and sizes == (72, 68, 40):
         pytest.skip("as above")
     if sizes == (3, 136, 304) and orders.get("a") == "k, row" and tiling.startswith("wgmma"):
         pytest.skip("as above")

@@ -8,6 +8,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.products.tiling import FP8_PAIRS
 from aotc.kernels.cuda.ampere import PIECE, copy_piece
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
@@ -212,8 +213,9 @@ class WarpProducts:
     def add_products(self, left: list[ir.Value], right: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """Return the sums with the products of 16 rows and 8 columns added."""
         b, kind = self.b, self.tiles.operands
-        shape = {"tf32": "m16n8k8", "i8": "m16n8k32"}.get(kind, "m16n8k16")
-        kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{kind}.{kind}.f32"
+        shape = {1: "m16n8k32", 2: "m16n8k16", 4: "m16n8k8"}[self.tiles.size]
+        both = kind if kind in FP8_PAIRS else f"{kind}.{kind}"
+        kinds = "s32.s8.s8.s32" if kind == "i8" else f"f32.{both}.f32"
         text = (
             f"mma.sync.aligned.{shape}.row.col.{kinds} "
             "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"

@@ -16,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
+from aotc.ir.products.tiling import stored_dtypes
 from aotc.kernels.cuda.block import here
 from aotc.kernels.cuda.ptx import F32 as FLOAT
 from aotc.kernels.cuda.ptx import F64 as DOUBLE
@@ -143,26 +144,29 @@ def whole_products(tiles: ProductTiles, a: int, b: int, rows: int, cols: int) ->
     """Return the sums of a stage in shared memory for all of so many rows of A and columns of B."""
     kind = to_numpy(tiles.sum)
     left = operand_elements(tiles, a, tiles.a_by_rows, np.arange(rows))
-    right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols))
+    right = operand_elements(tiles, b, tiles.b_by_rows, np.arange(cols), 1)
     return left.astype(kind) @ right.astype(kind).T
 
 
 def products(tiles: ProductTiles, a: int, b: int, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     """Return the sums of a stage in shared memory for some rows of A, each with a column of B."""
     kind = to_numpy(tiles.sum)
-    left, right = operand_elements(tiles, a, tiles.a_by_rows, rows), operand_elements(tiles, b, tiles.b_by_rows, cols)
+    left = operand_elements(tiles, a, tiles.a_by_rows, rows)
+    right = operand_elements(tiles, b, tiles.b_by_rows, cols, 1)
     return np.einsum("ek,ek->e", left.astype(kind), right.astype(kind))
 
 
-def dtype_in_python(operands: str) -> np.dtype:
-    """Return the dtype that operands have where kernels are Python, which does not round to TF32."""
-    return to_numpy("f32" if operands == "tf32" else operands)
+def dtype_in_python(operands: str, number: int = 0) -> np.dtype:
+    """Return the dtype that A, or B, has where kernels are Python, which does not round to TF32."""
+    return to_numpy(stored_dtypes(operands)[number])
 
 
-def operand_elements(tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray) -> np.ndarray:
+def operand_elements(
+    tiles: ProductTiles, begin: int, by_rows: bool, which: np.ndarray, number: int = 0
+) -> np.ndarray:  # fmt: skip
     """Return some rows of A, or columns of B, of the stage in shared memory where it begins."""
     places = _element_places(tiles, by_rows, which.tobytes(), which.dtype)
-    memory = here().block.memory.view(dtype_in_python(tiles.operands))
+    memory = here().block.memory.view(dtype_in_python(tiles.operands, number))
     return memory[int(begin) // tiles.size + places]
 
 

@@ -70,7 +70,7 @@ class ProductTiles:
     Attributes
     ----------
     operands : str
-        ``bf16``, ``f16``, ``i8``, ``f64`` or ``tf32``: f32 whose significands are rounded to 11 bits.
+        ``bf16``, ``f16``, ``i8``, ``f64``, a pair as ``e4m3.e5m2``, or ``tf32``: f32 rounded to 11 bits.
     stages : int
         Of the ring.
     a_by_rows, b_by_rows : bool

@@ -17,7 +17,7 @@ from aotc.ir.loop_access import operands, scalars_in
 from aotc.ir.loop_ir import Apply, Load, Store
 from aotc.ir.loop_products import LoopProduct, View, is_multiple
 from aotc.ir.opset import SCALARS
-from aotc.ir.products.tiling import ELEMENT_BYTES, Tiling, Window
+from aotc.ir.products.tiling import ELEMENT_BYTES, FP8_PAIRS, Tiling, Window
 from aotc.ir.products.windows import window_operands
 from aotc.ir.tensor_ir import TensorType
 from aotc.lowering.analysis.costs.row import Estimate, Limit
@@ -83,6 +83,7 @@ by what is chosen, not measured; those that are turned, with weights of f32 as t
 """
 _WARPS = frozenset({"mma"})
 _SHARES = {"bf16": 1.0, "f16": 1.0, "tf32": 0.5, "f64": 0.17, "i8": 1.9}  # of the rate of bf16
+_SHARES |= dict.fromkeys(FP8_PAIRS, 1.9)
 
 # fmt: off
 TENSOR_FLOPS = Limit(
@@ -208,7 +209,7 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
     """Return the templates that can multiply these operands: Hopper's, or that of single warps.
 
     Hopper's have those that lie in lines, which are copied in tiles, but for f64. Of f32 one may lie by rows, which is
-    that of the instructions' own rows; of i8 none. What is turned has rows of A by terms.
+    that of the instructions' own rows; of 8 bits none. What is turned has rows of A by terms.
     """
     if window is not None:
         read = window_operands(product, window)
@@ -220,7 +221,9 @@ def templates_of(product: LoopProduct, target: Target, window: Window | None) ->
             return _WARPS
         ways = (views[0].by_rows, views[1].by_rows)
     match product.operands, ways:
-        case ("tf32", (True, True)) | ("i8", (True, _) | (_, True)):
+        case ("tf32", (True, True)):
+            return _WARPS
+        case (kind, (True, _) | (_, True)) if ELEMENT_BYTES[kind] == 1:
             return _WARPS
         case ("tf32", (True, _)):
             return frozenset({"wgmma"})
