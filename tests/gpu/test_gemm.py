@@ -110,7 +110,7 @@ def test_warps_multiply_on_every_gpu(target):
 SHAPES = [(256, 512, 256), (1000, 3000, 520), (200, 1000, 1048), (8, 136, 24), (1, 256, 64), (129, 8, 8)]
 SHAPES += [(77, 131, 93), (64, 64, 1), (300, 65, 1000)]
 BOUND = {"bf16": 4e-3, "f16": 5e-4, "f32": 5e-6, "f64": 1e-15, "i32": 0}
-"""Of the relative error that rounding the result leaves; TF32 rounds the operands besides, and of 8 bits sums have fewer."""
+"""Of the relative error that rounding the result leaves; TF32 rounds the operands besides, and sums of 8 bits."""
 
 
 def is_taken(name, sizes):
