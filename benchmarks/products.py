@@ -1,7 +1,8 @@
 """Products of matrices on a GPU beside jax.jit and cuBLASLt: benchmarks/products.py [--only PATTERN] [--tiles PATTERN].
 
 All three in one run on the same sizes: the time of a call on arrays that lie on the GPU, back to back, in us, with
-TFLOP/s; percent is of cuBLASLt, through torch. ``--tiles`` times every tiling of the table, for the cost model.
+TFLOP/s; percent is of cuBLASLt, through torch. ``--tiles`` times every tiling of the table, for the cost model;
+``--untried`` lets tensor cores multiply what they have never done.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from aotc.ir.loop_products import read_product
 from aotc.kernels.cuda.image import unpacked
 from aotc.kernels.cuda.templates.product_launch import launch_entry, tiles_of
 from aotc.kernels.workers.objects import Named, compile_texts, kernel_requests
+from aotc.lowering.analysis.gpu import conv_windows
 from aotc.lowering.analysis.gpu.tensor_tiles import TILE_RATES, nanoseconds, templates_of
 from aotc.options import Options
 from aotc.targets import TARGETS
@@ -302,7 +304,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--tiles", default="")
+    parser.add_argument("--untried", action="store_true", help="on tensor cores too what has never run there")
     options = parser.parse_args()
+    if options.untried:
+        conv_windows.UNTRIED = frozenset()
     names = [name for name in CASES if re.search(options.only, name)]
     given = {name: operands_of(CASES[name][1], CASES[name][2]) for name in names}
 
